@@ -10,6 +10,7 @@ import pytest
 from flashsim import gpu
 from flashsim.gpu import hopper_fp8, launching
 from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Options
 from flashsim.reference import attention_with_statistics
 from tests.hopper import ON_HOPPER
@@ -18,6 +19,7 @@ from tests.test_gpu import Array, Given, Poisoned, given, moved, tally
 pytestmark = ON_HOPPER
 
 KERNEL = gpu.kernel("hopper_fp8")
+OFFSET, WARPS = 4, 8  # the kernel's; of a row block
 HALF, LEAST = 2.0**-4, 2.0**-10  # rounding to e4m3: of a normal number, relative; of a subnormal one, absolute
 PRODUCTS = (
     2.0**-7
@@ -59,7 +61,7 @@ def assert_near(problem: Given, o: Array, lse: Array, scale: float, causal: bool
     O, l, m = attention_with_statistics(q, k, v, mask=mask, scale=scale)
     sizes, _, _ = attention_with_statistics(q, k, np.abs(v), mask=mask, scale=scale)  # P |V|
     allowed = np.ones(problem.causal.shape, bool) if mask is None else mask
-    least = LEAST / 2**4 / np.where(l == 0, 1, l)[..., None] * (allowed @ np.abs(v))
+    least = LEAST / 2**OFFSET / np.where(l == 0, 1, l)[..., None] * (allowed @ np.abs(v))
     bound = (HALF + PRODUCTS) * sizes + least + 2.0**-11 * np.abs(O) + 2.0**-24
     worst = np.max(np.abs(o - O) - bound)
     assert worst <= 0, f"O is off by {np.abs(o - O).max():.3g}, {worst:.3g} more than its bound"
@@ -100,6 +102,63 @@ def test_weights_do_not_saturate_where_the_maximum_lags_behind(growth: float, ho
     problem.v[:, :, keys] = 1
     o, _ = run(problem, growth * np.log(2), False)
     assert np.abs(o / (2**growth / (3 + 2**growth)) - 1).max() < HALF
+
+
+def again(problem: Given, scale: float, causal: bool = False) -> int:
+    """Of how many tiles a warp computed its scores again."""
+    counters = Counters()
+    o = Poisoned(problem.q.shape, "float16")
+    KERNEL.forward(*on_gpu(problem), o.array, None, Options(scale, causal, counters=counters))
+    assert np.isfinite(o.get()).all()
+    return counters.happened()["S again"]
+
+
+def steps(heads: int, tiles: int, heights: list[int]) -> Given:
+    """Scores of the tiles' keys, in the order in which they come, from the last on."""
+    problem = rounded((1, heads, heads, 128 * tiles, 128 * tiles, 128))
+    problem.q[...], problem.k[...] = 0, 0
+    problem.q[..., 0] = 1
+    problem.k[..., 0] = np.repeat(heights[::-1], 128)
+    return problem
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("growth", [0.5, 0.9, 3.9, 4.1, 4.9, 7.9, 20, 200])
+def test_scores_are_computed_again_once_where_the_maximum_grows_once(growth: float, causal: bool) -> None:
+    """Were m not to become the maximum, though it lags by little, sums would be too large in all the tiles that follow."""
+    tiles = 8
+    found = again(steps(1, tiles, [0, 0] + [1] * (tiles - 2)), growth * np.log(2), causal)
+    grown = 1 if causal else tiles  # row blocks. Causally maxima of two tiles are taken anyway
+    fits = 16 * 2 ** (OFFSET + growth) <= hopper_fp8.LARGEST
+    assert found == (0 if fits else WARPS * grown)
+
+
+def test_scores_are_computed_again_in_one_row_block_of_hard_data() -> None:
+    """A block of threads takes maxima in its next row blocks, and goes on to, for they grow there, too."""
+    processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
+    assert again(steps(2 * processors, 2, [0, 1]), 6 * np.log(2)) == WARPS * processors
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_of_normal_numbers_few_scores_are_computed_again(causal: bool) -> None:
+    heads, N = 2, 2048
+    tiles = heads * (N // 128) ** 2 // (2 if causal else 1)
+    assert again(rounded((1, heads, heads, N, N, 128)), 128**-0.5, causal) <= WARPS * tiles / 200
+
+
+@pytest.mark.parametrize("growth", [3.9, 4.1, 4.9, 20])
+@pytest.mark.parametrize("heights", [[0, 1, 1, 2], [1, 0, 2, 3]], ids=str)
+def test_results_where_maxima_grow(heights: list[int], growth: float) -> None:
+    problem = steps(2, len(heights), heights)
+    for causal in (False, True):
+        assert_near(problem, *run(problem, growth * np.log(2), causal), growth * np.log(2), causal)
+
+
+def test_results_of_row_blocks_that_take_maxima() -> None:
+    """As all but a block of threads' first do, where maxima grow."""
+    processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
+    problem = steps(2 * processors, 2, [0, 1])
+    assert_near(problem, *run(problem, 6 * np.log(2), False), 6 * np.log(2), False)
 
 
 def test_repeats_strides_and_the_plan() -> None:

@@ -18,25 +18,34 @@ class Moved:
 
 
 class Counters:
-    """Totals of arrays, by name, in the GPU's memory. Kernels get `pointer(names)`, an array {reads, writes} per name.
+    """Totals, by name, in the GPU's memory: {reads, writes} of each array, and behind them how often each event happened.
 
     Of names that several launches share the totals add up.
     """
 
     def __init__(self) -> None:
-        self._launches: list[tuple[tuple[str, ...], Any]] = []
+        self._launches: list[tuple[tuple[str, ...], tuple[str, ...], Any]] = []
 
-    def for_launch(self, names: Sequence[str]) -> Any:
-        """Return zeros, (len(names), 2) of 64 bits, for one launch to add to."""
-        totals = import_cupy().zeros((len(names), 2), "uint64")
-        self._launches.append((tuple(names), totals))
+    def for_launch(self, names: Sequence[str], events: Sequence[str] = ()) -> Any:
+        """Return zeros, 64 bits each, for one launch to add to: two of each name, one of each event."""
+        totals = import_cupy().zeros(2 * len(names) + len(events), "uint64")
+        self._launches.append((tuple(names), tuple(events), totals))
         return totals
 
     def moved(self) -> dict[str, Moved]:
         """Wait for the launches; return what each array's accesses add up to."""
         sums: dict[str, Moved] = {}
-        for names, totals in self._launches:
-            for name, (reads, writes) in zip(names, totals.get().tolist(), strict=True):
+        for names, _, totals in self._launches:
+            pairs = totals[: 2 * len(names)].reshape(-1, 2).get().tolist()
+            for name, (reads, writes) in zip(names, pairs, strict=True):
                 before = sums.get(name, Moved(0, 0))
                 sums[name] = Moved(before.reads + reads, before.writes + writes)
+        return sums
+
+    def happened(self) -> dict[str, int]:
+        """Wait for the launches; return how often each event happened."""
+        sums: dict[str, int] = {}
+        for names, events, totals in self._launches:
+            for event, times in zip(events, totals[2 * len(names) :].get().tolist(), strict=True):
+                sums[event] = sums.get(event, 0) + times
         return sums

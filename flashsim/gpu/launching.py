@@ -279,9 +279,9 @@ def warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
-def totals(options: Options, names: Sequence[str]) -> int:
-    """Return where a launch is to add what it moves of the arrays `names`, or 0."""
-    return 0 if options.counters is None else int(options.counters.for_launch(names).data.ptr)
+def totals(options: Options, names: Sequence[str], events: Sequence[str] = ()) -> int:
+    """Return where a launch is to add what it moves of the arrays `names`, and how often events happen, or 0."""
+    return 0 if options.counters is None else int(options.counters.for_launch(names, events).data.ptr)
 
 
 def state(heads: int, seed: int | None) -> Any:

@@ -15,12 +15,15 @@
 //   rounding.
 // - A tile's products take half the cycles that they take in 16 bits, as many as its exponentials: all must run at once. So the
 //   scores of the next tile are computed during this one's exponentials. There is room for S twice since P̃ takes half of it.
-// - Maxima are not taken. P̃ is computed with the m of before; that it fits, its sums say, which ℓ needs anyway: no weight is above
-//   448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by mma.sync, and m becomes the maximum. So
-//   it does in the first tile, causally in two: of the first a row may see one key. It is the maximum itself, though m may lag:
-//   with a threshold, rows that stay just below it have sums too large in tile after tile, each of which costs its warpgroup about
-//   9000 cycles more. That was so causally; of the rate with it, full / causal: 1.00 / 1.19 at N = 1024, 1.02 / 1.11 at 4096,
-//   1.01 / 1.03 at 16384. Maxima in all tiles, causally: 1.13, 0.99 and 0.92.
+// - Maxima are not taken where that can be helped. P̃ is computed with the m of before; that it fits, its sums say, which ℓ
+//   needs anyway: no weight is above 448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by
+//   mma.sync, and m becomes the maximum itself: were it to lag behind, though by little, sums would be too large in tile after
+//   tile, each of which costs its warpgroup about 9000 cycles more. Of the first tile maxima are taken, causally of two: of the
+//   first a row may see one key.
+// - How often sums are too large is a property of data. Where they were in more than a few tiles of a row block, its warpgroup
+//   takes maxima of all tiles of the next, and m follows where it lags by more than a factor of 2^LIMIT. Of the rate without
+//   this, N = 4096, full / causal: 2.5 / 2.1 where scores have a standard deviation of 9, 1.5 full where it is 2.25, and 0.98 /
+//   0.95 where it is 1 (N = 1024: 0.97 / 0.97, 16384: 0.99 / 0.96).
 // - A row block's first scores are computed with the last product of the one before, and wait while that one's O_i is written.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
@@ -59,7 +62,11 @@
 // Two V_j on their way to be transposed, with room for 3 V_jᵀ: 0.91 without a mask. A first section as small as V is transposed
 // at once: 0.96 to 1.00. Tiles from the first to the last, so that causally, too, only the first needs maxima: 0.96 to 0.99
 // without a mask, 0.97 to 1.02 causally. Q, V and O marked for the L2 to forget first: 0.96 to 1.01. Half of the diagonal's
-// exponentials left out for the upper warpgroup: 0.97 to 1.01.
+// exponentials left out for the upper warpgroup: 0.97 to 1.01. Maxima of all tiles, causally: 0.93 to 1.01 at N = 1024, 0.87 to 0.99
+// from 4096 on. P̃ by shared memory: 0.87 to 0.94 from N = 4096 on. P̃ rounded when its sums are known, not before, so that a
+// lagging m may be corrected in it: 0.84 to 0.96 there. O_i written during the next row block's first exponentials: 0.98 to 1.01.
+// One warpgroup 400 or 800 cycles behind the other from the start: 0.98 to 1.03. Row blocks of one head after the other, causally:
+// 0.91 to 0.93. OFFSET of 2, so that fewer tiles are computed again: O is off by 1.3%, not 0.8%, where one key of 4096 outweighs all.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
@@ -78,9 +85,10 @@
 #include "hopper_softmax.cuh"
 
 constexpr int d = 128, B_r = 128, B_c = 128, CONSUMERS = B_r / 64;
-constexpr int OFFSET = 4;
+constexpr int OFFSET = 4, LIMIT = 4;  // log₂ of P̃ where S is m; of how far it may exceed that where maxima are taken
+constexpr int FEW = 64;               // of so many tiles, one may be computed again
 constexpr float LARGEST = 448.0f;
-static_assert(1 << OFFSET <= LARGEST, "P̃ must not saturate");
+static_assert(1 << (OFFSET + LIMIT) <= LARGEST, "P̃ must not saturate");
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
@@ -237,7 +245,8 @@ template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T*
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i, the next Q_i | K_j … | V_jᵀ … | O_i | V_j as given | turned | barriers | which row blocks the Q_i are of, which tile is given
+// Q_i, the next Q_i | K_j … | V_jᵀ … | O_i | V_j as given | turned | barriers | which row blocks the Q_i are of, which tile is
+// given, which warpgroup's last row block was hard
 struct Memory {
     static constexpr int Q_STAGES = 2, STAGES = 4, Q_BYTES = B_r * d, KV_BYTES = B_c * d;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
@@ -248,6 +257,7 @@ struct Memory {
     Ring<1, KV_BYTES> given;
     RowBlock* row_blocks;
     Word* tile;
+    Word hard_at;
 
     __device__ explicit Memory(char* shared) {
         const Word base = __cvta_generic_to_shared(shared);
@@ -255,11 +265,14 @@ struct Memory {
         K_j = {base + K_AT, base + END + Q_STAGES * 16};
         V_j = {base + V_AT, base + END + (Q_STAGES + STAGES) * 16};
         given = {base + GIVEN_AT, base + END + (Q_STAGES + 2 * STAGES) * 16};
+        hard_at = base + NUMBERS_AT + (Q_STAGES + 1) * 12 + 4;
         row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
         tile = reinterpret_cast<Word*>(row_blocks + Q_STAGES + 1);
     }
     __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }
+    __device__ Word hard(int w) const { return hard_at + 4 * w; }
     __device__ void init() const {
+        if (threadIdx.x < CONSUMERS) store_word(hard(threadIdx.x), 0);
         if (threadIdx.x == 0) {
             Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);  // a warp each
             given.init(1);
@@ -397,20 +410,27 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
 
 constexpr int TOGETHER = 1;  // named barriers: TOGETHER + w, all of warpgroup w
 
+// When m becomes a tile's maximum: always; where P̃ would be above 2^(OFFSET + LIMIT); where sums of P̃ are too large.
+enum Maxima { ALWAYS, LAZILY, WHERE_NEEDED };
+
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
 template <bool causal> struct Consumer {
     const Memory& sram;
     const Problem& p;
     const int w;
+    Tally again;         // tiles of which a warp computed its scores again
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
     int whole;           // tiles without a mask
+    int lagged;          // of the tiles of a row block, how many of which m was far too small
+    bool hard = false;   // whether m is taken LAZILY, not WHERE_NEEDED: in the row block before it lagged often
 
     Rows rows;
     Scores S_even, S_odd;
     float O_i[d / 8][4];
     Word P_ij[B_c / 32][4];
 
-    __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w) : sram(sram), p(p), w(w) {}
+    __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w, Total* totals)
+        : sram(sram), p(p), w(w), again(totals + 12) {}
 
     __device__ __forceinline__ Word Q_w(Word q) const { return sram.Q_i.tile(q) + w * 64 * d; }
 
@@ -429,17 +449,16 @@ template <bool causal> struct Consumer {
                 if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
     }
 
-    // P̃_ij of S_ij, which has been computed, while O_i of tile j + 1 is summed and the next S_ij computed. With m: maxima are
-    // taken first, as they are otherwise only where it turns out that they should have been.
-    template <bool first, bool last, bool with_m> __device__ __forceinline__ void step(Scores& S_ij, Scores& S_next, int j) {
+    // P̃_ij of S_ij, which has been computed, while O_i of tile j + 1 is summed and the next S_ij computed.
+    template <bool first, bool last, Maxima maxima> __device__ __forceinline__ void step(Scores& S_ij, Scores& S_next, int j) {
         if (!first) start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
         if (!last) start_scores_8(S_next, Q_w(q), sram.K_j.tile(kv + 1));
         if (!last) sram.V_j.wait_there(kv);
         bool grown = false, fits = true;
         float alpha[2], sums[2];
-        if (with_m) {
-            if (j >= whole) mask(S_ij, j);
-            grown = softmax<B_c, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
+        if (maxima != WHERE_NEEDED) {
+            if (maxima == ALWAYS && j >= whole) mask(S_ij, j);
+            grown = softmax<B_c, maxima == LAZILY, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
         } else {
             fits = weights(S_ij, rows, sums, p.c) && j < whole;
         }
@@ -455,10 +474,13 @@ template <bool causal> struct Consumer {
             if (j >= whole) mask(S_ij, j);
             grown = softmax<B_c, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
             round_to_operands_8(P_next, S_ij);
-        } else if (!with_m) {
+            again.add(threadIdx.x % 32 == 0, 1);
+        } else if (maxima == WHERE_NEEDED) {
             rows.l[0] += sums[0], rows.l[1] += sums[1];
         }
         if (!first && grown) rescale<d>(O_i, alpha);
+        if (maxima == LAZILY) lagged += grown || rows.exact();
+        if (maxima == WHERE_NEEDED) lagged += !fits;
         sram.K_j.free(kv).arrive_once_a_warp();
         if (last) sram.Q_i.free(q).arrive_once_a_warp();
 #pragma unroll
@@ -468,38 +490,38 @@ template <bool causal> struct Consumer {
         ++kv;
     }
 
-    // Tiles j to 0, neither of the first two. S_ij and the next change places each time.
-    __device__ __forceinline__ void go_on(Scores& S_ij, Scores& S_next, int j) {
+    // Tiles j to 0, not the first. S_ij and the next change places each time.
+    template <Maxima maxima> __device__ __forceinline__ void go_on(Scores& S_ij, Scores& S_next, int j) {
 #pragma unroll 1
         for (;; --j) {
             if (j == 0) {
-                step<false, true, false>(S_ij, S_next, 0);
+                step<false, true, maxima>(S_ij, S_next, 0);
                 break;
             }
-            step<false, false, false>(S_ij, S_next, j--);
+            step<false, false, maxima>(S_ij, S_next, j--);
             if (j == 0) {
-                step<false, true, false>(S_next, S_ij, 0);
+                step<false, true, maxima>(S_next, S_ij, 0);
                 break;
             }
-            step<false, false, false>(S_next, S_ij, j);
+            step<false, false, maxima>(S_next, S_ij, j);
         }
     }
 
     // P̃_ij and O_i of tiles j to 0, but for P̃_i0 V_0. S_even is the first tile's.
     __device__ __forceinline__ void sum(int j) {
         if (j == 0) {
-            step<true, true, true>(S_even, S_odd, 0);
+            step<true, true, ALWAYS>(S_even, S_odd, 0);
             return;
         }
         sram.K_j.wait_there(kv + 1);
-        step<true, false, true>(S_even, S_odd, j--);
+        step<true, false, ALWAYS>(S_even, S_odd, j--);
         if (!causal) {
-            go_on(S_odd, S_even, j);
+            hard ? go_on<LAZILY>(S_odd, S_even, j) : go_on<WHERE_NEEDED>(S_odd, S_even, j);
         } else if (j == 0) {  // of the first tile a row may have seen a key or two
-            step<false, true, true>(S_odd, S_even, 0);
+            step<false, true, ALWAYS>(S_odd, S_even, 0);
         } else {
-            step<false, false, true>(S_odd, S_even, j--);
-            go_on(S_even, S_odd, j);
+            step<false, false, ALWAYS>(S_odd, S_even, j--);
+            hard ? go_on<LAZILY>(S_even, S_odd, j) : go_on<WHERE_NEEDED>(S_even, S_odd, j);
         }
     }
 
@@ -524,6 +546,7 @@ template <bool causal> struct Consumer {
         const RowBlock at = sram.row_block(q);
         if (thread == 0) wait_stores_read();
         meet(TOGETHER + w, WARPGROUP);
+        hard = load_word(sram.hard(w)) == q + 1;  // before all meet again, since then it may change
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
         float factor[2];
 #pragma unroll
@@ -581,9 +604,11 @@ template <bool causal> struct Consumer {
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
-            rows.init();
+            rows.init(), lagged = 0;
             if (j >= 0) {
+                const int tiles = j + 1;
                 sum(j);
+                if (lagged * FEW > tiles) store_word(sram.hard(w), q + 1);  // of four warps, one will do
                 start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
                 j = last_tile(shared, q + 1);
                 start_first(q + 1, j);
@@ -619,7 +644,7 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<causal> consumer(sram, p, w);
+        Consumer<causal> consumer(sram, p, w, totals);
         consumer.consume(shared, O, L, totals);
     }
 }
