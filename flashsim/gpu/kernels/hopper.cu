@@ -66,7 +66,8 @@
 //   It is instructions that bind: 64 rows were 1223 a warp, and a scheduler had one in 0.59 of its cycles; out of the L2 it was no
 //   faster (0.98 to 1.02), without masks and their maxima 1.18, without softmax 1.36. So power binds as well: at lower clocks it
 //   is 0.68 to 0.75 of a copy. One comparison masks in both rows of a thread, as one is 8 below the other, and what only L needs
-//   waits for L: 1.03 to 1.08 together in (127, 0), at such clocks, 1.02 in (64, 63), 1.04 in (255, 0).
+//   waits for L: 1.03 to 1.08 together in (127, 0), at such clocks, 1.02 in (64, 63), 1.04 in (255, 0). Sums for maxima in tiles
+//   with a window's left edge, too: 1.03 more in (127, 0), 1.07 in (255, 0).
 //   Worse: groups of 16 columns that a warp does not see left out of masked tiles, 0.97 to 0.98, with code for each of their numbers
 //   0.87 to 0.90; three consumers 0.90, and with all scores of 64 rows started together 0.92 to 0.97; teams that go down
 //   neighbouring row blocks and keep what the next one sees, so that K and V are loaded once, 0.87 to 0.98, though loads and
@@ -405,7 +406,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     }
 
     // S_ij, P̃_ij of the t-th while O_i of the one after it is summed.
-    template <bool masked> __device__ __forceinline__ void advance(int t, bool last) {
+    template <bool masked, bool begun = false> __device__ __forceinline__ void advance(int t, bool last) {
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
         sram.wait_V(kv);
@@ -415,7 +416,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         sram.free_K(kv + 1);
         if (last) sram.free_Q(q);
         if (masked) mask(t);
-        constexpr bool quick = sums && !masked;  // without maxima
+        constexpr bool quick = sums && (!masked || begun);  // without maxima, as rows had some key before
         float alpha[2];
         bool grown = false;
         Word P_next[B_c / 16][4];
@@ -544,7 +545,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
                 for (; t >= max(0, whole.begin); --t) advance<false>(t, t == 0);
                 if (kind >= WINDOW) {
 #pragma unroll 1
-                    for (; t >= 0; --t) advance<true>(t, t == 0);
+                    for (; t >= 0; --t) advance<true, d == 64>(t, t == 0);
                 }
                 end();
                 if (apart) {
