@@ -169,16 +169,16 @@ def shrink(kernel: Kernel, name: str, max_examples: int, seed: int, whole: bool)
     """
     check = CHECKS[name]
     checks, _ = applicable(kernel)
-    last: list[Finding] = []
+    failed = False
 
     def fails(case: Case) -> bool:
-        if not whole and not last and check not in _in_turn(checks, case):
+        nonlocal failed
+        if not whole and not failed and check not in _in_turn(checks, case):
             return False
         finding = try_check(check, kernel, case)
-        if finding is None or not finding.failed:
-            return False
-        last.append(finding)
-        return True
+        wrong = finding is not None and finding.failed
+        failed = failed or wrong
+        return wrong
 
     smallest = _find(kernel, fails, max_examples, seed)
     return None if smallest is None else _polish(check, kernel, smallest)
@@ -216,11 +216,10 @@ def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
         if name in ("N_q", "N_k"):
             least = spec.lengths(1, 1)[name == "N_k"]
             offers = [least * n for n in (*range(1, 6), value // least // 2, value // least - 1)]
+        together = ("N_q", "N_k") if name in ("N_q", "N_k") and not spec.cross else (name,)
         for lower in sorted({n for n in offers if lowest <= n < value}):
-            changes: dict[str, Any] = {name: lower}
-            yield replace(
-                case, **(changes if spec.cross or name not in ("N_q", "N_k") else {"N_q": lower, "N_k": lower})
-            )
+            changes: dict[str, Any] = dict.fromkeys(together, lower)
+            yield replace(case, **changes)
 
 
 def _find(
