@@ -524,7 +524,7 @@ def test_the_pages_words_on_the_backward_pass_are_the_recorded_ones() -> None:
     assert all(rate["fa4"] > rate["torch_cudnn"] for rate in rates)
     assert f"at {min(ratios):.2f} to {max(ratios):.2f} times the rate of the faster of the two" in said
     costs = [100 * (1 - rate["hopper deterministic"] / rate["hopper"]) for rate in rates]
-    assert f"`deterministic=True` it is {min(costs):.0f} to {max(costs):.0f}% slower" in said
+    assert f"`deterministic=True` it is at most {max(costs):.0f}% slower" in said
 
 
 def test_the_pages_words_on_8_bits_are_the_recorded_ones() -> None:
@@ -533,6 +533,13 @@ def test_the_pages_words_on_8_bits_are_the_recorded_ones() -> None:
     rates = [r["tflops"] for r in results if r["case"] == "fp8" and r["N"] >= 4096]
     ratios = [rate["hopper_fp8"] / rate["hopper"] for rate in rates]
     assert f"at {min(ratios):.2f} to {max(ratios):.2f} times `hopper`'s rate" in said
+    full, causal = (r["tflops"] for r in results if r["case"] == "fp8" and r["N"] == 1024)
+    short = (
+        f"{full['hopper_fp8'] / full['hopper']:.2f} times, causally at {causal['hopper_fp8'] / causal['hopper']:.2f}"
+    )
+    assert f"at N = 1024 at {short}." in said
+    wide = [r["tflops"] for r in results if r["case"] == "fp8 by spread"][1:]
+    assert "its rate is {:.2f} or {:.2f} of `hopper`'s".format(*(r["hopper_fp8"] / r["hopper"] for r in wide)) in said
     (errors,) = (r for r in results if r["case"] == "fp8 errors")
     assert f"moves O by {errors['of inputs']:.1%}, and the kernel is off by {errors['hopper_fp8']:.1%}" in said
 
@@ -551,6 +558,8 @@ def test_the_pages_words_on_clocks_and_the_host_are_the_recorded_ones() -> None:
     )
     tensors = us["hopper, of tensors"], us["hopper, backward, of tensors"]
     assert words + "with PyTorch's tensors {}, backward {}".format(*tensors) in said
+    before = [f"{taken:.0f}" for taken in figure("gpu_hopper_fp8")["results"][-1]["us"].values()]
+    assert f"a minute before {', '.join(before[:4])} and {before[4]} µs" in said
 
 
 def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
@@ -572,7 +581,7 @@ def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
 def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.CaptureFixture[str]) -> None:
     bench.print_ladder(figure("gpu_ladder"))
     rows = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("q_outer")]
-    assert functools.reduce(operator.iadd, rows, [])[2:] == ["4,362,338,304", "==", "8.728", "0.262"]
+    assert functools.reduce(operator.iadd, rows, [])[2:] == ["4,362,338,304", "==", "8.728", "0.263"]
 
 
 def test_the_headers_tables_are_as_made() -> None:

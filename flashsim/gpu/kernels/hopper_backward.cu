@@ -73,19 +73,19 @@
 // Five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; fp16, H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
-//     d = 128                   466 / 300    600 / 541    637 / 615
-//       deterministic           411 / 269    551 / 506    636 / 597
-//       cuDNN                   342 / 158    418 / 317    488 / 453
-//       FlashAttention-4        328 / 176    599 / 526    612 / 606
-//       FlashAttention-2        217 / 165    260 / 231    251 / 265
-//       tensor_core             220 / 194    267 / 235    266 / 270
-//     d = 64                    411 / 248    535 / 461    574 / 532
-//       deterministic           334 / 236    408 / 446    491 / 512
-//       cuDNN                   279 / 137    368 / 275    414 / 377
-//       FlashAttention-4        280 / 157    529 / 470    524 / 524
-//       FlashAttention-2        206 / 151    249 / 213    257 / 242
-//       tensor_core             210 / 195    261 / 235    260 / 254
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 5b3a13e: figures/gpu_hopper_backward.json
+//     d = 128                   475 / 349    580 / 523    604 / 606
+//       deterministic           403 / 311    541 / 517    617 / 605
+//       cuDNN                   256 / 156    404 / 305    464 / 454
+//       FlashAttention-4        251 / 146    583 / 514    588 / 617
+//       FlashAttention-2        189 / 164    241 / 221    256 / 259
+//       tensor_core             220 / 179    249 / 220    264 / 252
+//     d = 64                    417 / 289    528 / 441    539 / 512
+//       deterministic           336 / 276    408 / 424    481 / 516
+//       cuDNN                   241 / 125    338 / 265    405 / 376
+//       FlashAttention-4        254 / 144    512 / 462    520 / 532
+//       FlashAttention-2        188 / 145    245 / 207    250 / 234
+//       tensor_core             255 / 193    263 / 234    262 / 257
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 2808a3f: figures/gpu_hopper_backward.json
 // end of measured
 //
 // Deterministic, it costs 0 to 24% from N = 4096 on. With dropout, N = 2048, full / causal: 1.87 / 1.66 of tensor_core's rate at
