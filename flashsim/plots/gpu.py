@@ -204,11 +204,9 @@ def plot_figure_3(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     ax = plot_runtime(record, ax=ax)
     first, last = BETWEEN
     ax.axvspan(first, last, color=GREY, alpha=0.2, linewidth=0, gid="paper")
-    since = [f"{pays_from(record, name, 'hopper'):,}" for name in ("hopper_window", "hopper_butterfly")]
-    ax.set_title(
-        f"Faster than exact attention from N = {since[0]}\n(window), {since[1]} (butterfly) on, {record['machine']['gpu']}",
-        x=-0.17,
-    )
+    window, butterfly = (f"{pays_from(record, f'hopper_{name}', 'hopper'):,}" for name in ("window", "butterfly"))
+    since = window if window == butterfly else f"{window} (window), {butterfly} (butterfly)"
+    ax.set_title(f"Faster than exact attention\nfrom N = {since} on, {record['machine']['gpu']}", x=-0.17)
     return ax
 
 
