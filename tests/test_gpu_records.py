@@ -173,6 +173,25 @@ def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(monkey
     assert len(freed) == 3  # before either's second try, and at the end
 
 
+def test_what_takes_much_memory_leaves_none_of_it_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freed after each contestant, and at the end; what takes little is freed at the end alone, since freeing takes long."""
+    freed: list[str] = []
+    extra = {"hopper": 2**20, "standard": 2**35, "tensor_core": 2**21, "torch_unfused": 2**31}
+    monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
+    monkeypatch.setattr(benchmark, "_extra_bytes", lambda name: extra[name])
+    monkeypatch.setattr(benchmark, "_free", lambda: freed.append(made[-1]))
+    monkeypatch.setattr(benchmark, "_time", lambda call, launches: 2.0)
+    monkeypatch.setattr(benchmark, "interleaved", lambda calls, *_: {name: [2.0] for name in calls})
+    made: list[str] = []
+
+    def make(name: str) -> Any:
+        made.append(name)
+        return name
+
+    list(benchmark.race(Setting(1024, 64), [(name, partial(make, name)) for name in extra], 3))
+    assert freed == ["standard", "torch_unfused", "torch_unfused"]
+
+
 def test_a_turn_is_as_many_launches_as_fill_it_and_one_of_a_slow_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten launches say how long a short call takes; the slow one's first turn counts, so that it has no more than the rounds."""
     ms = {"short": 0.5, "medium": 4.0, "slow": 50.0}
@@ -226,7 +245,7 @@ def test_memory_is_what_a_call_takes_though_the_pool_has_room(monkeypatch: pytes
             return self.total
 
         def free_all_blocks(self) -> None:
-            """Nothing is free as a whole."""
+            freed.append(self.total)
 
     @contextmanager
     def using_allocator(malloc: Any) -> Iterator[None]:
@@ -234,6 +253,7 @@ def test_memory_is_what_a_call_takes_though_the_pool_has_room(monkeypatch: pytes
         yield
         allocators.pop()
 
+    freed: list[int] = []
     usual, cupy = Pool(room=100), MagicMock()
     allocators = [usual.malloc]
     cupy.get_default_memory_pool = lambda: usual
@@ -241,6 +261,7 @@ def test_memory_is_what_a_call_takes_though_the_pool_has_room(monkeypatch: pytes
     monkeypatch.setattr(benchmark, "import_cupy", lambda: cupy)
     monkeypatch.setattr(benchmark, "torch_if_there", lambda: None)
     assert benchmark._extra_bytes(lambda: allocators[-1](60)) == 60
+    assert freed == [60]
 
 
 def benchmark_record() -> dict[str, Any]:

@@ -192,6 +192,7 @@ def _extra_bytes(call: Call) -> int:
     if torch is not None:
         most += torch.cuda.max_memory_allocated() - allocated
     del result
+    pool.free_all_blocks()  # now, not when it is collected
     return int(most)
 
 
