@@ -33,6 +33,7 @@ from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays
 from flashsim.plots.footprint import memory_data, plot_memory
 from flashsim.plots.fusing import pays_from
+from flashsim.plots.lower import lower_backward_data, lower_data
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
 from flashsim.plots.style import compared, looks
 from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
@@ -841,3 +842,18 @@ def test_scripts_draw_what_is_in_figures(name: str, tmp_path: Path, monkeypatch:
     assert kept["command"] == f"python scripts/{name}.py"
     assert made["data"] == kept["data"]
     assert all((ROOT / "figures" / f"{name}{suffix}").stat().st_size > 10_000 for suffix in (".png", ".svg"))
+
+
+@pytest.mark.parametrize(("direction", "made"), [("forward", lower_data), ("backward", lower_backward_data)])
+def test_the_pictures_of_lower_bounds_show_what_a_count_of_that_pass_moves(direction: str, made: Any) -> None:
+    point = made(N=128, d=8)["by_M"][5]
+    for name, accesses in point["accesses"].items():
+        choice = best_of(name, N=128, d=8, M=point["M"], direction=direction)
+        assert choice
+        how: dict[str, Any] = {
+            "M": point["M"],
+            "direction": direction,
+            "blocks": (choice.blocks.B_r, choice.blocks.B_c),
+        }
+        assert accesses == flashsim.count(name, N=128, d=8, **how).hbm.accesses
+    assert 0 < point["bound"] <= min(point["accesses"].values())
