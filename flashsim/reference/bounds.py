@@ -124,7 +124,11 @@ def error_bound(
     log L are at most 1 each, but their sum is 1 only as far as log L is exact: there, (N_k + 1)·max|V| / (1 − p).
     A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
-    return _Bounds(**locals()).of_O(C)
+    return _Bounds(
+        Q=Q, K=K, V=V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
+        stored=stored, C=C,
+    ).of_O(C)  # fmt: skip
 
 
 def gradient_bounds(
