@@ -273,3 +273,17 @@ def test_a_finite_log_sum_exp_of_an_empty_row_is_told() -> None:
 
     found = diagnosed(Kernel(finite, SPEC), "empty_rows")
     assert "is a finite number, not −∞" in found[0].says
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_or_causal_attention_is_misread_wherever_there_is_one(masked: bool, causal: bool) -> None:
+    random = np.random.default_rng(7)
+    q, k, v = (random.standard_normal((1, 1, 5, 4), np.float32) for _ in range(3))
+    mask = random.random((1, 1, 5, 5)) > 0.4
+    problem = Problem(q, k, v, SPEC, causal=causal, mask=mask if masked else None)
+    question = Question(problem, None, "O", (problem.solution.O,))
+    with np.errstate(all="ignore"):  # an inverted mask may leave a row no key
+        answered = {name for name in FAMILIES if FAMILIES[name][0].answers(question)}
+    assert {"mask_ignored", "mask_inverted"} & answered == ({"mask_ignored", "mask_inverted"} if masked else set())
+    assert ("causal_ignored" in answered) == causal
