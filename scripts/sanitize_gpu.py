@@ -181,8 +181,10 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
             yield f"hopper_decode, d = {d}, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
     q, k, v, _ = wholes[128]
-    for causal in (False, True):
-        yield f"hopper_fp8, {'causal' if causal else 'full'}", partial(_fp8, q, k, v, causal)
+    fours = [_normal(1, 1, 332, 128) for _ in "kv"]
+    for causal, keys_contiguous in itertools.product((False, True), repeat=2):
+        way = f"{'causal' if causal else 'full'}, {'keys' if keys_contiguous else 'rows'} of V"
+        yield f"hopper_fp8, {way}", partial(_fp8, q, *(fours if keys_contiguous else (k, v)), causal, keys_contiguous)
 
 
 def _backward(q: Any, k: Any, v: Any, do: Any, deterministic: bool, asked: dict[str, Any]) -> Any:
@@ -191,8 +193,8 @@ def _backward(q: Any, k: Any, v: Any, do: Any, deterministic: bool, asked: dict[
     return gpu.backward(q, k, v, o, lse, do, deterministic=deterministic, kernel="hopper", **asked)
 
 
-def _fp8(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    return gpu.forward(*map(gpu.to_fp8, (q, k, v)), causal=causal)
+def _fp8(q: Any, k: Any, v: Any, causal: bool, keys_contiguous: bool) -> Any:
+    return gpu.forward(gpu.to_fp8(q), gpu.to_fp8(k), gpu.to_fp8(v, keys_contiguous=keys_contiguous), causal=causal)
 
 
 def _normal(*shape: int) -> Any:

@@ -34,19 +34,31 @@ SHAPES = [  # B, H_q, H_kv, N_q, N_k, d
 ]
 
 
+def fours(N_k: int) -> int:
+    """So many keys, or up to three more."""
+    return -(-N_k // 4) * 4
+
+
 def rounded(shape: tuple[int, ...], seed: int = 0) -> Given:
     problem = given(shape, "float32", seed)
     return Given(*(X.astype(hopper_fp8.dtype()) for X in (problem.q, problem.k, problem.v, problem.do)))
 
 
-def on_gpu(problem: Given) -> list[Any]:
+def on_gpu(problem: Given, keys_contiguous: bool = False) -> list[Any]:
+    """q, k, v. V's keys may lie next to each other: then what is between its rows is NaN."""
     cupy = import_cupy()
-    return [cupy.asarray(X.view(np.uint8)).view(hopper_fp8.dtype()) for X in (problem.q, problem.k, problem.v)]
+    q, k, v = (cupy.asarray(X.view(np.uint8)) for X in (problem.q, problem.k, problem.v))
+    if keys_contiguous:
+        *others, N, d = v.shape
+        turned = cupy.full((*others, d, -(-N // 16) * 16 + 16), 0x7F, "uint8")[..., :N].swapaxes(2, 3)
+        turned[...] = v
+        v = turned
+    return [X.view(hopper_fp8.dtype()) for X in (q, k, v)]
 
 
-def run(problem: Given, scale: float, causal: bool) -> tuple[Array, Array]:
+def run(problem: Given, scale: float, causal: bool, keys_contiguous: bool = False) -> tuple[Array, Array]:
     """Into outputs of NaN between guard bands; inputs are as they were."""
-    sent = on_gpu(problem)
+    sent = on_gpu(problem, keys_contiguous)
     o, lse = Poisoned(problem.q.shape, "float16"), Poisoned(problem.q.shape[:3], "float32")
     KERNEL.forward(*sent, o.array, lse.array, Options(scale, causal))
     for array, X in zip(sent, (problem.q, problem.k, problem.v), strict=True):
@@ -73,11 +85,15 @@ def assert_near(problem: Given, o: Array, lse: Array, scale: float, causal: bool
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("keys_contiguous", [False, True], ids=["rows of V", "keys of V"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_results_lie_within_rounding_of_the_reference_of_the_same_numbers(shape: tuple[int, ...], causal: bool) -> None:
-    problem = rounded(shape)
+def test_results_lie_within_rounding_of_the_reference_of_the_same_numbers(
+    shape: tuple[int, ...], causal: bool, keys_contiguous: bool
+) -> None:
+    *others, N_k, d = shape
+    problem = rounded((*others, fours(N_k), d) if keys_contiguous else shape)
     for scale in (shape[-1] ** -0.5, -0.05, 0.0):
-        assert_near(problem, *run(problem, scale, causal), scale, causal)
+        assert_near(problem, *run(problem, scale, causal, keys_contiguous), scale, causal)
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -86,8 +102,33 @@ def test_200_random_shapes(part: int) -> None:
         rng = np.random.default_rng(n)
         N_q, N_k = (int(np.exp(rng.uniform(0, np.log(700)))) for _ in "qk")
         H_kv, group, causal = int(rng.integers(1, 3)), int(rng.integers(1, 4)), bool(rng.integers(2))
-        problem = rounded((int(rng.integers(1, 3)), group * H_kv, H_kv, N_q, N_k, 128), n)
-        assert_near(problem, *run(problem, 128**-0.5, causal), 128**-0.5, causal)
+        B, keys_contiguous = int(rng.integers(1, 3)), bool(rng.integers(2))
+        problem = rounded((B, group * H_kv, H_kv, N_q, fours(N_k) if keys_contiguous else N_k, 128), n)
+        assert_near(problem, *run(problem, 128**-0.5, causal, keys_contiguous), 128**-0.5, causal)
+
+
+def test_v_whose_keys_lie_next_to_each_other_is_taken_as_it_is_or_copied_where_keys_are_no_fours() -> None:
+    cupy = import_cupy()
+    for N_k in (332, 333):
+        problem = rounded((2, 4, 2, 300, N_k, 128))
+        q, k, v = on_gpu(problem)
+        turned = on_gpu(problem, True)[2]
+        assert gpu.plan(q, k, turned).kernel == "hopper_fp8"
+        for causal in (False, True):
+            o, lse = (X.get() for X in gpu.forward(q, k, turned, causal=causal, return_lse=True))
+            assert_near(problem, o, lse, 128**-0.5, causal)
+            if N_k % 4:
+                assert (o == gpu.forward(q, k, v, causal=causal).get()).all()
+    made = gpu.to_fp8(cupy.asarray(problem.v.astype(np.float32)), keys_contiguous=True)
+    assert made.shape == v.shape
+    assert made.strides[2:] == (1, 336)
+    assert (made.view("uint8") == v.view("uint8")).all()
+    torch = pytest.importorskip("torch")
+    tq, tk, tv = (torch.from_dlpack(x.view("uint8")).view(torch.float8_e4m3fn) for x in (q, k, v))
+    turned = tv.view(torch.uint8).mT.contiguous().mT.view(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"v is at .* expected multiples of 16"):
+        gpu.forward(tq, tk[:, :, :332], turned[:, :, :332])
+    cupy.cuda.Device().synchronize()
 
 
 @pytest.mark.parametrize("growth", [0.5, 3.9, 4.1, 7.9, 20, 200])
@@ -252,12 +293,14 @@ def test_streams_and_graphs_at_once() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_counts_are_the_simulators_and_v_is_transposed_once(causal: bool) -> None:
-    shape = (2, 4, 2, 300, 333, 128)
-    *_, counted = gpu.forward(*on_gpu(rounded(shape)), causal=causal, return_lse=True, count=True)
-    wanted = tally("q_outer", (*shape, hopper_fp8.BLOCKS), causal=causal)
-    once = 2 * 2 * 333 * 128
-    assert moved(counted) == {name: a for name, a in wanted.items() if name != "R"} | {"V transposed": (once, once)}
+def test_counts_are_the_simulators_and_v_is_transposed_once_or_taken_as_it_is(causal: bool) -> None:
+    for N_k, keys_contiguous in ((333, False), (332, True)):
+        shape = (2, 4, 2, 300, N_k, 128)
+        given = on_gpu(rounded(shape), keys_contiguous)
+        *_, counted = gpu.forward(*given, causal=causal, return_lse=True, count=True)
+        wanted = tally("q_outer", (*shape, hopper_fp8.BLOCKS), causal=causal)
+        once = 0 if keys_contiguous else 2 * 2 * N_k * 128
+        assert moved(counted) == {name: a for name, a in wanted.items() if name != "R"} | {"V transposed": (once, once)}
 
 
 def test_numbers_are_rounded_as_ml_dtypes_rounds_them() -> None:

@@ -60,6 +60,9 @@ class Array:
         self.strides = strides or tensor_maps.contiguous(shape, self.dtype.itemsize)
         self.data = SimpleNamespace(ptr=ptr or _place(), device_id=DEVICE)
 
+    def view(self, dtype: Any) -> Array:
+        return Array(self.shape, dtype, self.data.ptr, self.strides)
+
 
 class Dtype(str):
     """One of PyTorch's."""
@@ -114,6 +117,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     cupy = ModuleType("cupy")
     cupy.ndarray = Array  # type: ignore[attr-defined]
     cupy.zeros = lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=64))  # type: ignore[attr-defined]
+    cupy.ascontiguousarray = lambda x: Array(x.shape, x.dtype)  # type: ignore[attr-defined]
     graphs: list[Launches] = []
 
     class Stream:
@@ -371,11 +375,18 @@ def test_bad_input_gets_its_error_in_every_call(launches: Launches) -> None:
     assert len(launches) == 2
 
 
+def eight_bits(x: Any, keys_contiguous: bool = False) -> Array:
+    """As `gpu.to_fp8` does it, but for numbers."""
+    _, H, N, d = x.shape
+    steps = -(-N // 16) * 16
+    return Array(x.shape, ml_dtypes.float8_e4m3fn, 0, (H * d * steps, d * steps, 1, steps) if keys_contiguous else ())
+
+
 def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     sanitize_gpu = importlib.import_module("scripts.sanitize_gpu")
 
     monkeypatch.setattr(sanitize_gpu, "_normal", lambda *shape: Array(shape, "float16"))
-    monkeypatch.setattr(gpu, "to_fp8", lambda x: Array(x.shape, ml_dtypes.float8_e4m3fn))
+    monkeypatch.setattr(gpu, "to_fp8", eight_bits)
     monkeypatch.setattr(tensor_core, "_ready", lambda *_: lambda *_, **__: None)
     monkeypatch.setattr(hopper, "_on_gpu", lambda *_: (Array((9,), "int32"), Array((9,), "int32")))
     for _, launch in sanitize_gpu.launches():
@@ -409,7 +420,7 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
     kind = ml_dtypes.float8_e4m3fn
     gpu.forward(*(Array((B, H, N, 128), kind) for H, N in ((H_kv * group, N_q), (H_kv, N_k), (H_kv, N_k))))
     ((name, grid, *_, counters, given, _),) = launches
-    assert name == "hopper_fp8<false>"
+    assert name == "hopper_fp8<false, false>"
     words = struct.unpack("<3Q", counters)
     assert words == tuple(launching.counter(DEVICE, 0) + 4 * n for n in range(3))
     problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
@@ -420,6 +431,42 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
     for n, of in enumerate(counted):
         tiles, steps = problem["count"][int(n == problem["last"])]
         assert (tiles, steps) == (of * T_c, of * T_c + of * group * T_r - 1)
+
+
+def test_the_kernel_of_8_bits_takes_v_as_it_is_where_its_keys_lie_next_to_each_other(launches: Launches) -> None:
+    """K comes in pairs, the first of all fours of keys and then the second; V as it lies, so that there is no scratch memory."""
+    q, k, v = (Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, 700), (3, 700)))
+    turned = eight_bits(v, keys_contiguous=True)
+    assert turned.strides == (3 * 128 * 704, 128 * 704, 1, 704)
+    assert gpu.plan(q, k, turned).kernel == "hopper_fp8"
+    gpu.forward(q, k, turned, causal=True)
+    ((name, grid, *_, K, V, _O, _L, transposed, _counters, _problem, _totals),) = launches
+    assert (name, grid, int.from_bytes(transposed)) == ("hopper_fp8<true, true>", 36, 0)
+    kind, pointer, *dims = struct.unpack("<16Q", K)
+    assert (kind, pointer) == (0, k.data.ptr)
+    assert dims == [128, 4, 175, 3, 2, 128, 4 * 128, 700 * 128, 3 * 700 * 128, 128, 2, 32, 1, 1]
+    kind, pointer, *dims = struct.unpack("<16Q", V)
+    assert (kind, pointer) == (0, turned.data.ptr)
+    assert dims == [700, 128, 1, 3, 2, 704, 16, 128 * 704, 3 * 128 * 704, 128, 128, 1, 1, 1]
+
+
+@pytest.mark.parametrize("N_k", [701, 702, 703])
+def test_the_kernel_of_8_bits_gets_a_copy_of_v_where_its_keys_are_no_fours(launches: Launches, N_k: int) -> None:
+    q, k, v = (Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, N_k), (3, N_k)))
+    for given in (v, eight_bits(v, keys_contiguous=True)):
+        gpu.forward(q, k, given)
+    (own, copied) = launches
+    assert own[0] == copied[0] == "hopper_fp8<false, false>"
+    (_, place, *rest), (_, other, *same) = (struct.unpack("<16Q", launch[11]) for launch in launches)
+    assert rest == same
+    assert place == v.data.ptr != other
+    with pytest.raises(ValueError, match="its keys have stride 1; hopper_fp8 then takes multiples of 4 keys"):
+        hopper_fp8.prepare(DEVICE, q, k, eight_bits(v, keys_contiguous=True), False, Options(1.0))
+    with pytest.raises(ValueError, match=r"v is at .* with strides .*; expected multiples of 16"):
+        gpu.forward(q, q, Array(q.shape, q.dtype, 0, (6 * 128 * 300, 128 * 300, 1, 300)))
+    half, turned = (Array((2, 3, 64, 128), "float16", 0, strides) for strides in ((), (2**20, 2**18, 2, 256)))
+    with pytest.raises(ValueError, match=r"v has strides .* expected 2 for the last axis"):
+        gpu.forward(half, half, turned, kernel="hopper")
 
 
 def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(

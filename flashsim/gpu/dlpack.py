@@ -64,7 +64,8 @@ class CuPy:
 
     def contiguous(self, array: Any) -> Any:
         """Return a contiguous copy."""
-        return self._cupy.ascontiguousarray(array)
+        bits = array.view(f"u{array.itemsize}")  # CuPy does not copy 8-bit floating point
+        return self._cupy.ascontiguousarray(bits).view(array.dtype)
 
     def scratch(self, size: int, like: Any) -> tuple[Any, int]:
         """Return memory of so many bytes, and where it is."""

@@ -14,7 +14,7 @@ from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import ELEMENTS, WORDS_EACH, Launch, Prepared, check_rows, counter, ready, section, totals
-from flashsim.gpu.tensor_maps import contiguous, tensor_map
+from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
@@ -24,6 +24,7 @@ THREADS, ROUNDS = 384, 256  # of both kernels
 SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32 + 2 * 16) + 11 * 16 + 3 * 12 + 3 * 4  # tiles, barriers, numbers
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
+FOURS = 4  # keys that a row's thread has of 16: K comes in this order where V is taken as it is
 HEADS = 32  # of a section at most: all of its heads begin at once, and each waits until its V is transposed
 
 _PROBLEM = np.dtype(
@@ -34,13 +35,16 @@ _PROBLEM = np.dtype(
 )
 
 
-def function(causal: bool) -> str:
-    """Return the kernel's name for one case."""
-    return f"hopper_fp8<{str(causal).lower()}>"
+def function(causal: bool, keys_contiguous: bool) -> str:
+    """Return the kernel's name for one case: V may be given with its keys, not its columns, next to each other."""
+    return f"hopper_fp8<{str(causal).lower()}, {str(keys_contiguous).lower()}>"
 
 
-def to_fp8(x: Any) -> Any:
+def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
     """Return x rounded to e4m3: CuPy's array of ml_dtypes' type, contiguous, of an array of float32, float16 or bfloat16.
+
+    keys_contiguous  of V, (…, N, d): lay the keys next to each other, rows of d in steps of 16. The shape stays. `forward`
+                     takes it as it is, where it has to transpose V otherwise
 
     What is beyond ±448 becomes ±448: divide by a scale before, and let `forward` have it in its own `scale`, as in
     `forward(to_fp8(q / s), to_fp8(k / t), to_fp8(v), scale=s * t / d**0.5)`. Raises ValueError for other dtypes.
@@ -55,6 +59,11 @@ def to_fp8(x: Any) -> Any:
     name = f"round_to_8<{ELEMENTS[x.dtype.name]}>"
     kernel = load(FILE, (name,), {"COUNT": 0})[name]
     kernel((-(-x.size // (4 * ROUNDS)),), (ROUNDS,), (x, rounded, np.int64(x.size // 4)))
+    if keys_contiguous:
+        *others, N, d = x.shape
+        turned = cupy.empty((*others, d, -(-N // 16) * 16), "uint8")[..., :N].swapaxes(-1, -2)
+        turned[...] = rounded
+        rounded = turned
     return rounded.view(dtype())
 
 
@@ -109,15 +118,21 @@ def _launch(
     scale: float,
     counting: bool,
 ) -> tuple[Launch, int]:
-    """Return it, called with the addresses of Q, K, V, O, L, Vᵀ, the counters and totals; and the bytes of Vᵀ."""
+    """Return it, called with the addresses of Q, K, V, O, L, Vᵀ, the counters and totals; and the bytes of Vᵀ.
+
+    Where V's keys lie next to each other, there is no Vᵀ.
+    """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = BLOCKS
     T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
     row_blocks, tiles = B * H * T_r, B * H_kv * T_c
     if max(row_blocks, tiles) >= hopper.MOST:
         raise ValueError(f"q has shape {q}, k {k}; hopper_fp8 takes fewer than {hopper.MOST:,} tiles")
+    keys_contiguous = strides[2][3] != 1
+    if keys_contiguous and N_k % FOURS:
+        raise ValueError(f"v has shape {k}, its keys have stride 1; hopper_fp8 then takes multiples of {FOURS} keys")
     attributes = import_cupy().cuda.Device(device).attributes
-    grid = min(attributes["MultiProcessorCount"], max(row_blocks, tiles))
+    grid = min(attributes["MultiProcessorCount"], row_blocks if keys_contiguous else max(row_blocks, tiles))
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
@@ -129,23 +144,33 @@ def _launch(
     of_count = np.array([2**together, B * H_kv - (problem["last"] << together)])
     problem["count"]["tiles"], problem["count"]["steps"] = of_count * T_c, of_count * (T_c + H // H_kv * T_r) - 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    name = function(causal)
+    name = function(causal, keys_contiguous)
     (kernel,) = ready(device, FILE, (name,), name, SHARED, counting)
     shapes, given = (q, k, k, q), (*strides, contiguous(q, 2))
     sides = tuple(zip("qkvo", shapes, given, (NAME, NAME, NAME, "float16"), (B_r, B_c, B_c, hopper.ROWS), strict=True))
+    of_V = columns_map if keys_contiguous else tensor_map
+    made = (tensor_map, fours_map if keys_contiguous else tensor_map, of_V, tensor_map)
+    in_rows = [*zip((q, k), strides[:2], strict=True), _rows(k, strides[2])]
     by_value = np.void(problem.tobytes())
 
     def arguments(
         Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int
     ) -> tuple[Any, ...]:
-        for name, at, shape, given in zip("qkv", (Q, K, V), (q, k, k), strides, strict=True):
+        for name, at, (shape, given) in zip("qkv", (Q, K, V), in_rows, strict=True):
             check_rows(name, at, shape, given)
-        each = zip(sides, (Q, K, V, O), strict=True)
-        maps = (tensor_map(name, at, *rest) for (name, *rest), at in each)
+        each = zip(made, sides, (Q, K, V, O), strict=True)
+        maps = (map_of(name, at, *rest) for map_of, (name, *rest), at in each)
         words = np.array([counters, counters + 4, counters + 8], "u8")
         return (*maps, np.uint64(L), np.uint64(transposed), np.void(words.tobytes()), by_value, np.uint64(totals))
 
-    return Launch(kernel, grid, THREADS, SHARED, arguments), tiles * d * B_c
+    return Launch(kernel, grid, THREADS, SHARED, arguments), 0 if keys_contiguous else tiles * d * B_c
+
+
+def _rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return V's shape and strides with the axis last along which it is contiguous."""
+    B, H, N, d = shape
+    batch, head, key, column = strides
+    return (shape, strides) if column == 1 else ((B, H, d, N), (batch, head, column, key))
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
@@ -153,6 +178,7 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
     return BLOCKS
 
 
+FUNCTIONS = tuple(function(causal, keys) for keys in (False, True) for causal in (False, True))
 KERNEL = Kernel(
     name="hopper_fp8",
     about="8 bits: e4m3 operands, V transposed on the way, P̃ kept below 448; O in fp16",
@@ -166,13 +192,14 @@ KERNEL = Kernel(
     output="float16",
     head_dims=(128,),
     variants=(
-        Variant(FILE, (("COUNT", 0),), ("round_to_8<float>", function(False), function(True)), ("sm_90a",)),
-        Variant(FILE, (("COUNT", 1),), (function(False), function(True)), ("sm_90a",)),
+        Variant(FILE, (("COUNT", 0),), ("round_to_8<float>", *FUNCTIONS), ("sm_90a",)),
+        Variant(FILE, (("COUNT", 1),), FUNCTIONS, ("sm_90a",)),
     ),
     forward=forward,
     prepare=prepare,
     counts=True,
     aligned=True,
+    keys_contiguous=FOURS,
     choose_blocks=choose_blocks,
     why_not=why_not,
 )

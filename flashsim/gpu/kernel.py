@@ -73,6 +73,7 @@ class Kernel:
     forward_only what of these the backward pass does not take, by the names of `flashsim.gpu.forward`'s parameters
     variants     what the tests compile
     aligned      whether rows must start at multiples of 16 bytes
+    keys_contiguous  of what N_k must be a multiple for V's keys to have stride 1, in place of its columns; 0: they may not
     choose_blocks (d, dtype, direction) -> (B_r, B_c) that it takes by itself, or None where it has no such sizes
     why_not      (capability, d) -> why a GPU of this compute capability, "90", cannot run it, or ""
     unsuited     (q's shape, k's) -> why arrays of these shapes are not for it, or ""
@@ -82,9 +83,9 @@ class Kernel:
                  of these shapes, strides and dtypes, or None; it looks at no more of an array. Or None
     prepare_backward  (device, q, k, v, do, options) -> likewise one that does as `backward`, or None; or None
 
-    Arrays are CuPy's, checked, on the current device; inputs have unit last stride, otherwise any strides; what is to be
-    filled, and o and lse in the backward pass, are contiguous. Bfloat16 is ml_dtypes' type: `q.dtype.name` is "bfloat16".
-    Launches go to the current stream.
+    Arrays are CuPy's, checked, on the current device; inputs have unit last stride, V perhaps as `keys_contiguous` says, and
+    otherwise any strides; what is to be filled, and o and lse in the backward pass, are contiguous. Bfloat16 is ml_dtypes'
+    type: `q.dtype.name` is "bfloat16". Launches go to the current stream.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Kernel:
     forward_only: tuple[str, ...] = ()
     forward_dims: tuple[int, ...] = ()
     aligned: bool = False
+    keys_contiguous: int = 0
     choose_blocks: Callable[[int, str, str], tuple[int, int]] | None = None
     why_not: Callable[[str, int], str] | None = None
     unsuited: Callable[[tuple[int, ...], tuple[int, ...]], str] | None = None

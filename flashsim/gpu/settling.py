@@ -62,6 +62,22 @@ class Described:
         wanted = contiguous(self.shape, self.itemsize)
         return all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, wanted, strict=True))
 
+    @property
+    def keys_contiguous(self) -> bool:
+        """Whether the last axis but one has stride 1, and the last another."""
+        return self.ndim == 4 and self.strides[-1] != self.itemsize == self.strides[-2]
+
+    @property
+    def apart(self) -> list[int]:
+        """How far apart what lies in one piece is, rows or, where `keys_contiguous`, columns: in bytes, along each axis."""
+        axes = zip(self.shape, self.strides, strict=True)
+        own = self.ndim - (2 if self.keys_contiguous else 1)
+        return [stride for axis, (n, stride) in enumerate(axes) if n > 1 and axis != own]
+
+    def copied(self) -> Described:
+        """Return what is to be known of a contiguous copy."""
+        return replace(self, strides=contiguous(self.shape, self.itemsize))
+
 
 def _described(library: Any, names: Sequence[str], found: tuple[Any, ...]) -> dict[str, Described]:
     each = zip(names, found[::3], found[1::3], found[2::3], strict=True)
@@ -140,12 +156,15 @@ def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...
             (None, shapes[0], library.dtype(rung.output)) if rung.output else (0, shapes[0], dtypes[0])
         ]
         results += [(None, shapes[0][:3], library.dtype("float32"))] * wants_lse
+        copied: tuple[int, ...] = ()
+        if v.keys_contiguous and k.shape[2] % rung.keys_contiguous:
+            copied, v = (names.index("v"),), v.copied()
 
         def forward(q: Any, k: Any, v: Any, o: Any, lse: Any = None) -> None:
             rung.forward(q, k, v, o, lse, _masked(rung, options, q, k))
 
         run = (rung.prepare and rung.prepare(device, q, k, v, wants_lse, options)) or forward
-        return Settled(run, tuple(results), (), options.counters)
+        return Settled(run, tuple(results), copied, options.counters)
     gradients = rung.backward
     assert gradients is not None
     copied = tuple(n for n, name in enumerate(names) if name in ("o", "lse") and not arrays[name].contiguous)
@@ -181,8 +200,7 @@ def _takes(rung: Kernel, what: str, direction: str) -> bool:
 
 def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[bool, ...], on: str) -> Plan:
     q = arrays["q"]
-    given = [x for name, x in arrays.items() if name != "lse"]
-    aligned &= not any(stride % 16 for x in given for n, stride in zip(x.shape[:-1], x.strides, strict=False) if n > 1)
+    aligned &= not any(stride % 16 for name, x in arrays.items() if name != "lse" for stride in x.apart)
     return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, asked, on)
 
 
@@ -253,7 +271,8 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
     if max(q.shape[2], k.shape[2]) > LONGEST or q.shape[0] * heads > LONGEST:
         raise ValueError(f"q has shape {q.shape}, k {k.shape}; expected N and B·H of {LONGEST:,} at most")
     for name, array in arrays.items():
-        if name != "lse" and array.strides[-1] != array.itemsize:
+        taken = name == "v" and rung.keys_contiguous and array.keys_contiguous
+        if name != "lse" and array.strides[-1] != array.itemsize and not taken:
             raise ValueError(
                 f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last axis: contiguous rows"
             )

@@ -33,19 +33,63 @@ def tensor_map(
     Tiles are as wide as the array, up to so many columns. Its axes: column within a half, row, half, head, batch.
     Raises ValueError, with the array's name, where there is none.
     """
-    (B, H, N, d), (kind, width) = shape, TYPES[dtype]
+    (B, H, N, d), (_, width) = shape, TYPES[dtype]
     half = HALF_BYTES // width
-    batch, head, row = (stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
+    batch, head, row = _apart(shape, strides)
+    dims, box = (half, N, d // half, H, B), (half, rows, min(d, columns) // half, 1, 1)
+    return _described(name, pointer, strides, dtype, dims, (row, HALF_BYTES, head, batch), box)
+
+
+@lru_cache(maxsize=4096)
+def fours_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
+    """Return as `tensor_map`, of rows of 128 bytes: a box has two of each four rows, half as many as `rows` in all.
+
+    Its axes: column, row of a four, four, head, batch. N is a multiple of 4.
+    """
+    B, H, N, d = shape
+    batch, head, row = _apart(shape, strides)
+    return _described(
+        name, pointer, strides, dtype, (d, 4, N // 4, H, B), (row, 4 * row, head, batch), (d, 2, rows // 4, 1, 1)
+    )
+
+
+@lru_cache(maxsize=4096)
+def columns_map(
+    name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int
+) -> Any:
+    """Return as `tensor_map` of an array whose rows, not columns, lie next to each other; a box has all columns of 128 bytes.
+
+    Its axes: row, column, one that is 1 long, head, batch.
+    """
+    B, H, N, d = shape
+    batch, head, column = _apart((B, H, d), (*strides[:2], strides[3]))
+    return _described(name, pointer, strides, dtype, (N, d, 1, H, B), (column, 16, head, batch), (rows, d, 1, 1, 1))
+
+
+def _apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return strides, of the first three axes; of an axis of length 1 one that the driver takes."""
+    return tuple(stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
+
+
+def _described(
+    name: str,
+    pointer: int,
+    given: tuple[int, ...],
+    dtype: str,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+) -> Any:
     memory = np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
     status = _encode()(
         ctypes.c_void_p(found.ctypes.data),
-        kind,
+        TYPES[dtype][0],
         5,
         ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 5)(half, N, d // half, H, B),
-        (ctypes.c_uint64 * 4)(row, HALF_BYTES, head, batch),
-        (ctypes.c_uint32 * 5)(half, rows, min(d, columns) // half, 1, 1),
+        (ctypes.c_uint64 * 5)(*dims),
+        (ctypes.c_uint64 * 4)(*strides),
+        (ctypes.c_uint32 * 5)(*box),
         (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
         0,  # not interleaved
         3,  # swizzled over 128 bytes
@@ -54,7 +98,7 @@ def tensor_map(
     )
     if status:
         raise ValueError(
-            f"{name} is at {pointer:#x} with strides {strides} bytes; expected multiples of 16, below 2^40, for hopper"
+            f"{name} is at {pointer:#x} with strides {given} bytes; expected multiples of 16, below 2^40, for hopper"
         )
     return np.void(found.tobytes())
 

@@ -176,12 +176,13 @@ __device__ inline Word pack_8(float a, float b, float c, float e) {
         : "f"(a), "f"(b), "f"(c), "f"(e));
     return four;
 }
+constexpr int PAIR = B_c / 16;  // S[t] and S[t + PAIR] make an operand's column t, of 16 keys
 __device__ inline void round_to_operands_8(Word (&P)[B_c / 32][4], const float (&S)[16][4]) {
 #pragma unroll
-    for (int t = 0; t < B_c / 8; t += 2)
+    for (int t = 0; t < B_c / 16; ++t)
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-            P[t / 4][t % 4 + r] = pack_8(S[t][2 * r], S[t][2 * r + 1], S[t + 1][2 * r], S[t + 1][2 * r + 1]);
+            P[t / 2][t % 2 * 2 + r] = pack_8(S[t][2 * r], S[t][2 * r + 1], S[t + PAIR][2 * r], S[t + PAIR][2 * r + 1]);
 }
 
 typedef float Scores[B_c / 8][4];
@@ -194,11 +195,12 @@ __device__ __forceinline__ bool weights(Scores& S, const Rows& rows, float (&sum
     for (int r = 0; r < 2; ++r)  // to itself: the compiler moves no shuffle, so exponentials stay behind the start of products
         shift[r] = __shfl_sync(~0u, rows.shift[r], threadIdx.x % 32);
 #pragma unroll
-    for (int t = 0; t < B_c / 8; ++t)
+    for (int n = 0; n < B_c / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
+            const int t = n / 2 + n % 2 * PAIR;
             S[t][e] = exp_2(fmaf(S[t][e], c, -shift[e / 2]));
-            of_16[e] = t == 0 ? S[t][e] : of_16[e] + S[t][e];
+            of_16[e] = n == 0 ? S[t][e] : of_16[e] + S[t][e];
         }
     sums[0] = of_16[0] + of_16[1], sums[1] = of_16[2] + of_16[3];
     const float most = fmaxf(fmaxf(of_16[0], of_16[1]), fmaxf(of_16[2], of_16[3]));
@@ -314,9 +316,9 @@ __device__ __forceinline__ void turn(const char* from, char* to) {
     const Word bytes = 0x40 ^ l / 2 * 0x11;
 #pragma unroll 1
     for (int part = thread / 32 - 1; part < 32; part += 3) {  // 16 keys, 32 columns
-        const int keys = part % 8, columns = part / 8, at = read ^ keys << 11 ^ columns << 5;
+        const int keys = part % 8, columns = part / 8, at = read ^ keys << 10 ^ columns << 5;
         const auto word = [&](int at) { return *reinterpret_cast<const Word*>(from + at); };
-        const Word of[4] = {word(at), word(at ^ 128 + 16), word(at ^ 1024), word(at ^ 1024 + 128 + 16)};
+        const Word of[4] = {word(at), word(at ^ 128 + 16), word(at ^ 8192), word(at ^ 8192 + 128 + 16)};
 #pragma unroll 2
         for (int e = 0; e < 4; ++e) {
             const Word two = bytes ^ e * 0x11;
@@ -365,10 +367,19 @@ __device__ __forceinline__ void transpose(char* shared, const Memory& sram, cons
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
+// Start copying a box of a map whose first three axes are not those of rows in halves.
+__device__ inline void load_box(Word tile, const TensorMap& X, int x, int y, int z, int head, int batch, Barrier there) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+        "[%7];" ::"r"(tile),
+        "l"(&X), "r"(x), "r"(y), "r"(z), "r"(head), "r"(batch), "r"(there.at)
+        : "memory");
+}
+
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
-template <bool causal>
-__device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, const TensorMap& K, const char* V,
-                                        const Counters& counters, const Problem& p, Total* totals) {
+template <bool causal, bool keys_contiguous>
+__device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
+                                        const char* transposed, const Counters& counters, const Problem& p, Total* totals) {
     int n = blockIdx.x;
     Word kv = 0, q = 0;
 #pragma unroll 1
@@ -379,7 +390,13 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
             sram.K_j.there(kv).arrive_and_expect(Memory::KV_BYTES);
-            load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
+            if (keys_contiguous) {
+                const Word half = B_c / 2 * d;
+                load_box(sram.K_j.tile(kv), K, 0, 0, j * (B_c / 4), h_kv, at.b, sram.K_j.there(kv));
+                load_box(sram.K_j.tile(kv) + half, K, 0, 2, j * (B_c / 4), h_kv, at.b, sram.K_j.there(kv));
+            } else {
+                load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
+            }
         };
         int j = tiles_seen<causal>(p, at.i * B_r) - 1;
         if (j >= 0) load_K(j, kv);
@@ -390,13 +407,16 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         Tally(totals).add(min(B_r, p.N_q - at.i * B_r), d);
         const Word head = at.b * p.H_kv + h_kv;
         if (j > 0) load_K(j - 1, kv + 1);
-        wait_turned(counters, p, head);
+        if (!keys_contiguous) wait_turned(counters, p, head);
         Word V_j = head * p.T_c + j;
 #pragma unroll 1
         for (; j >= 0; --j, ++kv, --V_j) {
             sram.V_j.wait_free(kv);
             sram.V_j.there(kv).arrive_and_expect(Memory::KV_BYTES);
-            load(sram.V_j.tile(kv), V + Offset(V_j) * Memory::KV_BYTES, Memory::KV_BYTES, sram.V_j.there(kv));
+            if (keys_contiguous)
+                load_box(sram.V_j.tile(kv), V, j * B_c, 0, 0, h_kv, at.b, sram.V_j.there(kv));
+            else
+                load(sram.V_j.tile(kv), transposed + Offset(V_j) * Memory::KV_BYTES, Memory::KV_BYTES, sram.V_j.there(kv));
             for (int n = 2; n < 6; n += 2) Tally(totals + n).add(min(B_c, p.N_k - j * B_c), d);  // K_j, too
             if (j > 1) load_K(j - 2, kv + 2);
         }
@@ -414,7 +434,7 @@ constexpr int TOGETHER = 1;  // named barriers: TOGETHER + w, all of warpgroup w
 enum Maxima { ALWAYS, LAZILY, WHERE_NEEDED };
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <bool causal> struct Consumer {
+template <bool causal, bool keys_contiguous> struct Consumer {
     const Memory& sram;
     const Problem& p;
     const int w;
@@ -437,7 +457,7 @@ template <bool causal> struct Consumer {
     // −∞ for keys after a row's last.
     __device__ __forceinline__ void mask(Scores& S_ij, int j) {
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
-        const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
+        const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * (keys_contiguous ? 4 : 2);
         int end[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r)
@@ -445,8 +465,10 @@ template <bool causal> struct Consumer {
 #pragma unroll
         for (int t = 0; t < B_c / 8; ++t)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+            for (int e = 0; e < 4; ++e) {
+                const int key = (keys_contiguous ? t % PAIR * 16 + t / PAIR * 2 : 8 * t) + e % 2;
+                if (key >= end[e / 2]) S_ij[t][e] = -INFINITY;
+            }
     }
 
     // P̃_ij of S_ij, which has been computed, while O_i of tile j + 1 is summed and the next S_ij computed.
@@ -627,7 +649,7 @@ template <bool causal> struct Consumer {
     }
 };
 
-template <bool causal>
+template <bool causal, bool keys_contiguous>
 __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
            const __grid_constant__ TensorMap O, float* L, char* transposed, const __grid_constant__ Counters counters,
@@ -637,14 +659,14 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
     sram.init();
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
-        if (threadIdx.x >= 32)
+        if (threadIdx.x == 0)
+            produce<causal, keys_contiguous>(sram, Q, K, V, transposed, counters, p, totals);
+        else if (threadIdx.x >= 32 && !keys_contiguous)
             transpose(shared, sram, V, transposed, counters, p, totals);
-        else if (threadIdx.x == 0)
-            produce<causal>(sram, Q, K, transposed, counters, p, totals);
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<causal> consumer(sram, p, w, totals);
+        Consumer<causal, keys_contiguous> consumer(sram, p, w, totals);
         consumer.consume(shared, O, L, totals);
     }
 }
