@@ -53,7 +53,9 @@ def forward(
     q is (B, H_q, N_q, d), k and v (B, H_kv, N_k, d): CuPy arrays, or anything on a GPU with DLPack, such as PyTorch tensors,
     which are not copied. Results are of the kind that q is, but float16 where that is float8_e4m3fn. H_q is a multiple of
     H_kv: query heads g·n … g·n + g − 1 share KV head n. The last axis has stride 1, the others any. Inputs are not modified.
-    bfloat16 and float8_e4m3fn in CuPy are ml_dtypes' types; `to_fp8` rounds to the latter.
+    bfloat16 and float8_e4m3fn in CuPy are ml_dtypes' types; `to_fp8` rounds to the latter. Of these numbers, v's keys may have
+    stride 1 instead, as in `vt.swapaxes(-1, -2)` of (B, H_kv, d, N_k): so "hopper_fp8" need not transpose it. Where N_k is no
+    multiple of 4, such a v is copied.
 
     kernel     "algorithm_1", "algorithm_2", "q_outer" (float32, float16, bfloat16; all compute in float32), "tensor_core",
                "hopper", "hopper_decode", "hopper_fp8" (float8_e4m3fn alone), or "standard": unfused, S and P in HBM.

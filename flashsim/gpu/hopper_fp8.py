@@ -137,7 +137,8 @@ def _launch(
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     heads = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H)
-    problem["section"] = min(heads, HEADS) if causal else 1
+    most = heads if keys_contiguous else min(heads, HEADS)
+    problem["section"] = most if causal else 1
     problem["T_c"], problem["H_kv"], problem["tiles"], problem["last_draw"] = T_c, H_kv, tiles, tiles + grid - 1
     together = ((B * H_kv - 1) // COUNTS).bit_length()
     problem["together"], problem["last"] = together, (B * H_kv - 1) >> together
@@ -146,20 +147,23 @@ def _launch(
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     name = function(causal, keys_contiguous)
     (kernel,) = ready(device, FILE, (name,), name, SHARED, counting)
-    shapes, given = (q, k, k, q), (*strides, contiguous(q, 2))
-    sides = tuple(zip("qkvo", shapes, given, (NAME, NAME, NAME, "float16"), (B_r, B_c, B_c, hopper.ROWS), strict=True))
-    of_V = columns_map if keys_contiguous else tensor_map
-    made = (tensor_map, fours_map if keys_contiguous else tensor_map, of_V, tensor_map)
-    in_rows = [*zip((q, k), strides[:2], strict=True), _rows(k, strides[2])]
+    K_map, V_map = ((fours_map, B_c // 2), columns_map) if keys_contiguous else ((tensor_map, B_c), tensor_map)
+    sides = (
+        ("q", tensor_map, q, strides[0], NAME, B_r),
+        ("k", K_map[0], k, strides[1], NAME, K_map[1]),
+        ("v", V_map, k, strides[2], NAME, B_c),
+        ("o", tensor_map, q, contiguous(q, 2), "float16", hopper.ROWS),
+    )
+    in_rows = (q, strides[0]), (k, strides[1]), _rows(k, strides[2])
     by_value = np.void(problem.tobytes())
 
     def arguments(
         Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int
     ) -> tuple[Any, ...]:
-        for name, at, (shape, given) in zip("qkv", (Q, K, V), in_rows, strict=True):
-            check_rows(name, at, shape, given)
-        each = zip(made, sides, (Q, K, V, O), strict=True)
-        maps = (map_of(name, at, *rest) for map_of, (name, *rest), at in each)
+        for name, at, rows in zip("qkv", (Q, K, V), in_rows, strict=True):
+            check_rows(name, at, *rows)
+        each = zip(sides, (Q, K, V, O), strict=True)
+        maps = (described(name, at, *rest) for (name, described, *rest), at in each)
         words = np.array([counters, counters + 4, counters + 8], "u8")
         return (*maps, np.uint64(L), np.uint64(transposed), np.void(words.tobytes()), by_value, np.uint64(totals))
 

@@ -42,14 +42,14 @@ def tensor_map(
 
 @lru_cache(maxsize=4096)
 def fours_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
-    """Return as `tensor_map`, of rows of 128 bytes: a box has two of each four rows, half as many as `rows` in all.
+    """Return as `tensor_map`, of rows of 128 bytes: a box has two of each four rows, so many in all.
 
     Its axes: column, row of a four, four, head, batch. N is a multiple of 4.
     """
     B, H, N, d = shape
     batch, head, row = _apart(shape, strides)
     return _described(
-        name, pointer, strides, dtype, (d, 4, N // 4, H, B), (row, 4 * row, head, batch), (d, 2, rows // 4, 1, 1)
+        name, pointer, strides, dtype, (d, 4, N // 4, H, B), (row, 4 * row, head, batch), (d, 2, rows // 2, 1, 1)
     )
 
 

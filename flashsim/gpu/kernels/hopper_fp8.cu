@@ -176,20 +176,24 @@ __device__ inline Word pack_8(float a, float b, float c, float e) {
         : "f"(a), "f"(b), "f"(c), "f"(e));
     return four;
 }
-constexpr int PAIR = B_c / 16;  // S[t] and S[t + PAIR] make an operand's column t, of 16 keys
-__device__ inline void round_to_operands_8(Word (&P)[B_c / 32][4], const float (&S)[16][4]) {
+
+// P̃ as left operands: S[t] and S[t + apart] make the n-th 16 columns of one. Apart are 1 or as many as there are.
+template <int apart> __device__ constexpr int first_of_two(int n) { return apart == 1 ? 2 * n : n; }
+template <int apart> __device__ inline void round_to_operands_8(Word (&P)[B_c / 32][4], const float (&S)[16][4]) {
 #pragma unroll
-    for (int t = 0; t < B_c / 16; ++t)
+    for (int n = 0; n < B_c / 16; ++n)
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            P[t / 2][t % 2 * 2 + r] = pack_8(S[t][2 * r], S[t][2 * r + 1], S[t + PAIR][2 * r], S[t + PAIR][2 * r + 1]);
+        for (int r = 0; r < 2; ++r) {
+            const int t = first_of_two<apart>(n);
+            P[n / 2][n % 2 * 2 + r] = pack_8(S[t][2 * r], S[t][2 * r + 1], S[t + apart][2 * r], S[t + apart][2 * r + 1]);
+        }
 }
 
 typedef float Scores[B_c / 8][4];
 
 // P̃ in S's place by the m of before, and a thread's sums of it. Whether that will do in all rows of the warp: m is a number, and
 // no weight is above LARGEST, for no sum of 16 is. NaN: no.
-__device__ __forceinline__ bool weights(Scores& S, const Rows& rows, float (&sums)[2], float c) {
+template <int apart> __device__ __forceinline__ bool weights(Scores& S, const Rows& rows, float (&sums)[2], float c) {
     float shift[2], of_16[4];
 #pragma unroll
     for (int r = 0; r < 2; ++r)  // to itself: the compiler moves no shuffle, so exponentials stay behind the start of products
@@ -198,7 +202,7 @@ __device__ __forceinline__ bool weights(Scores& S, const Rows& rows, float (&sum
     for (int n = 0; n < B_c / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int t = n / 2 + n % 2 * PAIR;
+            const int t = first_of_two<apart>(n / 2) + n % 2 * apart;
             S[t][e] = exp_2(fmaf(S[t][e], c, -shift[e / 2]));
             of_16[e] = n == 0 ? S[t][e] : of_16[e] + S[t][e];
         }
@@ -316,9 +320,9 @@ __device__ __forceinline__ void turn(const char* from, char* to) {
     const Word bytes = 0x40 ^ l / 2 * 0x11;
 #pragma unroll 1
     for (int part = thread / 32 - 1; part < 32; part += 3) {  // 16 keys, 32 columns
-        const int keys = part % 8, columns = part / 8, at = read ^ keys << 10 ^ columns << 5;
+        const int keys = part % 8, columns = part / 8, at = read ^ keys << 11 ^ columns << 5;
         const auto word = [&](int at) { return *reinterpret_cast<const Word*>(from + at); };
-        const Word of[4] = {word(at), word(at ^ 128 + 16), word(at ^ 8192), word(at ^ 8192 + 128 + 16)};
+        const Word of[4] = {word(at), word(at ^ 128 + 16), word(at ^ 1024), word(at ^ 1024 + 128 + 16)};
 #pragma unroll 2
         for (int e = 0; e < 4; ++e) {
             const Word two = bytes ^ e * 0x11;
@@ -435,6 +439,7 @@ enum Maxima { ALWAYS, LAZILY, WHERE_NEEDED };
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
 template <bool causal, bool keys_contiguous> struct Consumer {
+    static constexpr int apart = keys_contiguous ? B_c / 16 : 1;  // K's rows come in another order
     const Memory& sram;
     const Problem& p;
     const int w;
@@ -466,7 +471,7 @@ template <bool causal, bool keys_contiguous> struct Consumer {
         for (int t = 0; t < B_c / 8; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const int key = (keys_contiguous ? t % PAIR * 16 + t / PAIR * 2 : 8 * t) + e % 2;
+                const int key = (keys_contiguous ? t % apart * 16 + t / apart * 2 : 8 * t) + e % 2;
                 if (key >= end[e / 2]) S_ij[t][e] = -INFINITY;
             }
     }
@@ -482,10 +487,10 @@ template <bool causal, bool keys_contiguous> struct Consumer {
             if (maxima == ALWAYS && j >= whole) mask(S_ij, j);
             grown = softmax<B_c, maxima == LAZILY, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
         } else {
-            fits = weights(S_ij, rows, sums, p.c) && j < whole;
+            fits = weights<apart>(S_ij, rows, sums, p.c) && j < whole;
         }
         Word P_next[B_c / 32][4];
-        round_to_operands_8(P_next, S_ij);
+        round_to_operands_8<apart>(P_next, S_ij);
         if (last) sram.V_j.wait_there(kv);
         if (!last && j > 1) sram.K_j.wait_there(kv + 2);
         finish(O_i, S_next);
@@ -495,7 +500,7 @@ template <bool causal, bool keys_contiguous> struct Consumer {
             scores_of_a_warp(S_ij, Q_w(q) + warp * 16 * d, sram.K_j.tile(kv));
             if (j >= whole) mask(S_ij, j);
             grown = softmax<B_c, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
-            round_to_operands_8(P_next, S_ij);
+            round_to_operands_8<apart>(P_next, S_ij);
             again.add(threadIdx.x % 32 == 0, 1);
         } else if (maxima == WHERE_NEEDED) {
             rows.l[0] += sums[0], rows.l[1] += sums[1];
@@ -659,10 +664,11 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
     sram.init();
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
-        if (threadIdx.x == 0)
+        if (threadIdx.x >= 32) {
+            if (!keys_contiguous) transpose(shared, sram, V, transposed, counters, p, totals);
+        } else if (threadIdx.x == 0) {
             produce<causal, keys_contiguous>(sram, Q, K, V, transposed, counters, p, totals);
-        else if (threadIdx.x >= 32 && !keys_contiguous)
-            transpose(shared, sram, V, transposed, counters, p, totals);
+        }
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
