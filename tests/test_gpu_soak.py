@@ -113,7 +113,8 @@ def checked(case: Drawn, seed: int, **options: Any) -> Any:
     if rung.output:
         problem = fp8.rounded(case.shape, seed)
         scale, causal = asked["scale"], asked.get("causal", False)
-        fp8.assert_near(problem, *fp8.run(problem, scale, causal), scale, causal)
+        keys_contiguous = seed % 2 == 0 and problem.k.shape[2] % 4 == 0
+        fp8.assert_near(problem, *fp8.run(problem, scale, causal, keys_contiguous), scale, causal)
         return problem
     problem = tests.given(case.shape, case.dtype, seed=seed, outliers=seed % 5 == 0)
     found = tests.run(rung, problem, backward=case.backward, **asked, **options)
