@@ -67,13 +67,6 @@ class Described:
         """Whether the last axis but one has stride 1, and the last another."""
         return self.ndim == 4 and self.strides[-1] != self.itemsize == self.strides[-2]
 
-    @property
-    def apart(self) -> list[int]:
-        """How far apart what lies in one piece is, rows or, where `keys_contiguous`, columns: in bytes, along each axis."""
-        axes = zip(self.shape, self.strides, strict=True)
-        own = self.ndim - (2 if self.keys_contiguous else 1)
-        return [stride for axis, (n, stride) in enumerate(axes) if n > 1 and axis != own]
-
     def copied(self) -> Described:
         """Return what is to be known of a contiguous copy."""
         return replace(self, strides=contiguous(self.shape, self.itemsize))
@@ -200,7 +193,8 @@ def _takes(rung: Kernel, what: str, direction: str) -> bool:
 
 def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[bool, ...], on: str) -> Plan:
     q = arrays["q"]
-    aligned &= not any(stride % 16 for name, x in arrays.items() if name != "lse" for stride in x.apart)
+    given = [x for name, x in arrays.items() if name != "lse"]
+    aligned &= not any(stride % 16 for x in given for n, stride in zip(x.shape[:-1], x.strides, strict=False) if n > 1)
     return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, asked, on)
 
 
