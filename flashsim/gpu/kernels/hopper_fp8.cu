@@ -3,13 +3,16 @@
 // hopper.cu's loops and roles. What 8 bits change:
 //
 // - wgmma takes 8-bit operands of shared memory only with the summed index along rows. For S_ij = Q_i K_jᵀ that is d, as Q and K
-//   have it; for O_i += P̃_ij V_j it is the key, so V is wanted transposed. The producer's three idle warps see to that, far ahead
-//   of the row blocks: TMA brings V_j, they write V_jᵀ beside it as wgmma wants to find it, TMA takes it to HBM as it lies, 2 N d
-//   bytes a KV head. Who is ready draws the next tile. A row block waits until all tiles of its KV head are there; who transposes
-//   waits for nobody, so that all ends though a grid may not be on the GPU as a whole.
+//   have it; for O_i += P̃_ij V_j it is the key, so V is wanted transposed. A V whose keys lie next to each other is so, and is
+//   taken as it is. Any other the producer's three idle warps transpose, far ahead of the row blocks: TMA brings V_j, they write
+//   V_jᵀ beside it as wgmma wants to find it, TMA takes it to HBM as it lies, 2 N d bytes a KV head. Who is ready draws the next
+//   tile. A row block waits until all tiles of its KV head are there; who transposes waits for nobody, so that all ends though a
+//   grid may not be on the GPU as a whole.
 // - P̃_ij stays in registers. Rounded to 8 bits, a thread's accumulators of columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 (q = lane
 //   mod 4) are the 4 bytes that an operand wants to be of columns 4q to 4q + 3. No lane asks another for its bytes: `turn` puts
-//   the keys of each 16 in that order, and a sum does not care about the order of its terms.
+//   the keys of each 16 in that order, and a sum does not care about the order of its terms. Where V is taken as it is, K's rows
+//   change places: TMA takes them to go by fours, and brings the first two of each four to the first half of K_j, the others to
+//   the second. Then columns 8n + 2q and 8n + 2q + 1 of both halves are keys 16n + 4q to 16n + 4q + 3.
 // - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is 2^OFFSET = 16 at most where m is the maximum,
 //   and may be 448 where m lags behind. What is less than 2^-14 of a row's largest weight becomes 0. ℓ is the sum of P̃ before
 //   rounding.
@@ -50,9 +53,11 @@
 // V was transposed by a kernel before this one, in 20 µs. Of the rate then, full / causal: 1.03 to 1.08 / 1.10 to 1.12 at N = 1024,
 // 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 to 1.01 at 2048; 0.91 and 0.93 for 128 queries of
 // 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin all at once, and so wait for their V all
-// at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where 128 would stay in the L2. If V came transposed, it
-// would be 1.01 / 1.00 at N = 1024, causally 1.11 to 1.13 at 2048, of which 1.07 is waiting, and 1.06 at 4096. Row blocks that wait
-// for 64 tiles at a time, not for all of their KV head's: 1.03 at 2048, but without a mask the producer then lacks registers.
+// at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where 128 would stay in the L2.
+//
+// A V whose keys lie next to each other, of the rate of other V, full / causal: 1.04 to 1.05 / 1.05 to 1.07 at N = 1024, 1.03 /
+// 1.07 at 2048, 1.00 to 1.01 / 1.03 to 1.05 at 4096, causally 0.98 at 16384. Of this, waiting for other V is 1.01 to 1.04
+// causally. The same code at other addresses: 0.95 to 1.03.
 //
 // What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
 // made by the producer's idle warps for their own row block alone, again for each: 3 to 12% slower than by a kernel before. A
@@ -62,11 +67,14 @@
 // Two V_j on their way to be transposed, with room for 3 V_jᵀ: 0.91 without a mask. A first section as small as V is transposed
 // at once: 0.96 to 1.00. Tiles from the first to the last, so that causally, too, only the first needs maxima: 0.96 to 0.99
 // without a mask, 0.97 to 1.02 causally. Q, V and O marked for the L2 to forget first: 0.96 to 1.01. Half of the diagonal's
-// exponentials left out for the upper warpgroup: 0.97 to 1.01. Maxima of all tiles, causally: 0.93 to 1.01 at N = 1024, 0.87 to 0.99
-// from 4096 on. P̃ by shared memory: 0.87 to 0.94 from N = 4096 on. P̃ rounded when its sums are known, not before, so that a
-// lagging m may be corrected in it: 0.84 to 0.96 there. O_i written during the next row block's first exponentials: 0.98 to 1.01.
-// One warpgroup 400 or 800 cycles behind the other from the start: 0.98 to 1.03. Row blocks of one head after the other, causally:
-// 0.91 to 0.93. OFFSET of 2, so that fewer tiles are computed again: O is off by 1.3%, not 0.8%, where one key of 4096 outweighs all.
+// exponentials left out for the upper warpgroup: 0.97 to 1.01. Maxima of all tiles, causally: 0.93 to 1.01 at N = 1024, 0.87 to
+// 0.99 from 4096 on. P̃ by shared memory: 0.87 to 0.94 from N = 4096 on. P̃ rounded when its sums are known, not before, so that
+// a lagging m may be corrected in it: 0.84 to 0.96 there. O_i written during the next row block's first exponentials: 0.98 to
+// 1.01. One warpgroup 400 or 800 cycles behind the other from the start: 0.98 to 1.03. Row blocks of one head after the other,
+// causally: 0.91 to 0.93. V transposed in the order in which it is needed, and waited for one j at a time: 0.97 to 1.02 causally;
+// and the consumers transpose the first tiles, too: 0.94 to 1.01. K's rows in boxes of 32, 16 or 8, so that columns of four keys
+// are nearer to each other: 0.97 to 1.02, 0.97 to 1.03, 0.91 to 0.96. Room for 6 V_j where none is transposed: 0.96 to 1.02.
+// OFFSET of 2, so that fewer tiles are computed again: O is off by 1.3%, not 0.8%, where one key of 4096 outweighs all.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
@@ -79,7 +87,7 @@
 // O is off by 2.7% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.7% from
 // that of the numbers before they were rounded.
 //
-// HBM, in elements a head: as hopper.cu's; besides, V is read and written once, to be transposed.
+// HBM, in elements a head: as hopper.cu's; besides, V is read and written once where it is transposed.
 //
 // no spills, no stack
 #include "hopper_softmax.cuh"
