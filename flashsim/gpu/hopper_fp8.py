@@ -24,7 +24,7 @@ THREADS, ROUNDS = 384, 256  # of both kernels
 SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32 + 2 * 16) + 11 * 16 + 3 * 12 + 3 * 4  # tiles, barriers, numbers
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
-FOURS = 4  # keys that a row's thread has of 16: K comes in this order where V is taken as it is
+FOURS = 4  # of so many keys N_k is a multiple where V is taken as it is: K's rows then go by fours
 HEADS = 32  # of a section at most: all of its heads begin at once, and each waits until its V is transposed
 
 _PROBLEM = np.dtype(
