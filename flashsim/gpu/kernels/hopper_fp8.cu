@@ -44,17 +44,19 @@
 // which take longer. What is asked of shared memory queues behind other warps' exponentials: so whether the next K_j is there is
 // asked before a half's own. Where maxima are taken, O_i is waited for before, for want of registers.
 //
-// Three warpgroups, of the rate with two, each of which took a tile at a time and had S_ij twice, full / causal, in one run: 1.01 /
-// 1.05 at N = 1024, where a head's last row block has rows for one warpgroup, 1.11 full at 2048, 1.11 / 1.10 at 4096, 1.09 / 1.10
-// at 16384. Of that, Q_i in registers makes 1.01 to 1.10, and asking early for K_j, with nothing spilled, 1.00 to 1.06.
+// Three warpgroups, of the rate with two, each of which took a tile at a time and had S_ij twice, full / causal, in two runs: 1.01
+// to 1.02 / 1.05 at N = 1024, where a head's last row block has rows for one warpgroup; 1.11 / 1.13 at 2048, 1.10 to 1.11 / 1.10 to
+// 1.11 at 4096, 1.08 to 1.09 / 1.10 to 1.11 at 16384; causally at 4096, 1.06 where scores have a standard deviation of 2, and 1.02
+// where it is 9. Of that, Q_i in registers makes 1.01 to 1.10, and asking early for K_j, with nothing spilled, 1.00 to 1.06.
 //
-// Where the time goes: at N = 16384, full, tensor cores and the exponentials' unit are busy for 0.56 of it. Three warpgroups that do nothing
-// else keep the former busy all the time, S in 64 columns and Q in registers: 769 cycles for 768 of a half of 192 rows. Without any
-// exponentials, the first version with three was 1.08 to 1.20 times as fast.
+// Where the time goes: at N = 16384, full, tensor cores and the exponentials' unit are busy for 0.56 of it. Three warpgroups that do
+// nothing else keep the former busy all the time, S in 64 columns and Q in registers: 769 cycles for 768 of a half of 192 rows.
+// Without any exponentials, the first version with three was 1.08 to 1.20 times as fast.
 //
 // What did not help with three warpgroups. A quarter of a tile at a time, and S twice: 0.82 to 0.92. A whole tile at a time, S once,
 // no product during exponentials (with a few registers spilled): 0.74 to 0.82. A polynomial for 1/8 of the exponentials: 0.90 to
-// 0.98; for 1/4: 0.86 to 0.95. Two warpgroups, half a tile at a time, and S twice: 0.70 to 0.94 of two that take a tile.
+// 0.98; for 1/4: 0.86 to 0.95. Places in rings without a division: 0.96 to 1.02. Causally, sections of 16 heads at most 0.94 to
+// 1.03, of 64 0.99 to 1.01. Two warpgroups, half a tile at a time, and S twice: 0.70 to 0.94 of two that take a tile.
 //
 // What follows was measured with two warpgroups that took a tile at a time. By the clock, at 1.76 GHz: a tile 1670 cycles. A row
 // block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last product 580, O_i 1030, of about 15700
