@@ -18,10 +18,10 @@ from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
-EVENTS = ("S again",)  # tiles of which a warp computed its scores again
-BLOCKS = (128, 128)  # B_r, B_c
-THREADS, ROUNDS = 384, 256  # of both kernels
-SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32 + 2 * 16) + 11 * 16 + 3 * 12 + 3 * 4  # tiles, barriers, numbers
+EVENTS = ("S again",)  # halves of tiles of which a warp computed its scores again
+BLOCKS = (192, 128)  # B_r, B_c
+THREADS, ROUNDS = 512, 256  # of both kernels
+SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4 * 4  # tiles, barriers, numbers
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
 FOURS = 4  # of so many keys N_k is a multiple where V is taken as it is: K's rows then go by fours
@@ -147,7 +147,7 @@ def _launch(
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     name = function(causal, keys_contiguous)
     (kernel,) = ready(device, FILE, (name,), name, SHARED, counting)
-    K_map, V_map = ((fours_map, B_c // 2), columns_map) if keys_contiguous else ((tensor_map, B_c), tensor_map)
+    K_map, V_map = ((fours_map, B_c // 4), columns_map) if keys_contiguous else ((tensor_map, B_c), tensor_map)
     sides = (
         ("q", tensor_map, q, strides[0], NAME, B_r),
         ("k", K_map[0], k, strides[1], NAME, K_map[1]),
