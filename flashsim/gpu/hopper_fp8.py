@@ -171,7 +171,7 @@ KERNEL = Kernel(
     ),
     forward=forward,
     prepare=prepare,
-    counts=True,
+    takes=("causal", "count"),
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,
