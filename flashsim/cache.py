@@ -164,6 +164,11 @@ class L2(CacheTraffic):
         """Return DRAM traffic in bytes, each array at its item size. `hbm` is the run's traffic, which knows the sizes."""
         return sum(moved.dram_accesses * hbm.by_array[array].itemsize for array, moved in self.by_array.items())
 
+    @property
+    def total(self) -> CacheTraffic:
+        """The traffic of all arrays until now."""
+        return CacheTraffic(self.reads, self.writes, self.hits, self.dram_reads, self.dram_writes)
+
     def __repr__(self) -> str:
         held = f"{len(self._lines):,} of {self.capacity:,} lines of {self.line}"
         rows = [f"L2 of {self.size:,} elements, {held} in use"]
