@@ -150,11 +150,12 @@ class Harm:
 
 
 def repacked(content: bytes, packing: Any = zipfile.ZIP_DEFLATED, **arrays: Any) -> bytes:
-    """Return an .npz with some of its members' arrays, or bytes, replaced; None leaves one out."""
+    """Return an .npz with some of its members' arrays, or bytes, replaced or added; None leaves one out."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w", packing) as new:
-        for name in old.namelist():
-            member = arrays.get(name.removesuffix(".npy"), old.read(name))
+        for name in dict.fromkeys([*old.namelist(), *(f"{name}.npy" for name in arrays)]):
+            stem = name.removesuffix(".npy")
+            member = arrays[stem] if stem in arrays else old.read(name)
             if isinstance(member, np.ndarray):
                 file = io.BytesIO()
                 np.save(file, member, allow_pickle=True)
@@ -171,6 +172,7 @@ def npy(header: str) -> bytes:
 PACKED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda good: b"", "no .npz file, or a damaged one"),
     "cut": (lambda good: good[:-30], "no .npz file, or a damaged one"),
+    "an older one": (lambda good: repacked(good, kind=np.zeros(9, int)), "as an older flashsim wrote them; save the trace again"),
     "a pickle": (lambda good: pickle.dumps(Harm()), "no .npz file, or a damaged one"),
     "flipped": (lambda good: good[:200] + bytes([good[200] ^ 255]) + good[201:], "no .npz file, or a damaged one"),
     "pickled": (lambda good: repacked(good, values=np.array([Harm()])), "'values' holds pickled Python objects"),

@@ -118,6 +118,8 @@ def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
             missing = [name for name in names if name not in held]
             if missing:
                 raise _Refused(f"it has no array {missing[0]!r}")
+            if "kind" in held:
+                raise _Refused("its events are arrays, as an older flashsim wrote them; save the trace again")
             _check_size(sum(held[name].file_size for name in names), most, "it says that it unpacks to")
             packed = {held[name].compress_type for name in names} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
             if packed:
