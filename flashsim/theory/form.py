@@ -60,6 +60,7 @@ class Form:
     plain            it has neither mask nor dropout
     options          the algorithm's own, as its record declares them
     live             it skips empty tiles
+    theta            (N, d, M) -> what a theorem says that its accesses, and a backward pass's, are Θ of; None: nothing
     gives_dS         a backward pass that makes a bias's gradient: each tile of dS is added to dB
     """
 
@@ -79,6 +80,7 @@ class Form:
     plain: bool = False
     options: tuple[Option, ...] = ()
     live: bool = False
+    theta: Callable[[int, int, int], float] | None = None
     gives_dS: bool = False
 
     def __post_init__(self) -> None:

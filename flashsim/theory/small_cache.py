@@ -13,6 +13,7 @@ from __future__ import annotations
 from math import isqrt
 
 from flashsim.records import Blocks
+from flashsim.theory.bounds import theorem_saha_ye
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 
@@ -39,6 +40,7 @@ FORM = Form(
     kept=lambda p, blocks: {"S": blocks.B_r * p.N_k},
     peak=peak,
     products=(1, 1),
+    theta=theorem_saha_ye,
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

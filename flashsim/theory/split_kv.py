@@ -50,6 +50,7 @@ FORM = replace(
     name="split_kv",
     traffic=traffic,
     peak=peak,
+    theta=None,
     options=(Option("splits", None, check_splits), Option("merge", "sequence", check_merge)),
     formulas={
         "Q": ("T_c * N_q * d", "0"),
