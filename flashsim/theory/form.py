@@ -11,7 +11,7 @@ from flashsim.options import Option
 from flashsim.records import Blocks, Role
 from flashsim.source import note_line
 from flashsim.theory.formulas import Mean, common_symbols, evaluated
-from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
+from flashsim.theory.problem import Arrays, Kept, OneHead, Tiles, ceil_div
 
 T = TypeVar("T")
 ROLES: Mapping[str, Mapping[str, Role]] = {
@@ -51,7 +51,7 @@ class Form:
                      columns
     initial          names of the arrays that are initialised, all of each
     symbols          values of those symbols that are this algorithm's only
-    kept             elements in HBM of arrays that are kept in the type that is computed in, such as a strip of S
+    kept             what arrays have in HBM that are no whole matrix, such as a strip of S: elements, and how they are stored
     passes           the computed tiles of each pass over S; the first hands dS to a bias's gradient
     traffic          what each array moves, for a set of computed tiles, where the formulas do not tell
     peak             the most on chip, in elements
@@ -71,7 +71,7 @@ class Form:
     formulas: Mapping[str, tuple[str, str]]
     initial: tuple[str, ...] = ()
     symbols: Callable[[OneHead, Blocks], dict[str, int]] | None = None
-    kept: Callable[[OneHead, Blocks], Mapping[str, int]] | None = None
+    kept: Callable[[OneHead, Blocks], Mapping[str, Kept]] | None = None
     passes: Callable[[OneHead, Blocks, Tiles], tuple[Tiles, ...]] = one_pass
     traffic: Callable[[OneHead, Blocks, Tiles], Arrays] | None = None
     peak: Callable[[OneHead, Blocks, Tiles], int]
