@@ -46,7 +46,7 @@ numbers. The theorem is proved by hand; its arithmetic is checked by machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import cbrt, ceil, isqrt
 from typing import Any
 
@@ -54,7 +54,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.certificate import fewer_phases, most_in_a_phase
-from flashsim.checking import check_count
+from flashsim.checking import check_count, check_shape
+from flashsim.records import Shape
 
 Floats = NDArray[Any]
 COMBINED_BELOW = 6  # of M / d²: above, the theorem alone is as good
@@ -102,16 +103,12 @@ class LowerBound(Phases):
     H: int = 0
 
 
-def check_bounded(*given: int | None) -> tuple[int, ...]:
-    """Return N_q, N_k, d, d_v, M, pairs, queries, keys of what `lower_bound` is given. Raises ValueError for no sense."""
-    N, d, M, N_q, N_k, d_v, pairs, queries, keys = given
-    N_q, N_k = (check_count(name, N if size is None else size) for name, size in (("N_q", N_q), ("N_k", N_k)))
-    d, M = check_count("d", d), check_count("M", M)
-    d_v = d if d_v is None else check_count("d_v", d_v)
-    queries = N_q if queries is None else check_count("queries", queries, 0, N_q)
-    keys = N_k if keys is None else check_count("keys", keys, 0, N_k)
-    pairs = queries * keys if pairs is None else check_count("pairs", pairs, max(queries, keys), queries * keys)
-    return N_q, N_k, d, d_v, M, pairs, queries, keys
+def check_pairs(shape: Shape, pairs: int | None, queries: int | None, keys: int | None) -> tuple[int, int, int]:
+    """Return pairs, queries and keys as `lower_bound` takes them. Raises ValueError for numbers that no mask has."""
+    queries = shape.N_q if queries is None else check_count("queries", queries, 0, shape.N_q)
+    keys = shape.N_k if keys is None else check_count("keys", keys, 0, shape.N_k)
+    most = queries * keys
+    return (most if pairs is None else check_count("pairs", pairs, max(queries, keys), most)), queries, keys
 
 
 def lower_bound(
@@ -131,13 +128,14 @@ def lower_bound(
     Give N, or N_q and N_k; d_v is d where it is left out. `pairs` are those allowed, `queries` and `keys` those that have any;
     None: all. Raises ValueError for arguments that make no sense.
     """
-    N_q, N_k, d, d_v, M, pairs, queries, keys = check_bounded(N, d, M, N_q, N_k, d_v, pairs, queries, keys)
-    compulsory = queries * d + keys * (d + d_v) + N_q * d_v
-    found = LowerBound(N_q, N_k, d, d_v, M, pairs, compulsory)
+    shape, M = check_shape(N, d, N_q, N_k, d_v), check_count("M", M)
+    pairs, queries, keys = check_pairs(shape, pairs, queries, keys)
+    compulsory = queries * shape.d + keys * (shape.d + shape.d_v) + shape.N_q * shape.d_v
+    found = LowerBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
     if not pairs:
         return found
     best = _by_terms(found)
-    return max(best, _combined(found), key=lambda at: at.phases) if COMBINED_BELOW * d * d > M else best
+    return max(best, _combined(found), key=lambda at: at.phases) if COMBINED_BELOW * shape.d**2 > M else best
 
 
 def spread(low: int, high: int) -> list[int]:

@@ -53,11 +53,12 @@ by hand; its arithmetic is checked by machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil, isqrt, sqrt
 
 from flashsim.certificate_backward import most_in_a_phase
-from flashsim.theory.lower import Phases, check_bounded, spread
+from flashsim.checking import check_count, check_shape
+from flashsim.theory.lower import Phases, check_pairs, spread
 
 BETA = 1 / sqrt(432)  # 1/12√3
 
@@ -85,12 +86,14 @@ def lower_bound_backward(
 
     Arguments as for `lower_bound`. Raises ValueError for arguments that make no sense.
     """
-    N_q, N_k, d, d_v, M, pairs, queries, keys = check_bounded(N, d, M, N_q, N_k, d_v, pairs, queries, keys)
-    compulsory = (queries + keys) * (d + d_v) + N_q * d + N_k * (d + d_v)
-    found = BackwardBound(N_q, N_k, d, d_v, M, pairs, compulsory)
+    shape, M = check_shape(N, d, N_q, N_k, d_v), check_count("M", M)
+    pairs, queries, keys = check_pairs(shape, pairs, queries, keys)
+    w = shape.d + shape.d_v
+    compulsory = (queries + keys) * w + shape.N_q * shape.d + shape.N_k * w
+    found = BackwardBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
     if not pairs:
         return found
-    T, delta = pairs * (2 * d + d_v), min(d, d_v)
+    T, delta = pairs * (shape.d + w), min(shape.d, shape.d_v)
     low, high = M + 1, max(M + 1, min(3 * ceil(T ** (2 / 3)), isqrt(16 * delta * T)) + 1)  # then G ≥ T: one phase
     best = max((_phases(found, T, Y, delta) for Y in {2 * M, 3 * M, *spread(low, high)}), key=lambda at: at.phases)
     if best.n:

@@ -226,15 +226,12 @@ class OneHead:
 
 def arrays_of(mask: Mask, group: int) -> tuple[Stored, ...]:
     """Return what of a mask is in HBM as arrays. Rows, if there are several, are those of all heads."""
-    found = [Stored(*_two(array.shape), f"mask{number or ''}", 1) for number, array in enumerate(mask.dense(()))]
+    shapes = (array.shape for array in mask.dense(()))
+    found = [Stored(rows, columns, f"mask{number or ''}", 1) for number, (rows, columns) in enumerate(shapes)]
     if mask.bias is not None:
-        found.append(Stored(*_two(mask.bias.matrix), "bias", mask.bias.array.dtype.itemsize))
+        rows, columns = mask.bias.matrix
+        found.append(Stored(rows, columns, "bias", mask.bias.array.dtype.itemsize))
     return tuple(array._replace(rows=array.rows * (group if array.rows > 1 else 1)) for array in found)
-
-
-def _two(shape: tuple[int, ...]) -> tuple[int, int]:
-    rows, columns = shape
-    return rows, columns
 
 
 def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) -> Live:
