@@ -22,7 +22,7 @@ from flashsim.records import Blocks, Occupancy, Shape, Traffic
 from flashsim.sweeping.columns import ARGUMENTS, FOUND, is_found
 from flashsim.sweeping.points import Point
 from flashsim.theory import Exact, NoClosedForm, exact
-from flashsim.theory.forms import forms
+from flashsim.theory.form import forms
 
 Row = dict[str, Any]
 Status = Literal["ok", "does not fit", "refused"]
