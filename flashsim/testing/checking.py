@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pytest
 
 SHRUNK = 3  # failing checks whose cases are shrunk; of the others the simplest case drawn is shown
-EXHIBITS = 8  # failing cases that a diagnosis looks at
 
 
 class AttentionCheckFailed(AssertionError):
@@ -180,13 +179,7 @@ def _failure(kernel: Kernel, name: str, found: Survey, shrunk: bool) -> Failure:
         if again is not None and again.failed:
             finding, how = again, "simplest found"
     verdicts = [(case, passed) for case, passed, check in found.verdicts if check == name]
-    exhibits = [finding]
-    for case, passed in verdicts:
-        if not passed and len(exhibits) <= EXHIBITS:
-            exhibit = try_check(CHECKS[name], kernel, case)
-            if exhibit is not None and exhibit.failed:
-                exhibits.append(exhibit)
-    suspicions = diagnose(kernel, exhibits, verdicts) if shrunk else []
+    suspicions = diagnose(kernel, [finding, *tally.failing], verdicts) if shrunk else []
     message = describe(kernel, finding, tally, suspicions, how)
     return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
 
