@@ -11,10 +11,11 @@ import pytest
 
 from flashsim.inputs import Array
 from flashsim.testing.case import Case, Problem
+from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import ALL
-from flashsim.testing.running import Finding, survey
+from flashsim.testing.running import Finding, survey, try_check
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects import Question, Suspect, suspects
 
@@ -65,9 +66,12 @@ def gathered(kernel: Kernel, check: str, examples: int = 60) -> tuple[list[Findi
     found = survey(kernel, examples, 0, [check])
     if not found.tallies[check].failed:
         found = survey(kernel, 5 * examples, 1, [check])
-    tally = found.tallies[check]
-    assert tally.simplest is not None, "no case fails"
-    return [tally.simplest, *tally.failing], [(case, passed) for case, passed, _ in found.verdicts]
+    simplest = found.tallies[check].simplest
+    assert simplest is not None, "no case fails"
+    verdicts = [(case, passed) for case, passed, _ in found.verdicts]
+    with np.errstate(all="ignore"):
+        others = [try_check(CHECKS[check], kernel, case) for case, passed in verdicts if not passed][:8]
+    return [simplest, *(f for f in others if f is not None)], verdicts
 
 
 def diagnosed(kernel: Kernel, check: str, examples: int = 60) -> list[Suspicion]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from flashsim.checking import check_callback, check_choice, check_count, is_one_of, shown
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.diagnosis import diagnose
+from flashsim.testing.diagnosis import Suspicion, diagnose
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import Mismatch, mismatches, undeclared
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pytest
 
 SHRUNK = 3  # failing checks whose cases are shrunk; of the others the simplest case drawn is shown
+EXHIBITS = 8  # failing cases that a diagnosis looks at
 
 
 class AttentionCheckFailed(AssertionError):
@@ -170,16 +172,17 @@ def _check_expected(kernel: Kernel, given: Any, names: Sequence[str] | None) -> 
 
 
 def _failure(kernel: Kernel, name: str, found: Survey, shrunk: bool) -> Failure:
-    tally = found.tallies[name]
+    check, tally, suspicions = CHECKS[name], found.tallies[name], list[Suspicion]()
     finding, how = tally.simplest, NOT_SHRUNK
     assert finding is not None
     if shrunk:
-        again = shrink(CHECKS[name], kernel, finding.case)
+        again = shrink(check, kernel, finding.case)
         how = "the simplest drawn; tried once more it passed, so the kernel may not be deterministic"
         if again is not None and again.failed:
             finding, how = again, "simplest found"
-    verdicts = [(case, passed) for case, passed, check in found.verdicts if check == name]
-    suspicions = diagnose(kernel, [finding, *tally.failing], verdicts) if shrunk else []
+        verdicts = [(case, passed) for case, passed, tried in found.verdicts if tried == name]
+        failing = (try_check(check, kernel, case) for case, passed in verdicts if not passed)
+        suspicions = diagnose(kernel, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts)
     message = describe(kernel, finding, tally, suspicions, how)
     return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
 
