@@ -23,8 +23,7 @@ from flashsim.records import Blocks, Occupancy, Shape, Traffic
 from flashsim.sizes import Size, first
 from flashsim.theory import groups
 from flashsim.theory.bounds import products_flops
-from flashsim.theory.form import Form
-from flashsim.theory.forms import form_of, forms
+from flashsim.theory.form import Form, form_of, forms
 from flashsim.theory.live import Chosen, listed
 from flashsim.theory.problem import BYTES, NoClosedForm, OneHead, Tiles, arrays_of, ceil_div, live_tiles
 
