@@ -145,9 +145,7 @@ def exact(
     )
 
 
-def peak_of(
-    form: Form, shape: Shape, M: int, dtype: str, blocks: tuple[int, int], *, dropout: bool = False
-) -> int:
+def peak_of(form: Form, shape: Shape, M: int, dtype: str, blocks: tuple[int, int], *, dropout: bool = False) -> int:
     """Return what `exact` says of `sram.peak` without a mask, in blocks of (B_r, B_c); quicker, as it looks at no traffic."""
     own = {option.name: option.default for option in form.options}
     n, k, d, d_v = shape.N_q, shape.N_k, shape.d, shape.d_v
