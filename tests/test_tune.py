@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import Causal, SlidingWindow, plots, theory
 from flashsim.algorithms import PASSES
+from flashsim.algorithms.record import Direction
 from flashsim.cli import main
 from flashsim.memory import SramOverflow
 from flashsim.records import Blocks, Shape
@@ -46,7 +47,7 @@ def test_least_is_kept_where_V_is_narrower() -> None:
 
 
 @pytest.mark.parametrize("direction", PASSES)
-def test_a_peak_alone_is_that_of_all_counts(direction: str) -> None:
+def test_a_peak_alone_is_that_of_all_counts(direction: Direction) -> None:
     shape = Shape(13, 9, 5, 3)
     how: dict[str, Any] = {"M": 60, "dtype": "float16", "direction": direction}
     for name, p in itertools.product(PASSES[direction], (0.0, 0.5)):
