@@ -1,4 +1,4 @@
-"""Shared by all tests: Hypothesis settings, how long the fuzzers run, a browser.
+"""Shared by all tests: Hypothesis settings, a BLAS thread a process, how long the fuzzers run, a browser.
 
 `pytest tests/test_fuzz.py --fuzz 100000` tries as many examples in each test that is decorated with
 `@settings(settings.get_profile("fuzz"))`.
