@@ -144,6 +144,15 @@ def exact(
     )
 
 
+def peak_of(form: Form, shape: Shape, M: int, dtype: str, blocks: tuple[int, int], *, dropout: bool = False) -> int:
+    """Return what `exact` says of `sram.peak` without a mask, in blocks of (B_r, B_c); quicker, as it looks at no traffic."""
+    own = {option.name: option.default for option in form.options}
+    n, k, d, d_v = shape.N_q, shape.N_k, shape.d, shape.d_v
+    p = OneHead(n, k, d, d_v, M, BYTES[dtype], masked=False, dense=(), dropout=dropout, options=own)
+    sizes = _clipped(p, *blocks)
+    return _peak(form, p, sizes, p.tiles(sizes.B_r, sizes.B_c))
+
+
 def _chosen(skipping: Any, rule: Mask, p: OneHead, sizes: Blocks) -> Chosen | None:
     if skipping is None:
         return None
