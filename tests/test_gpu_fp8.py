@@ -19,7 +19,8 @@ from tests.test_gpu import Array, Given, Poisoned, given, moved, tally
 pytestmark = ON_HOPPER
 
 KERNEL = gpu.kernel("hopper_fp8")
-OFFSET, WARPS = 4, 8  # the kernel's; of a row block
+OFFSET = 4  # the kernel's
+ROWS, KEYS = 16, 64  # of a warp; of a half of a tile
 HALF, LEAST = 2.0**-4, 2.0**-10  # rounding to e4m3: of a normal number, relative; of a subnormal one, absolute
 PRODUCTS = (
     2.0**-7
@@ -105,7 +106,7 @@ def test_weights_do_not_saturate_where_the_maximum_lags_behind(growth: float, ho
 
 
 def again(problem: Given, scale: float, causal: bool = False) -> int:
-    """Of how many tiles a warp computed its scores again."""
+    """Of how many halves of tiles a warp computed its scores again."""
     counters = Counters()
     o = Poisoned(problem.q.shape, "float16")
     KERNEL.forward(*on_gpu(problem), o.array, None, Options(scale, causal, counters=counters))
@@ -128,22 +129,29 @@ def test_scores_are_computed_again_once_where_the_maximum_grows_once(growth: flo
     """Were m not to become the maximum, though it lags by little, sums would be too large in all the tiles that follow."""
     tiles = 8
     found = again(steps(1, tiles, [0, 0] + [1] * (tiles - 2)), growth * np.log(2), causal)
-    grown = 1 if causal else tiles  # row blocks. Causally maxima of two tiles are taken anyway
+    grown = 3 * 64 if causal else 128 * tiles  # rows. Causally maxima of at least two halves are taken anyway
     fits = 16 * 2 ** (OFFSET + growth) <= hopper_fp8.LARGEST
-    assert found == (0 if fits else WARPS * grown)
+    assert found == (0 if fits else grown // ROWS)
 
 
 def test_scores_are_computed_again_in_one_row_block_of_hard_data() -> None:
     """A block of threads takes maxima in its next row blocks, and goes on to, for they grow there, too."""
     processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
-    assert again(steps(2 * processors, 2, [0, 1]), 6 * np.log(2)) == WARPS * processors
+    assert again(steps(2 * processors, 3, [0, 1, 1]), 6 * np.log(2)) == hopper_fp8.BLOCKS[0] // ROWS * processors
+
+
+def test_row_blocks_without_rows_for_a_warpgroup_leave_it_as_it_was() -> None:
+    """Every other row block has rows for one of three; the two others go on to take maxima in their next."""
+    processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
+    found = again(steps(4 * processors, 2, [0, 1]), 6 * np.log(2))
+    assert 64 // ROWS * processors <= found <= hopper_fp8.BLOCKS[0] // ROWS * processors
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_of_normal_numbers_few_scores_are_computed_again(causal: bool) -> None:
     heads, N = 2, 2048
-    tiles = heads * (N // 128) ** 2 // (2 if causal else 1)
-    assert again(rounded((1, heads, heads, N, N, 128)), 128**-0.5, causal) <= WARPS * tiles / 200
+    halves = heads * (N // ROWS) * (N // KEYS) // (2 if causal else 1)
+    assert again(rounded((1, heads, heads, N, N, 128)), 128**-0.5, causal) <= halves / 200
 
 
 @pytest.mark.parametrize("growth", [3.9, 4.1, 4.9, 20])
@@ -157,7 +165,7 @@ def test_results_where_maxima_grow(heights: list[int], growth: float) -> None:
 def test_results_of_row_blocks_that_take_maxima() -> None:
     """As all but a block of threads' first do, where maxima grow."""
     processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
-    problem = steps(2 * processors, 2, [0, 1])
+    problem = steps(2 * processors, 3, [0, 1, 1])
     assert_near(problem, *run(problem, 6 * np.log(2), False), 6 * np.log(2), False)
 
 

@@ -413,7 +413,7 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
     words = struct.unpack("<3Q", counters)
     assert words == tuple(launching.counter(DEVICE, 0) + 4 * n for n in range(3))
     problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
-    T_r, T_c, heads = 3, 6, B * H_kv
+    T_r, T_c, heads = 2, 6, B * H_kv
     assert (problem["T_c"], problem["tiles"], problem["last_draw"]) == (T_c, heads * T_c, heads * T_c + grid - 1)
     counted = np.bincount(np.arange(heads) >> problem["together"])  # heads
     assert len(counted) == problem["last"] + 1 <= launching.WORDS_EACH - 2

@@ -18,10 +18,10 @@ from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
-EVENTS = ("S again",)  # tiles of which a warp computed its scores again
-BLOCKS = (128, 128)  # B_r, B_c
-THREADS, ROUNDS = 384, 256  # of both kernels
-SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32 + 2 * 16) + 11 * 16 + 3 * 12 + 3 * 4  # tiles, barriers, numbers
+EVENTS = ("S again",)  # halves of tiles of which a warp computed its scores again
+BLOCKS = (192, 128)  # B_r, B_c
+THREADS, ROUNDS = 512, 256  # of both kernels
+SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4 * 4  # tiles, barriers, numbers
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
 HEADS = 32  # of a section at most: all of its heads begin at once, and each waits until its V is transposed

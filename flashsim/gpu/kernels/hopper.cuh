@@ -46,6 +46,17 @@ struct Barrier {
             : "memory");
         while (!open);
     }
+    __device__ bool is_open(Word parity) const {
+        Word open;
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(open)
+            : "r"(at), "r"(parity)
+            : "memory");
+        return open;
+    }
 };
 
 // Make barriers known to TMA, by the thread that has set them up; and to all, before anybody uses them.
@@ -76,6 +87,7 @@ template <int stages, int bytes> struct Ring {
         for (int n = 0; n < stages; ++n) there(n).expect_arrivals(came), free(n).expect_arrivals(left);
     }
     __device__ void wait_there(Word n) const { there(n).wait(n / stages & 1); }
+    __device__ bool is_there(Word n) const { return there(n).is_open(n / stages & 1); }
     __device__ void wait_free(Word n) const { free(n).wait(~(n / stages) & 1); }
 };
 

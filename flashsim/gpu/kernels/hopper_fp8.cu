@@ -13,39 +13,55 @@
 // - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is 2^OFFSET = 16 at most where m is the maximum,
 //   and may be 448 where m lags behind. What is less than 2^-14 of a row's largest weight becomes 0. ℓ is the sum of P̃ before
 //   rounding.
-// - A tile's products take half the cycles that they take in 16 bits, as many as its exponentials: all must run at once. So the
-//   scores of the next tile are computed during this one's exponentials. There is room for S twice since P̃ takes half of it.
+// - A tile's products take half the cycles that they take in 16 bits, as many as its exponentials: all must run at once. Two
+//   warpgroups do not see to that, though each computes the next tile's scores during its exponentials: both wait for the same
+//   things at the same time. Three do, so B_r is 192. Then a thread has 160 registers, so a warpgroup takes half a tile at a time,
+//   its upper 64 keys and then its lower ones: S_ij once, and during its exponentials O_i += P̃ V of the half before.
+// - Q_i is in registers, 16 a thread: shared memory is read less. There it stays for scores that are computed again.
+// - Each warpgroup begins with the last half that one of its rows sees, and skips tiles that none of its rows sees.
 // - Maxima are not taken where that can be helped. P̃ is computed with the m of before; that it fits, its sums say, which ℓ
 //   needs anyway: no weight is above 448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by
-//   mma.sync, and m becomes the maximum itself: were it to lag behind, though by little, sums would be too large in tile after
-//   tile, each of which costs its warpgroup about 9000 cycles more. Of the first tile maxima are taken, causally of two: of the
-//   first a row may see one key.
-// - How often sums are too large is a property of data. Where they were in more than a few tiles of a row block, its warpgroup
-//   takes maxima of all tiles of the next, and m follows where it lags by more than a factor of 2^LIMIT. Of the rate without
-//   this, N = 4096, full / causal: 2.5 / 2.1 where scores have a standard deviation of 9, 1.5 full where it is 2.25, and 0.98 /
-//   0.95 where it is 1 (N = 1024: 0.97 / 0.97, 16384: 0.99 / 0.96).
+//   mma.sync, and m becomes the maximum itself: were it to lag behind, though by little, sums would be too large in half
+//   after half. Of the first tile that a warpgroup sees maxima are taken, of two where it sees no upper half of the first: there a
+//   row may see one key.
+// - How often sums are too large is a property of data. Where they were in more than a few halves of a row block, its warpgroup
+//   takes maxima of all halves of the next, and m follows where it lags by more than a factor of 2^LIMIT. Of the rate without
+//   this, with two warpgroups, N = 4096, full / causal: 2.5 / 2.1 where scores have a standard deviation of 9, 1.5 full where it is
+//   2.25, and 0.98 / 0.95 where it is 1 (N = 1024: 0.97 / 0.97, 16384: 0.99 / 0.96).
 // - A row block's first scores are computed with the last product of the one before, and wait while that one's O_i is written.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
-//     B_r × B_c = 128 × 128    consumers 2 × 240 registers, producer 24
-//     shared memory: 2 Q_i 32 | 4 K_j 64 | 4 V_jᵀ 64 | O_i 32 | V_j and V_jᵀ on their way 32 = 224 KB
-//     a consumer's thread: S twice 128 + O_i 64 + P̃ 16 = 208 registers
+//     B_r × B_c = 192 × 128    consumers 3 × 160 registers, producer 32
+//     shared memory: 2 Q_i 48 | 3 K_j 48 | 3 V_jᵀ 48 | O_i 48 | V_j and V_jᵀ on their way 32 = 224 KB
+//     a consumer's thread: O_i 64 + S 32 + P̃ 8, and 8 of the next + Q_i 16 = 128 registers
 //
-// Order of events: time runs to the right.
+// Order of events for a warpgroup, of halves: time runs to the right. The two others are anywhere else in it.
 //
-//     tensor cores    S_2     O += P̃_3 V_3   S_1     O += P̃_2 V_2   S_0     O += P̃_1 V_1     O += P̃_0 V_0   S of the next row block
-//     registers       P̃_3     P̃_2                    P̃_1                    P̃_0              O / ℓ ──> shared ──> TMA
+//     tensor cores    S_2  O += P̃_3 V_3     S_1  O += P̃_2 V_2     S_0  O += P̃_1 V_1     O += P̃_0 V_0   S of the next row block
+//     registers            P̃_2                   P̃_1                   P̃_0              O / ℓ ──> shared ──> TMA
 //
-// A loop's end must find no product under way, or ptxas runs all of them one by one: both products are waited for behind the
-// exponentials, which take longer. Waits for tiles stand between, so that the compiler does not move exponentials beyond.
+// A loop's end must find no product under way, or ptxas runs all of them one by one: so O_i is waited for behind the exponentials,
+// which take longer. What is asked of shared memory queues behind other warps' exponentials: so whether the next K_j is there is
+// asked before a half's own. Where maxima are taken, O_i is waited for before, for want of registers.
 //
-// Where a tile's cycles went, by the clock, before maxima were left out: 2290 at 1.8 GHz, of which its products and its
-// exponentials are 1024 each. Starting products 280, maxima and exponentials 1430, waiting 260, rounding P̃ and the rest 240:
-// the exponentials of both consumers fall into the same time, and the unit that takes them is idle for the rest.
+// Three warpgroups, of the rate with two, each of which took a tile at a time and had S_ij twice, full / causal, in two runs: 1.01
+// to 1.02 / 1.05 at N = 1024, where a head's last row block has rows for one warpgroup; 1.11 / 1.13 at 2048, 1.10 to 1.11 / 1.10 to
+// 1.11 at 4096, 1.08 to 1.09 / 1.10 to 1.11 at 16384; causally at 4096, 1.06 where scores have a standard deviation of 2, and 1.02
+// where it is 9. Of that, Q_i in registers makes 1.01 to 1.10, and asking early for K_j, with nothing spilled, 1.00 to 1.06.
 //
-// Now, at 1.76 GHz: a tile 1670. A row block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last
-// product 580, O_i 1030, of about 15700 in all. So O_i leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for
-// under the last product (0.99 to 1.05). At 690 W the card is at its limit.
+// Where the time goes: at N = 16384, full, tensor cores and the exponentials' unit are busy for 0.56 of it. Three warpgroups that do
+// nothing else keep the former busy all the time, S in 64 columns and Q in registers: 769 cycles for 768 of a half of 192 rows.
+// Without any exponentials, the first version with three was 1.08 to 1.20 times as fast.
+//
+// What did not help with three warpgroups. A quarter of a tile at a time, and S twice: 0.82 to 0.92. A whole tile at a time, S once,
+// no product during exponentials (with a few registers spilled): 0.74 to 0.82. A polynomial for 1/8 of the exponentials: 0.90 to
+// 0.98; for 1/4: 0.86 to 0.95. Places in rings without a division: 0.96 to 1.02. Causally, sections of 16 heads at most 0.94 to
+// 1.03, of 64 0.99 to 1.01. Two warpgroups, half a tile at a time, and S twice: 0.70 to 0.94 of two that take a tile.
+//
+// What follows was measured with two warpgroups that took a tile at a time. By the clock, at 1.76 GHz: a tile 1670 cycles. A row
+// block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last product 580, O_i 1030, of about 15700
+// in all. So O_i leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for under the last product (0.99 to
+// 1.05). At 690 W the card is at its limit.
 //
 // V was transposed by a kernel before this one, in 20 µs. Of the rate then, full / causal: 1.03 to 1.08 / 1.10 to 1.12 at N = 1024,
 // 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 to 1.01 at 2048; 0.91 and 0.93 for 128 queries of
@@ -84,9 +100,10 @@
 // no spills, no stack
 #include "hopper_softmax.cuh"
 
-constexpr int d = 128, B_r = 128, B_c = 128, CONSUMERS = B_r / 64;
+constexpr int d = 128, B_r = 192, B_c = 128, CONSUMERS = B_r / 64;
+constexpr int KEYS = 64;              // of a half of a tile, which a warpgroup takes at a time
 constexpr int OFFSET = 4, LIMIT = 4;  // log₂ of P̃ where S is m; of how far it may exceed that where maxima are taken
-constexpr int FEW = 64;               // of so many tiles, one may be computed again
+constexpr int FEW = 64;               // of so many halves, one may be computed again
 constexpr float LARGEST = 448.0f;
 static_assert(1 << (OFFSET + LIMIT) <= LARGEST, "P̃ must not saturate");
 
@@ -113,29 +130,33 @@ __device__ inline RowBlock in_order(const Problem& p, int n) {
     return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
 }
 
-// Keys before which one row r of a block whose first query is `top` sees all: end_of + r. The tiles of some of its rows, of all.
+// Keys before which one row r of a block whose first query is `top` sees all: end_of + r. Tiles that some of its rows see.
 template <bool causal> __device__ inline int end_of(const Problem& p, int top) {
     return causal ? p.N_k - p.N_q + top + 1 : p.N_k;
 }
 template <bool causal> __device__ inline int tiles_seen(const Problem& p, int top) {
     return (min(p.N_k, max(0, end_of<causal>(p, top) + B_r - 1)) + B_c - 1) / B_c;
 }
-template <bool causal> __device__ inline int whole_tiles(const Problem& p, int top) {
-    return min(p.N_k, max(0, end_of<causal>(p, top))) / B_c;
+// Of a warpgroup whose first query is `top`: the halves of tiles that some of its rows see, that all see.
+template <bool causal> __device__ inline int halves_seen(const Problem& p, int top) {
+    return top < p.N_q ? (min(p.N_k, max(0, end_of<causal>(p, top) + 63)) + KEYS - 1) / KEYS : 0;
+}
+template <bool causal> __device__ inline int whole_halves(const Problem& p, int top) {
+    return min(p.N_k, max(0, end_of<causal>(p, top))) / KEYS;
 }
 
 // ------------------------------------------------------------------------------------------------------------- 8-bit operands
 
-// S = Q Kᵀ, or S += Q Kᵀ: 64 × 128 of 64 × 32 and 128 × 32 bytes in shared memory.
-template <bool add> __device__ inline void wgmma_8(float (&S)[16][4], Descriptor Q, Descriptor K) {
+// S = Q Kᵀ, or S += Q Kᵀ: 64 × 64 of 64 × 32 bytes in registers, and 64 × 32 in shared memory.
+template <bool add> __device__ inline void wgmma_8(float (&S)[8][4], const Word (&Q)[4], Descriptor K) {
     if (add)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, %64, %65, 1, 1, 1;"
-                     : ASM_64(S, 0)
-                     : "l"(Q), "l"(K));
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LIST_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1;"
+                     : ASM_32(S, 0)
+                     : "r"(Q[0]), "r"(Q[1]), "r"(Q[2]), "r"(Q[3]), "l"(K));
     else
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, %64, %65, 0, 1, 1;"
-                     : NEW_64(S, 0)
-                     : "l"(Q), "l"(K));
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LIST_32 "}, {%32, %33, %34, %35}, %36, 0, 1, 1;"
+                     : NEW_32(S, 0)
+                     : "r"(Q[0]), "r"(Q[1]), "r"(Q[2]), "r"(Q[3]), "l"(K));
 }
 // O += P V: 64 × 128 of 64 × 32 bytes in registers, and 128 × 32 in shared memory.
 __device__ inline void wgmma_8(float (&O)[16][4], const Word (&P)[4], Descriptor V) {
@@ -144,24 +165,24 @@ __device__ inline void wgmma_8(float (&O)[16][4], const Word (&P)[4], Descriptor
                  : "r"(P[0]), "r"(P[1]), "r"(P[2]), "r"(P[3]), "l"(V));
 }
 // Wait for both.
-__device__ inline void finish(float (&O)[16][4], float (&S)[16][4]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" : ASM_64(O, 0), ASM_64(S, 0)::"memory");
+__device__ inline void finish(float (&O)[16][4], float (&S)[8][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : ASM_64(O, 0), ASM_32(S, 0)::"memory");
 }
 
 // Start S = Q Kᵀ, of 64 rows of Q; start O += P V.
-__device__ inline void start_scores_8(float (&S)[16][4], Word Q, Word K) {
-    const Operand Q_operand(Q, 0), K_operand(K, 0);
+__device__ inline void start_scores_8(float (&S)[8][4], const Word (&Q)[d / 32][4], Word K) {
+    const Operand K_operand(K, 0);
     registers_ready();
-    wgmma_8<false>(S, Q_operand.at(0), K_operand.at(0));
+    wgmma_8<false>(S, Q[0], K_operand.at(0));
 #pragma unroll
-    for (int x = 32; x < d; x += 32) wgmma_8<true>(S, Q_operand.at(x), K_operand.at(x));
+    for (int x = 32; x < d; x += 32) wgmma_8<true>(S, Q[x / 32], K_operand.at(x));
     commit();
 }
-__device__ inline void start_values_8(float (&O)[16][4], const Word (&P)[B_c / 32][4], Word V) {
+__device__ inline void start_values_8(float (&O)[16][4], const Word (&P)[KEYS / 32][4], Word V) {
     const Operand V_operand(V, 0);
     registers_ready();
 #pragma unroll
-    for (int x = 0; x < B_c; x += 32) wgmma_8(O, P[x / 32], V_operand.at(x));
+    for (int x = 0; x < KEYS; x += 32) wgmma_8(O, P[x / 32], V_operand.at(x));
     commit();
 }
 
@@ -176,34 +197,27 @@ __device__ inline Word pack_8(float a, float b, float c, float e) {
         : "f"(a), "f"(b), "f"(c), "f"(e));
     return four;
 }
-__device__ inline void round_to_operands_8(Word (&P)[B_c / 32][4], const float (&S)[16][4]) {
+__device__ inline void round_to_operands_8(Word (&P)[KEYS / 32][4], const float (&S)[8][4]) {
 #pragma unroll
-    for (int t = 0; t < B_c / 8; t += 2)
+    for (int t = 0; t < KEYS / 8; t += 2)
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             P[t / 4][t % 4 + r] = pack_8(S[t][2 * r], S[t][2 * r + 1], S[t + 1][2 * r], S[t + 1][2 * r + 1]);
 }
 
-typedef float Scores[B_c / 8][4];
+typedef float Scores[KEYS / 8][4];
 
 // P̃ in S's place by the m of before, and a thread's sums of it. Whether that will do in all rows of the warp: m is a number, and
 // no weight is above LARGEST, for no sum of 16 is. NaN: no.
-__device__ __forceinline__ bool weights(Scores& S, const Rows& rows, float (&sums)[2], float c) {
-    float shift[2], of_16[4];
+__device__ __forceinline__ bool weights(Scores& S, Rows& rows, float (&sums)[2], float c) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r)  // to itself: the compiler moves no shuffle, so exponentials stay behind the start of products
-        shift[r] = __shfl_sync(~0u, rows.shift[r], threadIdx.x % 32);
-#pragma unroll
-    for (int t = 0; t < B_c / 8; ++t)
+    for (int t = 0; t < KEYS / 8; ++t)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            S[t][e] = exp_2(fmaf(S[t][e], c, -shift[e / 2]));
-            of_16[e] = t == 0 ? S[t][e] : of_16[e] + S[t][e];
+            S[t][e] = exp_2(fmaf(S[t][e], c, -rows.shift[e / 2]));
+            sums[e / 2] = t == 0 && e % 2 == 0 ? S[t][e] : sums[e / 2] + S[t][e];
         }
-    sums[0] = of_16[0] + of_16[1], sums[1] = of_16[2] + of_16[3];
-    const float most = fmaxf(fmaxf(of_16[0], of_16[1]), fmaxf(of_16[2], of_16[3]));
-    const bool a_number = sums[0] + sums[1] <= 4 * LARGEST, m_too = fminf(rows.m[0], rows.m[1]) > -INFINITY;
-    return __all_sync(~0u, a_number && m_too && most <= LARGEST && !rows.exact());
+    return __all_sync(~0u, sums[0] <= LARGEST && sums[1] <= LARGEST);  // no NaN: none of m, or of a shift
 }
 
 // S = Q Kᵀ of a warp's 16 rows, without the rest of its warpgroup.
@@ -211,7 +225,7 @@ __device__ __forceinline__ void scores_of_a_warp(Scores& S, Word Q, Word K) {
     const int lane = threadIdx.x % 32;
     Q += lane % 16 * 128, K += lane % 8 * 128;
 #pragma unroll
-    for (int t = 0; t < B_c / 8; ++t)
+    for (int t = 0; t < KEYS / 8; ++t)
 #pragma unroll
         for (int e = 0; e < 4; ++e) S[t][e] = 0.0f;
 #pragma unroll 1
@@ -222,7 +236,7 @@ __device__ __forceinline__ void scores_of_a_warp(Scores& S, Word Q, Word K) {
                      : "r"(Q + ((chunk + lane / 16 ^ lane % 8) << 4))
                      : "memory");
 #pragma unroll
-        for (int t = 0; t < B_c / 8; ++t) {
+        for (int t = 0; t < KEYS / 8; ++t) {
             asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                          : "=r"(B[0]), "=r"(B[1])
                          : "r"(K + t * 1024 + ((chunk + lane / 8 % 2 ^ lane % 8) << 4))
@@ -248,7 +262,7 @@ template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T*
 // Q_i, the next Q_i | K_j … | V_jᵀ … | O_i | V_j as given | turned | barriers | which row blocks the Q_i are of, which tile is
 // given, which warpgroup's last row block was hard
 struct Memory {
-    static constexpr int Q_STAGES = 2, STAGES = 4, Q_BYTES = B_r * d, KV_BYTES = B_c * d;
+    static constexpr int Q_STAGES = 2, STAGES = 3, Q_BYTES = B_r * d, KV_BYTES = B_c * d;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
     static constexpr int GIVEN_AT = O_AT + B_r * d * 2, TURNED_AT = GIVEN_AT + KV_BYTES;
     static constexpr int END = TURNED_AT + KV_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES + 1) * 16;
@@ -327,7 +341,7 @@ __device__ __forceinline__ void turn(const char* from, char* to) {
 }
 
 // Three warps transpose tiles of V, the first that nobody has drawn yet, as they come to lie in shared memory.
-constexpr int TURNING = 3, TURNERS = 96;  // a named barrier, and who meets there
+constexpr int TURNING = 1 + CONSUMERS, TURNERS = 96;  // a named barrier, and who meets there
 __device__ __forceinline__ void transpose(char* shared, const Memory& sram, const TensorMap& V, char* transposed,
                                           const Counters& counters, const Problem& p, Total* totals) {
     const auto leads = [] { return thread_index() == 32; };
@@ -418,130 +432,155 @@ template <bool causal> struct Consumer {
     const Memory& sram;
     const Problem& p;
     const int w;
-    Tally again;         // tiles of which a warp computed its scores again
-    Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
-    int whole;           // tiles without a mask
-    int lagged;          // of the tiles of a row block, how many of which m was far too small
+    Total* const totals;
+    Word q = 0, n = 0;   // row blocks, and tiles of K and V, so far
+    Word skipped;        // tiles at a row block's start that its rows do not see
+    int whole;           // halves without a mask
+    int lagged;          // of the halves of a row block, how many of which m was far too small
     bool hard = false;   // whether m is taken LAZILY, not WHERE_NEEDED: in the row block before it lagged often
 
     Rows rows;
-    Scores S_even, S_odd;
+    Scores S_ij;
+    Word Q_w[d / 32][4];
     float O_i[d / 8][4];
-    Word P_ij[B_c / 32][4];
+    Word P_ij[KEYS / 32][4];
 
     __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w, Total* totals)
-        : sram(sram), p(p), w(w), again(totals + 12) {}
+        : sram(sram), p(p), w(w), totals(totals) {}
 
-    __device__ __forceinline__ Word Q_w(Word q) const { return sram.Q_i.tile(q) + w * 64 * d; }
+    // Q's rows of this warp, as left operands.
+    __device__ __forceinline__ void load_Q(Word q) {
+        const int lane = threadIdx.x % 32;
+        const Word row = sram.Q_i.tile(q) + w * 64 * d + thread_index() / 32 * 16 * d + lane % 16 * 128;
+#pragma unroll
+        for (int x = 0; x < d / 32; ++x)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(Q_w[x][0]), "=r"(Q_w[x][1]), "=r"(Q_w[x][2]), "=r"(Q_w[x][3])
+                         : "r"(row + ((2 * x + lane / 16 ^ lane % 8) << 4))
+                         : "memory");
+    }
+
+    __device__ __forceinline__ Word K_half(Word n, bool upper) const { return sram.K_j.tile(n) + upper * KEYS * d; }
+    __device__ __forceinline__ Word V_half(Word n, bool upper) const { return sram.V_j.tile(n) + upper * KEYS; }
 
     // −∞ for keys after a row's last.
-    __device__ __forceinline__ void mask(Scores& S_ij, int j) {
+    __device__ __forceinline__ void mask(Scores& S_ij, int h) {
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
-        const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
+        const int top = sram.row_block(q).i * B_r, left = h * KEYS + lane % 4 * 2;
         int end[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             end[r] = (causal ? min(p.N_k, end_of<causal>(p, top) + row + 8 * r) : p.N_k) - left;
 #pragma unroll
-        for (int t = 0; t < B_c / 8; ++t)
+        for (int t = 0; t < KEYS / 8; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
     }
 
-    // P̃_ij of S_ij, which has been computed, while O_i of tile j + 1 is summed and the next S_ij computed.
-    template <bool first, bool last, Maxima maxima> __device__ __forceinline__ void step(Scores& S_ij, Scores& S_next, int j) {
-        if (!first) start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
-        if (!last) start_scores_8(S_next, Q_w(q), sram.K_j.tile(kv + 1));
-        if (!last) sram.V_j.wait_there(kv);
+    // S_ij of half h, but the first one's, which is there, while O_i of half h + 1 is summed; and its P̃_ij. Upper halves come first.
+    template <bool upper, bool first, Maxima maxima> __device__ __forceinline__ void step(int h) {
+        if (!first) {
+            start_scores_8(S_ij, Q_w, K_half(n, upper));
+            start_values_8(O_i, P_ij, upper ? V_half(n - 1, false) : V_half(n, true));
+            if (maxima == WHERE_NEEDED) finish<1>(S_ij);
+            else finish(O_i, S_ij);  // for want of registers
+        }
+        const bool K_came = !upper && sram.K_j.is_there(n + 1);  // asked for early
         bool grown = false, fits = true;
         float alpha[2], sums[2];
         if (maxima != WHERE_NEEDED) {
-            if (maxima == ALWAYS && j >= whole) mask(S_ij, j);
-            grown = softmax<B_c, maxima == LAZILY, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+            if (maxima == ALWAYS && h >= whole) mask(S_ij, h);
+            grown = softmax<KEYS, maxima == LAZILY, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
         } else {
-            fits = weights(S_ij, rows, sums, p.c) && j < whole;
+            fits = weights(S_ij, rows, sums, p.c);
         }
-        Word P_next[B_c / 32][4];
+        Word P_next[KEYS / 32][4];
         round_to_operands_8(P_next, S_ij);
-        if (last) sram.V_j.wait_there(kv);
-        if (!last && j > 1) sram.K_j.wait_there(kv + 2);
-        finish(O_i, S_next);
-        if (!first) sram.V_j.free(kv - 1).arrive_once_a_warp();
+        if (upper || first) sram.V_j.wait_there(n);
+        if (!upper && h > 0 && !K_came) sram.K_j.wait_there(n + 1);
+        if (!first) {
+            if (maxima == WHERE_NEEDED) finish<0>(O_i);
+            if (upper) sram.V_j.free(n - 1).arrive_once_a_warp();
+        }
         if (!fits) {
             const int warp = thread_index() / 32;
-            scores_of_a_warp(S_ij, Q_w(q) + warp * 16 * d, sram.K_j.tile(kv));
-            if (j >= whole) mask(S_ij, j);
-            grown = softmax<B_c, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
+            scores_of_a_warp(S_ij, sram.Q_i.tile(q) + (w * 64 + warp * 16) * d, K_half(n, upper));
+            grown = softmax<KEYS, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
             round_to_operands_8(P_next, S_ij);
-            again.add(threadIdx.x % 32 == 0, 1);
+            Tally(totals + 12).add(threadIdx.x % 32 == 0, 1);
         } else if (maxima == WHERE_NEEDED) {
             rows.l[0] += sums[0], rows.l[1] += sums[1];
         }
+#pragma unroll
+        for (int x = 0; x < KEYS / 32; ++x)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) P_ij[x][e] = P_next[x][e];
         if (!first && grown) rescale<d>(O_i, alpha);
         if (maxima == LAZILY) lagged += grown || rows.exact();
         if (maxima == WHERE_NEEDED) lagged += !fits;
-        sram.K_j.free(kv).arrive_once_a_warp();
-        if (last) sram.Q_i.free(q).arrive_once_a_warp();
-#pragma unroll
-        for (int n = 0; n < B_c / 32; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) P_ij[n][e] = P_next[n][e];
-        ++kv;
+        if (!upper) sram.K_j.free(n).arrive_once_a_warp(), ++n;
     }
 
-    // Tiles j to 0, not the first. S_ij and the next change places each time.
-    template <Maxima maxima> __device__ __forceinline__ void go_on(Scores& S_ij, Scores& S_next, int j) {
+    // Tiles j to 0, whole ones.
+    template <Maxima maxima> __device__ __forceinline__ void go_on(int j) {
 #pragma unroll 1
-        for (;; --j) {
-            if (j == 0) {
-                step<false, true, maxima>(S_ij, S_next, 0);
-                break;
-            }
-            step<false, false, maxima>(S_ij, S_next, j--);
-            if (j == 0) {
-                step<false, true, maxima>(S_next, S_ij, 0);
-                break;
-            }
-            step<false, false, maxima>(S_next, S_ij, j);
+        for (; j >= 0; --j) {
+            step<true, false, maxima>(2 * j + 1);
+            step<false, false, maxima>(2 * j);
         }
     }
 
-    // P̃_ij and O_i of tiles j to 0, but for P̃_i0 V_0. S_even is the first tile's.
-    __device__ __forceinline__ void sum(int j) {
-        if (j == 0) {
-            step<true, true, ALWAYS>(S_even, S_odd, 0);
-            return;
-        }
-        sram.K_j.wait_there(kv + 1);
-        step<true, false, ALWAYS>(S_even, S_odd, j--);
-        if (!causal) {
-            hard ? go_on<LAZILY>(S_odd, S_even, j) : go_on<WHERE_NEEDED>(S_odd, S_even, j);
-        } else if (j == 0) {  // of the first tile a row may have seen a key or two
-            step<false, true, ALWAYS>(S_odd, S_even, 0);
+    // P̃_ij and O_i of halves h to 0, but for P̃_i0 V_0.
+    __device__ __forceinline__ void sum(int h) {
+        int j = h / 2 - 1;
+        if (h % 2 == 1) {
+            step<true, true, ALWAYS>(h);
+            step<false, false, ALWAYS>(h - 1);
         } else {
-            step<false, false, ALWAYS>(S_odd, S_even, j--);
-            hard ? go_on<LAZILY>(S_even, S_odd, j) : go_on<WHERE_NEEDED>(S_even, S_odd, j);
+            step<false, true, ALWAYS>(h);
+            if (j >= 0) {  // of the first half a row may have seen one key
+                step<true, false, ALWAYS>(h - 1);
+                step<false, false, ALWAYS>(h - 2);
+                --j;
+            }
         }
+        hard ? go_on<LAZILY>(j) : go_on<WHERE_NEEDED>(j);
+        sram.Q_i.free(q).arrive_once_a_warp();
     }
 
-    // The q-th row block's last tile, −1 where it sees none, −2 where there is no such row block.
-    __device__ __forceinline__ int last_tile(char* shared, Word q) const {
+    // The q-th row block's last half for this warpgroup, −1 where it sees none, −2 where there is no such row block.
+    __device__ __forceinline__ int last_half(char* shared, Word q) {
         sram.Q_i.wait_there(q);
         const int i = sram.row_block(q).i;
         if (i < 0) return -2;
         if (p.sign != 1.0f) apply_sign(shared + q % Memory::Q_STAGES * Memory::Q_BYTES + w * 64 * d);
-        return tiles_seen<causal>(p, i * B_r) - 1;
+        const int halves = halves_seen<causal>(p, i * B_r + 64 * w);
+        skipped = tiles_seen<causal>(p, i * B_r) - (halves + 1) / 2;
+        return halves - 1;
     }
 
-    // S_even of its last tile j; where there is none, of whatever is there: a product must be under way on all paths, or on none.
-    __device__ __forceinline__ void start_first(Word q, int j) {
-        if (j >= 0) sram.K_j.wait_there(kv);
-        start_scores_8(S_even, Q_w(q), sram.K_j.tile(kv));
+    // S_ij of its last half h; where there is none, of whatever is there: a product must be under way on all paths, or on none.
+    __device__ __forceinline__ void start_first(Word q, int h) {
+        Word at = n;
+        if (h >= 0) {
+            for (; at < n + skipped; ++at) sram.K_j.wait_there(at), sram.K_j.free(at).arrive_once_a_warp();
+            sram.K_j.wait_there(at);
+        }
+        load_Q(q);
+        start_scores_8(S_ij, Q_w, K_half(at, h % 2 == 1));
+    }
+
+    // Behind the tiles that its rows do not see; of K only where there are no others.
+    __device__ __forceinline__ void skip(bool K_too) {
+        for (; skipped > 0; --skipped, ++n) {
+            if (K_too) sram.K_j.wait_there(n), sram.K_j.free(n).arrive_once_a_warp();
+            sram.V_j.wait_there(n), sram.V_j.free(n).arrive_once_a_warp();
+        }
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
-    __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
+    __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w) {
         const int thread = thread_index(), lane = thread % 32, warp = thread / 32;
         const RowBlock at = sram.row_block(q);
         if (thread == 0) wait_stores_read();
@@ -557,7 +596,7 @@ template <bool causal> struct Consumer {
             const int query = at.i * B_r + 64 * w + 16 * warp + lane / 4 + 8 * r;
             if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
                 L[query] = l == 0.0f ? -INFINITY : (rows.m[r] * p.c - OFFSET) * 0.693147180559945f + logf(l);
-                L_writes.add(1, 1);
+                Tally(totals + 9).add(1, 1);
             }
             factor[r] = __fdividef(1.0f, nonzero(l));
         }
@@ -576,7 +615,7 @@ template <bool causal> struct Consumer {
         if (thread == 0) {
             const int first = at.i * B_r + 64 * w;
             store(O, first, at.h, at.b, __cvta_generic_to_shared(O_w));
-            O_writes.add(min(64, p.N_q - first), d);
+            Tally(totals + 7).add(min(64, p.N_q - first), d);
         }
     }
 
@@ -591,37 +630,39 @@ template <bool causal> struct Consumer {
         meet(TOGETHER + w, WARPGROUP);
     }
 
-    __device__ __forceinline__ void consume(char* shared, const TensorMap& O, float* L, Total* totals) {
-        Tally O_writes(totals + 7), L_writes(totals + 9);
+    __device__ __forceinline__ void consume(char* shared, const TensorMap& O, float* L) {
         char* const O_w = shared + Memory::O_AT + w * 64 * d * 2;
-        int j = last_tile(shared, q);
-        start_first(q, j);
-        finish<0>(S_even);
+        int h = last_half(shared, q);
+        start_first(q, h);
+        finish<0>(S_ij);
 #pragma unroll 1
-        for (; j >= -1; ++q) {
-            whole = whole_tiles<causal>(p, sram.row_block(q).i * B_r + 64 * w);
+        for (; h >= -1; ++q) {
+            whole = whole_halves<causal>(p, sram.row_block(q).i * B_r + 64 * w);
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
             rows.init(), lagged = 0;
-            if (j >= 0) {
-                const int tiles = j + 1;
-                sum(j);
-                if (lagged * FEW > tiles) store_word(sram.hard(w), q + 1);  // of four warps, one will do
-                start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
-                j = last_tile(shared, q + 1);
-                start_first(q + 1, j);
+            skip(h < 0);
+            if (h >= 0) {
+                const int halves = h + 1;
+                sum(h);
+                if (lagged * FEW > halves) store_word(sram.hard(w), q + 1);  // of four warps, one will do
+                start_values_8(O_i, P_ij, V_half(n - 1, false));
+                h = last_half(shared, q + 1);
+                start_first(q + 1, h);
                 finish<1>(O_i);
-                sram.V_j.free(kv - 1).arrive_once_a_warp();
-                write(O, L, O_w, O_writes, L_writes);
+                sram.V_j.free(n - 1).arrive_once_a_warp();
+                write(O, L, O_w);
             } else {
+                const bool before = hard;
                 sram.Q_i.free(q).arrive_once_a_warp();
-                write(O, L, O_w, O_writes, L_writes);
-                j = last_tile(shared, q + 1);
-                start_first(q + 1, j);
+                write(O, L, O_w);
+                hard = before;
+                h = last_half(shared, q + 1);
+                start_first(q + 1, h);
             }
-            finish<0>(S_even);
+            finish<0>(S_ij);
         }
         if (thread_index() == 0) wait_stores();
     }
@@ -636,15 +677,15 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
     const Memory sram(shared);
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<24>();
+        keep_registers<32>();
         if (threadIdx.x >= 32)
             transpose(shared, sram, V, transposed, counters, p, totals);
         else if (threadIdx.x == 0)
             produce<causal>(sram, Q, K, transposed, counters, p, totals);
     } else {
-        take_registers<240>();
+        take_registers<160>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
         Consumer<causal> consumer(sram, p, w, totals);
-        consumer.consume(shared, O, L, totals);
+        consumer.consume(shared, O, L);
     }
 }
