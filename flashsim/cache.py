@@ -71,17 +71,21 @@ class _Line:
         self.held, self.dirty, self.traffic = held, dirty, traffic
 
 
-class L2:
+class L2(CacheTraffic):
     """A fully associative LRU cache of `size` elements in lines of `line`, write back, write allocate. An observer.
 
-    `by_array` is the traffic by array name, all heads together. Call `flush` at the end of a run; until then `dram_writes` lacks
-    what is still dirty. One cache may be passed to several runs: it keeps its contents, and its counts add up.
+    It is itself the traffic of all arrays; `by_array` is that of each, by name, all heads together. Call `flush` at the end of a
+    run; until then `dram_writes` lacks what is still dirty. One cache may be passed to several runs: it keeps its contents, and
+    its counts add up.
 
     It needs every access, in order, and so a run with numbers (`forward`, `backward`). `count`, which folds equal turns into one,
     is refused with ValueError.
     """
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # caches with the same traffic are two
+
     def __init__(self, size: int, *, line: int = 32) -> None:
+        super().__init__()
         self.size, self.line = check_count("size", size, 0), check_count("line", line, most=2**20)
         self.capacity = self.size // self.line  # in lines
         self._whole = (1 << self.line) - 1
@@ -120,10 +124,6 @@ class L2:
         """Read or write `elements` from the address `start` (in elements) on, and count them for `array`."""
         line, lines, capacity = self.line, self._lines, self.capacity
         traffic = self.by_array.setdefault(array, CacheTraffic())
-        if write:
-            traffic.writes += elements
-        else:
-            traffic.reads += elements
         stop, hits = start + elements, 0
         for number in range(start // line, -(-stop // line)):
             low = number * line
@@ -141,68 +141,38 @@ class L2:
             if write:
                 entry.dirty |= asked
             if len(lines) > capacity:
-                _write_back(lines.popitem(last=False)[1])
-        traffic.hits += hits
-        if not write:
-            traffic.dram_reads += elements - hits
+                self._write_back(lines.popitem(last=False)[1])
+        for moved in (self, traffic):
+            moved.hits += hits
+            if write:
+                moved.writes += elements
+            else:
+                moved.reads += elements
+                moved.dram_reads += elements - hits
 
     def flush(self) -> None:
         """Write back all that is dirty. It stays in the cache, clean."""
         for entry in self._lines.values():
-            _write_back(entry)
+            self._write_back(entry)
 
-    @property
-    def total(self) -> CacheTraffic:
-        """All arrays' traffic."""
-        each = self.by_array.values()
-        return CacheTraffic(
-            *(sum(getattr(a, name) for a in each) for name in ("reads", "writes", "hits", "dram_reads", "dram_writes"))
-        )
-
-    @property
-    def accesses(self) -> int:
-        """SM↔L2 traffic in elements, equal to the model's HBM accesses."""
-        return self.total.accesses
-
-    @property
-    def hits(self) -> int:
-        """Accesses to an element that the cache held."""
-        return self.total.hits
-
-    @property
-    def misses(self) -> int:
-        """Accesses to an element that it did not hold."""
-        return self.total.misses
-
-    @property
-    def dram_reads(self) -> int:
-        """Elements fetched from DRAM."""
-        return self.total.dram_reads
-
-    @property
-    def dram_writes(self) -> int:
-        """Elements written back to DRAM."""
-        return self.total.dram_writes
-
-    @property
-    def dram_accesses(self) -> int:
-        """L2↔DRAM traffic in elements."""
-        return self.total.dram_accesses
+    def _write_back(self, entry: _Line) -> None:
+        elements, entry.dirty = entry.dirty.bit_count(), 0
+        self.dram_writes += elements
+        entry.traffic.dram_writes += elements
 
     def dram_bytes(self, hbm: Traffic) -> int:
         """Return DRAM traffic in bytes, each array at its item size. `hbm` is the run's traffic, which knows the sizes."""
         return sum(moved.dram_accesses * hbm.by_array[array].itemsize for array, moved in self.by_array.items())
 
+    @property
+    def total(self) -> CacheTraffic:
+        """The traffic of all arrays until now."""
+        return CacheTraffic(self.reads, self.writes, self.hits, self.dram_reads, self.dram_writes)
+
     def __repr__(self) -> str:
         held = f"{len(self._lines):,} of {self.capacity:,} lines of {self.line}"
         rows = [f"L2 of {self.size:,} elements, {held} in use"]
         rows.append(f"{'array':<10}{'accesses':>14}{'hits':>14}{'DRAM reads':>14}{'DRAM writes':>14}")
-        for name, a in {**self.by_array, "total": self.total}.items():
+        for name, a in {**self.by_array, "total": self}.items():
             rows.append(f"{name:<10}{a.accesses:>14,}{a.hits:>14,}{a.dram_reads:>14,}{a.dram_writes:>14,}")
         return "\n".join(rows)
-
-
-def _write_back(entry: _Line) -> None:
-    if entry.dirty:
-        entry.traffic.dram_writes += entry.dirty.bit_count()
-        entry.dirty = 0

@@ -5,7 +5,7 @@ Every count is an exact integer number of elements. Bytes are derived, array by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -198,18 +198,32 @@ class Blocks:
         return self.T_r * self.T_c
 
 
-class Sizes(dict[str, int]):
-    """Lengths or block sizes by name, which are attributes too: `sizes["N"]` is `sizes.N`."""
+class Sizes(Mapping[str, int]):
+    """Lengths or block sizes by name, which are attributes too: `sizes["N"]` is `sizes.N`. They do not change."""
+
+    def __init__(self, **sizes: int) -> None:
+        self.__dict__.update(sizes)
+
+    def __getitem__(self, name: str) -> int:
+        size: int = self.__dict__[name]
+        return size
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def __len__(self) -> int:
+        return len(self.__dict__)
 
     def __getattr__(self, name: str) -> int:
-        if name not in self:
-            raise AttributeError(f"there is no size {name!r}; there are {', '.join(self)}")
-        return self[name]
+        raise AttributeError(f"there is no size {name!r}; there are {', '.join(self)}")
+
+    def __setattr__(self, name: str, size: int) -> None:
+        raise AttributeError(f"{name} is {getattr(self, name)}; sizes do not change, but dict(sizes) does")
 
     def clipped(self, blocks: Mapping[str, str], sizes: Sequence[int]) -> Sizes:
         """Return block sizes, each at most as long as what it divides: `blocks` has the symbol of that, by name."""
         pairs = zip(blocks.items(), sizes, strict=True)
-        return Sizes({name: min(size, self[symbol]) for (name, symbol), size in pairs})
+        return Sizes(**{name: min(size, self[symbol]) for (name, symbol), size in pairs})
 
     def __repr__(self) -> str:
         return ", ".join(f"{name} = {size:,}" for name, size in self.items())

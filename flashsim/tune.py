@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from heapq import merge
 from itertools import takewhile
 from math import isqrt
@@ -33,6 +33,7 @@ from flashsim.inputs import check_M, float_dtype
 from flashsim.masks import All, Causal, Mask, as_mask
 from flashsim.records import Blocks, Shape
 from flashsim.sizes import Size
+from flashsim.theory.counts import peak_of
 from flashsim.theory.lower import LowerBound
 from flashsim.theory.lower_backward import BackwardBound
 
@@ -86,6 +87,14 @@ class _Search:
     shape: Shape
     options: Mapping[str, Any]
 
+    @cached_property
+    def form(self) -> theory.Form | None:
+        """The closed forms, or None where there are none."""
+        try:
+            return theory.form_of(self.algorithm, self.options["direction"])
+        except theory.NoClosedForm:
+            return None
+
     @property
     def counted(self) -> tuple[str | Algorithm, dict[str, Any]]:
         """What to count, and its options: Algorithm 2 skips as Algorithm 5 does, where there is what to skip."""
@@ -96,7 +105,7 @@ class _Search:
     def at(self, **sizes: Any) -> theory.Exact | Tally:
         """Return what it costs, whether it fits or not."""
         algorithm, options = self.counted
-        return cost(algorithm, **asdict(self.shape), **options, **sizes)
+        return cost(algorithm, **vars(self.shape), **options, **sizes)
 
     def choice(self, **sizes: Any) -> Choice:
         at, loops = self.at(**sizes), self.algorithm.loops or self.algorithm.title
@@ -104,9 +113,12 @@ class _Search:
 
     def fits(self, B_r: int, B_c: int) -> bool:
         """Say whether all tiles fit: the peak does not depend on which are skipped, but for masks that skip all."""
-        plain = {**self.options, "mask": None}
-        use = cost(self.algorithm, **asdict(self.shape), **plain, blocks=(B_r, B_c)).sram
-        return use.peak <= use.capacity
+        how, blocks = self.options, (B_r, B_c)
+        if self.form is None:
+            peak = cost(self.algorithm, **vars(self.shape), **{**how, "mask": None}, blocks=blocks).sram.peak
+        else:
+            peak = peak_of(self.form, self.shape, how["M"], how["dtype"], blocks, dropout=how["dropout_p"] > 0)
+        return bool(peak <= how["M"])
 
     def candidates(self, least: int) -> Iterator[tuple[int, int]]:
         """Yield each (B_r, B_c) that fits and can be the best: of one side every T, of the other as many as fit.

@@ -1,4 +1,4 @@
-"""Shared by all tests: Hypothesis settings, how long the fuzzers run, a browser.
+"""Shared by all tests: Hypothesis settings, a BLAS thread a process, how long the fuzzers run, a browser.
 
 `pytest tests/test_fuzz.py --fuzz 100000` tries as many examples in each test that is decorated with
 `@settings(settings.get_profile("fuzz"))`.
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: each core has a process of its own
+
 settings.register_profile("flashsim", deadline=None, max_examples=30, print_blob=True)
 settings.register_profile(  # scripts/mutation.py's: what fails, fails every time, and need not be made small
     "mutants",
@@ -24,7 +27,7 @@ settings.register_profile(  # scripts/mutation.py's: what fails, fails every tim
     database=None,
     phases=(Phase.explicit, Phase.generate),
 )
-settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=100)  # .ci/run's, for searches
+settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=70)  # .ci/run's, after the 30 above
 settings.load_profile("flashsim")
 
 FUZZ_EXAMPLES = 60

@@ -503,7 +503,7 @@ def test_partial_lines_move_the_elements_asked_for_alone() -> None:
     l2.access("B", 8, 1, write=False)
     assert l2.by_array["A"].dram_writes == 3
     assert l2.by_array["B"] == CacheTraffic(reads=1, dram_reads=1)
-    assert l2.total.misses == 15 - 6
+    assert l2.misses == 15 - 6
 
 
 def test_block_sparse_skips_in_the_cache_too() -> None:

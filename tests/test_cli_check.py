@@ -62,6 +62,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_kernels.py").write_text(KERNELS, encoding="utf-8")
+    (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
     yield
     sys.modules.pop("my_kernels", None)
 
@@ -310,6 +311,10 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "what is to be checked is missing"),
         (["my_kernels"], "'my_kernels' is not of the form MODULE:FUNCTION"),
         (["my_kernel:attention"], "cannot import my_kernel: ModuleNotFoundError"),
+        (
+            ["notes.json:attention"],
+            "notes.json is neither a .py file nor a module's name; expected MODULE:FUNCTION, such as",
+        ),
         (["no_file.py:attention"], "there is no file no_file.py"),
         (["my_kernels:attentoin"], "my_kernels has no 'attentoin'"),
         (["my_kernels:SPEC"], "my_kernels:SPEC is of type Spec; expected a function"),

@@ -79,6 +79,12 @@ def test_a_loop_is_stopped_at_as_it_begins() -> None:
     assert "ran to its end" in shown
 
 
+def test_a_tile_of_a_loop_that_does_not_begin_at_0() -> None:
+    shown = debug("snake", "--line", "17", "--at", "i=0,j=2", *SIZES, typed="p 'at', i, j\nq\n")
+    assert "line 17, i = 0 of 0…5, j = 2 of 0…2. " in shown
+    assert "('at', 0, 2)" in shown
+
+
 def test_commands_come_from_a_file_and_its_end_quits(tmp_path: Path) -> None:
     file = tmp_path / "commands"
     file.write_text("p 'at', i\nn\n", encoding="utf-8")

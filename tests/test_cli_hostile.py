@@ -232,7 +232,7 @@ REFUSED = {  # command line: what is said
     "check kernels": "'kernels' is not of the form MODULE:FUNCTION",
     "check :attention": "MODULE:FUNCTION",
     "check kernels.py:": "MODULE:FUNCTION",
-    "check ..:x": "cannot import ..",
+    "check ..:x": ".. is neither a .py file nor a module's name; expected MODULE:FUNCTION",
     "check nowhere.py:attention": "there is no file nowhere.py",
     "check folder:attention": "folder has no 'attention'",
     "check quits.py:attention": "quits.py, line 1: SystemExit: bye",

@@ -54,7 +54,7 @@ pytestmark = [
 ]
 
 RUNGS = [rung for rung in gpu.ladder().values() if not rung.output]  # of 8 bits: test_gpu_fp8.py
-COUNTING = [rung for rung in RUNGS if rung.counts]
+COUNTING = [rung for rung in RUNGS if "count" in rung.takes]
 BACKWARD = [rung for rung in RUNGS if rung.backward]
 DTYPES = ("float32", "float16", "bfloat16")
 GUARD = 512  # elements before and after what a kernel writes to
@@ -246,7 +246,7 @@ def assert_near(
 def skip_unless(rung: Kernel, dtype: str, shape: tuple[int, ...], causal: bool = False) -> None:
     if dtype not in rung.dtypes or shape[-1] not in rung.head_dims:
         pytest.skip(f"{rung.name} takes no {dtype} of d = {shape[-1]}")
-    if causal and not rung.causal:
+    if causal and "causal" not in rung.takes:
         pytest.skip(f"{rung.name} has no mask")
     B, H_q, H_kv, N_q, N_k, d = shape
     if rung.unsuited and rung.unsuited((B, H_q, N_q, d), (B, H_kv, N_k, d)):
@@ -269,7 +269,7 @@ def test_results_lie_within_rounding_of_the_reference(
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.dropout], ids=by_name)
+@pytest.mark.parametrize("rung", [rung for rung in RUNGS if "dropout_p" in rung.takes], ids=by_name)
 def test_dropout_lies_within_rounding_of_the_reference(rung: Kernel, dtype: str, d: int, causal: bool) -> None:
     shape = (1, 2, 2, 129, 150, d)
     skip_unless(rung, dtype, shape, causal)
@@ -280,7 +280,7 @@ def test_dropout_lies_within_rounding_of_the_reference(rung: Kernel, dtype: str,
     assert_near(rung, problem, found, problem.causal if causal else None, keep, p)
 
 
-@pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.dropout], ids=by_name)
+@pytest.mark.parametrize("rung", [rung for rung in RUNGS if "dropout_p" in rung.takes], ids=by_name)
 def test_the_dropout_mask_is_numpys_bit_for_bit(rung: Kernel) -> None:
     """With q = 0 every weight is 1/N_k, and with 64 rows of the identity for V, O shows the mask of 64 keys."""
     dtype = rung.dtypes[-1]
@@ -297,7 +297,7 @@ def test_the_dropout_mask_is_numpys_bit_for_bit(rung: Kernel) -> None:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal and dense"])
 @pytest.mark.parametrize("broadcast", [(2, 3, 65, 130), (2, 1, 1, 130), (1, 3, 65, 1), (130,)])
-@pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.masks], ids=by_name)
+@pytest.mark.parametrize("rung", [rung for rung in RUNGS if "mask" in rung.takes], ids=by_name)
 def test_masks_lie_within_rounding_of_the_reference(rung: Kernel, broadcast: tuple[int, ...], causal: bool) -> None:
     import cupy
 
@@ -351,9 +351,9 @@ def moved(counters: dict[str, gpu.Moved]) -> dict[str, tuple[int, int]]:
 def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout_p: float, masked: str) -> None:
     import cupy
 
-    if (masked != "full" and not rung.causal) or (dropout_p and not rung.dropout):
+    if (masked != "full" and "causal" not in rung.takes) or (dropout_p and "dropout_p" not in rung.takes):
         pytest.skip(f"{rung.name} has neither mask nor dropout")
-    if "dense" in masked and not rung.masks:
+    if "dense" in masked and "mask" not in rung.takes:
         pytest.skip(f"{rung.name} has no dense masks")
     *sizes, blocks = shape
     if rung.name == "hopper_decode":
@@ -390,10 +390,17 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
-    "shape", [(1, 2, 2, 256, 256, 64), (2, 1, 1, 300, 700, 128), (1, 3, 3, 500, 130, 64), (1, 4, 2, 200, 333, 128)]
+    "shape",
+    [
+        (1, 2, 2, 256, 256, 64),
+        (2, 1, 1, 300, 700, 128),
+        (1, 3, 3, 500, 130, 64),
+        (1, 4, 2, 200, 333, 128),
+        (2, 36, 18, 70, 900, 64),  # more key blocks than two for each multiprocessor
+    ],
 )
 def test_hoppers_backward_pass_counts(shape: tuple[int, ...], causal: bool) -> None:
-    """As q_outer's, but that L is copied and dQ's sums are rounded, and that a group of heads has its K_j, V_j loaded once."""
+    """As q_outer's, but that L is copied, dQ's sums are rounded where rows see a key, and a group has one K_j and V_j."""
     import cupy
 
     B, H, H_kv, N_q, N_k, d = shape
@@ -406,7 +413,9 @@ def test_hoppers_backward_pass_counts(shape: tuple[int, ...], causal: bool) -> N
     rows, keys = B * H * N_q, B * H_kv * N_k * d
     wanted |= {"K": (keys, 0), "V": (keys, 0), "dK": (0, keys), "dV": (0, keys)}
     wanted["L"] = wanted["L"][0] + rows, rows
-    wanted["dQ"] = wanted["dQ"][0] + rows * d, wanted["dQ"][1] + rows * d
+    B_r = hopper_backward.choose_blocks(d)[0]
+    summed = B * H * (N_q - max(0, N_q - N_k) // B_r * B_r * causal) * d
+    wanted["dQ"] = wanted["dQ"][0] + summed, wanted["dQ"][1] + summed
     assert moved(counted) == {name: a for name, a in wanted.items() if "parts" not in name}
 
 
@@ -645,10 +654,10 @@ def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:
     spec = Spec(
         dtypes=(dtype,),
         block=(64, 64),
-        causal="bottom_right" if rung.causal else None,
+        causal="bottom_right" if "causal" in rung.takes else None,
         lse="natural",
         gqa=True,
-        masks=rung.masks,
+        masks="mask" in rung.takes,
         scale=True,
         head_dims=(d,),
         strides="contiguous" if rung.tensor_cores else "last_contiguous",
@@ -661,7 +670,7 @@ def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:
         spec,
         max_examples=examples,
         backward=backward if rung.backward else None,
-        dropout=dropout if rung.dropout else None,
+        dropout=dropout if "dropout_p" in rung.takes else None,
         expected_failures=dict.fromkeys(("masked_kv_poison", "backward_poison"), "0 · NaN is NaN to cuBLAS")
         if rung.name == "standard"
         else None,

@@ -197,6 +197,24 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
     assert moved(counted) == {a: (reads[a], writes[a]) for a in (*reads, "L") if reads[a] or writes[a]}
 
 
+@pytest.mark.parametrize(("causal", "dropout_p"), [(False, 0.0), (True, 0.0), (True, 0.3)])
+@pytest.mark.parametrize("d", [64, 128])
+def test_a_block_of_threads_has_one_key_block_after_another(d: int, causal: bool, dropout_p: float) -> None:
+    """Of many heads, more than two of a backward pass: the same bits as of few, where each has a block of threads of its own."""
+    import cupy
+
+    processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
+    problem = given((1, 36, 36, 70, 900, d), "float16")
+    q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
+    asked: dict[str, Any] = {"kernel": "hopper", "causal": causal, "dropout_p": dropout_p, "seed": 7}
+    o, lse = gpu.forward(q, k, v, return_lse=True, **asked)
+    whole = gpu.backward(q, k, v, o, lse, do, deterministic=True, **asked)
+    few = slice(0, 10) if causal else slice(26, 36)  # dropout counts heads from the first; causally, all take turns
+    assert 10 * -(-900 // 128) <= processors < 36 * -(-900 // 128) / 2
+    part = gpu.backward(*(X[:, few].copy() for X in (q, k, v, o, lse, do)), deterministic=True, **asked)
+    assert all((found[:, few] == wanted).all() for found, wanted in zip(whole, part, strict=True))
+
+
 def test_calls_are_captured_in_a_graph_of_pytorchs() -> None:
     """On a stream that has not been used before: nothing there may ask the driver for memory."""
     torch = pytest.importorskip("torch")

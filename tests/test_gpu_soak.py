@@ -82,7 +82,7 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
     def length(most: int = 700) -> int:
         return int(np.exp(rng.uniform(0, np.log(most))))
 
-    group, H_kv = (int(rng.integers(1, 4)) if rung.gqa else 1), int(rng.integers(1, 3))
+    group, H_kv = int(rng.integers(1, 4)), int(rng.integers(1, 3))
     few = rung.unsuited is not None  # queries, and keys enough to be split
     N_q, N_k, d = (
         min(length(), 64 // group) if few else length(),
@@ -95,14 +95,14 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
         capability(current_device()), int(d)
     )  # else another runs in its place
     kind = rng.random()
-    if rung.windows and own and kind < 0.2:
+    if "window" in rung.takes and own and kind < 0.2:
         asked["window"] = tuple(int(rng.integers(-1, 300)) for _ in range(2))
-    elif rung.causal and kind < 0.6:
+    elif "causal" in rung.takes and kind < 0.6:
         asked["causal"] = True
-    if rung.block_masks and own and "window" not in asked and rng.random() < 0.2:
+    if "block_mask" in rung.takes and own and "window" not in asked and rng.random() < 0.2:
         B_r, B_c = _tiles(d)
         asked["block_mask"] = rng.random((-(-N_q // B_r), -(-N_k // B_c))) < 0.6
-    if rung.dropout and rng.random() < 0.3:
+    if "dropout_p" in rung.takes and rng.random() < 0.3:
         asked |= {"dropout_p": float(rng.uniform(0.05, 0.9)), "seed": int(rng.integers(2**63))}
     return Drawn(rung, shape, str(rng.choice(rung.dtypes)), asked)
 

@@ -28,6 +28,7 @@ from matplotlib.text import Text
 import flashsim
 from flashsim import approximate, plots, theory
 from flashsim.algorithms import FORWARD
+from flashsim.plots import lower
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays
@@ -604,7 +605,10 @@ def words(figure: Figure) -> list[str]:
         for name in plots.FIGURES
     ],
 )
-def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name: str) -> None:
+def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower, "LENGTHS", lower.LENGTHS[:2])  # it is tuned anew at each
     chart = plots.FIGURES[name]
     theorem = name.startswith("theorem")
     small = {"N": 16_384, "d": 48, "M": 20_000} if theorem else SMALL
@@ -845,8 +849,12 @@ def test_scripts_draw_what_is_in_figures(name: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("direction", "made"), [("forward", lower_data), ("backward", lower_backward_data)])
-def test_the_pictures_of_lower_bounds_show_what_a_count_of_that_pass_moves(direction: str, made: Any) -> None:
-    point = made(N=128, d=8)["by_M"][5]
+def test_the_pictures_of_lower_bounds_show_what_a_count_of_that_pass_moves(
+    direction: str, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower, "LENGTHS", ())
+    monkeypatch.setattr(lower, "CACHES", (2.0,))
+    (point,) = made(N=128, d=8)["by_M"]
     for name, accesses in point["accesses"].items():
         choice = best_of(name, N=128, d=8, M=point["M"], direction=direction)
         assert choice

@@ -279,6 +279,19 @@ def test_sizes_that_are_none_are_refused(program: Program) -> None:
         exact_program("nosuch", sizes)
 
 
+def test_sizes_do_not_change() -> None:
+    sizes = Sizes(N=3, d=4)
+    unsound: Any = sizes
+    with pytest.raises(AttributeError, match=r"N is 3; sizes do not change"):
+        unsound.N = 5
+    with pytest.raises(TypeError, match="item assignment"):
+        unsound["N"] = 5
+    with pytest.raises(AttributeError, match="there is no size 'M'; there are N, d"):
+        _ = sizes.M
+    assert sizes == {"N": 3, "d": 4} == pickle.loads(pickle.dumps(sizes)) == {**sizes}
+    assert (sizes.N, sizes["d"], sizes.get("e", 1), repr(sizes)) == (3, 4, 1, "N = 3, d = 4")
+
+
 def test_the_first_size_is_found_by_halving() -> None:
     """Up by doubling, then between the last two powers of two: n = 1000 takes 11 questions and 9."""
     for least in (1, 2, 3, 64, 1000):

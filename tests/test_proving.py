@@ -245,6 +245,14 @@ def test_each_query_and_key_that_has_pairs_has_one_at_least(bound_of: Any) -> No
             bound_of(N_q=20, N_k=30, d=4, M=8, pairs=pairs, queries=7, keys=2)
 
 
+@pytest.mark.parametrize("bound_of", [lower_bound, lower_bound_backward])
+def test_lengths_that_are_missing_or_said_otherwise_are_refused(bound_of: Any) -> None:
+    with pytest.raises(ValueError, match="N_q is 4, and N is 8; expected N alone"):
+        bound_of(N=8, N_q=4, d=4, M=8)
+    with pytest.raises(ValueError, match="a length is missing"):
+        bound_of(N_q=4, d=4, M=8)
+
+
 @pytest.mark.parametrize("module", [certificate, certificate_backward, certificate_of_optimum])
 @pytest.mark.parametrize("held", [[], None, "bound", {}])
 def test_what_is_no_certificate(module: Any, held: Any) -> None:

@@ -6,6 +6,7 @@ Both keys score the same, whatever the scale, so that P = 1/2; the N_q queries a
 from __future__ import annotations
 
 import math
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,3 +156,27 @@ def test_adding_up_a_bias_gradient() -> None:
     dO = np.tile(DO, (N_q, 1))
     each, whole = (bias_gradient_bound(Q, K, V, dO, bias=np.zeros(shape)) for shape in ((N_q, N_k), (1, 1)))
     assert (whole.item() - each.sum()) / u == pytest.approx(2 * (n - 1) * n * P)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scale": 0.5}, {"steps": 3}, {"stores": 2}, {"scores_stored": True}, {"operands_stored": True}, {"flushed": True},
+        {"logs_rounded": 2}, {"mask": np.tri(N_q, N_k, dtype=bool)}, {"keep": DROPPED["keep"], "dropout_p": 0.5},
+        {"chip": np.float32}, {"stored": np.float16}, {"C": 3.0}, {"recombined": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_the_bound_of_a_bias_gradient_takes_each_argument(change: dict[str, Any]) -> None:
+    given = {**PLAIN, **WIDE, "bias": np.zeros((N_q, N_k))}
+    plain, changed = (bias_gradient_bound(Q, K, V, np.tile(DO, (N_q, 1)), **o) for o in (given, {**given, **change}))
+    assert not np.array_equal(plain, changed)
+
+
+@pytest.mark.parametrize("function", [gradient_bounds, bias_gradient_bound])
+def test_a_signature_says_what_is_taken(function: Any) -> None:
+    own, known = signature(function).parameters, signature(error_bound).parameters
+    assert known.keys() <= own.keys()
+    assert {name: own[name].default for name in known if name != "bias"} == {
+        name: parameter.default for name, parameter in known.items() if name != "bias"
+    }

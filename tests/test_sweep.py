@@ -16,6 +16,7 @@ import pytest
 
 import flashsim
 from flashsim import patterns, theory
+from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import main
 from flashsim.sweeping import Disagreement, Sweep, answers, points, rows, running
 from flashsim.sweeping.columns import meaning
@@ -72,6 +73,21 @@ def test_formulas_stand_beside_the_counts() -> None:
     assert standard["theta_elements"] == 64 * 8 + 64 * 64
     (wide,) = flashsim.sweep("flash", N=64, d=8, d_v=4, M=200)
     assert wide["theta_elements"] is None
+
+
+@pytest.mark.parametrize(
+    ("direction", "quadratic"),
+    [
+        ("forward", {"flash_basic", "flash", "q_outer"}),
+        ("backward", {"flash", "q_outer", "q_outer_two_pass", "q_outer_streamed"}),
+    ],
+)
+def test_what_a_theorem_says_of_a_pass_is_known_where_there_is_one(direction: str, quadratic: set[str]) -> None:
+    found = flashsim.sweep(list(FORWARD if direction == "forward" else BACKWARD), N=64, d=8, M=200, direction=direction)
+    said = {row["algorithm"]: row["theta_elements"] for row in found}
+    wanted = dict.fromkeys(quadratic, theory.theorem_2_flash(64, 8, 200))
+    wanted |= {"standard": theory.theorem_2_standard(64, 8), "small_cache": theory.theorem_saha_ye(64, 8, 200)}
+    assert {name: theta for name, theta in said.items() if theta is not None} == wanted
 
 
 def test_one_value_or_many() -> None:

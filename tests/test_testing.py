@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -113,6 +114,16 @@ def test_what_raises_is_a_finding_and_not_a_crash() -> None:
     failure = check_attention(kernel, Spec(), max_examples=50, on_fail="return").failures[0]
     assert "raised RuntimeError: unsupported length" in failure.message
     assert failure.finding.case == Case(N_q=4)
+
+
+def test_a_failure_that_does_not_come_again_is_said_to_be_one() -> None:
+    calls = itertools.count()
+
+    def kernel(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        return (reference.attention(q, k, v) + (next(calls) == 20)).astype(q.dtype)
+
+    (failure,) = check_attention(kernel, Spec(), max_examples=30, checks=["oracle"], on_fail="return").failures
+    assert "tried once more it passed, so the kernel may not be deterministic; 1 of 30 cases" in failure.message
 
 
 @pytest.mark.parametrize(

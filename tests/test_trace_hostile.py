@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
 import pickle
 import tracemalloc
 import zipfile
@@ -151,11 +150,12 @@ class Harm:
 
 
 def repacked(content: bytes, packing: Any = zipfile.ZIP_DEFLATED, **arrays: Any) -> bytes:
-    """Return an .npz with some of its members' arrays, or bytes, replaced; None leaves one out."""
+    """Return an .npz with some of its members' arrays, or bytes, replaced or added; None leaves one out."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w", packing) as new:
-        for name in old.namelist():
-            member = arrays.get(name.removesuffix(".npy"), old.read(name))
+        for name in dict.fromkeys([*old.namelist(), *(f"{name}.npy" for name in arrays)]):
+            stem = name.removesuffix(".npy")
+            member = arrays[stem] if stem in arrays else old.read(name)
             if isinstance(member, np.ndarray):
                 file = io.BytesIO()
                 np.save(file, member, allow_pickle=True)
@@ -172,18 +172,20 @@ def npy(header: str) -> bytes:
 PACKED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda good: b"", "no .npz file, or a damaged one"),
     "cut": (lambda good: good[:-30], "no .npz file, or a damaged one"),
+    "an older one": (lambda good: repacked(good, kind=np.zeros(9, int)), "as an older flashsim wrote them; save the trace again"),
     "a pickle": (lambda good: pickle.dumps(Harm()), "no .npz file, or a damaged one"),
     "flipped": (lambda good: good[:200] + bytes([good[200] ^ 255]) + good[201:], "no .npz file, or a damaged one"),
-    "pickled": (lambda good: repacked(good, kind=np.array([Harm()])), "'kind' holds pickled Python objects"),
-    "lacking": (lambda good: repacked(good, where=None), "no array 'where'"),
-    "floats": (lambda good: repacked(good, name=np.zeros(3)), "'name' is of float64; expected int64"),
-    "flat": (lambda good: repacked(good, where=np.zeros(3, int)), "'where' is"),
-    "deep": (lambda good: repacked(good, name=npy("(" * 900)), "'name' is damaged"),
-    "no array": (lambda good: repacked(good, name=b"x"), "'name' is damaged"),
-    "kinds": (lambda good: repacked(good, kind=np.full(3, -1)), r"events.kind\[0\] is -1"),
-    "scalar": (lambda good: repacked(good, elements=np.array(3)), "events is"),
-    "long": (lambda good: repacked(good, name=npy("{'descr': '<i8', 'fortran_order': False, 'shape': (4000000000000,)}")),
-             "'name' has 0 bytes; expected"),
+    "pickled": (lambda good: repacked(good, values=np.array([Harm()])), "'values' holds pickled Python objects"),
+    "lacking": (lambda good: repacked(good, values=None), "no array 'values'"),
+    "floats": (lambda good: repacked(good, header=np.zeros(3)), "'header' is of float64; expected uint8"),
+    "whole numbers": (lambda good: repacked(good, values=np.zeros(3, int)), "'values' is of int64; expected floats"),
+    "two axes": (lambda good: repacked(good, values=np.zeros((2, 3))), r"48 bytes; expected \(2, 3\) of float64, a row"),
+    "deep": (lambda good: repacked(good, values=npy("(" * 900)), "'values' is damaged"),
+    "no array": (lambda good: repacked(good, header=b"x"), "'header' is damaged"),
+    "scalar": (lambda good: repacked(good, values=np.array(3.0)), r"'values' has 8 bytes; expected \(\) of float64"),
+    "long": (lambda good: repacked(good, values=npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000000,)}")),
+             "'values' has 0 bytes; expected"),
+    "short": (lambda good: repacked(good, values=np.zeros(3, np.float32)), "values has 12 bytes; expected"),
     "lzma": (lambda good: repacked(good, zipfile.ZIP_LZMA), "packed by method 14"),
     "another": (lambda good: repacked(good, header=np.frombuffer(b'{"format": "x"}', np.uint8)), "expected \"format\""),
 }  # fmt: skip
@@ -232,7 +234,7 @@ def bomb(good: bytes, suffix: str, says: int | None) -> bytes:
     if suffix == "json.gz":
         packed = gzip.compress(bytes(ZEROS), 1)
         return packed if says is None else packed[:-4] + says.to_bytes(4, "little")
-    packed = repacked(good, name=npy(" ") + bytes(ZEROS))
+    packed = repacked(good, values=npy(" ") + bytes(ZEROS))
     return packed if says is None else packed.replace((ZEROS + 11).to_bytes(4, "little"), says.to_bytes(4, "little"))
 
 
@@ -283,11 +285,11 @@ def edited(content: bytes, edits: list[tuple[str, float, int]]) -> bytes:
     return content
 
 
-@given(part=st.sampled_from(["json.gz", "npz", "json", "header", "columns"]), edits=EDITS)
+@given(part=st.sampled_from(["json.gz", "npz", "json", "header", "values"]), edits=EDITS)
 def test_a_file_with_bytes_changed_works_or_is_refused(
     good: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, part: str, edits: list[tuple[str, float, int]]
 ) -> None:
-    """In the file as it is, in the JSON before it is zipped, and in an .npz file's header and numbers."""
+    """In the file as it is, in the JSON before it is zipped, and in an .npz file's header and values."""
     folder = tmp_path_factory.getbasetemp()
     if part in good:
         works_or_is_refused(folder, edited(good[part], edits), part)
@@ -296,12 +298,10 @@ def test_a_file_with_bytes_changed_works_or_is_refused(
         works_or_is_refused(folder, gzip.compress(changed, 1), "json.gz")
     else:
         with np.load(io.BytesIO(good["npz"])) as found:
-            name = "header" if part == "header" else sorted(set(found) - {"header"})[edits[0][2] % 9]
-            array = found[name]
+            array = found[part]
         changed = edited(array.tobytes(), edits)
-        row = array.itemsize * math.prod(array.shape[1:])
-        flat = np.frombuffer(changed[: len(changed) // row * row], array.dtype)
-        works_or_is_refused(folder, repacked(good["npz"], **{name: flat.reshape(-1, *array.shape[1:])}), "npz")
+        whole = np.frombuffer(changed[: len(changed) // array.itemsize * array.itemsize], array.dtype)
+        works_or_is_refused(folder, repacked(good["npz"], **{part: whole}), "npz")
 
 
 VALUES = st.one_of(

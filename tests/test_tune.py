@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import Causal, SlidingWindow, plots, theory
 from flashsim.algorithms import PASSES
+from flashsim.algorithms.record import Direction
 from flashsim.cli import main
 from flashsim.memory import SramOverflow
-from flashsim.records import Blocks
+from flashsim.records import Blocks, Shape
+from flashsim.theory.counts import peak_of
 from flashsim.tune import best_of, sides, tune
 from tests.own import FORM, TWO_SWEEPS, module_of, two_sweeps
 
@@ -42,6 +44,18 @@ def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
 def test_least_is_kept_where_V_is_narrower() -> None:
     found = tune(N_q=15, N_k=9, d=5, d_v=1, M=86, least=2).by_loops
     assert all(min(choice.blocks.B_r, choice.blocks.B_c) >= 2 for choice in found.values())
+
+
+@pytest.mark.parametrize("direction", PASSES)
+def test_a_peak_alone_is_that_of_all_counts(direction: Direction) -> None:
+    shape = Shape(13, 9, 5, 3)
+    how: dict[str, Any] = {"M": 60, "dtype": "float16", "direction": direction}
+    for name, p in itertools.product(PASSES[direction], (0.0, 0.5)):
+        form = theory.form_of(name, direction)
+        for blocks in itertools.product((1, 4, 20), (1, 2, 20)):
+            if not (form.plain and p):
+                want = theory.exact(name, **vars(shape), **how, blocks=blocks, dropout_p=p).sram.peak
+                assert peak_of(form, shape, 60, "float16", blocks, dropout=p > 0) == want, (name, blocks, p)
 
 
 @given(data=st.data())

@@ -39,16 +39,9 @@ def memory_efficient_backward(
     N_q, N_k, terms = Q.shape[0], K.shape[0], blocks.B_c
     D = hbm.empty("D", (N_q, 1), sram.dtype)
     dQ, dK, dV = (hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V))
-    q, do, log_L, D_1, dq = Q.divide(1), dO.divide(1), L.divide(1), D.divide(1), dQ.divide(1)  # a row at a time
-    k, v, dk, dv = K.divide(1), V.divide(1), dK.divide(1), dV.divide(1)
-    Q, O, dO, L, D = (
-        Q.divide(terms),
-        O.divide(terms),
-        dO.divide(terms),
-        L.divide(terms),
-        D.divide(terms),
-    )  # terms of a sum
-    K, V = K.divide(terms), V.divide(terms)
+    q, do, log_L, D_1, dq = (X.divide(1) for X in (Q, dO, L, D, dQ))  # a row at a time
+    k, v, dk, dv = (X.divide(1) for X in (K, V, dK, dV))
+    Q, O, dO, L, D, K, V = (X.divide(terms) for X in (Q, O, dO, L, D, K, V))  # terms of a sum
     by_key = Blocks(min(terms, N_q), 1, len(Q), N_k)
     MASK_by_key, dropout_by_key = MASK.divided(by_key), dropout.divided(by_key)
     by_query = Blocks(1, min(terms, N_k), N_q, len(K))

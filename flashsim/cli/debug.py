@@ -131,10 +131,13 @@ def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, 
 
     def watch(event: Event) -> None:
         file, line = event.site
-        if file == stop.file and line in lines and event.kind == "enter":
-            turns[lines[line]] = event.elements
-        elif event.site == (stop.file, stop.loops[-1][1]) and event.kind == "turn":
-            seen.append(dict(event.loops))
+        if file != stop.file or line not in lines or event.kind not in ("enter", "turn"):
+            return
+        now, variable = dict(event.loops), lines[line]  # a range's turns may begin after 0
+        ends = event.elements if event.kind == "enter" else now[variable] + 1
+        turns[variable] = max(ends, turns.get(variable, 0))
+        if event.kind == "turn" and line == stop.loops[-1][1]:
+            seen.append(now)
 
     broken: Exception | None = None
     try:
@@ -145,8 +148,7 @@ def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, 
         broken = error
     for variable, index in at.items():
         if variable in turns and index >= turns[variable]:
-            said = f"expected 0 ≤ {variable} < {turns[variable]}, as that loop has {turns[variable]} turns here"
-            raise ValueError(f"--at gives {variable}={index}; {said}")
+            raise ValueError(f"--at gives {variable}={index}; expected 0 ≤ {variable} < {turns[variable]} here")
     if lines and not any(at.items() <= now.items() for now in seen):
         if broken:
             raise broken

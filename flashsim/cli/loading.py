@@ -38,7 +38,7 @@ def algorithm(text: str) -> str | Algorithm:
     return algorithm_of(found)
 
 
-def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention") -> Any:
+def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention or my_kernels.py:attention") -> Any:
     """Return what "file.py:name" or "module:name" says; what lies in the working directory, or beside the file, is found too.
 
     Raises ValueError where that cannot be had; `form` is what was expected.
@@ -48,6 +48,8 @@ def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention"
         raise ValueError(f"{where!r} is not of the form {form}")
     if module_name.endswith(".py"):
         module = _file(Path(module_name))
+    elif Path(module_name).is_file() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ValueError(f"{module_name} is neither a .py file nor a module's name; expected {form}")
     else:
         with _importing(module_name, Path.cwd()):
             module = importlib.import_module(module_name)

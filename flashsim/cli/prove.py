@@ -66,13 +66,11 @@ def _show(proof: Any, dtype: str) -> None:
     allowed = {"all": "", "causal": ", causal", "given": f", {at.pairs:,} allowed pairs"}[proof.allowed]
     print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
     print(sram(at.M, float_dtype(dtype).itemsize, dtype) + "\n")
-    best, rows = (
-        proof.best,
-        [
-            ("compulsory: inputs read, outputs written", at.compulsory, f"{at.compulsory / at.accesses:.3f}"),
-            ("lower bound: no schedule moves less", at.accesses, "1"),
-        ],
-    )
+    best = proof.best
+    rows = [
+        ("compulsory: inputs read, outputs written", at.compulsory, f"{at.compulsory / at.accesses:.3f}"),
+        ("lower bound: no schedule moves less", at.accesses, "1"),
+    ]
     if best is not None:
         said = f"best schedule here: {best.algorithm}, {best.B_r:,} × {best.B_c:,}"
         rows.append((said, best.accesses, f"{proof.ratio:.3f}"))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.exercises import exercise, exercises
-from flashsim.exercises.notebook import notebook
 from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 from flashsim.files import what_is_there, write_whole
@@ -60,7 +59,7 @@ def start(which: str, folder: Path, *, overwrite: bool = False, as_notebook: boo
     path = folder / (found.notebook if as_notebook else found.file)
     if path.exists() and not overwrite:
         raise ValueError(f"{path} is there already: go on with it, or begin anew with --overwrite")
-    return write_whole(path, notebook(found) if as_notebook else found.fresh())
+    return write_whole(path, found.as_notebook() if as_notebook else found.fresh())
 
 
 # ------------------------------------------------------------------------------------------------------------ progress

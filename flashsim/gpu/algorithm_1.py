@@ -54,8 +54,6 @@ KERNEL = Kernel(
         ),
     ),
     forward=forward,
-    causal=False,
-    blocks=True,
-    counts=True,
+    takes=("blocks", "count"),
     choose_blocks=choose_blocks,
 )

@@ -123,9 +123,6 @@ KERNEL = Kernel(
     ),
     forward=forward,
     backward=backward,
-    masks=True,
-    dropout=True,
-    blocks=True,
-    counts=True,
+    takes=("causal", "mask", "dropout_p", "blocks", "count"),
     choose_blocks=choose_blocks,
 )

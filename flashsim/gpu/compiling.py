@@ -98,9 +98,7 @@ def load(
     cupy = import_cupy()
     device = current_device()
     asked = (device, name, tuple(functions), tuple(sorted(defines.items())), arch)
-    if (
-        asked not in _loaded
-    ):  # the sources are taken not to change while a program runs: hashing them takes longer than a launch
+    if asked not in _loaded:  # sources are taken not to change while a program runs: hashing takes longer than a launch
         compiled = compile_file(name, functions, defines, arch or architecture(device))
         path = _cubin_file(hashlib.sha256(compiled.cubin).hexdigest(), compiled.cubin)
         module = cupy.RawModule(path=str(path))

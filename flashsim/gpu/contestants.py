@@ -127,8 +127,8 @@ def _can(rung: Kernel, setting: Setting) -> bool:
     shape = setting.batch, setting.H, setting.N, setting.d
     lacks = (
         rung.unsuited and rung.unsuited(shape, shape),
-        setting.causal and not rung.causal,
-        setting.dropout_p and not rung.dropout,
+        setting.causal and "causal" not in rung.takes,
+        setting.dropout_p and "dropout_p" not in rung.takes,
         setting.direction == "backward" and rung.backward is None,
         rung.output and setting.d not in rung.head_dims,
     )

@@ -21,19 +21,18 @@ from flashsim.gpu.tensor_maps import contiguous, tensor_map
 FILE = "hopper_backward.cu"
 HEAD_DIMS = (64, 128)
 ROWS = 64  # of the boxes in which dK_j and dV_j are stored
-PREPARES, SUMS, ROUNDS = 256, 384, 256  # threads of the three kernels
+PREPARES, SUMS = 256, 384  # threads of the two kernels
 GRID = 2**31 - 1
 MOVES = (  # what each kernel's totals are of, in its order
     ("O", "dO", "L", "D", "dQ"),
     ("Q", "K", "V", "dO", "L", "D", "dQ", "dK", "dV"),
-    ("dQ",),
 )
-NOT_COUNTED = 0, 0, 0
+NOT_COUNTED = 0, 0
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "H_kv", "group", "T_r", "T_c")]
-    + [("section", "i4"), ("tau", "f4"), ("half_c", "f4"), ("dropout", DROPOUT)]
-    + [(name, "u8") for name in ("rows", "sums", "turns")],
+    + [("heads", "i4"), ("section", "i4"), ("unseen", "i4"), ("tau", "f4"), ("half_c", "f4"), ("dropout", DROPOUT)]
+    + [(name, "u8") for name in ("rows", "sums", "turns", "drawn")],
     align=True,
 )
 
@@ -43,17 +42,19 @@ def choose_blocks(d: int) -> tuple[int, int]:
     return (128 if d == 64 else 64), 128
 
 
-def shared_bytes(d: int) -> int:
-    """Return the shared memory of K_j, V_j, two Q_i, dO_i, dS_ij, L_i and D_i, dQ_i, dropout's bits, ten pairs of barriers."""
+def shared_bytes(d: int, drops: bool) -> int:
+    """Return the shared memory of K_j, V_j, two Q_i, dO_i, dS_ij, L_i and D_i, dQ_i, dropout's bits, sums, barriers and words."""
     B_r, B_c = choose_blocks(d)
-    return 2 * (2 * B_c * d + 4 * B_r * d + 2 * B_r * B_c) + 4 * B_r * d + 2 * 8 * B_r + 2 * 2048 + 10 * 16
+    keys = 3 if d == 64 and not drops else 2  # tiles: K_j, V_j, and the next K_j
+    tiles = 2 * (keys * B_c * d + 4 * B_r * d + 2 * B_r * B_c) + 4 * B_r * d + 2 * 8 * B_r
+    return tiles + drops * 2 * 2048 + 8 * (8 * 64 * 4 + 16) + 304
 
 
-def functions(dtype: str, d: int, causal: bool, drops: bool, deterministic: bool) -> tuple[str, str, str]:
+def functions(dtype: str, d: int, causal: bool, drops: bool, deterministic: bool) -> tuple[str, str]:
     """Return the kernels for one case, in the order in which they are launched."""
     T = f"{ELEMENTS[dtype]}, {d}"
     switches = ", ".join(str(on).lower() for on in (causal, drops, deterministic))
-    return f"prepare<{T}>", f"hopper_backward<{T}, {switches}>", f"round_dQ<{T}>"
+    return f"prepare<{T}>", f"hopper_backward<{T}, {switches}>"
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
@@ -102,16 +103,21 @@ def _launches(
         raise ValueError(
             f"q has shape {q}, k {k}: {max(row_blocks, key_blocks):,} tiles; hopper takes {GRID:,} at most"
         )
-    l2_bytes = import_cupy().cuda.Device(device).attributes["L2CacheSize"]
+    attributes = import_cupy().cuda.Device(device).attributes
+    # Blocks of threads that draw no key block help to round dQ.
+    blocks = min(max(key_blocks, row_blocks), attributes["MultiProcessorCount"])
+    shared = shared_bytes(d, dropout_p > 0)
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["H_kv"], problem["group"] = N_q, N_k, H, H_kv, H // H_kv
-    problem["T_r"], problem["T_c"] = T_r, T_c
-    problem["section"] = section(8 * N_q * d * H / H_kv, l2_bytes, B * H_kv) if causal else 1  # Q, dO, and dQ in fp32
+    problem["T_r"], problem["T_c"], problem["heads"] = T_r, T_c, B * H_kv
+    problem["unseen"] = min(T_r, max(0, N_q - N_k) // B_r) if causal else 0
+    a_head = 8 * N_q * d * H / H_kv  # bytes of Q, dO, and dQ in fp32
+    problem["section"] = section(a_head, attributes["L2CacheSize"], B * H_kv) if causal else 1
     most = float(np.finfo(np.float32).max)
     problem["tau"], problem["half_c"] = (max(-most, min(x, most)) for x in (scale, scale * LOG2_E / 2))
     problem["dropout"] = dropout(dropout_p, seed)
     names = functions(dtype.name, d, causal, dropout_p > 0, deterministic)
-    kernels = ready(device, FILE, names, names[1], shared_bytes(d), counting)
+    kernels = ready(device, FILE, names, names[1], shared, counting)
     sums, rows, turns = (
         4 * row_blocks * B_r * d,
         8 * row_blocks * B_r,
@@ -133,18 +139,18 @@ def _launches(
     ) -> Any:
         found = problem.copy()
         found["rows"], found["sums"], found["turns"] = scratch + sums, scratch, scratch + sums + rows
+        found["drawn"] = scratch + sums + rows + turns
         placed, counts = np.void(found.tobytes()), [np.uint64(at) for at in moved]
         each = zip(sides, (Q, K, V, dO, dK, dV), strict=True)
         maps = (tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in each)
         return (
-            (np.uint64(O), np.uint64(dO), *do_strides, np.uint64(L), placed, counts[0]),
-            (*maps, placed, counts[1]),
-            (np.uint64(dQ), placed, counts[2]),
+            (np.uint64(O), np.uint64(dO), *do_strides, np.uint64(L), np.uint64(dQ), placed, counts[0]),
+            (*maps, np.uint64(dQ), placed, counts[1]),
         )
 
-    grids = (row_blocks, PREPARES, 0), (key_blocks, SUMS, shared_bytes(d)), (row_blocks, ROUNDS, 0)
+    grids = (row_blocks, PREPARES, 0), (blocks, SUMS, shared)
     each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)]
-    return Launches(each, arguments), sums + rows + turns
+    return Launches(each, arguments), sums + rows + turns + 8
 
 
 def _functions(dtype: str, count: bool) -> Iterator[str]:

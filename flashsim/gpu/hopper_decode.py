@@ -26,10 +26,7 @@ KEYS = 64  # B_c
 THREADS, PLACES = 160, 2  # the kernel's; blocks on a multiprocessor
 WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp has on their way together
 FILLED = 0.95  # is as good as all
-SHORT, MEDIUM = (
-    8,
-    64,
-)  # tiles of a head, up to which a second launch costs more than it saves: always, or if all have work
+SHORT, MEDIUM = 8, 64  # tiles of a head up to which a second launch costs more than it saves: always; if all have work
 LEAST = 4  # tiles of a part
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
 
@@ -190,7 +187,7 @@ KERNEL = Kernel(
     variants=hopper_variants(FILE, lambda dtype, _: (name for d in HEAD_DIMS for name in functions(dtype, d))),
     forward=forward,
     prepare=prepare,
-    counts=True,
+    takes=("causal", "count"),
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=hopper.why_not,

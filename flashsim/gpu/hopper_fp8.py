@@ -201,7 +201,7 @@ KERNEL = Kernel(
     ),
     forward=forward,
     prepare=prepare,
-    counts=True,
+    takes=("causal", "count"),
     aligned=True,
     keys_contiguous=FOURS,
     choose_blocks=choose_blocks,

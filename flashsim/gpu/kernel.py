@@ -69,8 +69,8 @@ class Kernel:
     dtypes       "float16", "bfloat16", "float32", or "float8_e4m3fn", of those that it takes
     output       the dtype of what it returns, or None: the inputs'
     head_dims    widths d of Q, K and V that it takes; forward_dims: others, that the backward pass does not take
-    causal, masks, windows, block_masks, dropout, gqa, blocks, counts  what else it takes
-    forward_only what of these the backward pass does not take, by the names of `flashsim.gpu.forward`'s parameters
+    takes        what else it takes, by the names of `flashsim.gpu.forward`'s parameters; and "window", a mask that is one
+    forward_only what of these the backward pass does not take
     variants     what the tests compile
     aligned      whether rows must start at multiples of 16 bytes
     keys_contiguous  of what N_k must be a multiple for V's keys to have stride 1, in place of its columns; 0: they may not
@@ -105,14 +105,7 @@ class Kernel:
     tensor_cores: bool = False
     output: str | None = None
     longest: int | None = None
-    causal: bool = True
-    masks: bool = False
-    windows: bool = False
-    block_masks: bool = False
-    dropout: bool = False
-    gqa: bool = True
-    blocks: bool = False
-    counts: bool = False
+    takes: tuple[str, ...] = ("causal",)
     forward_only: tuple[str, ...] = ()
     forward_dims: tuple[int, ...] = ()
     aligned: bool = False

@@ -61,9 +61,6 @@ KERNEL = Kernel(
     head_dims=HEAD_DIMS,
     variants=variants(FILE, "q_outer", TYPES, dims=[(d, *choose_blocks(d, "float32", "forward")) for d in HEAD_DIMS]),
     forward=forward,
-    masks=True,
-    dropout=True,
-    blocks=True,
-    counts=True,
+    takes=("causal", "mask", "dropout_p", "blocks", "count"),
     choose_blocks=choose_blocks,
 )

@@ -18,15 +18,6 @@ from flashsim.gpu.masking import Rule, as_array, rule_of
 from flashsim.gpu.tensor_maps import contiguous
 from flashsim.masks import Causal, Mask, SlidingWindow
 
-TAKES = {
-    "causal": "causal",
-    "mask": "masks",
-    "window": "windows",
-    "block_mask": "block_masks",
-    "dropout_p": "dropout",
-    "blocks": "blocks",
-    "count": "counts",
-}
 LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, of tiles that may reach beyond the end
 
 
@@ -172,26 +163,28 @@ def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...
 
 def _masked(rung: Kernel, options: Options, q: Any, k: Any) -> Options:
     """Return options with an array in a window's place, for a rung that knows none: made in each call, as it is large."""
-    if options.window is None or rung.windows:
+    if options.window is None or "window" in rung.takes:
         return options
     N_q, N_k = q.shape[2], k.shape[2]
     mask = import_cupy().broadcast_to(as_array(options.window, N_q, N_k), (*q.shape[:3], N_k))
     return replace(options, mask=mask, window=None)
 
 
-def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
-    """Return which of a Kernel's `TAKES` are asked for."""
-    masks = rule.mask is not None, rule.window is not None, rule.block_mask is not None
-    return rule.causal, *masks, dropout_p > 0, blocks is not None, count
+def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[str, ...]:
+    """Return what is asked for, of what a kernel `takes` or not."""
+    asked = {"causal": rule.causal or None, "mask": rule.mask, "window": rule.window, "block_mask": rule.block_mask}
+    asked |= {"dropout_p": dropout_p or None, "blocks": blocks, "count": count or None}
+    return tuple(what for what, value in asked.items() if value is not None)
 
 
-def _takes(rung: Kernel, what: str, direction: str) -> bool:
-    """Say whether a kernel takes one of `TAKES` in a direction. A window it may get as a mask."""
-    takes = getattr(rung, TAKES[what]) and not (direction == "backward" and what in rung.forward_only)
-    return bool(takes) or (what == "window" and rung.masks)
+def _lacks(rung: Kernel, asked: Sequence[str], direction: str) -> list[str]:
+    """Return what of it a kernel does not take in a direction. A window it may get as a mask."""
+    without = rung.forward_only if direction == "backward" else ()
+    takes = {*rung.takes} - {*without} | ({"window"} if "mask" in rung.takes else set())
+    return [what for what in asked if what not in takes]
 
 
-def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[bool, ...], on: str) -> Plan:
+def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[str, ...], on: str) -> Plan:
     q = arrays["q"]
     given = [x for name, x in arrays.items() if name != "lse"]
     aligned &= not any(stride % 16 for x in given for n, stride in zip(x.shape[:-1], x.strides, strict=False) if n > 1)
@@ -205,7 +198,7 @@ def _plan(
     q: tuple[int, ...],
     k: tuple[int, ...],
     aligned: bool,
-    asked: tuple[bool, ...],
+    asked: tuple[str, ...],
     capability: str,
 ) -> Plan:
     """Return the fastest rung that takes what is asked, for q and k of these shapes, or the last."""
@@ -213,9 +206,7 @@ def _plan(
     d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
     known = rungs.fastest(direction, dtype.name)
     for rung in known:
-        lacks = [
-            what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not _takes(rung, what, direction)
-        ]
+        lacks = _lacks(rung, asked, direction)
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
             or f"does not take d = {d}" * (d not in rung.widths(direction))
@@ -259,9 +250,8 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
         raise ValueError(
             f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, widths))} {direction}"
         )
-    if heads % kv_heads or (heads != kv_heads and not rung.gqa):
-        expected = "a multiple of" if rung.gqa else "as many as"
-        raise ValueError(f"q has {heads} heads; expected {expected} the {kv_heads} heads of k")
+    if heads % kv_heads:
+        raise ValueError(f"q has {heads} heads; expected a multiple of the {kv_heads} heads of k")
     if max(q.shape[2], k.shape[2]) > LONGEST or q.shape[0] * heads > LONGEST:
         raise ValueError(f"q has shape {q.shape}, k {k.shape}; expected N and B·H of {LONGEST:,} at most")
     for name, array in arrays.items():
@@ -286,11 +276,9 @@ def _options(
     for name, value in (("count", count), ("deterministic", deterministic)):
         check_flag(name, value)
     dropout_p, seed = check_p(dropout_p), check_seed(seed)
-    for name, wanted in zip(TAKES, _asked(rule, dropout_p, blocks, count), strict=True):
-        if wanted and not _takes(rung, name, direction):
-            raise ValueError(
-                f"{'mask, a window,' if name == 'window' else name} is given; kernel {rung.name!r} does not take it"
-            )
+    for name in _lacks(rung, _asked(rule, dropout_p, blocks, count), direction):
+        what = "mask, a window," if name == "window" else name
+        raise ValueError(f"{what} is given; kernel {rung.name!r} does not take it")
     blocks, mask = check_blocks(blocks), rule.mask
     if mask is not None:
         onto = (*q.shape[:3], k.shape[2])

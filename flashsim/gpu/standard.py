@@ -188,6 +188,5 @@ KERNEL = Kernel(
     ),
     forward=forward,
     backward=backward,
-    masks=True,
-    dropout=True,
+    takes=("causal", "mask", "dropout_p"),
 )

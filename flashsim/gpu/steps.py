@@ -43,7 +43,7 @@ class Step:
     @property
     def counts(self) -> bool:
         """Whether there is a build that counts."""
-        return self.rung.counts and self.tiles is None
+        return "count" in self.rung.takes and self.tiles is None
 
     def call(self, setting: Setting, *, counting: bool = False) -> Call:
         """Return what runs it on random arrays; counting, with the build that counts, which only whole rungs have."""
@@ -68,7 +68,7 @@ def steps(setting: Setting) -> Iterator[Step]:
     """Yield what takes part, from the lowest rung up."""
     for rung in ladder().values():
         shape = setting.batch, setting.H, setting.N, setting.d
-        lacks = setting.causal and not rung.causal, setting.d not in rung.widths("forward")
+        lacks = setting.causal and "causal" not in rung.takes, setting.d not in rung.widths("forward")
         if any(lacks) or (rung.unsuited and rung.unsuited(shape, shape)):
             continue
         if rung.name != "hopper":

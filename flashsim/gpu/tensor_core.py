@@ -111,6 +111,6 @@ KERNEL = Kernel(
     ),
     forward=forward,
     backward=tensor_core_backward.backward,
-    dropout=True,
+    takes=("causal", "dropout_p"),
     aligned=True,
 )

@@ -186,10 +186,8 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mappi
     ax.axhline(numbers["standard"]["accesses"], color=_STANDARD.colour, linestyle="--", gid=_gid("standard", direction))
     if direction == "forward":
         ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
-    curve, label = (
-        _fitting(numbers["curve"], data["M"]),
-        which + ("closed form" if direction == "forward" else "counted"),
-    )
+    curve = _fitting(numbers["curve"], data["M"])
+    label = which + ("closed form" if direction == "forward" else "counted")
     ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction), label=label)
 
 

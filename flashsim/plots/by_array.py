@@ -134,9 +134,7 @@ def _legend(ax: Axes) -> None:
     keys += [Patch(facecolor="white", edgecolor=BLACK, linewidth=0.5, hatch=_WRITTEN, label="written")]
     figure = ax.get_figure(root=True)
     assert figure is not None
-    above = ax.transAxes + ScaledTranslation(
-        0, 3.5 / 72, figure.dpi_scale_trans
-    )  # in points, as the title's distance is
+    above = ax.transAxes + ScaledTranslation(0, 3.5 / 72, figure.dpi_scale_trans)  # points, as the title's distance
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": above, "borderaxespad": 0}
     ax.legend(handles=keys, ncols=2, **place)
 

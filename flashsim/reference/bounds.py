@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from inspect import signature
-from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -125,15 +123,19 @@ def error_bound(
     A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
     return _Bounds(
-        Q=Q, K=K, V=V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
+        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
         flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
         stored=stored, C=C,
     ).of_O(C)  # fmt: skip
 
 
 def gradient_bounds(
-    Q: Any, K: Any, V: Any, dO: Any, *, dQ_stores: int | None = None, recombined: bool = False, **options: Any
-) -> Three:
+    Q: Any, K: Any, V: Any, dO: Any, *,
+    scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
+    operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, dQ_stores: int | None = None,
+    recombined: bool = False, mask: Any = None, bias: Any = None, keep: Any = None, dropout_p: float = 0.0,
+    chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
+) -> Three:  # fmt: skip
     """Return how far each element of dQ, dK, dV may lie from the exact gradients, as arrays of their shapes.
 
     Arguments as for `error_bound`, those of the forward pass included, whose O, ℓ and m the backward pass inherits.
@@ -154,27 +156,34 @@ def gradient_bounds(
     Each rounding to `stored` may lose its smallest subnormal. C = 2 leaves room for second-order terms, as before.
     Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
     """
-    return _gradient_errors(Q, K, V, dO, dQ_stores=dQ_stores, recombined=recombined, **options)[1]
+    has = _Bounds(
+        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
+        stored=stored, C=C,
+    )  # fmt: skip
+    return has.of_gradients(dO, dQ_stores, recombined)[0]
 
 
-def bias_gradient_bound(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, **options: Any) -> Array:
+def bias_gradient_bound(
+    Q: Any, K: Any, V: Any, dO: Any, *,
+    bias: Any, scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
+    operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, dQ_stores: int | None = None,
+    recombined: bool = False, mask: Any = None, keep: Any = None, dropout_p: float = 0.0, chip: DTypeLike | None = None,
+    stored: DTypeLike | None = None, C: float = 2.0,
+) -> Array:  # fmt: skip
     """Return how far each element of a bias's gradient may lie from the exact one. Arguments as for `gradient_bounds`.
 
     It is dS, added up on the chip over the n elements that share an entry: C·(E(dS) + n·u·(|dS| + E(dS))), summed likewise.
     """
-    has, _, dS, E_dS = _gradient_errors(Q, K, V, dO, bias=bias, **options)
+    has = _Bounds(
+        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
+        stored=stored, C=C,
+    )  # fmt: skip
+    _, dS, E_dS = has.of_gradients(dO, dQ_stores, recombined)
     with np.errstate(over="ignore", invalid="ignore"):
         own, most = summed_to(E_dS, np.shape(bias)), summed_to(dS + E_dS, np.shape(bias))
         return np.asarray(has.C * (own + dS.size // max(own.size, 1) * has.u * most))
-
-
-def _gradient_errors(
-    Q: Any, K: Any, V: Any, dO: Any, *, dQ_stores: int | None = None, recombined: bool = False, **options: Any
-) -> tuple[_Bounds, Three, Array, Array]:
-    asked = signature(error_bound).bind(Q, K, V, **options)
-    asked.apply_defaults()
-    has = _Bounds(**asked.arguments)
-    return has, *has.of_gradients(dO, dQ_stores, recombined)
 
 
 def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike | None = None, axis: int = -3) -> Array:
@@ -214,39 +223,41 @@ def of_bound(got: Any, want: Any, bound: Any) -> float:
 
 
 class _Bounds:
-    """What both bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs.
+    """What all bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs.
 
-    `given` are the arguments of `error_bound`.
+    The arguments are `error_bound`'s.
     """
 
-    def __init__(self, **given: Any) -> None:
-        a = SimpleNamespace(**given)
-        mask, bias, keep, self.C = a.mask, a.bias, a.keep, a.C
-        Q, K, V = check_attention(Q=a.Q, K=a.K, V=a.V, mask=mask, keep=keep, bias=bias)
-        self.dropout_p = check_p(a.dropout_p)
-        check_number("C", a.C, "a number above 0", lambda C: 0 < C < math.inf)
-        self.steps, self.logs_rounded = check_count("steps", a.steps), check_count("logs_rounded", a.logs_rounded, 0)
-        self.stores = self.steps if a.stores is None else check_count("stores", a.stores, 0)
-        stored = float_dtype(Q.dtype if a.stored is None else a.stored)
-        chip = chip_dtype(stored) if a.chip is None else float_dtype(a.chip)
+    def __init__(
+        self, Q: Any, K: Any, V: Any, *, scale: float | None, steps: int, stores: int | None, scores_stored: bool,
+        operands_stored: bool, flushed: bool, logs_rounded: int, mask: Any, bias: Any, keep: Any, dropout_p: float,
+        chip: DTypeLike | None, stored: DTypeLike | None, C: float,
+    ) -> None:  # fmt: skip
+        Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
+        self.dropout_p = check_p(dropout_p)
+        self.C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
+        self.steps, self.logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
+        self.stores = self.steps if stores is None else check_count("stores", stores, 0)
+        stored = float_dtype(Q.dtype if stored is None else stored)
+        chip = chip_dtype(stored) if chip is None else float_dtype(chip)
         self.u, self.u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
-        self.least = smallest_normal(chip) if a.flushed else smallest_step(chip)
+        self.least = smallest_normal(chip) if flushed else smallest_step(chip)
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
-        self.tau = float(tau_of(a.scale, self.Q))
+        self.tau = float(tau_of(scale, self.Q))
         P, l, _ = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias)
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
         self.allowed = np.broadcast_to(True if mask is None else np.asarray(mask), P.shape)
-        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, a.dropout_p, np.float64), P.shape)
+        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, dropout_p, np.float64), P.shape)
         self.mass = (self.P * self.Z) @ np.abs(self.V)
-        self.scores_stored, self.dropped = a.scores_stored, keep is not None
-        self.kept = a.scores_stored or a.operands_stored
+        self.scores_stored, self.dropped = scores_stored, keep is not None
+        self.kept = scores_stored or operands_stored
 
         # of a row's weights, their sum and their products with V, without O's own storing
         (d, N_k), biased = (self.Q.shape[-1], self.K.shape[-2]), bias is not None
         reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
-        delta = ((d + 4 + 2 * biased) * self.u + a.scores_stored * (1 + biased) * self.u_s) * reach
+        delta = ((d + 4 + 2 * biased) * self.u + scores_stored * (1 + biased) * self.u_s) * reach
         delta = delta + self.logs_rounded * self.u * (reach + math.log(N_k))
         terms = (N_k + 8 * (self.steps + 1) + 3 * self.dropped) * self.u + self.kept * (1 + self.dropped) * self.u_s
         with np.errstate(over="ignore"):

@@ -40,7 +40,9 @@ def attention(
     dropout_p: float = 0.0,
 ) -> Array:
     """Return dropout(softmax(MASK(scale · QKᵀ + bias))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d."""
-    return attention_with_statistics(**locals()).O
+    return attention_with_statistics(
+        Q, K, V, scale=scale, dtype=dtype, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p
+    ).O
 
 
 def attention_with_statistics(
@@ -72,12 +74,13 @@ def gradients(
     return _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p)[0]
 
 
-def bias_gradient(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, **options: Any) -> Array:
-    """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was broadcast along.
-
-    Arguments as for `gradients`.
-    """
-    return summed_to(_gradients(Q, K, V, dO, bias=bias, **options)[1], np.shape(bias))
+def bias_gradient(
+    Q: Any, K: Any, V: Any, dO: Any, *,
+    bias: Any, scale: float | None = None, mask: Any = None, keep: Any = None, dropout_p: float = 0.0,
+) -> Array:  # fmt: skip
+    """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was broadcast along."""
+    _, dS = _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p)
+    return summed_to(dS, np.shape(bias))
 
 
 def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
@@ -88,9 +91,8 @@ def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _gradients(
-    Q: Any, K: Any, V: Any, dO: Any, *,
-    scale: float | None = None, mask: Any = None, bias: Any = None, keep: Any = None, dropout_p: float = 0.0,
-) -> tuple[Three, Array]:  # fmt: skip
+    Q: Any, K: Any, V: Any, dO: Any, *, scale: float | None, mask: Any, bias: Any, keep: Any, dropout_p: float
+) -> tuple[Three, Array]:
     check_p(dropout_p)
     given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
     Q, K, V, dO = (a.astype(np.float64) for a in given)

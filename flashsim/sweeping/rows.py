@@ -5,7 +5,7 @@ And that as a row: arguments as `flashsim.count` takes them, then what was found
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass
 from inspect import signature
 from itertools import chain
@@ -22,16 +22,11 @@ from flashsim.records import Blocks, Occupancy, Shape, Traffic
 from flashsim.sweeping.columns import ARGUMENTS, FOUND, is_found
 from flashsim.sweeping.points import Point
 from flashsim.theory import Exact, NoClosedForm, exact
+from flashsim.theory.form import forms
 
 Row = dict[str, Any]
 Status = Literal["ok", "does not fit", "refused"]
 DEFAULTS = {name: parameter.default for name, parameter in signature(count).parameters.items()}
-THETA: Mapping[str, Callable[[int, int, int], float]] = {
-    **dict.fromkeys(("flash_basic", "flash", "q_outer"), theory.theorem_2_flash),
-    "standard": lambda N, d, M: theory.theorem_2_standard(N, d),
-    "small_cache": theory.theorem_saha_ye,
-}
-"""Theorems 2 and 5, and Saha and Ye's, of forward and backward passes: by the name of the forward pass."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +174,14 @@ def _compulsory(point: Point, shape: Shape) -> int:
 
 
 def _theta(point: Point, M: int, shape: Shape | None) -> float | None:
-    algorithm = point.way.algorithm
-    expression = THETA.get(algorithm.forward_pass) if algorithm is not None else None
-    if expression is None or shape is None or (shape.N_q, shape.d) != (shape.N_k, shape.d_v):
+    """Return all heads' Θ by the form of the pass, or, of a backward one, by that of its forward pass."""
+    algorithm, form = point.way.algorithm, point.way.form
+    if algorithm is not None and point.arguments["direction"] == "backward":
+        form = forms()["forward"].get(algorithm.forward_pass)
+    if form is None or form.theta is None or shape is None or (shape.N_q, shape.d) != (shape.N_k, shape.d_v):
         return None
     heads: int = point.arguments.get("heads", 1)
-    return heads * expression(shape.N_q, shape.d, M)
+    return heads * form.theta(shape.N_q, shape.d, M)
 
 
 def _sound(read: Callable[[], Any], otherwise: Any) -> Any:

@@ -183,11 +183,18 @@ class Problem:
     @cached_property
     def allowed(self) -> Array:
         """What may be attended to, by causal and mask together: booleans (B, H_q, N_q, N_k)."""
+        return self.causally(self.shift if self.causal else self.score_shape[3])
+
+    @property
+    def shift(self) -> int:
+        """By which the causal diagonal is moved to the right."""
         _, _, N_q, N_k = self.score_shape
-        allowed = np.ones((N_q, N_k), bool)
-        if self.causal:
-            shift = N_k - N_q if self.spec.causal == "bottom_right" else 0
-            allowed = np.arange(N_k)[None, :] <= np.arange(N_q)[:, None] + shift
+        return N_k - N_q if self.spec.causal == "bottom_right" else 0
+
+    def causally(self, shift: int) -> Array:
+        """Return what is allowed under the mask, if there is one, and causal masking with that shift."""
+        _, _, N_q, N_k = self.score_shape
+        allowed = np.arange(N_k)[None, :] <= np.arange(N_q)[:, None] + shift
         return np.broadcast_to(allowed if self.mask is None else allowed & self.mask, self.score_shape)
 
     @cached_property

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
-
-from hypothesis.errors import Flaky
 
 from flashsim.checking import check_callback, check_choice, check_count, is_one_of, shown
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.diagnosis import diagnose
+from flashsim.testing.diagnosis import Suspicion, diagnose
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import Mismatch, mismatches, undeclared
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
@@ -86,7 +84,7 @@ def check_attention(
     expected = {name: reason for name, reason in expected.items() if name in found.tallies}
     failing = [name for name, tally in found.tallies.items() if tally.failed and name not in expected]
     failures = [
-        _failure(kernel, name, found, names, max_examples, seed, shrunk=number < SHRUNK)
+        _failure(kernel, name, found, shrunk=number < SHRUNK)
         for number, name in enumerate(failing[:1] if on_fail == "raise" else failing)
     ]
     left_out = {name: undeclared_for.get(name, "left out by the first calls") for name in found.left_out}
@@ -173,32 +171,18 @@ def _check_expected(kernel: Kernel, given: Any, names: Sequence[str] | None) -> 
     return dict(expected)
 
 
-def _failure(
-    kernel: Kernel,
-    name: str,
-    found: Survey,
-    names: Sequence[str] | None,
-    max_examples: int,
-    seed: int,
-    shrunk: bool,
-) -> Failure:
-    tally, again = found.tallies[name], None
-    if shrunk:
-        with suppress(Flaky):
-            again = shrink(kernel, name, max_examples, seed, whole=names is not None)
-    finding = again if again is not None and again.failed else tally.simplest
+def _failure(kernel: Kernel, name: str, found: Survey, shrunk: bool) -> Failure:
+    check, tally, suspicions = CHECKS[name], found.tallies[name], list[Suspicion]()
+    finding, how = tally.simplest, NOT_SHRUNK
     assert finding is not None
-    verdicts = [(case, passed) for case, passed, check in found.verdicts if check == name]
-    exhibits = [finding]
-    for case, passed in verdicts:
-        if not passed and len(exhibits) <= EXHIBITS:
-            exhibit = try_check(CHECKS[name], kernel, case)
-            if exhibit is not None and exhibit.failed:
-                exhibits.append(exhibit)
-    suspicions = diagnose(kernel, exhibits, verdicts) if shrunk else []
-    how = "simplest found" if finding is again else NOT_SHRUNK
-    if shrunk and finding is not again:
+    if shrunk:
+        again = shrink(check, kernel, finding.case)
         how = "the simplest drawn; tried once more it passed, so the kernel may not be deterministic"
+        if again is not None and again.failed:
+            finding, how = again, "simplest found"
+        verdicts = [(case, passed) for case, passed, tried in found.verdicts if tried == name]
+        failing = (try_check(check, kernel, case) for case, passed in verdicts if not passed)
+        suspicions = diagnose(kernel, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts)
     message = describe(kernel, finding, tally, suspicions, how)
     return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
 

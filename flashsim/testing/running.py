@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -149,7 +150,18 @@ def survey(
             progress(found.examples, max_examples)
         return enough()
 
-    _find(kernel, look, max_examples, seed, (Phase.generate,))
+    how = settings(
+        max_examples=max_examples,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        verbosity=Verbosity.quiet,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    with warnings.catch_warnings(), suppress(NoSuchExample):
+        warnings.simplefilter("ignore")
+        find(cases(kernel.spec), look, settings=how, random=Random(seed))
     return found
 
 
@@ -162,37 +174,18 @@ def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
     return [*always, *(others[i] for i in sorted(picked))]
 
 
-def shrink(kernel: Kernel, name: str, max_examples: int, seed: int, whole: bool) -> Finding | None:
-    """Return a failure of the check on as simple a case as Hypothesis finds, or None if none fails.
+ATTEMPTS, SEEDS = 600, 8  # to lower a value; with other numbers
 
-    The cases drawn are those of the survey with that seed; `whole` says whether it tried every check on each.
+
+def shrink(check: Check, kernel: Kernel, case: Case) -> Finding | None:
+    """Return the finding of a failing case in which one value after the other is lowered, for as long as it fails.
+
+    What is returned has not failed, or is None, where the case itself does not fail again.
     """
-    check = CHECKS[name]
-    checks, _ = applicable(kernel)
-    failed = False
-
-    def fails(case: Case) -> bool:
-        nonlocal failed
-        if not whole and not failed and check not in _in_turn(checks, case):
-            return False
-        finding = try_check(check, kernel, case)
-        wrong = finding is not None and finding.failed
-        failed = failed or wrong
-        return wrong
-
-    smallest = _find(kernel, fails, max_examples, seed)
-    return None if smallest is None else _polish(check, kernel, smallest)
-
-
-POLISHING = 400  # attempts
-
-
-def _polish(check: Check, kernel: Kernel, case: Case) -> Finding | None:
-    """Return the finding of a still simpler case: where Hypothesis ends, some single values can often be lowered yet."""
     best = try_check(check, kernel, case)
-    if best is None or not best.failed or kernel.shapes is not None:
+    if best is None or not best.failed:
         return best
-    simpler, left = _simpler(best.case, kernel.spec), POLISHING
+    simpler, left = _simpler(best.case, kernel.spec), ATTEMPTS
     while left and (tried := next(simpler, None)) is not None:
         left -= 1
         finding = try_check(check, kernel, tried)
@@ -202,6 +195,13 @@ def _polish(check: Check, kernel: Kernel, case: Case) -> Finding | None:
 
 
 def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
+    """Yield the case with one value lowered; then with other numbers besides, as those may fail where its own do not."""
+    lowered = [*_lowered(case, spec)]
+    yield from lowered
+    yield from (replace(other, seed=seed) for seed in range(SEEDS) for other in lowered if other.seed == case.seed)
+
+
+def _lowered(case: Case, spec: Spec) -> Iterator[Case]:
     plain = Case(block=case.block, dtype=spec.dtypes[0])
     for name in ("strides", "mask", "scale", "causal", "dropout_p", "d_v", "dtype", "regime"):
         if getattr(case, name) != getattr(plain, name):
@@ -220,27 +220,3 @@ def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
         for lower in sorted({n for n in offers if lowest <= n < value}):
             changes: dict[str, Any] = dict.fromkeys(together, lower)
             yield replace(case, **changes)
-
-
-def _find(
-    kernel: Kernel,
-    condition: Callable[[Case], bool],
-    max_examples: int,
-    seed: int,
-    phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink),
-) -> Case | None:
-    how = settings(
-        max_examples=max_examples,
-        database=None,
-        deadline=None,
-        derandomize=False,
-        verbosity=Verbosity.quiet,
-        phases=phases,
-        suppress_health_check=list(HealthCheck),
-    )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return find(cases(kernel.spec), condition, settings=how, random=Random(seed))
-    except NoSuchExample:
-        return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -16,8 +16,6 @@ from flashsim.testing.case import Case
 from flashsim.testing.kernel import strides_of
 from flashsim.testing.regimes import MASKS, REGIMES
 from flashsim.testing.spec import Spec, check_spec
-
-T = TypeVar("T")
 
 SMALL = 12
 LONG = (257, 1500, 4100)

@@ -34,8 +34,7 @@ from flashsim.theory.bounds import (
     theorem_saha_ye,
 )
 from flashsim.theory.counts import Exact, exact
-from flashsim.theory.form import Form
-from flashsim.theory.forms import form_of, formulas, symbols
+from flashsim.theory.form import Form, form_of, formulas, symbols
 from flashsim.theory.formulas import SYMBOLS
 from flashsim.theory.kernel_products import (
     kernel_materialised_constants,

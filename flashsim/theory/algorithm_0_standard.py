@@ -15,6 +15,7 @@ line 3 then reads for P.
 from __future__ import annotations
 
 from flashsim.records import Blocks
+from flashsim.theory.bounds import theorem_2_standard
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak, masking_tiles
 from flashsim.theory.problem import Arrays, OneHead, Tiles
@@ -59,6 +60,7 @@ FORM = Form(
     traffic=traffic,
     peak=peak,
     products=(1, 1),
+    theta=lambda N, d, M: theorem_2_standard(N, d),
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

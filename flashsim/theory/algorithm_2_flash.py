@@ -11,6 +11,7 @@ HBM is on chip beside S_ij.
 from __future__ import annotations
 
 from flashsim.records import Blocks
+from flashsim.theory.bounds import theorem_2_flash
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 
@@ -30,6 +31,7 @@ FORM = Form(
     proportions=proportions,
     peak=peak,
     products=(1, 1),
+    theta=theorem_2_flash,
     initial=("O", "l", "m"),
     formulas={
         "Q": ("T_c * N_q * d", "0"),

@@ -8,4 +8,6 @@ from flashsim.checking import check_block_mask
 from flashsim.options import Option
 from flashsim.theory import algorithm_2_flash
 
-FORM = replace(algorithm_2_flash.FORM, name="block_sparse", options=(Option("block_mask", None, check_block_mask),))
+FORM = replace(
+    algorithm_2_flash.FORM, name="block_sparse", options=(Option("block_mask", None, check_block_mask),), theta=None
+)

@@ -7,30 +7,15 @@ peak    (B_r + B_c)(d + d_v) + B_r·B_c + 2B_r to summarise; 2B_r·d_v + 5B_r to
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flashsim.records import Blocks
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles
+from flashsim.theory.problem import Kept, OneHead, Tiles
 
 
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    n, k, A = p.N_q, p.N_k, blocks.T_c * p.N_q
-    arrays = {
-        **p.array("Q", "input", reads=A * p.d),
-        **p.array("K", "input", reads=k * p.d),
-        **p.array("V", "input", reads=k * p.d_v),
-        **p.masks(tiles),
-        **p.generator("forward"),
-        **p.array("O", "output", writes=n * p.d_v),
-        **p.array("l", "extra", writes=n),
-        **p.array("m", "extra", writes=n),
-    }
-    for whole, width in (("O", p.d_v), ("l", 1), ("m", 1)):
-        parts = replace(arrays[whole], reads=A * width, writes=A * width, size=A * width, role="extra")
-        arrays[f"{whole}_parts"] = parts
-    return arrays
+def kept(p: OneHead, blocks: Blocks) -> dict[str, Kept]:
+    parts = blocks.T_c * p.N_q
+    return {"O_parts": (parts * p.d_v, "inputs"), "l_parts": (parts, "chip"), "m_parts": (parts, "chip")}
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
@@ -42,7 +27,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = Form(
     name="rabe_staats",
     proportions=proportions,
-    traffic=traffic,
+    kept=kept,
     peak=peak,
     products=(1, 1),
     formulas={

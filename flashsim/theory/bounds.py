@@ -17,8 +17,7 @@ from fractions import Fraction
 
 from flashsim.checking import check_count, check_number, checked
 from flashsim.records import Blocks, Traffic
-from flashsim.theory.form import Form
-from flashsim.theory.forms import form_of
+from flashsim.theory.form import Form, form_of
 from flashsim.theory.problem import OneHead, ceil_div
 
 # --------------------------------------------------------------------------------------------------------- Theorem 1

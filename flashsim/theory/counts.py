@@ -23,8 +23,7 @@ from flashsim.records import Blocks, Occupancy, Shape, Traffic
 from flashsim.sizes import Size, first
 from flashsim.theory import groups
 from flashsim.theory.bounds import products_flops
-from flashsim.theory.form import Form
-from flashsim.theory.forms import form_of, forms
+from flashsim.theory.form import Form, form_of, forms
 from flashsim.theory.live import Chosen, listed
 from flashsim.theory.problem import BYTES, NoClosedForm, OneHead, Tiles, arrays_of, ceil_div, live_tiles
 
@@ -143,6 +142,15 @@ def exact(
         sizes,
         problems * (form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, d, shape.d_v)),
     )
+
+
+def peak_of(form: Form, shape: Shape, M: int, dtype: str, blocks: tuple[int, int], *, dropout: bool = False) -> int:
+    """Return what `exact` says of `sram.peak` without a mask, in blocks of (B_r, B_c); quicker, as it looks at no traffic."""
+    own = {option.name: option.default for option in form.options}
+    n, k, d, d_v = shape.N_q, shape.N_k, shape.d, shape.d_v
+    p = OneHead(n, k, d, d_v, M, BYTES[dtype], masked=False, dense=(), dropout=dropout, options=own)
+    sizes = _clipped(p, *blocks)
+    return _peak(form, p, sizes, p.tiles(sizes.B_r, sizes.B_c))
 
 
 def _chosen(skipping: Any, rule: Mask, p: OneHead, sizes: Blocks) -> Chosen | None:

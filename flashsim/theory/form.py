@@ -1,17 +1,23 @@
-"""`Form`: what theory knows of an algorithm. Each algorithm's file in this folder ends in its form."""
+"""`Form`: what theory knows of an algorithm; and all of them: each algorithm's file in this folder ends in its form."""
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
-from flashsim.checking import check_direction
+from flashsim.checking import check_direction, checked, is_one_of, shown
 from flashsim.options import Option
 from flashsim.records import Blocks, Role
 from flashsim.source import note_line
 from flashsim.theory.formulas import Mean, common_symbols, evaluated
-from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
+from flashsim.theory.problem import Arrays, Kept, NoClosedForm, OneHead, Tiles, ceil_div
 
 T = TypeVar("T")
 ROLES: Mapping[str, Mapping[str, Role]] = {
@@ -51,7 +57,7 @@ class Form:
                      columns
     initial          names of the arrays that are initialised, all of each
     symbols          values of those symbols that are this algorithm's only
-    kept             elements in HBM of arrays that are kept in the type that is computed in, such as a strip of S
+    kept             what arrays have in HBM that are no whole matrix, such as a strip of S: elements, and how they are stored
     passes           the computed tiles of each pass over S; the first hands dS to a bias's gradient
     traffic          what each array moves, for a set of computed tiles, where the formulas do not tell
     peak             the most on chip, in elements
@@ -60,6 +66,7 @@ class Form:
     plain            it has neither mask nor dropout
     options          the algorithm's own, as its record declares them
     live             it skips empty tiles
+    theta            (N, d, M) -> what a theorem says that its accesses, and a backward pass's, are Θ of; None: nothing
     gives_dS         a backward pass that makes a bias's gradient: each tile of dS is added to dB
     """
 
@@ -70,7 +77,7 @@ class Form:
     formulas: Mapping[str, tuple[str, str]]
     initial: tuple[str, ...] = ()
     symbols: Callable[[OneHead, Blocks], dict[str, int]] | None = None
-    kept: Callable[[OneHead, Blocks], Mapping[str, int]] | None = None
+    kept: Callable[[OneHead, Blocks], Mapping[str, Kept]] | None = None
     passes: Callable[[OneHead, Blocks, Tiles], tuple[Tiles, ...]] = one_pass
     traffic: Callable[[OneHead, Blocks, Tiles], Arrays] | None = None
     peak: Callable[[OneHead, Blocks, Tiles], int]
@@ -79,6 +86,7 @@ class Form:
     plain: bool = False
     options: tuple[Option, ...] = ()
     live: bool = False
+    theta: Callable[[int, int, int], float] | None = None
     gives_dS: bool = False
 
     def __post_init__(self) -> None:
@@ -117,3 +125,55 @@ class Form:
                 f"the {what} of Form {self.name!r} is {found!r}; expected a whole number of at least {least}"
             )
         return found
+
+
+@cache
+def forms() -> dict[str, dict[str, Form]]:
+    """Return every `FORM` of this folder, by direction and then by name."""
+    found: dict[str, dict[str, Form]] = {"forward": {}, "backward": {}}
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        form = getattr(import_module(f"flashsim.theory.{file.name}"), "FORM", None)
+        if isinstance(form, Form):
+            found[form.direction][form.name] = form
+    return found
+
+
+def form_of(what: Any, direction: str) -> Form:
+    """Return the form of that name, or that form; or, of a user's own algorithm, the form that stands in its file.
+
+    That is the `Form` among the names of the module that defines the function, if it has the function's name (or the
+    record's) and direction. Raises NoClosedForm, a ValueError, where there is none, and ValueError for an unknown direction.
+    """
+    if isinstance(what, Form):
+        return what
+    known = forms()[check_direction(direction)]
+    beside = None if isinstance(what, str) else _beside(what, direction)
+    name = getattr(what, "name", what)
+    if beside is None and not is_one_of(name, known):
+        raise NoClosedForm(f"no closed form for {shown(name)}, {direction}; known: {', '.join(map(repr, known))}")
+    return known[name] if beside is None else beside
+
+
+def _beside(algorithm: Any, direction: str) -> Form | None:
+    function = inspect.unwrap(getattr(algorithm, "run", algorithm))
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    names = (getattr(algorithm, "name", ""), getattr(function, "__name__", ""))
+    forms_there = [value for value in vars(module).values() if isinstance(value, Form)] if module else []
+    return next((form for form in forms_there if form.name in names and form.direction == direction), None)
+
+
+def formulas(name: Any, direction: str = "forward") -> Mapping[str, tuple[str, str]]:
+    """Return (reads, writes) of each array as text, in `SYMBOLS`. `name`, and errors, as in `form_of`."""
+    return form_of(name, direction).formulas
+
+
+@checked
+def symbols(
+    N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, *, direction: str = "forward"
+) -> dict[str, int]:
+    """Return the value of each of `SYMBOLS`, to evaluate a formula with. Raises ValueError for what is no size."""
+    values = common_symbols(N_q, N_k, d, d_v, M, blocks, direction)
+    p = OneHead(N_q, N_k, d, d_v, M, stored=4, masked=False, dense=(), dropout=False)
+    for form in forms()["forward"].values():
+        values |= form.symbols(p, blocks) if form.symbols else {}
+    return values

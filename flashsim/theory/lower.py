@@ -46,8 +46,7 @@ numbers. The theorem is proved by hand; its arithmetic is checked by machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import cbrt, ceil, isqrt
 from typing import Any
 
@@ -55,7 +54,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.certificate import fewer_phases, most_in_a_phase
-from flashsim.checking import check_count
+from flashsim.checking import check_count, check_shape
+from flashsim.records import Shape
 
 Floats = NDArray[Any]
 COMBINED_BELOW = 6  # of M / d²: above, the theorem alone is as good
@@ -103,16 +103,12 @@ class LowerBound(Phases):
     H: int = 0
 
 
-def check_bounded(*given: int | None) -> tuple[int, ...]:
-    """Return N_q, N_k, d, d_v, M, pairs, queries, keys of what `lower_bound` is given. Raises ValueError for no sense."""
-    N, d, M, N_q, N_k, d_v, pairs, queries, keys = given
-    N_q, N_k = (check_count(name, N if size is None else size) for name, size in (("N_q", N_q), ("N_k", N_k)))
-    d, M = check_count("d", d), check_count("M", M)
-    d_v = d if d_v is None else check_count("d_v", d_v)
-    queries = N_q if queries is None else check_count("queries", queries, 0, N_q)
-    keys = N_k if keys is None else check_count("keys", keys, 0, N_k)
-    pairs = queries * keys if pairs is None else check_count("pairs", pairs, max(queries, keys), queries * keys)
-    return N_q, N_k, d, d_v, M, pairs, queries, keys
+def check_pairs(shape: Shape, pairs: int | None, queries: int | None, keys: int | None) -> tuple[int, int, int]:
+    """Return pairs, queries and keys as `lower_bound` takes them. Raises ValueError for numbers that no mask has."""
+    queries = shape.N_q if queries is None else check_count("queries", queries, 0, shape.N_q)
+    keys = shape.N_k if keys is None else check_count("keys", keys, 0, shape.N_k)
+    most = queries * keys
+    return (most if pairs is None else check_count("pairs", pairs, max(queries, keys), most)), queries, keys
 
 
 def lower_bound(
@@ -132,41 +128,44 @@ def lower_bound(
     Give N, or N_q and N_k; d_v is d where it is left out. `pairs` are those allowed, `queries` and `keys` those that have any;
     None: all. Raises ValueError for arguments that make no sense.
     """
-    N_q, N_k, d, d_v, M, pairs, queries, keys = check_bounded(N, d, M, N_q, N_k, d_v, pairs, queries, keys)
-    compulsory = queries * d + keys * (d + d_v) + N_q * d_v
-    found = LowerBound(N_q, N_k, d, d_v, M, pairs, compulsory)
+    shape, M = check_shape(N, d, N_q, N_k, d_v), check_count("M", M)
+    pairs, queries, keys = check_pairs(shape, pairs, queries, keys)
+    compulsory = queries * shape.d + keys * (shape.d + shape.d_v) + shape.N_q * shape.d_v
+    found = LowerBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
     if not pairs:
         return found
-    found = max([found, *_by_terms(found)], key=lambda bound: bound.phases)
-    if COMBINED_BELOW * d * d > M:
-        found = max([found, *_combined(found)], key=lambda bound: bound.phases)
-    return found
+    best = _by_terms(found)
+    return max(best, _combined(found), key=lambda at: at.phases) if COMBINED_BELOW * shape.d**2 > M else best
 
 
-def _by_terms(given: LowerBound) -> Iterator[LowerBound]:
-    """Yield the best bound of the theorem: n for Y = 2M and for others spread evenly by ratio, then about the best of these."""
+def spread(low: int, high: int) -> list[int]:
+    """Return about 200 whole numbers from low to high, evenly by ratio."""
+    ratio = (high / low) ** (1 / 200)
+    return [min(ceil(low * ratio**step), high) for step in range(201)]
+
+
+def _by_terms(given: LowerBound) -> LowerBound:
+    """Return the best bound of the theorem: n for Y = 2M and for others, spread out, then about the best of these."""
     T, M, d = given.pairs * given.d_v, given.M, given.d
     most = max(M + 1, isqrt(16 * d * T))  # from there on there are fewer than two phases
     low, high, best = M + 1, most, given
     for _ in range(4):
-        ratio = (high / low) ** (1 / 200)
-        tried = sorted({2 * M, *(min(ceil(low * ratio**step), high) for step in range(201))})
-        for Y in tried:
+        for Y in sorted({2 * M, *spread(low, high)}):
             if fewer := fewer_phases(T, d, Y):
-                largest = min(
+                as_many = min(
                     isqrt((16 * d * T - 1) // fewer), int(cbrt((27 * T * T - 1) / fewer**2))
-                )  # as many phases
-                Y = max(Y, largest)
-                bound = replace(given, Y=Y, n=fewer_phases(T, d, Y) + 1)
-                best = max(best, bound, key=lambda bound: bound.phases)
+                )  # phases, up to there
+                Y = max(Y, as_many)
+                best = max(best, replace(given, Y=Y, n=fewer_phases(T, d, Y) + 1), key=lambda at: at.phases)
         if not best.n:
-            return
+            break
+        ratio = (high / low) ** (1 / 200)
         low, high = max(M + 1, ceil(best.Y / ratio)), min(most, ceil(best.Y * ratio))
-    yield best
+    return best
 
 
-def _combined(given: LowerBound) -> Iterator[LowerBound]:
-    """Yield the best combined bound found, its H certified."""
+def _combined(given: LowerBound) -> LowerBound:
+    """Return the best combined bound found, its H certified."""
     pairs, d, d_v, M = given.pairs, given.d, given.d_v, given.M
     weights, steps = np.mgrid[1 : WEIGHTS // 2 + 1, 1:17].reshape(2, -1, 1)
     Ys = M + M * (steps / 4)
@@ -180,9 +179,8 @@ def _combined(given: LowerBound) -> Iterator[LowerBound]:
         whole = ceil(H * (1 + slack)) + 1
         if most_in_a_phase(Y, d, M, a, b, whole):
             n = (pairs * (a * d + b * d_v) - 1) // whole + 1
-            if n >= 2:
-                yield replace(given, Y=Y, n=n, a=a, b=b, H=whole)
-            return
+            return replace(given, Y=Y, n=n, a=a, b=b, H=whole) if n >= 2 else given
+    return given
 
 
 def _about(a: Floats, b: Floats, Y: Floats, d: int, M: int, fine: int = 3) -> Floats:

@@ -53,11 +53,12 @@ by hand; its arithmetic is checked by machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil, isqrt, sqrt
 
 from flashsim.certificate_backward import most_in_a_phase
-from flashsim.theory.lower import Phases, check_bounded
+from flashsim.checking import check_count, check_shape
+from flashsim.theory.lower import Phases, check_pairs, spread
 
 BETA = 1 / sqrt(432)  # 1/12√3
 
@@ -85,17 +86,19 @@ def lower_bound_backward(
 
     Arguments as for `lower_bound`. Raises ValueError for arguments that make no sense.
     """
-    N_q, N_k, d, d_v, M, pairs, queries, keys = check_bounded(N, d, M, N_q, N_k, d_v, pairs, queries, keys)
-    compulsory = (queries + keys) * (d + d_v) + N_q * d + N_k * (d + d_v)
-    found = BackwardBound(N_q, N_k, d, d_v, M, pairs, compulsory)
+    shape, M = check_shape(N, d, N_q, N_k, d_v), check_count("M", M)
+    pairs, queries, keys = check_pairs(shape, pairs, queries, keys)
+    w = shape.d + shape.d_v
+    compulsory = (queries + keys) * w + shape.N_q * shape.d + shape.N_k * w
+    found = BackwardBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
     if not pairs:
         return found
-    T, delta = pairs * (2 * d + d_v), min(d, d_v)
+    T, delta = pairs * (shape.d + w), min(shape.d, shape.d_v)
     low, high = M + 1, max(M + 1, min(3 * ceil(T ** (2 / 3)), isqrt(16 * delta * T)) + 1)  # then G ≥ T: one phase
-    best = max((_phases(found, T, Y, delta) for Y in {2 * M, 3 * M, *_spread(low, high)}), key=lambda at: at.phases)
+    best = max((_phases(found, T, Y, delta) for Y in {2 * M, 3 * M, *spread(low, high)}), key=lambda at: at.phases)
     if best.n:
         ratio = (high / low) ** (1 / 200)
-        near = _spread(max(low, ceil(best.Y / ratio)), ceil(best.Y * ratio))
+        near = spread(max(low, ceil(best.Y / ratio)), ceil(best.Y * ratio))
         best = max((best, *(_phases(found, T, Y, delta) for Y in near)), key=lambda at: at.phases)
     if best.phases <= compulsory:
         return found
@@ -124,9 +127,3 @@ def _phases(given: BackwardBound, T: int, Y: int, delta: int, slack: float = 1e-
     H = int(most(Y, delta) * (1 + slack)) + 1
     n = isqrt((T * T - 1) // H) + 1
     return replace(given, Y=Y, n=n, H=H) if n >= 2 else given
-
-
-def _spread(low: int, high: int) -> list[int]:
-    """Return about 200 whole numbers from low to high, evenly by ratio."""
-    ratio = (high / low) ** (1 / 200)
-    return [min(ceil(low * ratio**step), high) for step in range(201)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flashsim.checking import check_count
 from flashsim.masks import Mask
-from flashsim.matrices import KINDS, Kind
+from flashsim.matrices import KINDS, Kind, Type
 from flashsim.records import ArrayTraffic, Blocks, Role, Shape
 from flashsim.sizes import ceil_div as ceil_div
 from flashsim.theory.live import Chosen, Live
@@ -19,6 +19,8 @@ class NoClosedForm(ValueError):
 
 
 Arrays = dict[str, ArrayTraffic]
+Kept = tuple[int, Type]
+"""Elements in HBM, and what they are stored as."""
 COLUMN = Kind("N_q", "1")
 ITEMSIZES: Mapping[str, int] = {"bits": 1, "words": 4}
 BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -157,21 +159,18 @@ class OneHead:
         return rows * columns
 
     def array(
-        self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0, kept: int | None = None
+        self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0, kept: Kept | None = None
     ) -> Arrays:
         """Return one array's entry: elements read, and written after and (`init`) by initialisation.
 
-        `kept` are its elements in HBM, where these are of the type that is computed in; None: all that it has, in its own type.
+        `kept` is what it has in HBM; None: what a matrix of that name has.
         """
         for moved in (reads, writes, init):
             if not isinstance(moved, int) or moved < 0:
                 raise TypeError(f"{name} has {reads=}, {writes=}, {init=}; expected whole numbers, from 0")
-        kind = KINDS.get(name, COLUMN)
-        if kept is None:
-            rows, columns = kind.shape(self)
-            itemsize = self.stored if kind.type == "inputs" else ITEMSIZES.get(kind.type, self.chip)
-            return {name: ArrayTraffic(reads, init + writes, init, rows * columns, itemsize, role)}
-        return {name: ArrayTraffic(reads, init + writes, init, kept, self.chip, role)}
+        size, stored = kept or (self.size(name), KINDS.get(name, COLUMN).type)
+        itemsize = self.stored if stored == "inputs" else ITEMSIZES.get(stored, self.chip)
+        return {name: ArrayTraffic(reads, init + writes, init, size, itemsize, role)}
 
     @property
     def tree_words(self) -> int:
@@ -227,15 +226,12 @@ class OneHead:
 
 def arrays_of(mask: Mask, group: int) -> tuple[Stored, ...]:
     """Return what of a mask is in HBM as arrays. Rows, if there are several, are those of all heads."""
-    found = [Stored(*_two(array.shape), f"mask{number or ''}", 1) for number, array in enumerate(mask.dense(()))]
+    shapes = (array.shape for array in mask.dense(()))
+    found = [Stored(rows, columns, f"mask{number or ''}", 1) for number, (rows, columns) in enumerate(shapes)]
     if mask.bias is not None:
-        found.append(Stored(*_two(mask.bias.matrix), "bias", mask.bias.array.dtype.itemsize))
+        rows, columns = mask.bias.matrix
+        found.append(Stored(rows, columns, "bias", mask.bias.array.dtype.itemsize))
     return tuple(array._replace(rows=array.rows * (group if array.rows > 1 else 1)) for array in found)
-
-
-def _two(shape: tuple[int, ...]) -> tuple[int, int]:
-    rows, columns = shape
-    return rows, columns
 
 
 def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) -> Live:

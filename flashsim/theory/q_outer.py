@@ -6,13 +6,10 @@ peak    (b_r + b_c)w + b_r·b_c + 3b_r: Q_i O_i K_j V_j, S_ij, ℓ_i m_i m_i^new
 from __future__ import annotations
 
 from flashsim.records import Blocks
+from flashsim.theory.algorithm_0_standard import proportions
+from flashsim.theory.bounds import theorem_2_flash
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
-
-
-def proportions(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): Algorithm 1's, exchanged."""
-    return rows, min(rows, d)
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
@@ -26,6 +23,7 @@ FORM = Form(
     peak=peak,
     live=True,
     products=(1, 1),
+    theta=theorem_2_flash,
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

@@ -58,6 +58,7 @@ FORM = replace(
     symbols=symbols,
     peak=peak,
     live=False,
+    theta=None,
     formulas={
         **q_outer.FORM.formulas,
         "K": ("(s + T_r * (N_k - s)) * d", "0"),

@@ -13,4 +13,4 @@ from flashsim.options import Option
 from flashsim.theory import q_outer
 
 WINDOW = Option("window", None, SlidingWindow.of)
-FORM = replace(q_outer.FORM, name="sliding_window", options=(WINDOW,))
+FORM = replace(q_outer.FORM, name="sliding_window", options=(WINDOW,), theta=None)

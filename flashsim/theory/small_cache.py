@@ -13,6 +13,7 @@ from __future__ import annotations
 from math import isqrt
 
 from flashsim.records import Blocks
+from flashsim.theory.bounds import theorem_saha_ye
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 
@@ -36,9 +37,10 @@ FORM = Form(
     name="small_cache",
     proportions=proportions,
     rows=rows,
-    kept=lambda p, blocks: {"S": blocks.B_r * p.N_k},
+    kept=lambda p, blocks: {"S": (blocks.B_r * p.N_k, "chip")},
     peak=peak,
     products=(1, 1),
+    theta=theorem_saha_ye,
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

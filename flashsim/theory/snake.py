@@ -31,5 +31,6 @@ FORM = replace(
     symbols=symbols,
     peak=peak,
     live=False,
+    theta=None,
     formulas={**q_outer.FORM.formulas, "K": ("W * d", "0"), "V": ("W * d_v", "0")},
 )

@@ -35,7 +35,7 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     for name, width in (("O_parts", p.d_v), ("l_parts", 1), ("m_parts", 1)):
         last = t if p.options["merge"] == "sequence" else int(name != "m_parts")
         reads, writes = (2 * merges + last) * n * width, (t + merges) * n * width
-        arrays |= p.array(name, "extra", reads=reads, writes=writes, kept=t * n * width)
+        arrays |= p.array(name, "extra", reads=reads, writes=writes, kept=(t * n * width, "chip"))
     return arrays
 
 
@@ -50,6 +50,7 @@ FORM = replace(
     name="split_kv",
     traffic=traffic,
     peak=peak,
+    theta=None,
     options=(Option("splits", None, check_splits), Option("merge", "sequence", check_merge)),
     formulas={
         "Q": ("T_c * N_q * d", "0"),

@@ -10,7 +10,6 @@ import base64
 import gzip
 import io
 import json
-import math
 import os
 import re
 import warnings
@@ -112,13 +111,15 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
     """Return what an .npz file holds, as the JSON does, and the values."""
-    content, names = _content(path, most), ("header", "values", *COLUMNS)
+    content, names = _content(path, most), ("header", "values")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             held = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
             missing = [name for name in names if name not in held]
             if missing:
                 raise _Refused(f"it has no array {missing[0]!r}")
+            if "kind" in held:
+                raise _Refused("its events are arrays, as an older flashsim wrote them; save the trace again")
             _check_size(sum(held[name].file_size for name in names), most, "it says that it unpacks to")
             packed = {held[name].compress_type for name in names} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
             if packed:
@@ -128,15 +129,7 @@ def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
         raise
     except Exception as error:  # whatever a reader says of a damaged file
         raise ValueError(f"it is no .npz file, or a damaged one: {error}") from error
-    found = {name: _array(name, member) for name, member in members.items()}
-    data = _parsed(found["header"].tobytes())
-    kinds = _typed(data.pop("kinds", None), tuple[str, ...], "kinds")
-    events = data["events"] = {name: found[name].tolist() for name in COLUMNS}
-    events["kind"] = [kinds[at] for at in _typed(events["kind"], tuple[int, ...], "events.kind", range(len(kinds)))]
-    if found["where"].ndim != 2:
-        raise ValueError(f"its array 'where' is {shown(found['where'].shape)}; expected four numbers for each event")
-    events["where"] = [None if at == [-1] * 4 else at for at in events["where"]]
-    return data, found["values"].tobytes()
+    return _parsed(_array("header", members["header"], "u1")), _array("values", members["values"], "f")
 
 
 def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
@@ -145,26 +138,25 @@ def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
         return member.read(info.file_size + 1)
 
 
-def _array(name: str, member: bytes) -> NDArray[Any]:
-    """Return the array in a .npy file, which must be as long as its shape says."""
+def _array(name: str, member: bytes, kind: str) -> bytes:
+    """Return the numbers in a .npy file, which must be of that kind, in one row, and as many as its shape says."""
     file = io.BytesIO(member)
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            shape, in_columns, dtype = read(file)
+            shape, _, dtype = read(file)
     except Exception as error:
         raise ValueError(f"its array {name!r} is damaged: {error}") from error
     if dtype.hasobject:
         raise ValueError(f"its array {name!r} holds pickled Python objects, which flashsim never loads")
-    kind, expected = {"header": ("u", "uint8"), "values": ("f", "floats")}.get(name, ("i", "int64"))
-    if dtype.kind != kind or (name == "header" and dtype.itemsize != 1):
-        raise ValueError(f"its array {name!r} is of {dtype}; expected {expected}")
+    if not dtype.str[1:].startswith(kind):
+        raise ValueError(f"its array {name!r} is of {dtype}; expected {'uint8' if kind == 'u1' else 'floats'}")
     rest = member[file.tell() :]
-    if any(not 0 <= n < LARGEST_SIZE for n in shape) or math.prod(shape) * dtype.itemsize != len(rest):
-        raise ValueError(f"its array {name!r} has {len(rest):,} bytes; expected {shape} of {dtype}")
-    return np.frombuffer(rest, dtype).reshape(shape, order="F" if in_columns else "C")
+    if len(shape) != 1 or shape[0] * dtype.itemsize != len(rest):
+        raise ValueError(f"its array {name!r} has {len(rest):,} bytes; expected {shape} of {dtype}, a row")
+    return rest
 
 
 def _values(data: dict[str, Any]) -> bytes:

@@ -90,18 +90,10 @@ def zipped(data: Any) -> bytes:
 
 
 def as_npz(data: dict[str, Any]) -> bytes:
-    """Return what `as_json` returned as an .npz file: columns of numbers as arrays, all else as JSON in the array `header`."""
-    events = dict(data["events"])
-    kinds = sorted(set(events["kind"]))
-    arrays: dict[str, Any] = {
-        name: np.array(events.pop(name), np.int64) for name in COLUMNS if name not in ("kind", "where")
-    }
-    arrays["kind"] = np.array([kinds.index(kind) for kind in events.pop("kind")], np.int64)
-    arrays["where"] = np.array([at or [-1] * 4 for at in events.pop("where")], np.int64).reshape(-1, 4)
-    dtype = np.dtype(data["about"]["dtype"])
-    header = {key: value for key, value in data.items() if key not in ("events", "values")} | {"kinds": kinds}
+    """Return what `as_json` returned as an .npz file: the values as an array, all else as JSON in the array `header`."""
+    text = json.dumps({key: value for key, value in data.items() if key != "values"}, ensure_ascii=False)
+    header, dtype = np.frombuffer(text.encode("utf-8"), np.uint8), np.dtype(data["about"]["dtype"])
     values = np.frombuffer(base64.b64decode(data["values"]), dtype.newbyteorder("<"))
-    text = json.dumps(header, ensure_ascii=False).encode("utf-8")
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, header=np.frombuffer(text, np.uint8), values=values, **arrays)
+    np.savez_compressed(buffer, header=header, values=values)
     return buffer.getvalue()

@@ -21,9 +21,7 @@ from flashsim.verify.shared import Check, Claim
 
 __all__ = ["Check", "Claim", "checks", "run"]
 
-NAMES = (
-    "theorems_1_2", "propositions", "theorem_5", "appendices", "beyond", "section_4", "programs", "chapter", "lower"
-)  # fmt: skip
+NAMES = ("theorems_1_2", "propositions", "theorem_5", "appendices", "section_4", "programs", "chapter", "lower")
 MODULES = [import_module(f"flashsim.verify.{name}") for name in NAMES]
 
 OnClaim = Callable[[list[int]], None]

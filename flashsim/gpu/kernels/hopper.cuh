@@ -70,8 +70,9 @@ __device__ inline void publish_barriers() {
 __device__ inline void meet(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 __device__ inline void come(int name, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 
-// Let TMA and wgmma, the asynchronous proxy, see what this thread has written to shared memory.
+// Let TMA and wgmma, the asynchronous proxy, see what this thread has written to shared memory; or what it has come to know of HBM.
 __device__ inline void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void show_hbm() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // A ring of `stages` tiles of `bytes`, each with a barrier that opens when the tile is there and one for when it is free. `n`
 // counts the tiles that have gone through, from 0; `left` is how many arrivals free a tile, `came` how many say that it is there.
@@ -147,7 +148,12 @@ __device__ inline void store_four(Word to, const float (&x)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
 
-// A word of it.
+// Four words to HBM.
+__device__ inline void put_four(void* to, const Word (&x)[4]) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+
+// A word of shared memory.
 __device__ inline Word load_word(Word from) {
     Word x;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));

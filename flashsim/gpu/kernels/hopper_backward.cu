@@ -5,15 +5,19 @@
 //     P_ij = e^{min(τ MASK(S_ij) − L_i, 0)},   dV_j = Σ_i dropout(P_ij)ᵀ dO_i,   dP_ij = dropout(dO_i V_jᵀ),
 //     D_i = rowsum(dO_i ∘ O_i),   dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
 //
-// Three kernels. `prepare` writes L log₂e, D and zeros for dQ; a block of threads of `hopper_backward` has 128 keys, past which
-// all row blocks that see them come, of all heads of the group; `round_dQ` rounds dQ, summed in fp32.
+// Two kernels. `prepare` writes L log₂e, D and zeros for dQ's sums, in fp32. `hopper_backward` is persistent: each
+// multiprocessor's block of threads draws key blocks, 128 keys each, past which all row blocks that see them come, of all heads
+// of the group.
 //
-// Roles. A producer, one thread of which starts all loads; two consumers, warpgroups that have 64 keys each; for each of them a
-// thread that adds its half of dQ_i to HBM. The 504 registers of their three threads are all that a block of 384 threads gets.
+// Roles. A producer, one thread of which draws key blocks and starts all loads; two consumers, warpgroups that have 64 keys each;
+// for each of them a thread that adds its half of dQ_i to HBM, and stores its rows of dK_j and dV_j; and a warp that rounds sums
+// which are complete. The 504 registers of three threads, one of each warpgroup, are all that a block of 384 threads gets.
 //
-//     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i | dropout's bits
-//     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1          | 4 = 197 KB
-//     64     128 × 128   2 × 240, 24                32    | 32    | 32     | 64      | 32   | 2          | 4 = 198 KB
+//     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i | to be rounded
+//     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1          | 16 = 210 KB
+//     64     128 × 128   2 × 240, 24                48    | 32    | 32     | 64      | 32   | 2          | 16 = 227 KB
+//
+// At d = 64 the next K_j has a place, but with dropout, whose bits take 4 KB.
 //
 // S_ij and dP_ij are computed transposed: 64 keys of a consumer by B_r queries. Their accumulators, rounded, are then the left
 // operands P_ijᵀ and dS_ijᵀ of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i, and stay in registers. Only dQ_i, a sum over
@@ -45,16 +49,21 @@
 //   a second fence at each step, N = 4096, d = 128 took 14, 10%, d = 64 8, 1% longer.
 // - Causally, key blocks that are seen by most come first, across as many heads as have Q, dO, dQ in the L2 together: else the
 //   last head's first block begins when most others are done.
-// - `round_dQ` stores 16 bytes a lane: 54 µs, where stores of 4, half a sector a row, took 166 (N = 4096, d = 128, of 2480 in
-//   all). Full and causally 1.05 and 1.07 times as fast; N = 16384 1.02, 1.02; d = 64 1.03, 1.05 and 1.00, 1.02.
-// - Not done yet. Where d = 128, N = 4096, a key block costs 11,600 cycles besides 3136 a row block. A persistent grid, which loads
-//   the next K_j, V_j while dK_j, dV_j are stored, and in which the second consumer passes by the first row block on the causal
-//   edge, of which it sees nothing: d = 128 1.05 to 1.09 times as fast at N = 1024, 4096 and 16384; but in the same source d = 64,
-//   not persistent, came out differently scheduled: 0.96 to 0.99 full. Nor is there room for dV_j's way out besides dropout's bits.
+// - A persistent grid: the next K_j, V_j and Q_i are loaded before the last dQ_i is added. dK_j and dV_j leave by dQ_i's way,
+//   without a place of their own, while the next key block's S and dP are computed. N = 1024, 4096, 16384: d = 64 full 1.03,
+//   1.01, 0.99, causally 1.07, 1.04, 1.06 times as fast; d = 128 N = 4096, 16384 full 1.07, 1.05, causally 1.06, 1.07.
+// - dQ_i is rounded out of the L2 by a warp that has nothing else to do, where a third kernel took 52 µs. A block of threads has
+//   no row blocks of its own to round: it waits for the next of all of them, about in the order in which they are done.
+//   Together with the persistent grid, N = 1024, 4096, 16384: d = 64 full 1.12, 1.04, 1.01, causally 1.14, 1.08, 1.05 times as
+//   fast; d = 128 full 1.12, 1.09, 1.06, causally 1.02, 1.08, 1.07; in turn, d = 64, N = 4096, 16384 1.08, 1.14 and 1.11, 1.08.
+// - Worse: who adds last has dQ_i rounded. For a counter that says what it was the adding thread waits, and no longer keeps up
+//   (d = 64 0.94 to 0.98 of the kernel before, d = 128 0.77 to 0.90; N = 4096, 16384). To store the first dQ_i rather than to add
+//   it to zeros, by another such counter: d = 64 0.87 to 0.95, d = 128, N = 4096, 0.66 to 0.67.
+// - Worse: room for a second K_j at d = 128 (0.95 to 1.00; N = 1024 causally 1.02).
 // - Dropout: two warps whose keys are 16 apart make half of the calls of Philox each, and tell each other by a bit an element, in
 //   shared memory; and they come before dP_{i+1} takes its registers, four calls at once. Where each warp made all its calls within
 //   P_{i+1}, it took at d = 64 1.6, 1.6 times as long, at d = 128 1.25, 1.27 (N = 2048). Without Philox it would be 1.25 times as fast.
-// - Worse: `prepare` and `round_dQ` by the idle warp (0.6 to 1.0: 24 registers have too few loads under way).
+// - Worse: `prepare` by the idle warp (24 registers have too few loads under way).
 // - Worse: exponentials by polynomial, one in 4 or 2 (4 to 20%); D_i subtracted by the tensor cores, as what dP_i begins with
 //   (10%). Without min(x, 0), which is x − |x| here since that is not the ALU's, it would be up to 5% faster.
 // - Query heads of a group add to one dK_j, dV_j in one block: no additions in HBM there.
@@ -65,12 +74,12 @@
 // HBM, in elements a head (flashsim.count("q_outer", direction="backward", …), to the element: the counting build sums up its
 // copies): Q, dO, L, D read once for each of the T_c key blocks, live tiles only, and dQ read and written as often; K and V read,
 // dK and dV written once; O, dO read, D and dQ's zeros written by `prepare`. Besides, not in the simulator's: L is copied, since
-// copies start at multiples of 16 bytes, and `round_dQ` reads dQ's sums and writes dQ. DRAM sees what is compulsory.
+// copies start at multiples of 16 bytes, and to be rounded dQ's sums are read and dQ written. DRAM sees what is compulsory.
 //
 // Roofline. Tensor cores: as hopper.cu's. The shared memory's 128 bytes a cycle would do for 0.87 (d = 128) and 0.91 (d = 64) of
 // their rate. At d = 64 P_ij's exponentials take 1024 cycles of a tile's 2560, of which dP_{i+1} hides 512.
 //
-// Five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; fp16, H d = 2048, B N = 16384.
+// Five products counted (2.5 times the forward pass), `prepare` included; fp16, H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
 //     d = 128                   475 / 349    580 / 523    604 / 606
@@ -99,66 +108,88 @@ template <int d> constexpr int B_r = d == 64 ? 128 : 64;
 
 struct Problem {
     int N_q, N_k, H, H_kv, group, T_r, T_c;  // H query heads, `group` to each of H_kv KV heads
-    int section;                             // KV heads whose key blocks take turns
+    int heads, section;                      // KV heads, over the batch; those whose key blocks take turns
+    int unseen;                              // row blocks that see no key, a head's first
     float tau, half_c;                       // τ and τ log₂e / 2, at most finite
     Dropout dropout;
     float *rows, *sums;  // L_i log₂e / 2 and D_i, row block after row block; dQ_i, in the order of accumulators
-    Word* turns;         // how many blocks have added to each half of dQ_i
+    Word* turns;         // how many key blocks have added to each half of dQ_i
+    Word* drawn;         // how many key blocks have been drawn
 
     __device__ Offset row_block(int head, int i) const { return Offset(head) * T_r + i; }
 };
 
-struct KeyBlock {  // the j-th of KV head h of batch b
-    int j, h, b;
+// x, but the compiler must not compute what depends on it before the loop: it would keep dozens of registers.
+__device__ inline Word here(Word x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+struct KeyBlock {  // the j-th of a KV head, over the batch
+    int j, head;
 };
 
 // Which key block comes n-th of all: sections of heads, in each the blocks that are seen most first, of all its heads. In turn,
 // those that add first.
 template <bool backwards> __device__ inline KeyBlock in_order(const Problem& p, int n) {
-    const int whole = p.section * p.T_c, first = n / whole * p.section, within = n % whole;
-    const int heads = min(p.section, int(gridDim.x) / p.T_c - first), head = first + within % heads, j = within / heads;
-    return {backwards ? p.T_c - 1 - j : j, head % p.H_kv, head / p.H_kv};
+    const int T_c = here(p.T_c), section = here(p.section), whole = section * T_c, within = n % whole;
+    const int first = n / whole * section;
+    const int heads = min(section, p.heads - first), j = within / heads;
+    return {backwards ? T_c - 1 - j : j, first + within % heads};
 }
 
 // The first row block that sees key `key`.
 template <bool causal, int d> __device__ inline int first_row_block(const Problem& p, int key) {
-    return causal ? max(key - (p.N_k - p.N_q), 0) / B_r<d> : 0;
+    return causal ? max(key - int(here(p.N_k) - p.N_q), 0) / B_r<d> : 0;
+}
+
+// How many key blocks a row block sees that sees any: so many add to its dQ_i.
+template <bool causal, int d> __device__ inline int key_blocks(const Problem& p, int i) {
+    return causal ? Word(min(i * B_r<d> + B_r<d>, p.N_q) - 1 + p.N_k - p.N_q) / B_c + 1 : p.T_c;
 }
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
 // K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | L_i, D_i, L_{i+1}, D_{i+1}
-// | what dropout drops, of row blocks i and i + 1 | barriers
-template <int d> struct Memory {
+// | what dropout drops, of row blocks i and i + 1 | sums to be rounded, in 8 columns each | barriers, words
+template <int d, bool dropping> struct Memory {
+    static constexpr int K_STAGES = d == 64 && !dropping ? 2 : 1;  // room for the next key block's K_j
     static constexpr int STAGES = 2, KV_BYTES = B_c * d * 2, Q_BYTES = B_r<d> * d * 2, ROWS_BYTES = B_r<d> * 2 * 4;
     static constexpr int dS_BYTES = B_r<d> * B_c * 2, HALF_dQ_BYTES = 64 * 64 * 4, DROPPED_BYTES = 2048;
-    static constexpr int V_AT = KV_BYTES, Q_AT = V_AT + KV_BYTES, dO_AT = Q_AT + STAGES * Q_BYTES;
+    static constexpr int V_AT = K_STAGES * KV_BYTES, Q_AT = V_AT + KV_BYTES, dO_AT = Q_AT + STAGES * Q_BYTES;
     static constexpr int dS_AT = dO_AT + STAGES * Q_BYTES, dQ_AT = dS_AT + 2 * dS_BYTES, ROWS_AT = dQ_AT + 2 * HALF_dQ_BYTES;
-    static constexpr int DROPPED_AT = ROWS_AT + STAGES * ROWS_BYTES, END = DROPPED_AT + 2 * DROPPED_BYTES;
+    static constexpr int DROPPED_AT = ROWS_AT + STAGES * ROWS_BYTES, SUMS_AT = DROPPED_AT + dropping * 2 * DROPPED_BYTES;
+    static constexpr int SUMS_BYTES = HALF_dQ_BYTES / 8, SUMS_STRIDE = SUMS_BYTES + 16;  // of 8 columns: few bank conflicts
+    static constexpr int END = SUMS_AT + 8 * SUMS_STRIDE;
     Word base;
-    Ring<1, KV_BYTES> K_j, V_j;
+    Ring<K_STAGES, KV_BYTES> K_j;
+    Ring<1, KV_BYTES> V_j;
     Ring<STAGES, Q_BYTES> Q_i, dO_i;
     Ring<2, dS_BYTES> dS_ij;
 
     __device__ explicit Memory(Word base) : base(base) {
-        K_j = {base, base + END};
+        K_j = {base, base + END + 272};
         V_j = {base + V_AT, base + END + 16};
         Q_i = {base + Q_AT, base + END + 32};
-        dO_i = {base + dO_AT, base + END + 32 + STAGES * 16};
-        dS_ij = {base + dS_AT, base + END + 32 + STAGES * 32};
+        dO_i = {base + dO_AT, base + END + 64};
+        dS_ij = {base + dS_AT, base + END + 96};
     }
     __device__ Ring<1, HALF_dQ_BYTES> dQ_i(int w) const {
-        return {base + dQ_AT + w * HALF_dQ_BYTES, base + END + 64 + STAGES * 32 + w * 16};
+        return {base + dQ_AT + w * HALF_dQ_BYTES, base + END + 128 + w * 16};
     }
     __device__ Word L_i(Word n) const { return base + ROWS_AT + n % STAGES * ROWS_BYTES; }
     __device__ Word D_i(Word n) const { return L_i(n) + ROWS_BYTES / 2; }
+    __device__ Barrier sums_there() const { return {base + END + 224}; }
+    __device__ Word which_j(Word k) const { return base + END + 256 + k % K_STAGES * 8; }  // until K_j is free; none: < 0
+    __device__ Word which_head(Word k) const { return which_j(k) + 4; }
     // A bit for each element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
     __device__ Word dropped(Word n, Word pair) const { return base + DROPPED_AT + n % 2 * DROPPED_BYTES + pair * 512; }
     __device__ void init() const {
         constexpr int WARPS = 4 * CONSUMERS;
         if (threadIdx.x == 0) {
-            K_j.init(1), V_j.init(1), Q_i.init(WARPS), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
+            K_j.init(WARPS + CONSUMERS), V_j.init(WARPS), Q_i.init(WARPS), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
             for (int w = 0; w < CONSUMERS; ++w) dQ_i(w).init(1, 4);
+            sums_there().expect_arrivals(1);
         }
         publish_barriers();
     }
@@ -174,84 +205,154 @@ struct Rows {
 #endif
 };
 
-// Named barriers: all consumers; TOGETHER + w, all of warpgroup w; TURN + w, when it is its turn.
-constexpr int CONSUMING = 1, TOGETHER = 2, TURN = 4;
+// Named barriers: TOGETHER + w, all of warpgroup w; TURN + w, when it is its turn.
+constexpr int TOGETHER = 1, TURN = 3;
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
-// One thread starts all loads: K_j, the first Q_i, V_j, dO_i, and then the row blocks that see K_j, of head after head.
-template <bool causal, int d>
-__device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
-                                        const TensorMap& dO, const KeyBlock& at, const Problem& p, Total* totals) {
-    constexpr int B_r = ::B_r<d>, Q_BYTES = B_r * d * 2, ROWS_BYTES = B_r * 8;
-    const auto load_keys = [&](const Ring<1, B_c * d * 2>& ring, const TensorMap& X, Total* reads) {
-        ring.there(0).arrive_and_expect(B_c * d * 2);
-        load(ring.tile(0), X, at.j * B_c, at.h, at.b, ring.there(0));
-        Tally(reads).add(min(B_c, p.N_k - at.j * B_c), d);
-    };
-    load_keys(sram.K_j, K, totals + 2);
+// One thread draws key blocks, and starts all loads: K_j, V_j, and the row blocks that see K_j, of head after head.
+template <bool causal, bool backwards, int d, bool dropping>
+__device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
+                                        const TensorMap& dO, const Problem& p, Total* totals) {
+    constexpr int B_r = ::B_r<d>, Q_BYTES = B_r * d * 2, ROWS_BYTES = B_r * 8, KV_BYTES = B_c * d * 2;
+    Rows moved{0}, keys{0};
     Word n = 0;
+    int drawn = atomicAdd(p.drawn, 1);
 #pragma unroll 1
-    for (int h = at.h * p.group; h < (at.h + 1) * p.group; ++h)
-#pragma unroll 1
-        for (int i = first_row_block<causal, d>(p, at.j * B_c); i < p.T_r; ++i, ++n) {
-            sram.Q_i.wait_free(n);
-            sram.Q_i.there(n).arrive_and_expect(Q_BYTES + ROWS_BYTES);
-            load(sram.Q_i.tile(n), Q, i * B_r, h, at.b, sram.Q_i.there(n));
-            load(sram.L_i(n), p.rows + p.row_block(at.b * p.H + h, i) * (2 * B_r), ROWS_BYTES, sram.Q_i.there(n));
-            if (n == 0) load_keys(sram.V_j, V, totals + 4);
-            sram.dO_i.wait_free(n);
-            sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
-            load(sram.dO_i.tile(n), dO, i * B_r, h, at.b, sram.dO_i.there(n));
+    for (Word k = 0;; ++k) {
+        sram.V_j.wait_free(k);
+        sram.K_j.wait_free(k);
+        if (drawn >= int(here(p.heads)) * p.T_c) {
+            store_word(sram.which_j(k), ~0u);
+            sram.K_j.there(k).arrive();
+            break;
         }
-    const Rows moved{n * B_r - p.group * (p.T_r * B_r - p.N_q)};  // of n tiles, but for rows past the end
+        const KeyBlock at = in_order<backwards>(p, drawn);
+        const int H_kv = here(p.H_kv);
+        store_word(sram.which_j(k), at.j), store_word(sram.which_head(k), at.head);
+        sram.K_j.there(k).arrive_and_expect(KV_BYTES);
+        load(sram.K_j.tile(k), K, at.j * B_c, at.head % H_kv, at.head / H_kv, sram.K_j.there(k));
+        sram.V_j.there(k).arrive_and_expect(KV_BYTES);
+        load(sram.V_j.tile(k), V, at.j * B_c, at.head % H_kv, at.head / H_kv, sram.V_j.there(k));
+        keys.rows += min(B_c, p.N_k - at.j * B_c);
+#pragma unroll 1
+        for (int g = 0; g < p.group; ++g) {
+            const int head = load_word(sram.which_head(k)) * p.group + g, H = here(p.H), h = head % H, b = head / H;
+#pragma unroll 1
+            for (int i = first_row_block<causal, d>(p, load_word(sram.which_j(k)) * B_c); i < p.T_r; ++i, ++n) {
+                sram.Q_i.wait_free(n);
+                sram.Q_i.there(n).arrive_and_expect(Q_BYTES + ROWS_BYTES);
+                load(sram.Q_i.tile(n), Q, i * B_r, h, b, sram.Q_i.there(n));
+                load(sram.L_i(n), p.rows + Offset(Word(head * p.T_r + i)) * (2 * B_r), ROWS_BYTES, sram.Q_i.there(n));
+                sram.dO_i.wait_free(n);
+                sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
+                load(sram.dO_i.tile(n), dO, i * B_r, h, b, sram.dO_i.there(n));
+                moved.rows += min(B_r, p.N_q - i * B_r);
+            }
+        }
+        drawn = atomicAdd(p.drawn, 1);
+    }
+    keys.times(d, totals + 2), keys.times(d, totals + 4);
     moved.times(d, totals), moved.times(d, totals + 6), moved.times(1, totals + 8), moved.times(1, totals + 10);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- adders
 
-// A thread adds to HBM what warpgroup w has of dQ_i. In turn: after as many other blocks as see row block i and come before.
-template <bool causal, int d, bool in_turn>
-__device__ __forceinline__ void add(const Memory<d>& sram, int w, int j, int kv_head, const Problem& p, Total* totals) {
+// A thread adds to HBM what warpgroup w has of dQ_i, and then stores the warpgroup's rows of dK_j and dV_j, which leave by the
+// same way. In turn: after as many other blocks as see row block i and come before.
+template <bool causal, bool in_turn, int d, bool dropping>
+__device__ __forceinline__ void add(const Memory<d, dropping>& sram, int w, const TensorMap& dK, const TensorMap& dV,
+                                    const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>;
     const auto dQ_i = sram.dQ_i(w);
-    Rows added{0};
+    Rows added{0}, keys{0};
     Word n = 0;
 #pragma unroll 1
-    for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head)
+    for (Word k = 0;; ++k) {
+        sram.K_j.wait_there(k);
+        const int j = load_word(sram.which_j(k)), head = load_word(sram.which_head(k));
+        if (j < 0) break;
+        sram.K_j.free(k).arrive();
 #pragma unroll 1
-        for (int i = first_row_block<causal, d>(p, j * B_c); i < p.T_r; ++i, ++n) {
-            const Offset half = p.row_block(head, i) * 2 + w;
-            dQ_i.wait_there(n);
-            if (in_turn) {
-                const int last = Word(min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c;  // that row block i sees
-                wait_until(p.turns + half, causal ? last - j : j);
+        for (int h = head * p.group; h < (head + 1) * p.group; ++h)
+#pragma unroll 1
+            for (int i = first_row_block<causal, d>(p, j * B_c); i < p.T_r; ++i, ++n) {
+                const Offset half = p.row_block(h, i) * 2 + w;
+                dQ_i.wait_there(n);
+                if (in_turn) wait_until(p.turns + half, causal ? key_blocks<causal, d>(p, i) - 1 - j : j);
+                add_to(p.sums + half * 4096, dQ_i.tile(n), 64 * 64 * 4);
+                wait_stores_read();
+                dQ_i.free(n).arrive();
+                wait_stores();
+                step(p.turns + half);
+                added.rows += max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
             }
-            add_to(p.sums + half * 4096, dQ_i.tile(n), 64 * 64 * 4);
+#pragma unroll 1
+        for (int second = 0; second < 2; ++second, ++n) {
+            dQ_i.wait_there(n);
+            store(second ? dV : dK, j * B_c + 64 * w, head % p.H_kv, head / p.H_kv, dQ_i.tile(n));
             wait_stores_read();
             dQ_i.free(n).arrive();
-            if (in_turn) wait_stores(), step(p.turns + half);
-            added.rows += max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
         }
-    added.times(64, totals + 12), added.times(64, totals + 13);
+        keys.rows += max(0, min(64, p.N_k - j * B_c - 64 * w));
+    }
+    added.times(64, totals + 12), added.times(64, totals + 13), keys.times(d, totals + 15), keys.times(d, totals + 17);
+}
+
+// ------------------------------------------------------------------------------------------------------------- rounder
+
+// A warp rounds dQ_i = τ times its sums, when all have added to them: each block of threads the same number of halves of row
+// blocks, about in the order in which they are done, section after section. A lane has 8 columns of a row.
+template <bool causal, typename T, int d, bool dropping>
+__device__ __forceinline__ void round_dQ(const Memory<d, dropping>& sram, T* dQ, const Problem& p, Total* totals) {
+    constexpr int B_r = ::B_r<d>, STRIDE = Memory<d, dropping>::SUMS_STRIDE, BYTES = Memory<d, dropping>::SUMS_BYTES;
+    const Word lane = threadIdx.x % 32, sums = sram.base + Memory<d, dropping>::SUMS_AT;
+    Rows rounded{0};
+    Word parity = 0;
+#pragma unroll 1
+    for (Word n = blockIdx.x; n < here(p.heads) * p.group * p.T_r * 2; n += here(gridDim.x)) {
+        const Word section = here(p.section) * p.group, whole = section * here(p.T_r) * 2, before = n / whole * section;
+        const Word heads = min(section, p.heads * p.group - before), within = n % whole / 2;
+        const int head = before + within % heads, i = within / heads, w = n % 2;
+        if (i < p.unseen) continue;
+        const Word half = (head * here(p.T_r) + i) * 2 + w;
+        wait_until(p.turns + half, key_blocks<causal, d>(p, i));
+        show_hbm();
+        if (lane == 0) sram.sums_there().arrive_and_expect(8 * BYTES);
+        if (lane < 8) load(sums + lane * STRIDE, p.sums + Offset(half) * 4096 + lane * (BYTES / 4), BYTES, sram.sums_there());
+        sram.sums_there().wait(parity);
+        parity ^= 1;
+        const int end = p.N_q - i * B_r - (d == 64 ? 64 * w : 0);  // of the half's rows
+        const Word first = (head + 1) * p.N_q - end, column = (d == 64 ? 0 : 64 * w) + lane % 8 * 8;
+#pragma unroll 1
+        for (int row = lane / 8; row < min(64, end); row += 4) {
+            const Word from = sums + lane % 8 * STRIDE + (row / 16 * 8 + row % 8) * 64 + row / 8 % 2 * 8;
+            Word eight[4];
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                float sum[2];
+                load_pair(sum, from + t * 16);
+                eight[t] = pack<T>(p.tau * sum[0], p.tau * sum[1]);
+            }
+            put_four(dQ + Offset(first + row) * d + column, eight);
+        }
+        rounded.rows += max(0, min(64, end));
+        __syncwarp();
+    }
+    if (lane == 0) rounded.times(64, totals + 12), rounded.times(64, totals + 13);
 }
 
 // ------------------------------------------------------------------------------------------------------------- consumers
-
-// x, but the compiler must not compute what depends on it before the loop: it would keep dozens of registers.
-__device__ inline Word here(Word x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
 
 // A warpgroup, which has keys 64w to 64w + 63 of K_j and V_j: rows of the transposed S_ij, P_ij, dP_ij, dS_ij. A thread has two
 // keys, key and key + 8; element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2, and key + 8 (e / 2).
 template <typename T, int d, bool causal, bool dropping> struct Consumer {
     static constexpr int B_r = ::B_r<d>, CALLS = B_r / 16;  // of Philox, for half of the queries
-    const Memory<d>& sram;
+    const Memory<d, dropping>& sram;
     const Problem& p;
-    const int w, j;
-    int head, i;  // query head, over the batch, and row block
+    const int w;
+    int j, head, i;  // key block, query head over the batch, row block
+    Word k;          // key blocks so far
 
     float dK_j[d / 8][4], dV_j[d / 8][4];
     float S_ij[B_r / 8][4], dP_ij[B_r / 8][4], dQ_i[8][4];  // dQ_i: 64 queries by 64 columns of it, of all keys of the block
@@ -259,7 +360,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
 
     __device__ __forceinline__ void start_S(Word n) {
         sram.Q_i.wait_there(n);
-        start_scores<T, d, B_r>(S_ij, sram.K_j.tile(0) + here(w) * (64 * 128), B_c, sram.Q_i.tile(n));
+        start_scores<T, d, B_r>(S_ij, sram.K_j.tile(k) + here(w) * (64 * 128), B_c, sram.Q_i.tile(n));
     }
     __device__ __forceinline__ void start_dP(Word n) {
         sram.dO_i.wait_there(n);
@@ -349,11 +450,11 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
 
     // dS_ij = P_ij ∘ (dP_ij − D_i), rounded, as an operand, and in shared memory, where a query has a row.
     __device__ __forceinline__ void softmax_gradient(Word n) {
-        const int thread = thread_index(), lane = thread % 32, chunk = thread / 32 * 2 + lane / 8 % 2;
+        const int quad = thread_index() % 4;
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t) {
             float D[2];
-            load_pair(D, sram.D_i(n) + lane % 4 * 8 + t * 32);
+            load_pair(D, sram.D_i(n) + quad * 8 + t * 32);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const float P = S_ij[t][e], dP = dP_ij[t][e];
@@ -362,6 +463,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             }
         }
         round_to_operands<T, B_r>(dS_ij, S_ij);
+        const int thread = thread_index(), lane = thread % 32, chunk = thread / 32 * 2 + lane / 8 % 2;
         const Word to = sram.dS_ij.tile(n) + w * (B_r * 128) + (lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ lane % 8) << 4);
 #pragma unroll
         for (int t = 0; t < B_r / 16; ++t) store_operand<true>(to + t * 2048, dS_ij[t]);
@@ -378,7 +480,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
     __device__ __forceinline__ void start_dQ(Word n) {
         const Word rows = d == 64 ? here(w) * (64 * 128) : 0, columns = d == 64 ? 0 : here(w) * (B_c * 128);
         sram.dS_ij.wait_there(n);
-        start_product<T, B_c>(dQ_i, sram.dS_ij.tile(n) + rows, B_r, sram.K_j.tile(0) + columns);
+        start_product<T, B_c>(dQ_i, sram.dS_ij.tile(n) + rows, B_r, sram.K_j.tile(k) + columns);
     }
     // dQ_i to shared memory, from where another thread adds it to HBM.
     template <int later> __device__ __forceinline__ void write_dQ(Word n) {
@@ -427,62 +529,73 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
         if (++i == p.T_r) i = first_row_block<causal, d>(p, here(j) * B_c), ++head;
     }
 
-    // 64 rows of dK_j or dV_j.
-    __device__ __forceinline__ void write(const TensorMap& X, Word tile, const float (&C)[d / 8][4], float factor, Total* writes) {
-        const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane % 16, key = j * B_c + 64 * w;
+    // 64 rows of dK_j or dV_j to shared memory, from where another thread stores them.
+    __device__ __forceinline__ void write(Word n, float (&C)[d / 8][4], float factor) {
+        const auto out = sram.dQ_i(w);
+        out.wait_free(n);
+        const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane % 16;
 #pragma unroll
         for (int t = 0; t < d / 8; t += 2) {
             Word both[4];
 #pragma unroll
             for (int r = 0; r < 4; ++r)
                 both[r] = pack<T>(C[t + r / 2][r % 2 * 2] * factor, C[t + r / 2][r % 2 * 2 + 1] * factor);
-            store_operand<false>(tile + t / 8 * (64 * 128) + row * 128 + ((t % 8 + lane / 16 ^ lane % 8) << 4), both);
+            store_operand<false>(out.tile(n) + t / 8 * (64 * 128) + row * 128 + ((t % 8 + lane / 16 ^ lane % 8) << 4), both);
         }
         show_writes();
-        meet(TOGETHER + w, WARPGROUP);
-        if (thread == 0) {
-            store(X, key, head % p.H / p.group, head / p.H, tile);
-            Tally(writes).add(min(64, p.N_k - key), d);
-        }
+        __syncwarp();
+        out.there(n).arrive_once_a_warp();
+    }
+    __device__ __forceinline__ void write_out(Word n) {
+        write(n, dK_j, p.tau);
+        write(n + 1, dV_j, dropping ? p.dropout.keep_scale : 1.0f);
     }
 
-    __device__ __forceinline__ void consume(const TensorMap& dK, const TensorMap& dV, Total* totals) {
-#pragma unroll
-        for (int t = 0; t < d / 8; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) dK_j[t][e] = dV_j[t][e] = 0.0f;
-        i = first_row_block<causal, d>(p, j * B_c);
-        const Word last = (p.T_r - i) * p.group - 1;
-        if (dropping) decide(0);
-        sram.K_j.wait_there(0);
-        start_S(0);
-        sram.V_j.wait_there(0);
-        start_dP(0);
-        float L[B_r / 8][2];
-        load_L(0, L);
-        softmax(0, L);
-        finish<0>(dP_ij);
+    __device__ __forceinline__ void consume() {
+        Word n = 0;
         if (w == 1) pass_turn();
-        gradients<true>(0);
-        if (last > 0) {
-            scores<true>(1);
 #pragma unroll 1
-            for (Word n = 1; n < last; ++n) {
+        for (k = 0;; ++k) {
+            sram.K_j.wait_there(k);
+            j = load_word(sram.which_j(k));
+            if (j < 0) break;
+            if (dropping) head = load_word(sram.which_head(k)) * p.group;
+            i = first_row_block<causal, d>(p, j * B_c);
+            const Word last = n + (p.T_r - i) * p.group - 1;
+            if (dropping) decide(n);
+            start_S(n);
+            sram.V_j.wait_there(k);
+            start_dP(n);
+            if (k > 0) finish<2>(dK_j), finish<2>(dV_j), write_out(n);
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) dK_j[t][e] = dV_j[t][e] = 0.0f;
+            float L[B_r / 8][2];
+            load_L(n, L);
+            softmax(n, L);
+            finish<0>(dP_ij);
+            gradients<true>(n);
+            if (n < last) {
+                scores<true>(++n);
+#pragma unroll 1
+                for (; n < last; ++n) {
+                    gradients<false>(n);
+                    scores<false>(n + 1);
+                }
                 gradients<false>(n);
-                scores<false>(n + 1);
+                write_dQ<0>(n - 1);
             }
-            gradients<false>(last);
-            write_dQ<0>(last - 1);
+            sram.V_j.free(k).arrive_once_a_warp();
+            pass_turn();
+            start_dQ(n);
+            write_dQ<0>(n);
+            finish<0>(dK_j);
+            finish<0>(dV_j);
+            sram.K_j.free(k).arrive_once_a_warp();
+            ++n;
         }
-        pass_turn();
-        start_dQ(last);
-        write_dQ<0>(last);
-        finish<0>(dK_j);
-        finish<0>(dV_j);
-        meet(CONSUMING, CONSUMERS * WARPGROUP);  // K_j and V_j have been read: their place serves dK_j and dV_j
-        write(dV, sram.V_j.tile(0) + w * (64 * d * 2), dV_j, dropping ? p.dropout.keep_scale : 1.0f, totals + 17);
-        write(dK, sram.K_j.tile(0) + w * (64 * d * 2), dK_j, p.tau, totals + 15);
-        if (thread_index() == 0) wait_stores_read();
+        if (k > 0) write_out(n);
     }
 };
 
@@ -490,21 +603,20 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn>
 __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
                 const __grid_constant__ TensorMap dO, const __grid_constant__ TensorMap dK, const __grid_constant__ TensorMap dV,
-                const __grid_constant__ Problem p, Total* totals) {
+                T* dQ, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
-    const Memory<d> sram(__cvta_generic_to_shared(shared));
+    const Memory<d, dropping> sram(__cvta_generic_to_shared(shared));
     sram.init();
-    const KeyBlock at = in_order<causal && in_turn>(p, blockIdx.x);
-    const int head = at.b * p.H_kv + at.h;
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
-        if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, dO, at, p, totals);
-        if (threadIdx.x == 32 || threadIdx.x == 64) add<causal, d, in_turn>(sram, threadIdx.x / 64, at.j, head, p, totals);
+        if (threadIdx.x == 0) produce<causal, causal && in_turn>(sram, Q, K, V, dO, p, totals);
+        if (threadIdx.x == 32 || threadIdx.x == 64) add<causal, in_turn>(sram, threadIdx.x / 64, dK, dV, p, totals);
+        if (threadIdx.x >= 96) round_dQ<causal>(sram, dQ, p, totals);
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, causal, dropping> consumer{sram, p, w, at.j, head * p.group};
-        consumer.consume(dK, dV, totals);
+        Consumer<T, d, causal, dropping> consumer{sram, p, w};
+        consumer.consume();
     }
 }
 
@@ -516,8 +628,8 @@ constexpr float HALF_LOG2_E = 0.721347520444481704f;
 // L_i log₂e / 2 and D_i of a row block, and zeros for dQ_i. Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
 template <typename T, int d>
 __global__ void __launch_bounds__(THREADS)
-prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, const __grid_constant__ Problem p,
-        Total* totals) {
+prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, T* dQ,
+        const __grid_constant__ Problem p, Total* totals) {
     constexpr int B_r = ::B_r<d>, LANES = d / 8;  // lanes for a row, 16 bytes each
     const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, lane = threadIdx.x % LANES, end = min(B_r, p.N_q - i * B_r);
     const Offset at = p.row_block(head, i), first = Offset(head) * p.N_q + i * B_r;
@@ -539,40 +651,14 @@ prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row,
             p.rows[at * (2 * B_r) + B_r + row] = D;
         }
     }
-    float4* sums = reinterpret_cast<float4*>(p.sums + at * (B_r * d));
-    for (int x = threadIdx.x; x < B_r * d / 4; x += THREADS) sums[x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    uint4* zeros = i < p.unseen ? reinterpret_cast<uint4*>(dQ + first * d) : reinterpret_cast<uint4*>(p.sums + at * (B_r * d));
+    for (int x = threadIdx.x, all = i < p.unseen ? end * d / 8 : B_r * d / 4; x < all; x += THREADS)
+        zeros[x] = make_uint4(0, 0, 0, 0);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *p.drawn = 0;
     if (threadIdx.x < 2) p.turns[at * 2 + threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         Tally(totals).add(end, d), Tally(totals + 2).add(end, d);      // O, dO read
         Tally(totals + 4).add(end, 1), Tally(totals + 5).add(end, 1);  // L read and, times log₂e, written
         Tally(totals + 7).add(end, 1), Tally(totals + 9).add(end, d);  // D, dQ written
-    }
-}
-
-// dQ_i = τ times its sums, rounded. A thread has 8 columns of two rows, 8 apart: in the order of accumulators 64 bytes in a row.
-template <typename T, int d>
-__global__ void __launch_bounds__(THREADS) round_dQ(T* dQ, const __grid_constant__ Problem p, Total* totals) {
-    constexpr int B_r = ::B_r<d>;
-    const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, t = threadIdx.x % 8, x = threadIdx.x / 8;
-#pragma unroll
-    for (int w = 0; w < CONSUMERS; ++w) {
-        const Offset half = p.row_block(head, i) * 2 + w;
-        const float4* sums = reinterpret_cast<const float4*>(p.sums + half * 4096) + t * WARPGROUP + 4 * x;
-        const int row = i * B_r + (d == 64 ? 64 * w : 0) + x / 8 * 16 + x % 8;
-        T* to = dQ + (Offset(head) * p.N_q + row) * d + (d == 64 ? 0 : 64 * w) + 8 * t;
-        Word rounded[2][4];
-#pragma unroll
-        for (int lane = 0; lane < 4; ++lane) {
-            const float4 sum = sums[lane];
-            rounded[0][lane] = pack<T>(p.tau * sum.x, p.tau * sum.y), rounded[1][lane] = pack<T>(p.tau * sum.z, p.tau * sum.w);
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-            if (row + 8 * r < p.N_q)
-                *reinterpret_cast<uint4*>(to + 8 * r * d) = make_uint4(rounded[r][0], rounded[r][1], rounded[r][2], rounded[r][3]);
-    }
-    if (threadIdx.x == 0) {
-        const int rows = min(B_r, p.N_q - i * B_r);
-        Tally(totals).add(rows, d), Tally(totals + 1).add(rows, d);
     }
 }

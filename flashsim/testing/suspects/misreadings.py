@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flashsim.inputs import Array, float_dtype
+from flashsim.testing.case import Problem
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects.family import FA, Changes, key_blocks, reads
 from flashsim.testing.suspects.reading import Question, Reading
@@ -15,7 +16,7 @@ from flashsim.testing.suspects.reading import Question, Reading
 
 def _causal(allowed: Callable[..., Array]) -> Callable[..., Changes]:
     """Where attention is causal, other keys are allowed."""
-    return lambda q, r, *given: {"allowed": allowed(q, *given)} if q.problem.causal else None
+    return lambda q, r, *given: {"allowed": allowed(q.problem, *given)} if q.problem.causal else None
 
 
 def _masked(allowed: Callable[..., Array]) -> Callable[..., Changes]:
@@ -62,7 +63,7 @@ def _tail_unmasked(q: Question, r: Reading, block: int, says: str) -> Changes:
     k, v = (np.concatenate([a, np.zeros((*a.shape[:2], more, a.shape[3]))], axis=2) for a in (r.k, r.v))
     seen = np.ones((r.q.shape[2], more), bool)
     if says and q.problem.causal:
-        seen = np.arange(N_k, N_k + more)[None, :] <= np.arange(r.q.shape[2])[:, None] + q.shift
+        seen = np.arange(N_k, N_k + more)[None, :] <= np.arange(r.q.shape[2])[:, None] + q.problem.shift
     allowed = np.concatenate([r.allowed, np.broadcast_to(seen, (*r.allowed.shape[:3], more))], axis=3)
     Z = r.Z if isinstance(r.Z, float) else np.concatenate([r.Z, np.ones((*r.Z.shape[:3], more))], axis=3)
     return {"k": k, "v": v, "allowed": allowed, "Z": Z}
@@ -73,18 +74,18 @@ def _tiles(spec: Spec) -> list[tuple[int, int]]:
     return list(dict.fromkeys((spec.block, *((b, b) for b in key_blocks(spec)))))
 
 
-def _diagonal_in_last_tile(q: Question, B_r: int, B_c: int) -> Array:
-    _, _, N_q, N_k = q.problem.score_shape
-    ends = np.minimum(N_k, (np.arange(N_q) // B_r + 1) * B_r + q.shift)[:, None]  # of each row's loop over keys
-    ends = np.minimum(ends, np.minimum(N_q, (np.arange(N_q) // B_r + 1) * B_r)[:, None] + q.shift)
+def _diagonal_in_last_tile(p: Problem, B_r: int, B_c: int) -> Array:
+    _, _, N_q, N_k = p.score_shape
+    ends = np.minimum(N_k, (np.arange(N_q) // B_r + 1) * B_r + p.shift)[:, None]  # of each row's loop over keys
+    ends = np.minimum(ends, np.minimum(N_q, (np.arange(N_q) // B_r + 1) * B_r)[:, None] + p.shift)
     before = np.arange(N_k)[None, :] < (ends - 1) // B_c * B_c
-    return np.asarray(q.problem.allowed | (before & q.problem.but(causal=False).allowed))
+    return np.asarray(p.allowed | (before & p.but(causal=False).allowed))
 
 
-def _loop_ends_at_first_row(q: Question, B_r: int, B_c: int) -> Array:
-    _, _, N_q, N_k = q.problem.score_shape
-    ends = np.minimum(N_k, np.arange(N_q) // B_r * B_r + 1 + q.shift)[:, None]
-    return np.asarray(q.problem.allowed & (np.arange(N_k)[None, :] < -(-ends // B_c) * B_c))
+def _loop_ends_at_first_row(p: Problem, B_r: int, B_c: int) -> Array:
+    _, _, N_q, N_k = p.score_shape
+    ends = np.minimum(N_k, np.arange(N_q) // B_r * B_r + 1 + p.shift)[:, None]
+    return np.asarray(p.allowed & (np.arange(N_k)[None, :] < -(-ends // B_c) * B_c))
 
 
 def _in_first(r: Reading, keys: int) -> Array:
@@ -96,20 +97,20 @@ def _in_first(r: Reading, keys: int) -> Array:
 MISREADINGS = (
     # ---------------------------------------------------------------------------------------- which keys a query attends to
     reads("causal_at_other_corner", "Causal masking is aligned at {there}; the spec says at {here}.",
-          _causal(lambda q: q.causally(q.problem.score_shape[3] - q.problem.score_shape[2] - q.shift)),
+          _causal(lambda p: p.causally(p.score_shape[3] - p.score_shape[2] - p.shift)),
           FA + "282", FA + "402", "NVIDIA/cutlass#2336"),
     reads("causal_ignored", "`causal` is ignored: queries attend to later keys.",
-          _causal(lambda q: q.problem.but(causal=False).allowed), "jax-ml/jax#19237"),
+          _causal(lambda p: p.but(causal=False).allowed), "jax-ml/jax#19237"),
     reads("causal_always", "Causal masking is applied although it was not asked for.",
-          lambda q, r: None if q.problem.causal else {"allowed": q.causally(q.shift)}, "triton-lang/triton#4541"),
+          lambda q, r: None if q.problem.causal else {"allowed": q.problem.causally(q.problem.shift)}, "triton-lang/triton#4541"),
     reads("causal_off_by_one", "Causal masking is off by one: {0}.",
-          _causal(lambda q, says, off: q.causally(q.shift + off)), "huggingface/transformers#39408",
+          _causal(lambda p, says, off: p.causally(p.shift + off)), "huggingface/transformers#39408",
           over=lambda spec: [("a query does not attend to the key on the diagonal (j < i, not j ≤ i)", -1),
                              ("a query attends to the key after the diagonal (j ≤ i + 1, not j ≤ i)", 1)]),
     reads("causal_never_empty",
           "With more queries than keys the first rows, which come before every key, attend to keys nevertheless: the causal "
           "diagonal is moved by max(0, N_k − N_q), not by N_k − N_q.",
-          _causal(lambda q: q.causally(max(0, q.shift))), "NVIDIA/cutlass#2336", FA + "1778"),
+          _causal(lambda p: p.causally(max(0, p.shift))), "NVIDIA/cutlass#2336", FA + "1778"),
     reads("mask_ignored", "`mask` is ignored.", _masked(lambda p: p.but(mask=None).allowed)),
     reads("mask_inverted", '`mask` is inverted: True is taken for "masked".', _masked(lambda p: p.but(mask=~p.mask).allowed)),
     reads("mask_of_the_first", "The mask of the first {0} is used for all.", _mask_of_the_first,

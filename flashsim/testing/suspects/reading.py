@@ -90,18 +90,6 @@ class Question:
         Z = r.Z if isinstance(r.Z, float) else r.Z.astype(self.chip)
         return r.S.astype(self.chip), r.m.astype(self.chip), r.V.astype(self.chip), Z
 
-    @property
-    def shift(self) -> int:
-        """By which the causal diagonal is moved to the right."""
-        _, _, N_q, N_k = self.problem.score_shape
-        return N_k - N_q if self.spec.causal == "bottom_right" else 0
-
-    def causally(self, shift: int) -> Array:
-        """Return what is allowed under the mask, if there is one, and causal masking with that shift."""
-        _, _, N_q, N_k = shape = self.problem.score_shape
-        allowed = np.arange(N_k)[None, :] <= np.arange(N_q)[:, None] + shift
-        return np.broadcast_to(allowed if self.problem.mask is None else allowed & self.problem.mask, shape)
-
     def forward(self, answer: Answer, literally: bool = False) -> list[Arrays]:
         """Return the answers to the question: where the model gives 0/0, O may be 0 or NaN, or right if the row is empty.
 
