@@ -434,17 +434,17 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
 
 
 def test_the_kernel_of_8_bits_takes_v_as_it_is_where_its_keys_lie_next_to_each_other(launches: Launches) -> None:
-    """K comes in pairs, the first of all fours of keys and then the second; V as it lies, so that there is no scratch memory."""
+    """K comes in pairs, the first of 16 fours of keys and then the second; V as it lies, so that there is no scratch memory."""
     q, k, v = (Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, 1000), (3, 1000)))
     turned = eight_bits(v, keys_contiguous=True)
     assert turned.strides == (3 * 128 * 1008, 128 * 1008, 1, 1008)
     assert gpu.plan(q, k, turned).kernel == "hopper_fp8"
     gpu.forward(q, k, turned, causal=True)
     ((name, grid, *_, K, V, _O, _L, transposed, _counters, _problem, _totals),) = launches
-    assert (name, grid, int.from_bytes(transposed)) == ("hopper_fp8<true, true>", 36, 0)
+    assert (name, grid, int.from_bytes(transposed)) == ("hopper_fp8<true, true>", 24, 0)
     kind, pointer, *dims = struct.unpack("<16Q", K)
     assert (kind, pointer) == (0, k.data.ptr)
-    assert dims == [128, 4, 250, 3, 2, 128, 4 * 128, 1000 * 128, 3 * 1000 * 128, 128, 2, 32, 1, 1]
+    assert dims == [128, 4, 250, 3, 2, 128, 4 * 128, 1000 * 128, 3 * 1000 * 128, 128, 2, 16, 1, 1]
     kind, pointer, *dims = struct.unpack("<16Q", V)
     assert (kind, pointer) == (0, turned.data.ptr)
     assert dims == [1000, 128, 1, 3, 2, 1008, 16, 128 * 1008, 3 * 128 * 1008, 128, 128, 1, 1, 1]
