@@ -20,6 +20,7 @@ FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
 EVENTS = ("S again",)  # halves of tiles of which a warp computed its scores again
 BLOCKS = (192, 128)  # B_r, B_c
+WARPGROUP = 64  # rows of B_r
 THREADS, ROUNDS = 512, 256  # of both kernels
 SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4 * 4  # tiles, barriers, numbers
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
@@ -28,7 +29,7 @@ FOURS = 4  # of so many keys N_k is a multiple where V is taken as it is: K's ro
 HEADS = 32  # of a section at most: all of its heads begin at once, and each waits until its V is transposed
 
 _PROBLEM = np.dtype(
-    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L")]
+    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L", "ahead")]
     + [(name, "u4") for name in ("T_c", "H_kv", "tiles", "last_draw", "together", "last")]
     + [("count", [("tiles", "u4"), ("steps", "u4")], 2)]
     + [("c", "f4"), ("sign", "f4")]
@@ -136,6 +137,7 @@ def _launch(
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
+    problem["ahead"] = (T_r * B_r - N_q) // WARPGROUP * WARPGROUP if causal else 0
     heads = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H)
     most = heads if keys_contiguous else min(heads, HEADS)
     problem["section"] = most if causal else 1
