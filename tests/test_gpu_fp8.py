@@ -307,9 +307,13 @@ def test_counts_are_the_simulators_and_v_is_transposed_once_or_taken_as_it_is(ca
         given = on_gpu(rounded(shape), keys_contiguous)
         *_, counted = gpu.forward(*given, causal=causal, return_lse=True, count=True)
         wanted = tally("q_outer", (*shape, hopper_fp8.BLOCKS), causal=causal)
-        if causal:  # a warpgroup of the first row block has no rows, none of the last: as if 64 queries came before all others
+        if (
+            causal
+        ):  # a warpgroup of the first row block has no rows, none of the last: as if 64 queries came before all others
             padded = *shape[:3], 260 + 64, *shape[4:]
-            wanted |= {X: a for X, a in tally("q_outer", (*padded, hopper_fp8.BLOCKS), causal=True).items() if X in "KV"}
+            wanted |= {
+                X: a for X, a in tally("q_outer", (*padded, hopper_fp8.BLOCKS), causal=True).items() if X in "KV"
+            }
         once = 2 * 2 * N_k * 128
         turned = {} if keys_contiguous else {"V transposed": (once, once)}
         assert moved(counted) == {name: a for name, a in wanted.items() if name != "R"} | turned

@@ -73,9 +73,9 @@
 // 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin all at once, and so wait for their V all
 // at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where 128 would stay in the L2.
 //
-// A V whose keys lie next to each other, of the rate of other V, full / causal: 1.04 to 1.05 / 1.05 to 1.07 at N = 1024, 1.03 /
-// 1.07 at 2048, 1.00 to 1.01 / 1.03 to 1.05 at 4096, causally 0.98 at 16384. Of this, waiting for other V is 1.01 to 1.04
-// causally. The same code at other addresses: 0.95 to 1.03.
+// A V whose keys lie next to each other, of the rate of other V, full / causal, with three warpgroups: 1.07 / 1.10 at N = 1024, 1.04 /
+// 1.12 at 2048, 1.03 / 1.06 at 4096, 1.04 / 1.02 at 16384. Of this, waiting for other V was 1.01 to 1.04 causally, with two. The
+// same code at other addresses: 0.95 to 1.03.
 //
 // What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
 // made by the producer's idle warps for their own row block alone, again for each: 3 to 12% slower than by a kernel before. A
@@ -105,7 +105,8 @@
 // O is off by 2.7% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.7% from
 // that of the numbers before they were rounded.
 //
-// HBM, in elements a head: as hopper.cu's, causally K and V as if `ahead` queries more came before the first; besides, V is read and written once where it is transposed.
+// HBM, in elements a head: as hopper.cu's, causally K and V as if `ahead` queries more came before the first; besides, V is read and
+// written once where it is transposed.
 //
 // no spills, no stack
 #include "hopper_softmax.cuh"
