@@ -82,23 +82,23 @@
 // Five products counted (2.5 times the forward pass), `prepare` included; fp16, H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
-//     d = 128                   475 / 349    580 / 523    604 / 606
-//       deterministic           403 / 311    541 / 517    617 / 605
-//       cuDNN                   256 / 156    404 / 305    464 / 454
-//       FlashAttention-4        251 / 146    583 / 514    588 / 617
-//       FlashAttention-2        189 / 164    241 / 221    256 / 259
-//       tensor_core             220 / 179    249 / 220    264 / 252
-//     d = 64                    417 / 289    528 / 441    539 / 512
-//       deterministic           336 / 276    408 / 424    481 / 516
-//       cuDNN                   241 / 125    338 / 265    405 / 376
-//       FlashAttention-4        254 / 144    512 / 462    520 / 532
-//       FlashAttention-2        188 / 145    245 / 207    250 / 234
-//       tensor_core             255 / 193    263 / 234    262 / 257
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 2808a3f: figures/gpu_hopper_backward.json
+//     d = 128                   516 / 349    613 / 559    655 / 637
+//       deterministic           449 / 321    543 / 526    633 / 606
+//       cuDNN                   275 / 164    401 / 302    480 / 438
+//       FlashAttention-4        256 / 156    592 / 514    608 / 616
+//       FlashAttention-2        172 / 167    249 / 217    262 / 259
+//       tensor_core             237 / 189    244 / 220    250 / 255
+//     d = 64                    457 / 323    523 / 475    570 / 542
+//       deterministic           362 / 313    430 / 471    547 / 530
+//       cuDNN                   221 / 134    341 / 259    404 / 361
+//       FlashAttention-4        235 / 143    505 / 453    527 / 534
+//       FlashAttention-2        184 / 140    244 / 202    247 / 234
+//       tensor_core             236 / 187    254 / 231    267 / 256
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 0e4c863: figures/gpu_hopper_backward.json
 // end of measured
 //
-// Deterministic, it costs 0 to 24% from N = 4096 on. With dropout, N = 2048, full / causal: 1.87 / 1.66 of tensor_core's rate at
-// d = 128, 1.49 / 1.32 at d = 64; before, 0.85 to 0.9 there.
+// Deterministic, it costs 1 to 18% from N = 4096 on. With dropout, N = 2048, full / causal: 1.83 / 1.93 of tensor_core's rate at
+// d = 128, 1.42 / 1.44 at d = 64.
 //
 // no spills, no stack
 #include "hopper.cuh"

@@ -41,11 +41,11 @@
 // Sequences × keys; 64 heads, 8 of K and V, fp16, d = 128.
 // measured:
 //     GB/s of K and V, 1 / 8 queries    32 × 8192      8 × 8192       1 × 131072
-//     hopper_decode                     4546 / 4409    4025 / 3761    4296 / 4144
-//     cuDNN                             4527 / 599     3930 / 659     4249 / 358
-//     FlashAttention-4                  4495 / 4407    2997 / 2767    401 / 402
-//     a copy                            4167 / 4122    4183 / 4189    4186 / 4196
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 2808a3f: figures/gpu_hopper_cases.json
+//     hopper_decode                     4426 / 4303    3949 / 3681    4205 / 4045
+//     cuDNN                             4423 / 585     3866 / 635     4170 / 356
+//     FlashAttention-4                  4401 / 4312    2959 / 2750    401 / 398
+//     a copy                            4187 / 4153    4207 / 4218    4221 / 4222
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 0e4c863: figures/gpu_hopper_cases.json
 // end of measured
 //
 // What the steps bought, in GB/s at 8 × 8192, 1 / 8 queries: cutting heads alike, 4 blocks each, not 264 through all 64: 3829 /

@@ -97,9 +97,9 @@
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
-//     d = 128                   728 / 502    860 / 717    887 / 850
-//       hopper                  592 / 458    663 / 612    688 / 674
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 2808a3f: figures/gpu_hopper_fp8.json
+//     d = 128                   738 / 531    927 / 825    973 / 964
+//       hopper                  595 / 461    673 / 624    698 / 686
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 0e4c863: figures/gpu_hopper_fp8.json
 // end of measured
 //
 // O is off by 2.7% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.7% from
