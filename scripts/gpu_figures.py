@@ -13,13 +13,22 @@ from typing import Any
 
 from flashsim.entry import run_script
 from flashsim.files import read_record, write_whole
-from flashsim.plots.gpu import plot_figure_1, plot_figure_3, plot_ladder, plot_peak_memory, plot_runtime, plot_times
+from flashsim.plots.gpu import (
+    plot_figure_1,
+    plot_figure_3,
+    plot_front,
+    plot_ladder,
+    plot_peak_memory,
+    plot_runtime,
+    plot_times,
+)
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import drawn
 
 FIGURES = Path("figures")
 DRAWN: dict[str, dict[str, Callable[..., Any]]] = {
     "gpu_bench": {"gpu_times": plot_times, "gpu_runtime": plot_runtime, "gpu_memory": plot_peak_memory},
+    "gpu_hopper": {"gpu_hopper": plot_front},
     "gpu_gpt2": {"gpu_gpt2": plot_figure_1},
     "gpu_figure_3": {"gpu_figure_3": plot_figure_3},
     "gpu_ladder": {"gpu_ladder": plot_ladder},

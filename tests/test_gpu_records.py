@@ -36,6 +36,7 @@ from flashsim.plots.gpu import (
     pays_from,
     plot_figure_1,
     plot_figure_3,
+    plot_front,
     plot_ladder,
     plot_peak_memory,
     plot_runtime,
@@ -305,9 +306,20 @@ def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
     forward = {**record, "results": [r for r in record["results"] if r["direction"] == "forward"]}
     alone = plot_runtime(forward)
     assert (len(alone.get_lines()), alone.get_ylabel()) == (3, "forward, ms a sequence")
+    half = plot_times(forward)
+    assert [len(ax.get_lines()) for ax in half] == [3] * 4
+    assert {ax.get_title(loc="left").partition(",")[0] for ax in half} == {"forward"}
     assert len(plot_peak_memory(record).get_lines()) == 3
     assert alone.get_xlabel() == "N (d = 64, 16 heads)"
     assert figure_of(axes).get_axes() == list(axes)
+
+
+def test_the_front_is_drawn_beside_its_peers() -> None:
+    axes = plot_front(figure("gpu_hopper"))
+    (legend,) = figure_of(axes).legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown == [LOOKS[name].label for name in ("tensor_core", "hopper", "torch_cudnn", "fa4")]
+    assert [ax.get_xlabel() for ax in axes][2:] == ["N (32 heads, float16)", "N (16 heads, float16)"]
 
 
 def test_the_legend_of_times_has_whoever_is_in_a_panel() -> None:

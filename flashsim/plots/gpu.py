@@ -142,14 +142,16 @@ def _by_length(
 def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
     """Draw TFLOP/s over N, log-log, of every contestant: forward, causal, backward, backward causal (Figure 3, left, as rates).
 
-    `record`: what `flashsim bench --json` wrote. `ax`: four axes for each d, row by row; None: new ones, a column for each d.
+    `record`: what `flashsim bench --json` wrote. `ax`: axes for each of these four that it has, and each d, row by row; None: new
+    ones, a column for each d.
     """
-    widths = sorted({r["d"] for r in record["results"]})
+    heads = {r["d"]: r["H"] for r in reversed(record["results"])}
+    widths, passes = sorted(heads), list(dict.fromkeys(r["direction"] for r in record["results"]))
+    cases = [(direction, causal, d) for direction in passes for causal in (False, True) for d in widths]
     if ax is None:
-        ax = Panels(column_figure(9.0, len(widths)), 4, len(widths), sharex=True, sharey="row")
-    cases = [
-        (direction, causal, d) for direction in ("forward", "backward") for causal in (False, True) for d in widths
-    ]
+        ax = Panels(
+            column_figure(4.5 * len(passes), len(widths)), 2 * len(passes), len(widths), sharex=True, sharey="row"
+        )
     for panel, (direction, causal, d) in zip(ax, cases, strict=True):
         dress(panel, x=2, y=10)
         for name, rates in _by_length(record, lambda _, t: t["tflops"], d, direction, causal).items():
@@ -163,12 +165,17 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
         panel.xaxis.set_major_formatter(_in_k)
         ticks(panel.yaxis, LogLocator(10, (1, 2, 5)), lambda y, _: f"{y:g}")
         panel.set_ylabel("TFLOP/s")
-        panel.set_xlabel(f"N ({record['results'][0]['H']} heads, {record['results'][0]['dtype']})")
+        panel.set_xlabel(f"N ({heads[d]} heads, {record['results'][0]['dtype']})")
         panel.label_outer()
     known = {label: handle for panel in ax for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     shown = [look.label for look in LOOKS.values() if look.label in known]
     figure_of(ax).legend([known[label] for label in shown], shown, loc="outside upper center", ncols=4)
     return ax
+
+
+def plot_front(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw the top rungs' rates over N beside cuDNN's and FlashAttention-4's. As `plot_times`."""
+    return plot_times(record, ax=ax)
 
 
 @styled
