@@ -433,6 +433,25 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
         assert (tiles, steps) == (of * T_c, of * T_c + of * group * T_r - 1)
 
 
+def test_causally_row_blocks_that_see_no_key_are_not_waited_for(launches: Launches) -> None:
+    """Nobody adds to their dQ_i: `prepare` writes its zeros."""
+    for N_q, N_k, causal, unseen in ((1000, 100, True, 7), (1000, 1000, True, 0), (1000, 100, False, 0)):
+        q, o, do = (Array((1, 2, N_q, 64), np.float16) for _ in range(3))
+        k, v = (Array((1, 2, N_k, 64), np.float16) for _ in "kv")
+        gpu.backward(q, k, v, o, Array((1, 2, N_q), np.float32), do, causal=causal, kernel="hopper")
+        problem = np.frombuffer(launches[-1][-2], hopper_backward._PROBLEM)[0]
+        assert problem["unseen"] == unseen, (N_q, N_k, causal)
+
+
+def test_causally_the_first_row_block_of_8_bits_has_what_does_not_fill_one(launches: Launches) -> None:
+    """In warpgroups, since a copy to HBM may not begin before the array."""
+    kind = ml_dtypes.float8_e4m3fn
+    for N_q, causal, ahead in ((1024, True, 128), (260, True, 64), (384, True, 0), (1024, False, 0)):
+        gpu.forward(*(Array((1, 2, N, 128), kind) for N in (N_q, 1024, 1024)), causal=causal)
+        problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
+        assert problem["ahead"] == ahead, (N_q, causal)
+
+
 def test_the_kernel_of_8_bits_takes_v_as_it_is_where_its_keys_lie_next_to_each_other(launches: Launches) -> None:
     """K comes in pairs, the first of 16 fours of keys and then the second; V as it lies, so that there is no scratch memory."""
     q, k, v = (Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, 1000), (3, 1000)))
