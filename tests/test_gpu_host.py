@@ -433,6 +433,13 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
         assert (tiles, steps) == (of * T_c, of * T_c + of * group * T_r - 1)
 
 
+def test_what_hopper_takes_forward_alone_another_rung_has_backward(launches: Launches) -> None:
+    X = Array((1, 2, 300, 64), np.float16)
+    for asked in ({"blocks": (128, 128)}, {"mask": flashsim.SlidingWindow(9, 0)}):
+        assert gpu.plan(X, X, X, **asked).kernel == "hopper"
+        assert gpu.plan(X, X, X, direction="backward", **asked).kernel == "algorithm_2"
+
+
 def test_causally_row_blocks_that_see_no_key_are_not_waited_for(launches: Launches) -> None:
     """Nobody adds to their dQ_i: `prepare` writes its zeros."""
     for N_q, N_k, causal, unseen in ((1000, 100, True, 7), (1000, 1000, True, 0), (1000, 100, False, 0)):
