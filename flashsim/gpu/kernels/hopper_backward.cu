@@ -187,7 +187,7 @@ template <int d, bool dropping> struct Memory {
     __device__ void init() const {
         constexpr int WARPS = 4 * CONSUMERS;
         if (threadIdx.x == 0) {
-            K_j.init(WARPS + CONSUMERS), V_j.init(WARPS), Q_i.init(WARPS), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
+            K_j.init(32 * WARPS + CONSUMERS), V_j.init(WARPS), Q_i.init(WARPS), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
             for (int w = 0; w < CONSUMERS; ++w) dQ_i(w).init(1, 4);
             sums_there().expect_arrivals(1);
         }
@@ -592,7 +592,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             write_dQ<0>(n);
             finish<0>(dK_j);
             finish<0>(dV_j);
-            sram.K_j.free(k).arrive_once_a_warp();
+            sram.K_j.free(k).arrive();  // each thread has read which_j
             ++n;
         }
         if (k > 0) write_out(n);
