@@ -29,6 +29,7 @@ FIGURES = Path("figures")
 DRAWN: dict[str, dict[str, Callable[..., Any]]] = {
     "gpu_bench": {"gpu_times": plot_times, "gpu_runtime": plot_runtime, "gpu_memory": plot_peak_memory},
     "gpu_hopper": {"gpu_hopper": plot_front},
+    "gpu_hopper_backward": {"gpu_hopper_backward": plot_front},
     "gpu_gpt2": {"gpu_gpt2": plot_figure_1},
     "gpu_figure_3": {"gpu_figure_3": plot_figure_3},
     "gpu_ladder": {"gpu_ladder": plot_ladder},

@@ -322,6 +322,17 @@ def test_the_front_is_drawn_beside_its_peers() -> None:
     assert [ax.get_xlabel() for ax in axes][2:] == ["N (32 heads, float16)", "N (16 heads, float16)"]
 
 
+def test_the_front_is_drawn_backward() -> None:
+    """From the record of cases: the rates of each contestant that has a look, without dropout."""
+    record = figure("gpu_hopper_backward")
+    axes = plot_front(record)
+    assert [ax.get_title(loc="left") for ax in axes][1:3] == ["backward, d = 128", "backward, causal, d = 64"]
+    drawn = {line.get_gid(): dict(zip(*line.get_data(), strict=True)) for line in axes[1].get_lines()}
+    wanted = [r for r in record["results"] if (r["d"], r["causal"], r["dropout_p"]) == (128, False, 0)]
+    assert drawn["backward False hopper"] == {r["N"]: r["tflops"]["hopper"] for r in wanted}
+    assert {gid.split()[-1] for gid in drawn} == {"tensor_core", "hopper", "torch_flash", "torch_cudnn", "fa4"}
+
+
 def test_the_legend_of_times_has_whoever_is_in_a_panel() -> None:
     record = benchmark_record()
     for r in record["results"]:

@@ -163,10 +163,12 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
             )
         panel.set_title(f"{direction}{', causal' if causal else ''}, d = {d}")
         panel.xaxis.set_major_formatter(_in_k)
-        ticks(panel.yaxis, LogLocator(10, (1, 2, 5)), lambda y, _: f"{y:g}")
         panel.set_ylabel("TFLOP/s")
         panel.set_xlabel(f"N ({heads[d]} heads, {record['results'][0]['dtype']})")
         panel.label_outer()
+    for panel in ax:
+        low, high = panel.get_ylim()
+        ticks(panel.yaxis, LogLocator(10, (1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 5, 6)), lambda y, _: f"{y:g}")
     known = {label: handle for panel in ax for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     shown = [look.label for look in LOOKS.values() if look.label in known]
     figure_of(ax).legend([known[label] for label in shown], shown, loc="outside upper center", ncols=4)
@@ -174,8 +176,20 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
 
 
 def plot_front(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw the top rungs' rates over N beside cuDNN's and FlashAttention-4's. As `plot_times`."""
-    return plot_times(record, ax=ax)
+    """Draw the top rungs' rates over N beside cuDNN's and FlashAttention-4's, forward or backward. As `plot_times`.
+
+    `record`: what `flashsim bench --json` or `scripts/bench_hopper_cases.py --only backward` wrote.
+    """
+    results = [
+        {
+            "direction": "backward",
+            "dtype": "float16",
+            "timings": [{"name": name, "tflops": rate, "failed": ""} for name, rate in r.get("tflops", {}).items()],
+            **r,
+        }
+        for r in record["results"]
+    ]
+    return plot_times({**record, "results": results}, ax=ax)
 
 
 @styled
