@@ -73,10 +73,9 @@ def script_of(stem: str) -> Path | None:
     """Return the script that draws figures/`stem`."""
     own = ROOT / "scripts" / f"{stem}.py"
     scripts = sorted((ROOT / "scripts").glob("*.py"))
-    says = re.compile(rf'figures/{stem}\b|"{stem}": plot_')
-    named = [
-        path for path in scripts if path.name != Path(__file__).name and says.search(path.read_text(encoding="utf-8"))
-    ]
+    texts = {path: path.read_text(encoding="utf-8") for path in scripts if path.name != Path(__file__).name}
+    says = rf'"{stem}": plot_', rf"figures/{stem}\b"
+    named = [path for wanted in says for path, text in texts.items() if re.search(wanted, text)]
     return own if own.exists() else next(iter(named), None)
 
 
