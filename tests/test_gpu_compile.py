@@ -310,6 +310,24 @@ def test_the_plan_names_the_fastest_rung_and_why_no_faster_one(
     assert why in plan.why
 
 
+@pytest.mark.parametrize(
+    ("direction", "capability", "d", "why"),
+    [
+        ("forward", "80", 128, "hopper_fp8: the GPU has compute capability 80, and wgmma needs 90 (Hopper)"),
+        ("forward", "90", 64, "hopper_fp8: does not take d = 64"),
+        ("backward", "90", 128, "algorithm_2: does not take float8_e4m3fn"),
+    ],
+)
+def test_the_plan_says_why_the_only_rung_that_is_left_will_refuse(
+    direction: str, capability: str, d: int, why: str
+) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    shape = (2, 4, 512, d)
+    plan = settling._plan(direction, np.dtype(ml_dtypes.float8_e4m3fn), shape, shape, True, (), capability)
+    assert plan.why.split("; ")[-1] == why
+    assert why.startswith(plan.kernel)
+
+
 def test_few_queries_go_to_the_rung_for_decoding() -> None:
     def plan(H: int, N_q: int, *asked: str) -> settling.Plan:
         return settling._plan("forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, 9, 128), True, asked, "90")
