@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from flashsim.gpu import (
     hopper,
     hopper_backward,
     hopper_decode,
+    hopper_fp8,
     launching,
     machine,
     planting,
@@ -35,6 +37,7 @@ from flashsim.gpu.masking import Rule, rule_of
 LADDER = list(gpu.ladder())
 VARIANTS = [variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants]
 PROMISE = "no spills, no stack"
+OVERLAPPING = ("hopper.cu", "hopper_backward.cu", "hopper_fp8.cu")  # within a warpgroup; hopper_decode.cu's do not
 LISTED = {"algorithm_1.cu": 16, "algorithm_2.cu": 19, "algorithm_4.cu": 26, "q_outer.cu": 21}
 
 
@@ -48,6 +51,18 @@ def _why_not() -> str:
 
 
 needs_nvrtc = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "NVRTC is there")
+
+
+def _nvdisasm() -> str:
+    try:
+        found = importlib.import_module("cuda.pathfinder").find_nvidia_binary_utility("nvdisasm")
+    except (ImportError, AttributeError):  # there is none, or one that does not look for programs yet
+        found = None
+    return found or shutil.which("nvdisasm") or ""
+
+
+NVDISASM = _nvdisasm()
+needs_nvdisasm = pytest.mark.skipif(not NVDISASM, reason="nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +80,11 @@ def _id(variant: Variant) -> str:
     ("variant", "arch"),
     [pytest.param(v, arch, id=f"{_id(v)}-{arch}") for v in VARIANTS for arch in v.architectures],
 )
-def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, arch: str) -> None:
+def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, arch: str, tmp_path: Path) -> None:
+    """And, where there is nvdisasm, that exponentials stand where products are under way.
+
+    The compiler may move them below what waits for a product: then nothing overlaps, though results are the same.
+    """
     compiled = compile_file(variant.file, variant.functions, dict(variant.defines), arch)
     assert set(compiled.resources) == set(variant.functions)
     assert compiled.cubin[:4] == b"\x7fELF"
@@ -75,6 +94,54 @@ def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, a
     if quick and PROMISE in (KERNELS / variant.file).read_text(encoding="utf-8"):
         for function, used in compiled.resources.items():
             assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), function
+    if quick and NVDISASM and variant.file in OVERLAPPING:
+        for function, (beside, alone) in _exponentials(compiled, tmp_path).items():
+            if variant.file == "hopper_fp8.cu":  # where sums do not do, maxima are taken, and O_i is waited for before
+                assert beside >= hopper_fp8.BLOCKS[1] // 2, function
+            else:
+                assert beside > alone == _alone(function), function
+
+
+KEPT_ABOVE = "        if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();"  # in hopper.cu, O_i's product
+
+
+def _exponentials(compiled: compiling.Compiled, folder: Path) -> dict[str, tuple[int, int]]:
+    """Of each function with wgmma, how many exponentials stand in its code where a product is under way, and where none is."""
+    (folder / "compiled.cubin").write_bytes(compiled.cubin)
+    text = subprocess.run(
+        [NVDISASM, "-c", folder / "compiled.cubin"], capture_output=True, text=True, check=True
+    ).stdout
+    codes = dict(re.findall(r"^\.text\.(\w+):\n(.*?)(?=^\.text\.|\Z)", text, re.MULTILINE | re.DOTALL))
+    found = {}
+    for function, name in compiled.names.items():
+        started, exponentials = False, [0, 0]
+        for which in re.findall(r"[HQ]GMMA|DEPBAR\.LE gsb0, 0x0|MUFU\.EX2", codes[name]):
+            if which == "MUFU.EX2":
+                exponentials[not started] += 1
+            else:
+                started = "GMMA" in which
+        if "GMMA" in codes[name]:
+            found[function] = exponentials[0], exponentials[1]
+    return found
+
+
+def _alone(function: str) -> int:
+    """Of a thread: two rows' factors and P̃ of the first tile of a row block, whose S_ij nothing is beside; backward none."""
+    B_c = re.match(r"hopper<\w+, \d+, \d+, (\d+)", function)
+    return int(B_c[1]) // 2 + 2 if B_c else 0
+
+
+@needs_nvrtc
+@needs_nvdisasm
+def test_exponentials_that_the_compiler_moves_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(KERNELS, tmp_path / "kernels")
+    text = (KERNELS / "hopper.cu").read_text(encoding="utf-8")
+    assert text.count(KEPT_ABOVE) == 1
+    (tmp_path / "kernels" / "hopper.cu").write_text(text.replace(KEPT_ABOVE, "        if (false)"), encoding="utf-8")
+    monkeypatch.setattr(compiling, "KERNELS", tmp_path / "kernels")
+    function = hopper.WIDE.function("float16", 128, "CAUSAL", False)
+    found = _exponentials(compile_file("hopper.cu", (function,), {"COUNT": 0}, "sm_90a"), tmp_path)
+    assert found[function][1] > _alone(function)
 
 
 def test_every_kernel_file_is_compiled() -> None:
@@ -241,6 +308,24 @@ def test_the_plan_names_the_fastest_rung_and_why_no_faster_one(
     plan = settling._plan("forward", np.dtype(dtype), *shapes, aligned, asked, capability)
     assert plan.kernel == wanted
     assert why in plan.why
+
+
+@pytest.mark.parametrize(
+    ("direction", "capability", "d", "why"),
+    [
+        ("forward", "80", 128, "hopper_fp8: the GPU has compute capability 80, and wgmma needs 90 (Hopper)"),
+        ("forward", "90", 64, "hopper_fp8: does not take d = 64"),
+        ("backward", "90", 128, "algorithm_2: does not take float8_e4m3fn"),
+    ],
+)
+def test_the_plan_says_why_the_only_rung_that_is_left_will_refuse(
+    direction: str, capability: str, d: int, why: str
+) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    shape = (2, 4, 512, d)
+    plan = settling._plan(direction, np.dtype(ml_dtypes.float8_e4m3fn), shape, shape, True, (), capability)
+    assert plan.why.split("; ")[-1] == why
+    assert why.startswith(plan.kernel)
 
 
 def test_few_queries_go_to_the_rung_for_decoding() -> None:
