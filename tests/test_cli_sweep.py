@@ -15,7 +15,7 @@ import flashsim
 from flashsim.cli import main
 from flashsim.sweeping import points, running
 from flashsim.sweeping import rows as rows_
-from tests.own import TWO_SWEEPS
+from tests.own import FORM, TWO_SWEEPS
 
 
 @pytest.fixture(autouse=True)
@@ -220,8 +220,11 @@ def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [["flash", "standard"], ["flash", "swept.py:two_sweeps"]])
+@pytest.mark.parametrize(
+    "names", [["flash", "standard"], ["small_cache", "swept.py:two_sweeps", "formed.py:two_sweeps"]]
+)
 def test_processes_find_the_same(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("swept.py").write_text(TWO_SWEEPS, encoding="utf-8")
+    Path("formed.py").write_text(TWO_SWEEPS + FORM, encoding="utf-8")
     command: list[Any] = [*names, "--N", "1:300:1", "--d", "8", "64"]
     assert rows(capsys, *command, "--jobs", "2") == rows(capsys, *command)

@@ -92,6 +92,10 @@ class Form:
     def __post_init__(self) -> None:
         check_direction(self.direction)
 
+    def __reduce__(self) -> Any:  # flashsim's is pickled by its name, as some of its functions are lambdas
+        known = forms()[self.direction].get(self.name) is self
+        return (form_of, (self.name, self.direction)) if known else super().__reduce__()
+
     def moved(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         """Return what each array moves, for a set of computed tiles."""
         if self.traffic is not None:
