@@ -22,9 +22,13 @@ SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"(?:(?<=^)|(?<=\band ))({ARGUMENTS})(?= is\b)", _flag),
     (r"\bkv_heads(?= = )", _flag),
     (r"(?<=\bno option )\w+", _flag),
+    (r"^checks(?= names )", "--check"),
+    (r"^expected_failures(?= names )", "--expect"),
+    (r"\bno (backward|dropout)= ", r"no --\1 "),
+    (r"^unknown bug\b", r"argument --bug: \g<0>"),
+    (r", or check_finite=False$", ""),
     (r", a number, or None$", ", or a number"),
 )
-
 
 WAYS = {"--M": "a larger M", "--blocks": "smaller blocks", "--sizing": "--sizing fit"}
 """To fit into SRAM, by the option that does it."""
