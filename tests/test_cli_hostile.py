@@ -154,8 +154,8 @@ REFUSED = {  # command line: what is said
     "run --mask folder": "folder is a folder; expected a .npy file with a mask",
     "run --mask masks.npz": "masks.npz holds several arrays",
     "run --mask junk.npy": "junk.npy is no .npz or .npy file",
-    "run --qkv good.npz --mask floats.npy": "mask",
-    "run --qkv good.npz --mask mask.npy --algorithm flash": "mask",
+    "run --qkv good.npz --mask floats.npy": "--mask has dtype float64; expected booleans",
+    "run --qkv good.npz --mask mask.npy --algorithm flash": "--mask has shape (5, 5); expected",
     "run --padded --mask mask.npy": "--padded",
     # run: its numbers
     "run --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",

@@ -13,13 +13,11 @@ def _flag(match: re.Match[str]) -> str:
     return f"--{match[0].replace('_', '-')}"
 
 
-ARGUMENTS = (
-    "N|N_q|N_k|d|d_v|M|heads|kv_heads|blocks|sizing|dtype|gqa|seed|scale|mask|window|splits|merge|block_mask|least"
-)
+ARGUMENTS = "N|N_q|N_k|d|d_v|M|heads|kv_heads|blocks|sizing|dtype|gqa|seed|scale|mask|window|splits|merge|block_mask|least|points"
 SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"give N, or both N_q and N_k|expected N alone, or N_q and N_k", lambda m: re.sub(r"\bN(_.)?\b", _flag, m[0])),
     (rf"^(argument --[\w-]+: )(?:{ARGUMENTS}) is ", r"\1got "),
-    (rf"(?:(?<=^)|(?<=\band ))({ARGUMENTS})(?= is\b)", _flag),
+    (rf"(?:(?<=^)|(?<=\band ))({ARGUMENTS})(?= (?:is|has)\b)", _flag),
     (r"\bkv_heads(?= = )", _flag),
     (r"(?<=\bno option )\w+", _flag),
     (r"^checks(?= names )", "--check"),
