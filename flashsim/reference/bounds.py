@@ -80,25 +80,11 @@ def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None, bias: Any = N
 
 
 def error_bound(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    scale: float | None = None,
-    steps: int = 1,
-    stores: int | None = None,
-    scores_stored: bool = False,
-    operands_stored: bool = False,
-    flushed: bool = False,
-    logs_rounded: int = 0,
-    mask: Any = None,
-    bias: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-    chip: DTypeLike | None = None,
-    stored: DTypeLike | None = None,
-    C: float = 2.0,
-) -> Array:
+    Q: Any, K: Any, V: Any, *,
+    scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
+    operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, mask: Any = None, bias: Any = None,
+    keep: Any = None, dropout_p: float = 0.0, chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
+) -> Array:  # fmt: skip
     """Return how far each element of O may lie from exact attention, (..., N_q, d_v), from the data's own condition.
 
     `chip` is what is computed in (unit roundoff u), `stored` what matrices are kept in (u_s); both default to what

@@ -35,11 +35,6 @@ def paper_rows(M: int, d: int, d_v: int) -> int:
     return ceil_div(M, 2 * (d + d_v))
 
 
-def one_pass(p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[Tiles, ...]:
-    """Return the computed tiles: of S in one pass."""
-    return (tiles,)
-
-
 def means(p: OneHead, passes: tuple[Tiles, ...]) -> dict[str, Mean]:
     """Return T_c and T_r where the computed tiles of each pass are these: of rows in the first pass, of keys in the last."""
     return {"T_c": Mean(passes[0].rows, p.N_q), "T_r": Mean(passes[-1].columns, p.N_k)}
@@ -78,7 +73,7 @@ class Form:
     initial: tuple[str, ...] = ()
     symbols: Callable[[OneHead, Blocks], dict[str, int]] | None = None
     kept: Callable[[OneHead, Blocks], Mapping[str, Kept]] | None = None
-    passes: Callable[[OneHead, Blocks, Tiles], tuple[Tiles, ...]] = one_pass
+    passes: Callable[[OneHead, Blocks, Tiles], tuple[Tiles, ...]] = lambda p, blocks, tiles: (tiles,)
     traffic: Callable[[OneHead, Blocks, Tiles], Arrays] | None = None
     peak: Callable[[OneHead, Blocks, Tiles], int]
     products: tuple[int, int]
