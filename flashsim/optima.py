@@ -60,7 +60,7 @@ class Optimum:
         self.shape = shape = check_shape(N, d, N_q, N_k, d_v)
         self.dtype = float_dtype(dtype)
         self.M = check_M(M, self.dtype.itemsize)
-        for name, length in (("N_q", shape.N_q), ("N_k", shape.N_k)):
+        for name, length in (("N" if N else "N_q", shape.N_q), ("N_k", shape.N_k)):
             if length > MOST:
                 raise ValueError(f"{name} is {length:,}; expected {MOST} at most: the search would not end")
         game = game_of(shape.d, shape.d_v, self.M)

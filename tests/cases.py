@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tre
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.dropout import keep_mask
 from flashsim.masks import All, Both, Head, Mask
-from flashsim.memory import SramOverflow
+from flashsim.memory import MemoryModelError, SramOverflow
 from flashsim.planting import mutated
 from flashsim.records import Shape
 
@@ -360,6 +360,18 @@ def unnoticed(by: set[str], objections: Iterator[str]) -> set[str]:
     while left and (check := next(objections, None)) is not None:
         left.discard(check)
     return left
+
+
+def on_each(
+    cases: Iterable[Case], objections: Callable[[Algorithm, Case], Iterator[str]], algorithm: Algorithm
+) -> Iterator[str]:
+    """Run on each case, and yield the checks that object: "refused", too, where that is an error."""
+    with np.errstate(all="ignore"):
+        for case in cases:
+            try:
+                yield from objections(algorithm, case)
+            except (MemoryModelError, LookupError, ValueError):
+                yield "refused"
 
 
 def exact_of(name: str, **asked: Any) -> theory.Exact | None:

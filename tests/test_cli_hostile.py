@@ -31,6 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         np.savez("good.npz", **good)
         np.savez("ints.npz", **{name: a.astype(int) for name, a in good.items()})
         np.savez("large.npz", **{name: (300 * a).astype(np.float16) for name, a in good.items()})
+        np.savez("nan.npz", **{name: np.full_like(a, np.nan) for name, a in good.items()})
         np.save("mask.npy", np.ones((5, 5), bool))
         np.save("floats.npy", np.ones((6, 6)))
         np.savez("masks.npz", a=np.ones(2, bool), b=np.ones(2, bool))
@@ -148,12 +149,13 @@ REFUSED = {  # command line: what is said
     "run --qkv good.npz --head 0.5": "--head: got '0.5'; expected an index such as 3, or 0,3 for axes of batch and head",
     "run --qkv good.npz --head ''": "--head: got ''",
     f"run --qkv good.npz --head {LONG}": "--head: got '99999",
+    "run --qkv nan.npz": "Q[0, 0, 0] is nan; expected finite numbers\n",
     "run --mask nowhere.npy": "nowhere.npy is not there; expected a .npy file with a mask",
     "run --mask folder": "folder is a folder; expected a .npy file with a mask",
     "run --mask masks.npz": "masks.npz holds several arrays",
     "run --mask junk.npy": "junk.npy is no .npz or .npy file",
-    "run --qkv good.npz --mask floats.npy": "mask",
-    "run --qkv good.npz --mask mask.npy --algorithm flash": "mask",
+    "run --qkv good.npz --mask floats.npy": "--mask has dtype float64; expected booleans",
+    "run --qkv good.npz --mask mask.npy --algorithm flash": "--mask has shape (5, 5); expected",
     "run --padded --mask mask.npy": "--padded",
     # run: its numbers
     "run --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",
@@ -213,6 +215,9 @@ REFUSED = {  # command line: what is said
     "tune --d 4 --N 4 --M 1": "M",
     "tune --d 4 --N 4 --M 1KB --dropout 7": "--dropout: got '7'",
     "tune --d 4 --N 4 --json nowhere/x": "--json",
+    # prove
+    "prove --exact --N 100 --d 4": "--N is 100; expected 8 at most",
+    "prove --exact --N 3 --d 4 --M 24 -o x.txt": "x.txt has no suffix that says a trace's format",
     # gpu, bench
     "gpu": "the following arguments are required",
     "gpu warm": "there is no 'warm'",
@@ -247,8 +252,10 @@ REFUSED = {  # command line: what is said
     "check kernels.py:attention --wrap jax --convention sdpa": "--convention sdpa goes with --wrap torch; got --wrap jax",
     "check kernels.py:attention --examples 0": "--examples: got '0'",
     "check kernels.py:attention --seed -5": "--seed: got '-5'",
-    "check kernels.py:attention --check orakel": "unknown check 'orakel'",
-    "check kernels.py:attention --expect orakel": "orakel",
+    "check kernels.py:attention --check orakel": "--check names 'orakel', which is none of oracle, ",
+    "check kernels.py:attention --expect orakel": "--expect names 'orakel', which is none of oracle, ",
+    "check kernels.py:attention --check oracle --expect strides": "--expect names 'strides', which is not among",
+    "check kernels.py:attention --check gradients": "--check names 'gradients', which does not apply: no --backward ",
     "check kernels.py:attention --blocks 0 4": "--blocks: got '0'",
     "check kernels.py:attention --block 0 4": "--block: got '0'",  # as it was once spelled
     "check kernels.py:attention --head-dims 0": "--head-dims: got '0'",
@@ -275,7 +282,7 @@ REFUSED = {  # command line: what is said
     "step --blocks 3 0": "--blocks: got '0'",
     "step --M 5 --blocks 3 4": "Take a larger M, smaller blocks, or --sizing fit.",
     "step --qkv large.npz --head 0 --algorithm standard": "ends at 6.55e+04. Scale the inputs down",
-    "step --bug nonsense": "nonsense",
+    "step --bug nonsense": "--bug: unknown bug 'nonsense' of a forward pass; known: no_rescale, ",
     "step --vs flash --bug no_rescale": "not allowed with argument",
     "step --backward --algorithm snake": "backward",
     "step flash --algorithm q_outer": "an algorithm is given twice: leave out NAME or --algorithm",

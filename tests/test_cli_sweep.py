@@ -15,7 +15,7 @@ import flashsim
 from flashsim.cli import main
 from flashsim.sweeping import points, running
 from flashsim.sweeping import rows as rows_
-from tests.own import TWO_SWEEPS
+from tests.own import FORM, TWO_SWEEPS
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +133,8 @@ def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         ("--N 8 --d 4 -o a", "no argument of numbers varies"),
         ("--points no.csv", "argument --points: no.csv cannot be read as CSV: No such file or directory"),
         ("--points odd.csv", "argument --points: sweep takes no argument 'n'; did you mean 'N'"),
+        ("--points empty.csv", "error: --points has no rows; expected at least one"),
+        ("--points twice.csv", "argument --points: twice.csv has several columns N; expected one"),
         ("--points ragged.csv", "ragged.csv has a line with more cells"),
         ("--points odd.csv --csv odd.csv", "argument --csv: odd.csv is the input"),
         (
@@ -143,6 +145,8 @@ def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_makes_no_sense(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("odd.csv").write_text("n,d\n8,4\n", encoding="utf-8")
+    Path("empty.csv").write_text("N,d\n", encoding="utf-8")
+    Path("twice.csv").write_text("N,d,N\n8,4,9\n", encoding="utf-8")
     Path("ragged.csv").write_text("N,d\n8,4,5\n", encoding="utf-8")
     made = "def make():\n    def attention(hbm, sram, Q, K, V, blocks):\n        return Q\n    return attention\nmade = make()\n"
     Path("mine.py").write_text(made, encoding="utf-8")
@@ -220,8 +224,11 @@ def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [["flash", "standard"], ["flash", "swept.py:two_sweeps"]])
+@pytest.mark.parametrize(
+    "names", [["flash", "standard"], ["small_cache", "swept.py:two_sweeps", "formed.py:two_sweeps"]]
+)
 def test_processes_find_the_same(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("swept.py").write_text(TWO_SWEEPS, encoding="utf-8")
+    Path("formed.py").write_text(TWO_SWEEPS + FORM, encoding="utf-8")
     command: list[Any] = [*names, "--N", "1:300:1", "--d", "8", "64"]
     assert rows(capsys, *command, "--jobs", "2") == rows(capsys, *command)

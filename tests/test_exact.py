@@ -281,7 +281,8 @@ def test_the_estimate_is_no_less_than_what_is_searched() -> None:
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        ({"N": 9, "d": 2}, "N_q is 9; expected 8 at most"),
+        ({"N": 9, "d": 2}, "N is 9; expected 8 at most"),
+        ({"N_q": 2, "N_k": 9, "d": 2}, "N_k is 9; expected 8 at most"),
         ({"N": 4, "d": 4, "M": 18}, "M is 18; expected 19 at least"),
         ({"N": 8, "d": 4, "M": 40}, "hours"),
         ({"N": 4, "d": 0}, "d"),

@@ -43,7 +43,7 @@ from flashsim.reference import (
     score_reach,
 )
 
-from .cases import REGIMES, Case, of_bound, swap, unnoticed
+from .cases import REGIMES, Case, of_bound, on_each, swap, unnoticed
 from .test_algorithms import watching_locals
 
 Bugs = list[tuple[str, str, str, set[str]]]
@@ -412,11 +412,7 @@ def on_variants(algorithm: Algorithm) -> Iterator[str]:
                 yield "counts"
         except (MemoryModelError, LookupError):
             yield "counts"
-        for case in VARIANTS:
-            try:
-                yield from objections(algorithm, case)
-            except (MemoryModelError, LookupError):
-                yield "refused"
+    yield from on_each(VARIANTS, objections, algorithm)
 
 
 def passes(algorithm: Algorithm) -> tuple[Algorithm, Algorithm]:

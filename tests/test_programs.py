@@ -49,6 +49,7 @@ def test_records_and_forms_are_of_the_same_programs() -> None:
     for name, program in programs().items():
         assert program.name == name == program.run.__name__
         assert pickle.loads(pickle.dumps(program)) is program
+        assert pickle.loads(pickle.dumps(program_forms()[name])) is program_forms()[name]
         assert {*program.follows} <= {*program.kinds}
         assert {*program.plane} <= {*program.symbols}
 

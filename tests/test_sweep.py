@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import itertools
 import json
 import math
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import main
 from flashsim.sweeping import Disagreement, Sweep, answers, points, rows, running
 from flashsim.sweeping.columns import meaning
-from tests.own import two_sweeps
+from tests.own import FORM, TWO_SWEEPS, two_sweeps
 
 SMALL: dict[str, Any] = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
 
@@ -266,6 +268,18 @@ def test_a_closed_form_that_is_wrong_is_an_error(changed: dict[str, Any], monkey
     with pytest.raises(Disagreement, match=r"closed form and count differ for 'flash' at .*N=8"):
         flashsim.sweep(N=8, d=4, blocks=[(4, 4)])
     assert len(flashsim.sweep(N=8, d=4, blocks=[(4, 4)], check=0)) == 1
+
+
+def test_points_can_be_handed_to_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one's own algorithm, too, whose form has a lambda."""
+    (tmp_path / "swept_elsewhere.py").write_text(TWO_SWEEPS + FORM, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("swept_elsewhere").two_sweeps
+    for direction, passes in (("forward", [*FORWARD, mine]), ("backward", [*BACKWARD])):
+        for point in points.points_of(passes, None, {"direction": direction, "N": 8, "d": 4}, flashsim.sweep):
+            handed = pickle.loads(pickle.dumps(point))
+            assert (handed.arguments, handed.way.name) == (point.arguments, point.way.name)
+            assert handed.way.form is point.way.form is not None
 
 
 def test_what_has_no_closed_form_is_counted(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def add_declared(parser: Any, *, many: bool = False) -> None:
             said += f". Of {', '.join(option.choices)}"
             reads |= {"metavar": "NAME", "nargs": "+"}
         elif many:
-            reads = {"type": values.several(read), "metavar": "N", "nargs": "+"}
+            reads |= {"type": values.several(read), "nargs": "+"}
         parser.add_argument(f"--{name.replace('_', '-')}", **reads, help=said)
 
 

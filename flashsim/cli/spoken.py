@@ -13,18 +13,20 @@ def _flag(match: re.Match[str]) -> str:
     return f"--{match[0].replace('_', '-')}"
 
 
-ARGUMENTS = (
-    "N|N_q|N_k|d|d_v|M|heads|kv_heads|blocks|sizing|dtype|gqa|seed|scale|mask|window|splits|merge|block_mask|least"
-)
+ARGUMENTS = "N|N_q|N_k|d|d_v|M|heads|kv_heads|blocks|sizing|dtype|gqa|seed|scale|mask|window|splits|merge|block_mask|least|points"
 SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"give N, or both N_q and N_k|expected N alone, or N_q and N_k", lambda m: re.sub(r"\bN(_.)?\b", _flag, m[0])),
     (rf"^(argument --[\w-]+: )(?:{ARGUMENTS}) is ", r"\1got "),
-    (rf"(?:(?<=^)|(?<=\band ))({ARGUMENTS})(?= is\b)", _flag),
+    (rf"(?:(?<=^)|(?<=\band ))({ARGUMENTS})(?= (?:is|has)\b)", _flag),
     (r"\bkv_heads(?= = )", _flag),
     (r"(?<=\bno option )\w+", _flag),
+    (r"^checks(?= names )", "--check"),
+    (r"^expected_failures(?= names )", "--expect"),
+    (r"\bno (backward|dropout)= ", r"no --\1 "),
+    (r"^unknown bug\b", r"argument --bug: \g<0>"),
+    (r", or check_finite=False$", ""),
     (r", a number, or None$", ", or a number"),
 )
-
 
 WAYS = {"--M": "a larger M", "--blocks": "smaller blocks", "--sizing": "--sizing fit"}
 """To fit into SRAM, by the option that does it."""

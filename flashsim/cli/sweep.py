@@ -174,10 +174,13 @@ def _table(path: Path) -> list[dict[str, Any]]:
     """Return a CSV file's rows, its cells as numbers and truths where they are such. Raises ValueError."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+            table = csv.DictReader(file)
+            rows, names = list(table), table.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         said = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"argument --points: {path} cannot be read as CSV: {said}") from None
+    for twice in sorted({name for name in names if name and names.count(name) > 1}):
+        raise ValueError(f"argument --points: {path} has several columns {twice}; expected one")
     if any(None in row for row in rows):
         raise ValueError(f"argument --points: {path} has a line with more cells than the first line has names")
     return [{name: _read(text or "") for name, text in row.items()} for row in rows]

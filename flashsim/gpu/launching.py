@@ -21,7 +21,6 @@ ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"
 HEAD_DIMS = (32, 64, 128)
 THREADS, SIDE = 256, 16
 GRID = 2**31 - 1
-NOWHERE = np.uint64(0)  # for an array that is not there
 FLOAT = 4
 L2_PART = 0.8  # of the L2 that what a section of heads reads again may fill
 

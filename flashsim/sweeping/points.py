@@ -54,6 +54,10 @@ class Way:
         options = tuple(option.name for option in forward_of(algorithm).options)
         return cls(algorithm.name, algorithm, form, options)
 
+    def __reduce__(self) -> Any:  # a user's form may have lambdas: another process finds it anew
+        known = self.algorithm
+        return super().__reduce__() if known is None else (Way.of, (known, known.direction))
+
 
 @dataclass(frozen=True)
 class Point:

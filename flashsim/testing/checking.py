@@ -74,7 +74,10 @@ def check_attention(
     progress = check_callback("progress", progress)
     kernel, names = _kernel(fn, spec, backward, dropout), _names(checks)
     expected = _check_expected(kernel, expected_failures, names)
-    undeclared_for = applicable(kernel, names)[1]
+    apply, undeclared_for = applicable(kernel, names)
+    if not apply:
+        name, why = next(iter(undeclared_for.items()))
+        raise ValueError(f"checks names {name!r}, which does not apply: {why}")
     missed = mismatches(kernel)
     kernel = _without(kernel, missed)
     if any(mismatch.stops for mismatch in missed):
@@ -115,7 +118,7 @@ def replay(
     kernel = _kernel(fn, spec, backward, dropout)
     if not isinstance(case, Case):
         raise ValueError(f"case is {shown(case)}; expected a flashsim.testing.Case")
-    if reason := CHECKS[_known(check)].needs(kernel):
+    if reason := CHECKS[_known("check", check)].needs(kernel):
         raise ValueError(f"check {check!r} does not apply: {reason}")
     finding = try_check(CHECKS[check], kernel, case)
     if finding is None or not finding.failed:
@@ -142,19 +145,19 @@ def _kernel(fn: Any, spec: Any, backward: Any, dropout: Any) -> Kernel:
     return Kernel(fn, spec, backward, dropout, pool(spec).allowed if spec.max_shapes is not None else None)
 
 
-def _known(name: Any) -> str:
+def _known(argument: str, name: Any) -> str:
     if not is_one_of(name, CHECKS):
-        raise ValueError(f"unknown check {shown(name)}; known: {', '.join(CHECKS)}")
+        raise ValueError(f"{argument} names {shown(name)}, which is none of {', '.join(CHECKS)}")
     return name
 
 
 def _names(checks: Any) -> list[str] | None:
     if checks is None or isinstance(checks, str):
-        return None if checks is None else [_known(checks)]
+        return None if checks is None else [_known("checks", checks)]
     names = list(checks) if isinstance(checks, Iterable) and getattr(checks, "ndim", True) else []
     if not names:
         raise ValueError(f"checks is {shown(checks)}; expected names of checks, or None for all that apply")
-    return [_known(name) for name in names]
+    return [_known("checks", name) for name in names]
 
 
 def _check_expected(kernel: Kernel, given: Any, names: Sequence[str] | None) -> dict[str, str]:
@@ -163,7 +166,7 @@ def _check_expected(kernel: Kernel, given: Any, names: Sequence[str] | None) -> 
         raise ValueError(f"expected_failures is {shown(given)}; expected a dictionary of checks' names and reasons")
     _, left_out = applicable(kernel, names)
     for name in expected:
-        _known(name)
+        _known("expected_failures", name)
         if name in left_out:
             raise ValueError(f"expected_failures names {name!r}, which does not apply: {left_out[name]}")
         if names is not None and name not in names:

@@ -1,11 +1,9 @@
-"""A spec made from nothing but calls of the kernel; and a kernel's first tests: that spec, and a test for each check."""
+"""A spec made from nothing but calls of the kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from flashsim.inputs import FLOATS
@@ -106,89 +104,3 @@ def _with_empty_rows(fn: Callable[..., Any], spec: Spec) -> tuple[Spec, str]:
         if fits(fn, replace(spec, empty_rows=value), case, "empty_rows"):
             return replace(spec, empty_rows=value), "" if value == "zero" else "what a fully masked row gave"
     return replace(spec, empty_rows="undefined"), "a fully masked row gave neither 0, nor NaN, nor the values' mean"
-
-
-# ---------------------------------------------------------------------------------------------------------- first tests
-
-SPEC_FILE = '''\
-"""What {name} takes and promises, as a few calls show: check each line.
-
-What is not here has its default; help(flashsim.testing.Spec) lists it all. Written by
-{command}
-"""
-
-{imports}
-
-SPEC = Spec({arguments})
-'''
-
-TEST_FILE = '''\
-"""Tests of {name}, one for each of flashsim's checks. Run: pytest {file}"""
-
-from flashsim.testing import parametrize_with_checks
-{imports}
-
-
-@parametrize_with_checks({arguments})
-def test_{name}(check):
-    check()
-'''
-
-
-def paths(name: str, folder: Path) -> tuple[Path, Path]:
-    """Return where a kernel's spec and its tests go."""
-    return folder / f"{name}_spec.py", folder / f"test_{name}.py"
-
-
-def first_files(
-    module: str,
-    name: str,
-    inferred: Inferred,
-    folder: Path,
-    command: str,
-    *,
-    wrapped: str = "",
-    backward: str = "",
-    backward_from: str = "",
-    expected: Sequence[str] = (),
-) -> Mapping[Path, str]:
-    """Return the text of each file by its path in `folder`: NAME_spec.py and test_NAME.py.
-
-    module, name  from where, and under which name, the kernel is imported
-    command       what writes the files
-    wrapped       Python that wraps it, as `unwrapped`, or ""
-    backward      its backward function: Python, such as "attention.backward", or ""
-    backward_from the module of that function, or "" where it needs no import
-    expected      checks that are known to fail
-    """
-    spec, test = paths(name, folder)
-    if wrapped:
-        fetched = (
-            f"from {module} import {name} as unwrapped\nfrom flashsim.testing import Spec, wrap\n\n{name} = {wrapped}"
-        )
-        imports = [f"from {name}_spec import SPEC, {name}"]
-    else:
-        fetched = "from flashsim.testing import Spec"
-        imports = [f"from {module} import {name}", f"from {name}_spec import SPEC"]
-    if backward_from:
-        imports.append(f"from {backward_from} import {backward}")
-    given = [name, "SPEC", *([f"backward={backward}"] if backward else [])]
-    given += [f"expected_failures={dict.fromkeys(expected, 'known')}"] if expected else []
-    bound = ", ".join(given)
-    if len(bound) >= 80:
-        bound = "\n    " + ",\n    ".join(given) + ",\n"
-    return {
-        spec: SPEC_FILE.format(name=name, command=command, imports=fetched, arguments=_arguments(inferred)),
-        test: TEST_FILE.format(name=name, file=test.name, imports="\n".join(sorted(imports)), arguments=bound),
-    }
-
-
-def _arguments(inferred: Inferred) -> str:  # a line each, with how it was found as a comment before it
-    lines = []
-    for field in fields(Spec):
-        note, value = inferred.notes.get(field.name, ""), getattr(inferred.spec, field.name)
-        if note:
-            lines += wrap(note, 96, initial_indent="    # ", subsequent_indent="    # ", break_on_hyphens=False)
-        if value != field.default or note:
-            lines.append(f"    {field.name}={value!r},")
-    return "\n".join(["", *lines, ""]) if lines else ""

@@ -54,18 +54,13 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return max(product, softmax, masking, dropping_peak(p))
 
 
-def theta(N: int, d: int, M: int) -> float:
-    """Theorem 2's Nd + N²; M has no say."""
-    return theorem_2_standard(N, d)
-
-
 FORM = Form(
     name="standard",
     proportions=proportions,
     traffic=traffic,
     peak=peak,
     products=(1, 1),
-    theta=theta,
+    theta=lambda N, d, M: theorem_2_standard(N, d),
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

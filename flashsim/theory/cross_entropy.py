@@ -9,15 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.records import Sizes
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import ProgramForm, given, returned
-
-
-def logit_rows(M: int, p: Sizes) -> int:
-    """Return ⌈M/4d⌉."""
-    return ceil_div(M, 4 * p.d)
-
 
 BY_X = {"X": given("N", "d"), "E": given("v", "d", reads="T_r"), "y": given("N", "1", "words")}
 LOSS = ProgramForm(
@@ -25,7 +18,7 @@ LOSS = ProgramForm(
     arrays={**BY_X, "loss": returned("N", "1", "chip"), "L": returned("N", "1", "chip")},
     blocks={"B_r": "N", "B_c": "v"},
     line_1=lambda rows, p: (rows, min(rows, p.d)),
-    rows=logit_rows,
+    rows=lambda M, p: ceil_div(M, 4 * p.d),
     peak=lambda p, b, options: b.B_r * (p.d + 5) + b.B_c * p.d + b.B_r * b.B_c,
     matmul=lambda p, b, options: 2 * p.N * p.v * p.d,
 )

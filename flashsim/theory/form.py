@@ -35,11 +35,6 @@ def paper_rows(M: int, d: int, d_v: int) -> int:
     return ceil_div(M, 2 * (d + d_v))
 
 
-def one_pass(p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[Tiles, ...]:
-    """Return the computed tiles: of S in one pass."""
-    return (tiles,)
-
-
 def means(p: OneHead, passes: tuple[Tiles, ...]) -> dict[str, Mean]:
     """Return T_c and T_r where the computed tiles of each pass are these: of rows in the first pass, of keys in the last."""
     return {"T_c": Mean(passes[0].rows, p.N_q), "T_r": Mean(passes[-1].columns, p.N_k)}
@@ -78,7 +73,7 @@ class Form:
     initial: tuple[str, ...] = ()
     symbols: Callable[[OneHead, Blocks], dict[str, int]] | None = None
     kept: Callable[[OneHead, Blocks], Mapping[str, Kept]] | None = None
-    passes: Callable[[OneHead, Blocks, Tiles], tuple[Tiles, ...]] = one_pass
+    passes: Callable[[OneHead, Blocks, Tiles], tuple[Tiles, ...]] = lambda p, blocks, tiles: (tiles,)
     traffic: Callable[[OneHead, Blocks, Tiles], Arrays] | None = None
     peak: Callable[[OneHead, Blocks, Tiles], int]
     products: tuple[int, int]
@@ -91,6 +86,10 @@ class Form:
 
     def __post_init__(self) -> None:
         check_direction(self.direction)
+
+    def __reduce__(self) -> Any:  # flashsim's is pickled by its name, as some of its functions are lambdas
+        known = forms()[self.direction].get(self.name) is self
+        return (form_of, (self.name, self.direction)) if known else super().__reduce__()
 
     def moved(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         """Return what each array moves, for a set of computed tiles."""

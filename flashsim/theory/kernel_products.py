@@ -27,11 +27,6 @@ def kernel_rows(M: int, p: Sizes) -> int:
     return ceil_div(M, 2 * (p.d + p.get("e", 1)))
 
 
-def x_line_1(rows: int, p: Sizes) -> tuple[int, int]:
-    """Return (B_r, B_c), X stationary."""
-    return rows, min(rows, ceil_div(p.d + p.get("e", 1), 2))
-
-
 def z_line_1(rows: int, p: Sizes) -> tuple[int, int]:
     """Return (B_r, B_c), Z stationary."""
     return min(rows, ceil_div(p.d + p.get("e", 1), 2)), rows
@@ -47,7 +42,7 @@ X_OUTER = ProgramForm(
     name="kernel_x_outer",
     arrays={**BY_X, "Y": returned("N", "e")},
     blocks={"B_r": "N", "B_c": "n"},
-    line_1=x_line_1,
+    line_1=lambda rows, p: (rows, min(rows, ceil_div(p.d + p.get("e", 1), 2))),
     rows=kernel_rows,
     peak=lambda p, b, options: (b.B_r + b.B_c) * (p.d + p.e) + b.B_r * b.B_c,
     matmul=lambda p, b, options: 2 * p.N * p.n * p.e,

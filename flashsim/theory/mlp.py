@@ -63,16 +63,6 @@ def live(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Live:
     return Live(M1, M2, d, f, o, np.array([d @ M1, M2 @ o]) * f, widest)
 
 
-def fused_rows(M: int, p: Sizes) -> int:
-    """Return ⌊(M − 16²)/(d + o + 16)⌋, at least 1."""
-    return max((M - SIDE**2) // (p.d + p.o + SIDE), 1)
-
-
-def unfused_rows(M: int, p: Sizes) -> int:
-    """Return ⌊(M − 16²)/(max(d, o) + 16)⌋, at least 1."""
-    return max((M - SIDE**2) // (max(p.d, p.o) + SIDE), 1)
-
-
 def square_rows(M: int, p: Sizes) -> int:
     """Return the largest b with (b + 1)² ≤ M + 1, at least 1."""
     return max(isqrt(M + 1) - 1, 1)
@@ -118,7 +108,7 @@ UNFUSED = ProgramForm(
     },
     blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
     line_1=lambda rows, p: (rows, *[min(rows, SIDE)] * 3),
-    rows=unfused_rows,
+    rows=lambda M, p: max((M - SIDE**2) // (max(p.d, p.o) + SIDE), 1),
     traffic=reads,
     peak=unfused_peak,
     matmul=lambda p, b, options: 2 * p.N * int(live(p, b, options).nnz.sum()),
@@ -169,7 +159,7 @@ FUSED = replace(
     UNFUSED,
     name="sparse_mlp_fused",
     arrays={name: array for name, array in UNFUSED.arrays.items() if name != "H"},
-    rows=fused_rows,
+    rows=lambda M, p: max((M - SIDE**2) // (p.d + p.o + SIDE), 1),
     traffic=fused_reads,
     peak=fused_peak,
     matmul=fused_products,

@@ -79,6 +79,9 @@ class ProgramForm:
     peak: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
     matmul: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
 
+    def __reduce__(self) -> Any:  # as `Form`
+        return (_known, (self.name,)) if program_forms().get(self.name) is self else super().__reduce__()
+
 
 @dataclass(frozen=True)
 class ExactProgram:
@@ -98,6 +101,10 @@ def program_forms() -> dict[str, ProgramForm]:
         import_module(f"flashsim.theory.{file.name}") for file in pkgutil.iter_modules([str(Path(__file__).parent)])
     ]
     return {form.name: form for file in files for form in vars(file).values() if isinstance(form, ProgramForm)}
+
+
+def _known(name: str) -> ProgramForm:
+    return program_forms()[name]
 
 
 def exact_program(

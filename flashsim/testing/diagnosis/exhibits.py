@@ -1,4 +1,4 @@
-"""A kernel's wrong numbers beside the right ones, and which suspects, models of bugs, answer with the same."""
+"""A kernel's wrong numbers beside the right ones, and whether the answer of a model of a bug is the same."""
 
 from __future__ import annotations
 
@@ -10,41 +10,16 @@ from functools import cached_property
 import numpy as np
 
 from flashsim.inputs import Array, roundoff
-from flashsim.testing.case import Case, Problem
+from flashsim.testing.case import Problem
 from flashsim.testing.checks import Comparison, of_gradients
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
 from flashsim.testing.running import Finding
-from flashsim.testing.suspects import Arrays, Question, Suspect, suspects
+from flashsim.testing.suspects import Arrays, Question
 
 MOST_SCORES = 10**6  # of a case that is looked at
-FEW_SCORES = 4096  # of a passing case that a model is held against
-ALIBIS = 24  # so many passing cases
 CLEARLY = 4  # budgets
 POISONED = ("masked_kv_poison", "backward_poison")
 OF_GRADIENTS = ("gradients", "finite_differences", "masked_gradients", POISONED[1], "dropout_gradients", "strides")
-
-
-@dataclass(frozen=True)
-class Suspicion:
-    """A known bug that a kernel may have.
-
-    says      the bug, in a sentence
-    threads   where it was seen
-    evidence  what speaks for it
-    explains  the numbers of the findings that it explains
-    leaves    how many it does not
-    """
-
-    says: str
-    threads: tuple[str, ...]
-    evidence: str
-    explains: frozenset[int] = frozenset()
-    leaves: int = 0
-
-
-def failing_cases(n: int) -> str:
-    """Return that number of them in words: of several, the first is made simpler from one that was drawn."""
-    return "1 failing case" if n == 1 else f"{n} drawn and simplified failing cases"
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,65 +114,3 @@ def aspects(kernel: Kernel, finding: Finding, problem: Problem) -> Iterator[Exhi
 def finite(a: Array) -> bool:
     """Return whether all of its elements are."""
     return bool(np.isfinite(a.astype(np.float64)).all())
-
-
-def by_model(
-    kernel: Kernel, exhibits: dict[int, Exhibit], findings: Sequence[Finding], passing: Sequence[Case]
-) -> list[Suspicion]:
-    """Return the suspects whose answers are the kernel's wherever they are wrong, of each family the best."""
-    alibis: list[Exhibit] | None = None
-    check, failing = findings[0].check, [finding.case for finding in findings]
-    ordered = sorted(exhibits.items(), key=lambda item: math.prod(item[1].question.problem.score_shape))
-    best: dict[str, Suspicion] = {}
-    for suspect in suspects(kernel.spec):
-        matched, mismatched = set(), 0
-        for number, exhibit in ordered:
-            verdict = exhibit.verdict(_answers(suspect, exhibit))
-            if verdict:
-                matched.add(number)
-            mismatched += verdict is False
-            if mismatched > max(0, (len(ordered) - mismatched) // 4):
-                break
-        if not matched or len(matched) < 4 * mismatched:
-            continue
-        if alibis is None:
-            alibis = _alibis(kernel, check, passing, failing)
-        beside = [other for n in matched for other in exhibits[n].beside if other.right]
-        if any(alibi.refutes(_answers(suspect, alibi)) for alibi in (*alibis, *beside)):
-            continue
-        wrong = {exhibits[n].question.aspect for n in matched}
-        says = f"In the backward pass: {suspect.says}" if wrong == {"gradients"} else suspect.says
-        of = f"{len(matched)} of {failing_cases(len(exhibits))}"
-        evidence = f"a model with this bug gives the same wrong numbers in {of}"
-        known = best.get(suspect.family)
-        if known is None or len(matched) - mismatched > len(known.explains) - known.leaves:
-            best[suspect.family] = Suspicion(says, suspect.threads, evidence, frozenset(matched), mismatched)
-    return list(best.values())
-
-
-def _answers(suspect: Suspect, exhibit: Exhibit) -> list[Arrays]:
-    try:
-        return suspect.answers(exhibit.question)
-    except Exception:  # a model that does not go with a case says nothing of it
-        return []
-
-
-def _alibis(kernel: Kernel, check: str, passing: Sequence[Case], failing: Sequence[Case]) -> list[Exhibit]:
-    """Return what the kernel is right about, by the check's first part, in the passing cases most like failing ones."""
-    small = [case for case in dict.fromkeys(passing) if 1 < case.scores <= FEW_SCORES]
-    traits = [_traits(case) for case in failing]
-    small.sort(key=lambda case: -max(len(_traits(case) & other) for other in traits))
-    found = []
-    for case in small[:ALIBIS]:
-        try:
-            exhibit = next(aspects(kernel, Finding(check, case, 0.0), case.problem(kernel.spec)))
-        except Exception:
-            continue
-        if np.any(exhibit.asked[0].at) and exhibit.right:
-            found.append(exhibit)
-    return found
-
-
-def _traits(case: Case) -> set[tuple[object, object]]:
-    given = (case.mask is not None, case.scale is not None, case.dropout_p > 0, case.group > 1)
-    return {("causal", case.causal), ("dtype", case.dtype), ("regime", case.regime), *enumerate(given)}

@@ -11,7 +11,8 @@ import numpy as np
 from flashsim.inputs import Array
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import Comparison, of_gradients
-from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, Suspicion, failing_cases, finite
+from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, finite
+from flashsim.testing.diagnosis.suspicion import Suspicion, failing_cases
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool, memory_of
 from flashsim.testing.running import Finding
 from flashsim.testing.suspects import FA, Arrays
