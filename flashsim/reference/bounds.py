@@ -108,7 +108,11 @@ def error_bound(
     log L are at most 1 each, but their sum is 1 only as far as log L is exact: there, (N_k + 1)·max|V| / (1 − p).
     A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
-    return _Bounds(**locals()).of_O(C)
+    return _Bounds(
+        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
+        stored=stored, C=C,
+    ).of_O(C)  # fmt: skip
 
 
 def gradient_bounds(
@@ -138,7 +142,12 @@ def gradient_bounds(
     Each rounding to `stored` may lose its smallest subnormal. C = 2 leaves room for second-order terms, as before.
     Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
     """
-    return _Bounds(**locals()).of_gradients()[0]
+    has = _Bounds(
+        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
+        stored=stored, C=C,
+    )  # fmt: skip
+    return has.of_gradients(dO, dQ_stores, recombined)[0]
 
 
 def bias_gradient_bound(
@@ -152,8 +161,12 @@ def bias_gradient_bound(
 
     It is dS, added up on the chip over the n elements that share an entry: C·(E(dS) + n·u·(|dS| + E(dS))), summed likewise.
     """
-    has = _Bounds(**locals())
-    _, dS, E_dS = has.of_gradients()
+    has = _Bounds(
+        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
+        stored=stored, C=C,
+    )  # fmt: skip
+    _, dS, E_dS = has.of_gradients(dO, dQ_stores, recombined)
     with np.errstate(over="ignore", invalid="ignore"):
         own, most = summed_to(E_dS, np.shape(bias)), summed_to(dS + E_dS, np.shape(bias))
         return np.asarray(has.C * (own + dS.size // max(own.size, 1) * has.u * most))
@@ -198,22 +211,19 @@ def of_bound(got: Any, want: Any, bound: Any) -> float:
 class _Bounds:
     """What all bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs.
 
-    The arguments are those of the three functions above, which hand on all of theirs by name.
+    The arguments are `error_bound`'s.
     """
 
     def __init__(
         self, Q: Any, K: Any, V: Any, *, scale: float | None, steps: int, stores: int | None, scores_stored: bool,
         operands_stored: bool, flushed: bool, logs_rounded: int, mask: Any, bias: Any, keep: Any, dropout_p: float,
-        chip: DTypeLike | None, stored: DTypeLike | None, C: float, dO: Any = None, dQ_stores: int | None = None,
-        recombined: bool = False,
+        chip: DTypeLike | None, stored: DTypeLike | None, C: float,
     ) -> None:  # fmt: skip
         Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
         self.dropout_p = check_p(dropout_p)
         self.C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
         self.steps, self.logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
         self.stores = self.steps if stores is None else check_count("stores", stores, 0)
-        self.dQ_stores = self.steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
-        self.dO, self.recombined = dO, recombined
         stored = float_dtype(Q.dtype if stored is None else stored)
         chip = chip_dtype(stored) if chip is None else float_dtype(chip)
         self.u, self.u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
@@ -251,12 +261,13 @@ class _Bounds:
         most = (weights + 1) * gain * (1 + self.u_s) * size.max(axis=-2, keepdims=True)
         return self._within_range(np.where(self.any_key, np.minimum(off, most) + floor, 0.0), self.mass)
 
-    def of_gradients(self) -> tuple[Three, Array, Array]:
+    def of_gradients(self, dO: Any, dQ_stores: int | None, recombined: bool) -> tuple[Three, Array, Array]:
         """Return how far dQ, dK and dV may be off; and |dS| and E(dS), of which a bias's gradient is made."""
+        dQ_stores = self.steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
         u, u_s, step, least, P, Z, dropped = self.u, self.u_s, self.step, self.least, self.P, self.Z, self.dropped
         u_p, step_p = (u_s, step) if self.kept else (0.0, 0.0)  # what storing P, dP and dS adds
-        N_q, N_k, d_v, dQ_stores = self.Q.shape[-2], self.K.shape[-2], self.V.shape[-1], self.dQ_stores
-        dO = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=self.dO)[-1])
+        N_q, N_k, d_v = self.Q.shape[-2], self.K.shape[-2], self.V.shape[-1]
+        dO = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1])
 
         with np.errstate(over="ignore", invalid="ignore"):
             E_P = self.relative * np.maximum(P, smallest_step(np.float64)) + least + step_p
@@ -276,7 +287,7 @@ class _Bounds:
                 E_D = (np.abs(dO) * off).sum(axis=-1, keepdims=True)
             dP = Z * (dO @ self.V.swapaxes(-1, -2))
             dP_less_D = np.abs(dP - (P * dP).sum(axis=-1, keepdims=True))
-            detour = np.where(self.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * self.recombined
+            detour = np.where(self.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * recombined
             E_dS = E_P * dP_less_D + (P + E_P) * (E_dP + E_D + 2 * u * (A_Z + D_sum) + 4 * u * detour)
             E_dS = np.where(self.allowed, E_dS + u_p * P * dP_less_D + least + step_p, 0.0)
 
