@@ -650,7 +650,11 @@ def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
     rate = {name: f"{step['tflops']:.0f}" for name, step in steps.items()}
     assert f"make {rate['hopper, plain']} TFLOP/s of `tensor_core`'s {rate['tensor_core']}" in said
     assert f"lazy rescaling {rate['hopper, + lazy']} of {rate['hopper, + persistent']}" in said
+    assert f"a persistent grid {rate['hopper, + persistent']} of that" in said
     assert f"unnecessary {rate['hopper, + sums']} of {rate['hopper, + lazy']}" in said
+    assert f"called by `gpu.forward` it ran at {rate['hopper']} in that run" in said
+    assert f"(ping-pong), it runs at {rate['hopper, + turns']}, which is no more than" in said
+    assert steps["hopper, + turns"]["tflops"] == pytest.approx(steps["hopper, + sums"]["tflops"], rel=0.04)
     for name in ("q_outer", "tensor_core", "hopper, plain", "hopper"):
         seen = steps[name]["seen"]["l2_reads"] + steps[name]["seen"]["l2_writes"]
         assert seen == pytest.approx(2 * sum(steps[name]["simulated"].values()), rel=1e-3)
