@@ -178,6 +178,43 @@ def test_a_kernels_listing_is_the_simulators() -> None:
                 assert ours[number] == theirs[number]
 
 
+SHARED = {  # bytes that the launchers ask for, in the order of the headers' tables
+    "hopper.cu": [
+        tiles.shared_bytes(d)
+        for d, tiles in [
+            (256, hopper.DEEP),
+            (128, hopper.WIDE),
+            *((64, of) for of in (hopper.FINE, hopper.PAIR, hopper.SMALL)),
+        ]
+    ],
+    "hopper_backward.cu": [hopper_backward.shared_bytes(d, False) for d in (128, 64)],
+    "hopper_decode.cu": [hopper_decode.shared_bytes(d) for d in (128, 64)],
+    "hopper_fp8.cu": [hopper_fp8.SHARED],
+}
+
+
+@pytest.mark.parametrize("file", SHARED)
+def test_headers_of_hoppers_kernels_say_what_they_take_and_do(file: str) -> None:
+    """Tiles, roles, shared memory, registers, the order of events, what moves and what binds; and the numbers are the code's."""
+    header, code = (KERNELS / file).read_text(encoding="utf-8").split('#include "', 1)
+    for topic in (
+        "B_r × B_c",
+        "shared memory",
+        "registers",
+        "Order of events",
+        "HBM, in elements",
+        "Roofline",
+        PROMISE,
+    ):
+        assert topic in header, topic
+    said = [int(KB) for KB in re.findall(r" = (\d+) KB", header)]
+    for KB, asked in zip(said, SHARED[file], strict=True):
+        assert abs(KB - asked / 1024) < 1
+    budgets = " ".join(re.findall(r"(?:keep|take)_registers<(.*)>\(\)", code))
+    table = " ".join(line for line in header.splitlines() if re.search(r"\d × \d+( registers|,)", line))
+    assert {int(n) for n in re.findall(r"\d+", budgets)} <= {int(n) for n in re.findall(r"\d+", table)}
+
+
 LOG = """ptxas info    : Compiling entry function '_Z1fv' for 'sm_90a'
 ptxas info    : Function properties for _Z1fv
     40 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
