@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import operator
 import re
@@ -703,6 +704,31 @@ def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:
     assert not tests["failure"]
     assert not tests["error"]
     assert f"{tests['passed']} passed, {len(tests['skipped'])} skipped" in PAGE
+
+
+def test_a_soak_is_recorded_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The launches in a run of their own, in one process; a failure of any is the script's."""
+    script = importlib.import_module("scripts.record_gpu_tests")
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        ran.append(command)
+        (log,) = (part.removeprefix("--junitxml=") for part in command if part.startswith("--junitxml="))
+        failure = "<failure/>" if "launches" in command else ""
+        suite = f'<testsuite time="1.5"><testcase name="{len(ran)}">{failure}</testcase></testsuite>'
+        Path(log).write_text(f"<testsuites>{suite}</testsuites>", encoding="utf-8")
+        return MagicMock(returncode=len(failure))
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(script, "machine", dict)
+    output = tmp_path / "soak.json"
+    assert script.main(["--soak", "--commit", "abc", "-o", str(output)]) == len("<failure/>")
+    assert [command[command.index("-n") + 1] for command in ran] == ["8", "0"]
+    record = json.loads(output.read_text(encoding="utf-8"))
+    assert record["command"] == "python scripts/record_gpu_tests.py --soak --commit abc"
+    assert (record["tests"], record["passed"], record["failure"], record["seconds"]) == (2, 1, ["2"], 3.0)
+    assert script.main(["--commit", "abc", "-o", str(output)]) == 0
+    assert "tests/test_gpu.py" in ran[-1]
 
 
 def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
