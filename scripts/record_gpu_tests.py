@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--soak", action="store_true", help="tests/test_gpu_soak.py in place of the usual tests")
     parser.add_argument("-o", "--output", type=Path, help="Default: figures/gpu_tests.json, or gpu_soak.json")
     options = parser.parse_args(arguments)
-    runs = [(USUAL, options.processes)]
+    runs: list[tuple[Sequence[str], int]] = [(USUAL, options.processes)]
     if options.soak:  # launches alone, since they look at the GPU's memory
         runs = [((*SOAK, "not launches"), options.processes), ((*SOAK, "launches"), 0)]
     done = [run(asked, processes) for asked, processes in runs]
