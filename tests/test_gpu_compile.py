@@ -178,6 +178,43 @@ def test_a_kernels_listing_is_the_simulators() -> None:
                 assert ours[number] == theirs[number]
 
 
+SHARED = {  # bytes that the launchers ask for, in the order of the headers' tables
+    "hopper.cu": [
+        tiles.shared_bytes(d)
+        for d, tiles in [
+            (256, hopper.DEEP),
+            (128, hopper.WIDE),
+            *((64, of) for of in (hopper.FINE, hopper.PAIR, hopper.SMALL)),
+        ]
+    ],
+    "hopper_backward.cu": [hopper_backward.shared_bytes(d, False) for d in (128, 64)],
+    "hopper_decode.cu": [hopper_decode.shared_bytes(d) for d in (128, 64)],
+    "hopper_fp8.cu": [hopper_fp8.SHARED],
+}
+
+
+@pytest.mark.parametrize("file", SHARED)
+def test_headers_of_hoppers_kernels_say_what_they_take_and_do(file: str) -> None:
+    """Tiles, roles, shared memory, registers, the order of events, what moves and what binds; and the numbers are the code's."""
+    header, code = (KERNELS / file).read_text(encoding="utf-8").split('#include "', 1)
+    for topic in (
+        "B_r × B_c",
+        "shared memory",
+        "registers",
+        "Order of events",
+        "HBM, in elements",
+        "Roofline",
+        PROMISE,
+    ):
+        assert topic in header, topic
+    said = [int(KB) for KB in re.findall(r" = (\d+) KB", header)]
+    for KB, asked in zip(said, SHARED[file], strict=True):
+        assert abs(KB - asked / 1024) < 1
+    budgets = " ".join(re.findall(r"(?:keep|take)_registers<(.*)>\(\)", code))
+    table = " ".join(line for line in header.splitlines() if re.search(r"\d × \d+( registers|,)", line))
+    assert {int(n) for n in re.findall(r"\d+", budgets)} <= {int(n) for n in re.findall(r"\d+", table)}
+
+
 LOG = """ptxas info    : Compiling entry function '_Z1fv' for 'sm_90a'
 ptxas info    : Function properties for _Z1fv
     40 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
@@ -377,7 +414,9 @@ def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
         ("90", 128, ("dropout_p",), "hopper", "the fastest"),
         ("90", 64, ("blocks",), "algorithm_2", "hopper: does not take blocks; tensor_core: does not take blocks"),
         ("90", 32, (), "tensor_core", "hopper: d is 32"),
-        ("90", 256, (), "algorithm_2", "hopper: does not take d = 256"),
+        ("90", 64, ("window",), "algorithm_2", "hopper: does not take window; tensor_core: does not take window"),
+        ("90", 64, ("block_mask",), "algorithm_2", "; algorithm_2: does not take block_mask"),
+        ("90", 256, (), "algorithm_2", "; algorithm_2: does not take d = 256"),
         ("80", 128, (), "tensor_core", "hopper: the GPU has compute capability 80"),
         ("80", 128, ("count",), "algorithm_2", "tensor_core: does not take count"),
     ],

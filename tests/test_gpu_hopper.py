@@ -135,6 +135,41 @@ def test_heads_of_256_have_no_backward_pass() -> None:
         gpu.backward(q, k, v, o, lse, o, kernel="hopper")
 
 
+@pytest.mark.parametrize("name", ["hopper", "hopper_decode", "hopper_fp8"])
+def test_offsets_are_64_bit(name: str) -> None:
+    """Of more than 2³¹ elements: heads of 65 keys, the same thousand over and over, but that the last one is the first."""
+    import cupy
+
+    if cupy.cuda.runtime.memGetInfo()[0] < 90 * 2**30:
+        pytest.skip("needs 90 GB of the GPU's memory")
+    eight = name == "hopper_fp8"
+    heads, repeats, d = (1000, 260, 128) if eight else (1000, 520, 64)
+    small, large = [], []
+    for N in (8 if name == "hopper_decode" else 65, 65, 65):
+        x = cupy.random.standard_normal((1, heads, N, d), dtype="float32")
+        x = gpu.to_fp8(x) if eight else x.astype("float16")
+        whole = cupy.empty((repeats, heads, N, d), f"uint{8 * x.itemsize}")
+        whole[...] = x.view(whole.dtype)
+        whole[-1, -1] = whole[0, 0]
+        small.append(x)
+        large.append(whole.reshape(1, repeats * heads, N, d).view(x.dtype))
+    assert large[2].size > 2**31
+
+    def results(q: Any, k: Any, v: Any) -> list[Any]:
+        o, lse = gpu.forward(q, k, v, kernel=name, causal=True, return_lse=True)
+        backward = name == "hopper"
+        gradients = gpu.backward(q, k, v, o, lse, q, kernel=name, causal=True, deterministic=True) if backward else ()
+        return [o, lse, *gradients]
+
+    for found, wanted in zip(results(*large), results(*small), strict=True):
+        parts = found.reshape(repeats, heads, *found.shape[2:])
+        wanted = cupy.stack([wanted[0], wanted[0]])
+        wanted[1, -1] = wanted[1, 0]
+        for n, part in enumerate(parts):  # of 8 bits, whether maxima are taken is a matter of the row block before, too
+            off = abs(part - wanted[int(n == repeats - 1)]).max()
+            assert float(off) <= (0.3 if eight else 0), n
+
+
 GROWTH = (0, 9, 9, 12, 23, 5, 120, 0, 700, 701, 711, 690)  # of scores, tile by tile in the order of the kernel
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import operator
 import re
@@ -661,7 +662,11 @@ def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
     rate = {name: f"{step['tflops']:.0f}" for name, step in steps.items()}
     assert f"make {rate['hopper, plain']} TFLOP/s of `tensor_core`'s {rate['tensor_core']}" in said
     assert f"lazy rescaling {rate['hopper, + lazy']} of {rate['hopper, + persistent']}" in said
+    assert f"a persistent grid {rate['hopper, + persistent']} of that" in said
     assert f"unnecessary {rate['hopper, + sums']} of {rate['hopper, + lazy']}" in said
+    assert f"called by `gpu.forward` it ran at {rate['hopper']} in that run" in said
+    assert f"(ping-pong), it runs at {rate['hopper, + turns']}, which is no more than" in said
+    assert steps["hopper, + turns"]["tflops"] == pytest.approx(steps["hopper, + sums"]["tflops"], rel=0.04)
     for name in ("q_outer", "tensor_core", "hopper, plain", "hopper"):
         seen = steps[name]["seen"]["l2_reads"] + steps[name]["seen"]["l2_writes"]
         assert seen == pytest.approx(2 * sum(steps[name]["simulated"].values()), rel=1e-3)
@@ -710,6 +715,31 @@ def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:
     assert not tests["failure"]
     assert not tests["error"]
     assert f"{tests['passed']} passed, {len(tests['skipped'])} skipped" in PAGE
+
+
+def test_a_soak_is_recorded_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The launches in a run of their own, in one process; a failure of any is the script's."""
+    script = importlib.import_module("scripts.record_gpu_tests")
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        ran.append(command)
+        (log,) = (part.removeprefix("--junitxml=") for part in command if part.startswith("--junitxml="))
+        failure = "<failure/>" if "launches" in command else ""
+        suite = f'<testsuite time="1.5"><testcase name="{len(ran)}">{failure}</testcase></testsuite>'
+        Path(log).write_text(f"<testsuites>{suite}</testsuites>", encoding="utf-8")
+        return MagicMock(returncode=len(failure))
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(script, "machine", dict)
+    output = tmp_path / "soak.json"
+    assert script.main(["--soak", "--commit", "abc", "-o", str(output)]) == len("<failure/>")
+    assert [command[command.index("-n") + 1] for command in ran] == ["8", "0"]
+    record = json.loads(output.read_text(encoding="utf-8"))
+    assert record["command"] == "python scripts/record_gpu_tests.py --soak --commit abc"
+    assert (record["tests"], record["passed"], record["failure"], record["seconds"]) == (2, 1, ["2"], 3.0)
+    assert script.main(["--commit", "abc", "-o", str(output)]) == 0
+    assert "tests/test_gpu.py" in ran[-1]
 
 
 def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:

@@ -142,10 +142,16 @@ def test_random_shapes_lie_within_rounding_of_the_reference(rung: Kernel, part: 
         checked(case, n)
 
 
-@pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(
-    ("rung", "dtype"),
-    [(rung, dtype) for rung in tests.RUNGS if rung.tensor_cores for dtype in rung.dtypes],
+    ("rung", "dtype", "d"),
+    [
+        (rung, dtype, d)
+        for rung in tests.RUNGS
+        if rung.tensor_cores
+        for dtype in rung.dtypes
+        for d in (64, 128, 256)
+        if d in rung.widths("forward")
+    ],
     ids=lambda x: getattr(x, "name", x),
 )
 def test_the_kit_finds_nothing_in_200_examples(rung: Kernel, dtype: str, d: int) -> None:

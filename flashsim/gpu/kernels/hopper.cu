@@ -33,7 +33,8 @@
 //     registers           P̃_2           P̃_1                P̃_0                    O / ℓ ──> shared memory ──> TMA
 //
 // While a consumer's P̃ is computed the tensor cores have its last P̃ V to do and the other consumers' products. Each step and
-// what it bought, in TFLOP/s; numbers that are compared are of one interleaved run (d = 64 and full, if nothing else is said):
+// what it bought, in TFLOP/s; numbers that are compared are of one interleaved run (d = 64 and full, if nothing else is said). What
+// wgmma and TMA, the persistent grid, lazy rescaling, sums and turns make, one after the other, is in figures/gpu_ladder.json.
 // - The persistent grid: a block draws its next row block (atomicInc, which is 0 again after the last) before it has loaded
 //   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
 //   many heads as have K and V in the L2 together.
@@ -50,7 +51,7 @@
 // - Exponentials above the wait for O_i, where they belong: the compiler moves them below, but not beyond a barrier in a loop
 //   (K's) and not if their sum is looked at. Without, the kernel ran at 0.94 to 1.04 of cuDNN's rate, with, 1.06 to 1.19.
 // - Two loops, of a window three: masks are applied in the first only, and cost nothing in the second: ~370 instructions a warp and
-//   tile at d = 128, ~205 at d = 64.
+//   tile at d = 128, ~205 at d = 64, where one on the causal edge takes ~530 and ~285.
 // - Four consumers with tiles half as wide, d = 64: more warpgroups that wait at different times, and a warpgroup passes by the
 //   tiles that its own 64 rows do not see. Of three with 192 × 128 and turns: 1.21 / 1.53 at N = 1024, 1.08 / 1.12 at 16384. K_j
 //   and V_j come together there: half the barriers. 192 × 96: 0.97 / 1.05 and 1.06 / 1.06.
@@ -58,9 +59,9 @@
 //   1.03, 1.02 and 1.01 of the rate at N = 512, 1024, 4096 and 16384; full 0.98 to 0.99.
 // - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
 //   d = 64, N = 16384, a block mask of s = 1/2 of the tiles: 0.97 of the dense kernel's rate, with one team of 128 × 128 0.68;
-//   s = 1/4 0.94, not 0.64; d = 128: 0.86 to 0.93 and 0.91. What a consumer looks up in a list it looks up for masked tiles alone,
-//   before 0.89 of that rate with two teams.
-//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 to 0.82 of a copy's rate; FlashAttention-4's at 0.35. Two teams
+//   s = 1/4 0.94, not 0.64; d = 128: 0.86 to 0.93 and 0.88 to 0.91. What a consumer looks up in a list it looks up for masked tiles
+//   alone, before 0.89 of that rate with two teams.
+//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 to 0.82 of a copy's rate; FlashAttention-4's at 0.34. Two teams
 //   are worth 1.00 there, 1.02 in (64, 63), 1.05 in (255, 0). Sums for maxima: 1.02 with two teams where each row sees some of its
 //   first tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it.
 //   It is instructions that bind: 64 rows were 1223 a warp, and a scheduler had one in 0.59 of its cycles; out of the L2 it was no
@@ -86,7 +87,7 @@
 // list of live tiles is not counted.
 //
 // Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711.
-// At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
+// At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products.
 //
 // fp16, H d = 2048, B N = 16384.
 // measured:
@@ -190,7 +191,8 @@ template <bool turns, int consumers> struct Turn {
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With d = B_c = 64: 2 Q_i, 8 K_j, 8 V_j.
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With d = B_c = 64: 2 Q_i, 8 K_j, 8 V_j; of two
+// teams each 2, 4, 4, and the barriers come after both teams' tiles.
 template <int d, int B_r, int B_c> struct Memory {
     static constexpr int O_COLUMNS = d < 128 ? d : 128;  // that leave at a time
     static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2, O_BYTES = B_r * O_COLUMNS * 2;
@@ -543,7 +545,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
                 for (--t; t >= max(0, whole.end); --t) advance<true>(t, t == 0);
 #pragma unroll 1
                 for (; t >= max(0, whole.begin); --t) advance<false>(t, t == 0);
-                if (kind >= WINDOW) {
+                if (kind >= WINDOW) {  // tiles with the left edge; rows that have no m yet make sums NaN
 #pragma unroll 1
                     for (; t >= 0; --t) advance<true, d == 64>(t, t == 0);
                 }

@@ -98,6 +98,7 @@
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
 //     d = 128                   738 / 531    927 / 825    973 / 964
+//       keys of V               778 / 606    954 / 866    990 / 977
 //       hopper                  595 / 461    673 / 624    698 / 686
 //     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 0e4c863: figures/gpu_hopper_fp8.json
 // end of measured
