@@ -36,7 +36,8 @@
 // heads of a group together: Q, O, L, K and V once. Of one in t parts, as "split_kv" with splits = t: Q once a part, parts
 // written and read once.
 //
-// Roofline: HBM. A copy reaches 4.2 TB/s of the 4.8 that the H200 is said to have, reading alone 4.4 to 4.6.
+// Roofline: HBM. A copy reaches 4.2 TB/s of the 4.8 that the H200 is said to have, reading alone 4.4 to 4.6: at 32 × 8192 1.03 of
+// this kernel's rate with 1 query, 1.04 with 8, by 16-byte loads or TMA, a head a block or all blocks side by side.
 //
 // Sequences × keys; 64 heads, 8 of K and V, fp16, d = 128.
 // measured:
@@ -56,9 +57,12 @@
 // maxima (as in hopper.cu: 1.005 / 1.008) and two stages, not three (1.00 to 1.01 with 1 query, 0.99 to 1.00 with 8), are worth
 // 1.006 / 1.010 and 1.007 / 1.022 at 32 × 8192, in two runs, 1.013 / 1.029 at 8 × 8192 and 1.00 / 1.017 at 1 × 131072.
 // Of no use: a ring that K_j and V_j share; softmax only in warps that have rows; other orders of K and V; heads that begin at
-// other tiles; K and V of a batch side by side. Boxes that the L2 fetches by 256 bytes: 0.90.
-// Loads alone, without products, Q and O, ran at 1.02 to 1.03 of the rate; all of it out of the L2 at 1.9. So compute does not
-// bind. But of 256 blocks 28 are done after 3/4 of the time, and the last ones, alone, do not keep HBM busy.
+// other tiles; K and V of a batch side by side; tiles that wait for Q, a second one or V_0 (1.00 at 32 × 8192); `evict_unchanged`
+// (0.995). Boxes that the L2 fetches by 256 bytes: 0.90; by 64, or as it likes: 1.00.
+// Where the rest is, at 32 × 8192, 1 / 8 queries: HBM gives 4.7 TB/s, but for short dips, until 224 µs of 240. At 232 µs 120 of
+// the 256 blocks are left, on the multiprocessors that get least of it, and have 1.8 / 2.9 TB/s. Without products (1.016 / 1.020
+// of the rate) the last block is done 5.5 / 3.3 µs sooner. Before that, compute does not bind: all of K and V out of the L2 ran
+// at 1.9. With 8 queries no block has Q before 4 µs.
 //
 // no spills, no stack
 #include "hopper_softmax.cuh"
