@@ -22,7 +22,7 @@ LABELS = {
     "torch_cudnn": "cuDNN",
     "torch_flash": "FlashAttention-2",
     "fa4": "FlashAttention-4",
-    "hopper_fp8, keys of V contiguous": "keys of V",
+    "hopper_fp8, keys of V contiguous": "V by keys",
     "copy": "a copy",
 }
 

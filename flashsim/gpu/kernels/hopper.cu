@@ -43,8 +43,7 @@
 // - Sums for maxima: a whole tile's weights are found with the m of before, and only if their sums say so, again. The scores stay
 //   till then. 64 maxima a thread and tile less, and exponentials start at once. d = 128, full / causal: 1.07 / 1.00 of the rate
 //   at N = 512, 1.09 / 1.04 at 1024, 1.13 / 1.13 at 16384; d = 64: 1.08 / 1.10, 1.12 / 1.10 and 1.14 / 1.12; d = 256, at 1024, 2048,
-//   4096 and 16384: 1.01 / 1.02, 0.96 / 1.04, 1.00 / 1.02 and 0.99 / –. Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of
-//   products; its consumer spent 1300 on exponentials.
+//   4096 and 16384: 1.01 / 1.02, 0.96 / 1.04, 1.00 / 1.02 and 0.99 / –.
 // - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
 //   different times. Three consumers had use for it (423 for 402); two have not (0.97 to 1.01 of the rate), and four do not see
 //   the same tiles. A step of the ladder only.
@@ -54,32 +53,19 @@
 //   tile at d = 128, ~205 at d = 64, where one on the causal edge takes ~530 and ~285.
 // - Four consumers with tiles half as wide, d = 64: more warpgroups that wait at different times, and a warpgroup passes by the
 //   tiles that its own 64 rows do not see. Of three with 192 × 128 and turns: 1.21 / 1.53 at N = 1024, 1.08 / 1.12 at 16384. K_j
-//   and V_j come together there: half the barriers. 192 × 96: 0.97 / 1.05 and 1.06 / 1.06.
+//   and V_j come together there: half the barriers.
 // - Two teams, d = 64: all four still wait at different times, but a row block is over when two are done. Causally 1.03,
 //   1.03, 1.02 and 1.01 of the rate at N = 512, 1024, 4096 and 16384; full 0.98 to 0.99.
 // - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
 //   d = 64, N = 16384, a block mask of s = 1/2 of the tiles: 0.97 of the dense kernel's rate, with one team of 128 × 128 0.68;
 //   s = 1/4 0.94, not 0.64; d = 128: 0.86 to 0.93 and 0.88 to 0.91. What a consumer looks up in a list it looks up for masked tiles
 //   alone, before 0.89 of that rate with two teams.
-//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 to 0.82 of a copy's rate; FlashAttention-4's at 0.34. Two teams
-//   are worth 1.00 there, 1.02 in (64, 63), 1.05 in (255, 0). Sums for maxima: 1.02 with two teams where each row sees some of its
-//   first tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it.
-//   It is instructions that bind: 64 rows were 1223 a warp, and a scheduler had one in 0.59 of its cycles; out of the L2 it was no
-//   faster (0.98 to 1.02), without masks and their maxima 1.18, without softmax 1.36. So power binds as well: at lower clocks it
-//   is 0.68 to 0.75 of a copy. One comparison masks in both rows of a thread, as one is 8 below the other, and what only L needs
-//   waits for L: 1.03 to 1.08 together in (127, 0), at such clocks, 1.02 in (64, 63), 1.04 in (255, 0). Sums for maxima in tiles
-//   with a window's left edge, too: 1.03 more in (127, 0), 1.07 in (255, 0).
-//   Worse: groups of 16 columns that a warp does not see left out of masked tiles, 0.97 to 0.98, with code for each of their numbers
-//   0.87 to 0.90; three consumers 0.90, and with all scores of 64 rows started together 0.92 to 0.97; teams that go down
-//   neighbouring row blocks and keep what the next one sees, so that K and V are loaded once, 0.87 to 0.98, though loads and
-//   stores alone gain 1.02 to 1.05; no lazy rescaling 0.94, the next row block's S_ij started before O_i is written 0.92, one loop
-//   for all tiles 0.99 to 1.03.
-//   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed
-//   when the next has come that it does: 1.02 to 1.04 together, half of that each.
+// - Windows. In one of 128 keys, N = 8192, Q, K, V and O move at 0.78 to 0.82 of a copy's rate; FlashAttention-4's at 0.34. One
+//   comparison masks in both rows of a thread, as one is 8 below the other, and what only L needs waits for L: 1.03 to 1.08
+//   together. A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see
+//   are freed when the next has come that it does: 1.02 to 1.04 together, half of that each.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
 //   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
-// - Of no use at d = 128: Q_i as operands in registers (0.99 to 1.02), two blocks that share K_j, V_j by multicast (0.99 full, 0.87
-//   causally), three consumers of 192 × 128 without overlap inside of one (1.02 / 0.96), scores found again instead of kept (1.06).
 // - O_i leaves by TMA from shared memory of its own; rows past N_q are not stored, rows past N are loaded as zeros.
 //
 // HBM, in elements a head (flashsim.count("q_outer", …), to the element: the counting build sums up its copies): Q read once,
@@ -583,3 +569,31 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
         Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy, sums>(sram, p, w).consume(O, L, totals);
     }
 }
+
+// ------------------------------------------------------------------------------------------------------- what else was tried
+//
+// Numbers are of the kernel's rate at that time, where nothing else is said.
+//
+// d = 128. Before there were sums for maxima, a tile took 2550 cycles at 1.41 GHz, 2048 of products; its consumer spent 1300 on
+// exponentials. Of no use:
+// - Q_i as operands in registers: 0.99 to 1.02.
+// - Two blocks that share K_j, V_j by multicast: 0.99 full, 0.87 causally.
+// - Three consumers of 192 × 128, without overlap inside of one: 1.02 / 0.96.
+//
+// d = 64. Three consumers of 192 × 96, of those of 192 × 128: 0.97 / 1.05 and 1.06 / 1.06 at N = 1024 and 16384.
+//
+// Windows, d = 64, N = 8192. It is instructions that bind: 64 rows were 1223 a warp, and a scheduler had one in 0.59 of its
+// cycles; out of the L2 it was no faster (0.98 to 1.02), without masks and their maxima 1.18, without softmax 1.36. So power
+// binds as well: at lower clocks it is 0.68 to 0.75 of a copy.
+// - Two teams: 1.00 in (127, 0), 1.02 in (64, 63), 1.05 in (255, 0).
+// - Both rows masked at once, and what only L needs waits for L: at low clocks 1.03 to 1.08 in (127, 0), 1.02 in (64, 63), 1.04
+//   in (255, 0).
+// - Sums for maxima: 1.02 with two teams where each row sees some of its first tile; else, in (64, 63), 0.91 to 0.93, as rows
+//   without a maximum ask for it; in tiles with a window's left edge, too: 1.03 more in (127, 0), 1.07 in (255, 0).
+// - Groups of 16 columns that a warp does not see left out of masked tiles: 0.97 to 0.98; with code for each of their numbers
+//   0.87 to 0.90.
+// - Three consumers: 0.90; with all scores of 64 rows started together 0.92 to 0.97.
+// - Teams that go down neighbouring row blocks and keep what the next one sees, so that K and V are loaded once: 0.87 to 0.98,
+//   though loads and stores alone gain 1.02 to 1.05.
+// - No lazy rescaling: 0.94. The next row block's S_ij started before O_i is written: 0.92. One loop for all tiles: 0.99 to
+//   1.03.

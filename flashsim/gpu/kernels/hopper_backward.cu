@@ -56,16 +56,10 @@
 //   no row blocks of its own to round: it waits for the next of all of them, about in the order in which they are done.
 //   Together with the persistent grid, N = 1024, 4096, 16384: d = 64 full 1.12, 1.04, 1.01, causally 1.14, 1.08, 1.05 times as
 //   fast; d = 128 full 1.12, 1.09, 1.06, causally 1.02, 1.08, 1.07; in turn, d = 64, N = 4096, 16384 1.08, 1.14 and 1.11, 1.08.
-// - Worse: who adds last has dQ_i rounded. For a counter that says what it was the adding thread waits, and no longer keeps up
-//   (d = 64 0.94 to 0.98 of the kernel before, d = 128 0.77 to 0.90; N = 4096, 16384). To store the first dQ_i rather than to add
-//   it to zeros, by another such counter: d = 64 0.87 to 0.95, d = 128, N = 4096, 0.66 to 0.67.
-// - Worse: room for a second K_j at d = 128 (0.95 to 1.00; N = 1024 causally 1.02).
 // - Dropout: two warps whose keys are 16 apart make half of the calls of Philox each, and tell each other by a bit an element, in
 //   shared memory; and they come before dP_{i+1} takes its registers, four calls at once. Where each warp made all its calls within
 //   P_{i+1}, it took at d = 64 1.6, 1.6 times as long, at d = 128 1.25, 1.27 (N = 2048). Without Philox it would be 1.25 times as fast.
-// - Worse: `prepare` by the idle warp (24 registers have too few loads under way).
-// - Worse: exponentials by polynomial, one in 4 or 2 (4 to 20%); D_i subtracted by the tensor cores, as what dP_i begins with
-//   (10%). Without min(x, 0), which is x − |x| here since that is not the ALU's, it would be up to 5% faster.
+// - min(x, 0) is x − |x| here, since that is not the ALU's; without it, it would be up to 5% faster.
 // - Query heads of a group add to one dK_j, dV_j in one block: no additions in HBM there.
 // - L_i and D_i of a transposed tile belong to its columns: a thread reads those of its queries from shared memory.
 // - P ≤ 1 however large scores are and however they and L_i are rounded. Rows past N_q, and rows that see no key, have L = +∞.
@@ -662,3 +656,16 @@ prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row,
         Tally(totals + 7).add(end, 1), Tally(totals + 9).add(end, d);  // D, dQ written
     }
 }
+
+// ------------------------------------------------------------------------------------------------------- what else was tried
+//
+// Numbers are of the rate of the kernel before, at N = 4096 and 16384, where nothing else is said.
+//
+// - Who adds last has dQ_i rounded. For a counter that says what it was the adding thread waits, and no longer keeps up: d = 64
+//   0.94 to 0.98, d = 128 0.77 to 0.90.
+// - The first dQ_i stored rather than added to zeros, by another such counter: d = 64 0.87 to 0.95, d = 128, N = 4096, 0.66 to
+//   0.67.
+// - Room for a second K_j at d = 128: 0.95 to 1.00; N = 1024 causally 1.02.
+// - `prepare` by the idle warp: slower, as 24 registers have too few loads under way.
+// - Exponentials by polynomial, one in 4 or 2: 4 to 20% slower.
+// - D_i subtracted by the tensor cores, as what dP_i begins with: 10% slower.

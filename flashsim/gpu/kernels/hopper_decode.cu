@@ -56,9 +56,6 @@
 // thing that the warpgroup does, all at once, while the producer sets up the barriers and starts: 5 to 7 µs. That, sums for
 // maxima (as in hopper.cu: 1.005 / 1.008) and two stages, not three (1.00 to 1.01 with 1 query, 0.99 to 1.00 with 8), are worth
 // 1.006 / 1.010 and 1.007 / 1.022 at 32 × 8192, in two runs, 1.013 / 1.029 at 8 × 8192 and 1.00 / 1.017 at 1 × 131072.
-// Of no use: a ring that K_j and V_j share; softmax only in warps that have rows; other orders of K and V; heads that begin at
-// other tiles; K and V of a batch side by side; tiles that wait for Q, a second one or V_0 (1.00 at 32 × 8192); `evict_unchanged`
-// (0.995). Boxes that the L2 fetches by 256 bytes: 0.90; by 64, or as it likes: 1.00.
 // Where the rest is, at 32 × 8192, 1 / 8 queries: HBM gives 4.7 TB/s, but for short dips, until 224 µs of 240. At 232 µs 120 of
 // the 256 blocks are left, on the multiprocessors that get least of it, and have 1.8 / 2.9 TB/s. Without products (1.016 / 1.020
 // of the rate) the last block is done 5.5 / 3.3 µs sooner. Before that, compute does not bind: all of K and V out of the L2 ran
@@ -427,3 +424,11 @@ merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m
         L_writes.add(1, 1);
     }
 }
+
+// ------------------------------------------------------------------------------------------------------- what else was tried
+//
+// Of no use: a ring that K_j and V_j share; softmax only in warps that have rows; other orders of K and V; heads that begin at
+// other tiles; K and V of a batch side by side. Of the rate, at 32 × 8192:
+// - Tiles that wait for Q, a second one or V_0: 1.00.
+// - `evict_unchanged`: 0.995.
+// - Boxes that the L2 fetches by 256 bytes: 0.90; by 64, or as it likes: 1.00.

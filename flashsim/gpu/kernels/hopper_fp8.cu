@@ -58,47 +58,15 @@
 // nothing else keep the former busy all the time, S in 64 columns and Q in registers: 769 cycles for 768 of a half of 192 rows.
 // Without any exponentials, the first version with three was 1.08 to 1.20 times as fast.
 //
-// What did not help with three warpgroups. A quarter of a tile at a time, and S twice: 0.82 to 0.92. A whole tile at a time, S once,
-// no product during exponentials (with a few registers spilled): 0.74 to 0.82. A polynomial for 1/8 of the exponentials: 0.90 to
-// 0.98; for 1/4: 0.86 to 0.95. Places in rings without a division: 0.96 to 1.02. Causally, sections of 16 heads at most 0.94 to
-// 1.03, of 64 0.99 to 1.01. Two warpgroups, half a tile at a time, and S twice: 0.70 to 0.94 of two that take a tile.
-//
-// What follows was measured with two warpgroups that took a tile at a time. By the clock, at 1.76 GHz: a tile 1670 cycles. A row
-// block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last product 580, O_i 1030, of about 15700
-// in all. So O_i leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for under the last product (0.99 to
-// 1.05). At 690 W the card is at its limit.
-//
-// V was transposed by a kernel before this one, in 20 µs. Of the rate then, full / causal: 1.03 to 1.08 / 1.10 to 1.12 at N = 1024,
-// 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 to 1.01 at 2048; 0.91 and 0.93 for 128 queries of
-// 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin all at once, and so wait for their V all
-// at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where 128 would stay in the L2.
-//
 // A V whose keys lie next to each other, of the rate of other V, full / causal, with three warpgroups: 1.07 / 1.10 at N = 1024, 1.04 /
 // 1.12 at 2048, 1.03 / 1.06 at 4096, 1.04 / 1.02 at 16384. Of this, waiting for other V was 1.01 to 1.04 causally, with two. The
 // same code at other addresses: 0.95 to 1.03.
-//
-// What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
-// made by the producer's idle warps for their own row block alone, again for each: 3 to 12% slower than by a kernel before. A
-// polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to 17%
-// faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%. m of a tile's first
-// 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again. Q_i K_jᵀ started before P̃_ij V_j: 0.98 to 1.02.
-// Two V_j on their way to be transposed, with room for 3 V_jᵀ: 0.91 without a mask. A first section as small as V is transposed
-// at once: 0.96 to 1.00. Tiles from the first to the last, so that causally, too, only the first needs maxima: 0.96 to 0.99
-// without a mask, 0.97 to 1.02 causally. Q, V and O marked for the L2 to forget first: 0.96 to 1.01. Half of the diagonal's
-// exponentials left out for the upper warpgroup: 0.97 to 1.01. Maxima of all tiles, causally: 0.93 to 1.01 at N = 1024, 0.87 to
-// 0.99 from 4096 on. P̃ by shared memory: 0.87 to 0.94 from N = 4096 on. P̃ rounded when its sums are known, not before, so that
-// a lagging m may be corrected in it: 0.84 to 0.96 there. O_i written during the next row block's first exponentials: 0.98 to
-// 1.01. One warpgroup 400 or 800 cycles behind the other from the start: 0.98 to 1.03. Row blocks of one head after the other,
-// causally: 0.91 to 0.93. V transposed in the order in which it is needed, and waited for one j at a time: 0.97 to 1.02 causally;
-// and the consumers transpose the first tiles, too: 0.94 to 1.01. K's rows in boxes of 32, 16 or 8, so that columns of four keys
-// are nearer to each other: 0.97 to 1.02, 0.97 to 1.03, 0.91 to 0.96. Room for 6 V_j where none is transposed: 0.96 to 1.02.
-// OFFSET of 2, so that fewer tiles are computed again: O is off by 1.3%, not 0.8%, where one key of 4096 outweighs all.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
 //     d = 128                   738 / 531    927 / 825    973 / 964
-//       keys of V               778 / 606    954 / 866    990 / 977
+//       V by keys               778 / 606    954 / 866    990 / 977
 //       hopper                  595 / 461    673 / 624    698 / 686
 //     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 0e4c863: figures/gpu_hopper_fp8.json
 // end of measured
@@ -734,3 +702,51 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
         consumer.consume(shared, O, L);
     }
 }
+
+// ------------------------------------------------------------------------------------------------------- what else was tried
+//
+// With three warpgroups, of the kernel's rate:
+// - A quarter of a tile at a time, and S twice: 0.82 to 0.92.
+// - A whole tile at a time, S once, no product during exponentials (with a few registers spilled): 0.74 to 0.82.
+// - A polynomial for 1/8 of the exponentials: 0.90 to 0.98; for 1/4: 0.86 to 0.95.
+// - Places in rings without a division: 0.96 to 1.02.
+// - Causally, sections of 16 heads at most: 0.94 to 1.03, of 64 0.99 to 1.01.
+//
+// V was transposed by a kernel before this one, in 20 µs. Transposed within, of the rate then, full / causal: 1.03 to 1.08 /
+// 1.10 to 1.12 at N = 1024, 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 to 1.01 at 2048;
+// 0.91 and 0.93 for 128 queries of 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin
+// all at once, and so wait for their V all at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where
+// 128 would stay in the L2.
+//
+// What follows was measured with two warpgroups that took a tile at a time. By the clock, at 1.76 GHz: a tile 1670 cycles. A
+// row block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last product 580, O_i 1030. So O_i
+// leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for under the last product (0.99 to 1.05). At 690 W
+// the card is at its limit.
+//
+// - Two warpgroups, half a tile at a time, and S twice: 0.70 to 0.94.
+// - Turns between consumers, for exponentials: 18 to 26% slower. Alone, a warp does not keep that unit busy.
+// - V_jᵀ made by the producer's idle warps for their own row block alone, again for each: 3 to 12% slower than by a kernel
+//   before.
+// - A polynomial for 1/8 of the exponentials: 3 to 7% slower.
+// - ℓ summed by tensor cores, of rows of ones below V_jᵀ: 9 to 17% faster; but they keep about 14 bits of sums of 8-bit
+//   products, and at N = 2048 O was off by 3.4%, not 2.6%.
+// - m of a tile's first 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again.
+// - Q_i K_jᵀ started before P̃_ij V_j: 0.98 to 1.02.
+// - Two V_j on their way to be transposed, with room for 3 V_jᵀ: 0.91 without a mask.
+// - A first section as small as V is transposed at once: 0.96 to 1.00.
+// - Tiles from the first to the last, so that causally, too, only the first needs maxima: 0.96 to 0.99 without a mask, 0.97 to
+//   1.02 causally.
+// - Q, V and O marked for the L2 to forget first: 0.96 to 1.01.
+// - Half of the diagonal's exponentials left out for the upper warpgroup: 0.97 to 1.01.
+// - Maxima of all tiles, causally: 0.93 to 1.01 at N = 1024, 0.87 to 0.99 from 4096 on.
+// - P̃ by shared memory: 0.87 to 0.94 from N = 4096 on.
+// - P̃ rounded when its sums are known, not before, so that a lagging m may be corrected in it: 0.84 to 0.96 there.
+// - O_i written during the next row block's first exponentials: 0.98 to 1.01.
+// - One warpgroup 400 or 800 cycles behind the other from the start: 0.98 to 1.03.
+// - Row blocks of one head after the other, causally: 0.91 to 0.93.
+// - V transposed in the order in which it is needed, and waited for one j at a time: 0.97 to 1.02 causally; and the consumers
+//   transpose the first tiles, too: 0.94 to 1.01.
+// - K's rows in boxes of 32, 16 or 8, so that columns of four keys are nearer to each other: 0.97 to 1.02, 0.97 to 1.03, 0.91
+//   to 0.96.
+// - Room for 6 V_j where none is transposed: 0.96 to 1.02.
+// - OFFSET of 2, so that fewer tiles are computed again: O is off by 1.3%, not 0.8%, where one key of 4096 outweighs all.
