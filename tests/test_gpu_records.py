@@ -329,7 +329,10 @@ def test_the_front_is_drawn_backward() -> None:
     record = figure("gpu_hopper_backward")
     axes = plot_front(record)
     assert [ax.get_title(loc="left") for ax in axes][1:3] == ["backward, d = 128", "backward, causal, d = 64"]
-    drawn = {line.get_gid(): dict(zip(*line.get_data(), strict=True)) for line in axes[1].get_lines()}
+    drawn = {
+        str(line.get_gid()): dict(np.column_stack([line.get_xdata(), line.get_ydata()]).tolist())
+        for line in axes[1].get_lines()
+    }
     wanted = [r for r in record["results"] if (r["d"], r["causal"], r["dropout_p"]) == (128, False, 0)]
     assert drawn["backward False hopper"] == {r["N"]: r["tflops"]["hopper"] for r in wanted}
     assert {gid.split()[-1] for gid in drawn} == {"tensor_core", "hopper", "torch_flash", "torch_cudnn", "fa4"}
