@@ -47,6 +47,9 @@ def rows_first(q, k, v):
 def deaf(q, k, v, causal=False, is_causal=False):
     return with_lse(q, k, v, is_causal)[0]
 
+def windowed(q, k, v, causal=False, *, scale=None, is_causal=False, window=None, **more):
+    return with_lse(q, k, v)[0]
+
 def narrow(q, k, v):
     if q.dtype != np.float32 or q.shape[1] != k.shape[1]:
         raise TypeError("unsupported")
@@ -155,9 +158,24 @@ def test_what_was_declared_and_left_out_is_not_said_to_be_undeclared(capsys: pyt
     assert "the spec declares no causal: causal_no_leak" in out
 
 
-def test_what_is_not_declared_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_declared_is_named_with_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "my_kernels:attention", "--examples", "2"]) == 0
-    assert "Not checked, as the spec does not declare them: its parameters mask." in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "does not declare them: its parameters mask. Give --masks, in Python Spec(masks=True)." in out
+    assert "its other parameters" not in out
+    assert main(["check", "my_kernels:windowed", "--examples", "2"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "its parameters causal, scale. Give --causal bottom_right or top_left, --scale, in Python Spec(causal=" in out
+    )
+    assert "Of its other parameters only the defaults are checked: is_causal (the kit's name is causal), window." in out
+
+
+def test_what_the_first_calls_leave_out_is_not_undeclared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "my_kernels:windowed", "--causal", "bottom_right", "--scale", "--examples", "2"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "It ignores scale=" in out
+    assert "does not declare" not in out
 
 
 def test_one_failure_is_shown_whole_and_the_others_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

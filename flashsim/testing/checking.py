@@ -13,7 +13,7 @@ from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
 from flashsim.testing.kernel import Kernel
-from flashsim.testing.mismatches import Mismatch, mismatches, undeclared
+from flashsim.testing.mismatches import Mismatch, at_their_defaults, mismatches, undeclared
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
 from flashsim.testing.running import Progress, Survey, Tally, applicable, shrink, survey, try_check
 from flashsim.testing.spec import Spec, check_spec
@@ -75,6 +75,7 @@ def check_attention(
     kernel, names = _kernel(fn, spec, backward, dropout), _names(checks)
     expected = _check_expected(kernel, expected_failures, names)
     undeclared_for = applicable(kernel, names)[1]
+    unchecked = undeclared(kernel), at_their_defaults(kernel)
     missed = mismatches(kernel)
     kernel = _without(kernel, missed)
     if any(mismatch.stops for mismatch in missed):
@@ -89,7 +90,7 @@ def check_attention(
     ]
     left_out = {name: undeclared_for.get(name, "left out by the first calls") for name in found.left_out}
     counted = (kernel.name, repr(spec), found.examples, seed, found.tallies, left_out)
-    report = Report(*counted, failures, expected, missed, undeclared(kernel))
+    report = Report(*counted, failures, expected, missed, *unchecked)
     if on_fail == "raise" and (failures or missed):
         said = [report.missed(), *(f"{failure.message}\n\n{report.table()}" for failure in failures[:1])]
         raise AttentionCheckFailed("\n\n".join(filter(None, said)), report)
@@ -204,7 +205,7 @@ def parametrize_with_checks(
     spec: Spec,
     *,
     expected_failures: Mapping[str, str] | None = None,
-    max_examples: int = 100,
+    max_examples: int = 300,
     backward: Callable[..., Any] | None = None,
     dropout: Keep | None = None,
     seed: int = 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -157,4 +157,24 @@ def undeclared(kernel: Kernel) -> list[str]:
     named = parameters(kernel.fn)
     return [
         feature.keyword for feature in FEATURES if feature.keyword in named and not getattr(kernel.spec, feature.field)
+    ]
+
+
+def to_declare(keywords: Sequence[str]) -> str:
+    """Return how keywords are declared, on the command line and in Python."""
+    features = [feature for feature in FEATURES if feature.keyword in keywords]
+    flags = (" or ".join([_flag(f.field, f.values[0]), *map(str, f.values[1:])]) for f in features)
+    python = ", ".join(f"{feature.field}={feature.values[0]!r}" for feature in features)
+    return f"{', '.join(flags)}, in Python Spec({python})"
+
+
+def at_their_defaults(kernel: Kernel) -> list[str]:
+    """Return the function's parameters that the kit never gives it, some with the name by which it would."""
+    given = {feature.keyword for feature in FEATURES}
+    given |= set() if kernel.keep_mask is None else {"dropout_p", "seed"}
+    ours = {alias: feature.keyword for feature in FEATURES for alias in feature.aliases}
+    return [
+        f"{name} (the kit's name is {ours[name]})" if name in ours else name
+        for name in parameters(kernel.fn)[3:]
+        if name not in given
     ]
