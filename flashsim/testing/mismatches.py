@@ -86,6 +86,8 @@ def _explained(kernel: Kernel, case: Case, broken: str) -> Mismatch | None:
     words = {} if isinstance(kernel.fn, Wrapped) else PACKAGES
     package = next((name for word, name in words.items() if word in broken), "")
     give = f". If it takes {package} arrays, give --wrap {package}, in Python wrap(fn, {package!r})" if package else ""
+    if not package and words and "'numpy.ndarray' object has no attribute" in broken:
+        give = f". If it takes another package's arrays, give --wrap {' or '.join(dict.fromkeys(words.values()))}"
     if parameters(kernel.fn)[:2] == ("hbm", "sram"):
         give = ". It is written on flashsim's memory: flashsim run --algorithm FILE.py:NAME compares it with naive attention"
     says = f"No call succeeds. With NumPy arrays q {q} and k, v {k} of {case.dtype} (B, H, N, d) it {broken.rstrip('.')}{give}"
