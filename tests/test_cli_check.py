@@ -249,6 +249,26 @@ def test_init_writes_a_spec_and_tests_that_run(capsys: pytest.CaptureFixture[str
     assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
+def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines() -> None:
+    Path("test_wrong.py").write_text(
+        "from flashsim.testing import Case, Spec, check_attention, parametrize_with_checks, replay\n"
+        "from my_kernels import unscaled\n"
+        "def test_at_once():\n    check_attention(unscaled, Spec(), max_examples=5)\n"
+        "def test_again():\n    replay(unscaled, Spec(), 'oracle', Case(N_k=3, d=4))\n"
+        "def test_nonsense():\n    check_attention(unscaled, 3)\n"
+        "@parametrize_with_checks(unscaled, Spec(), max_examples=5)\ndef test_each(check):\n    check()\n", "utf-8"
+    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_wrong.py", "-k"]
+    ran = subprocess.run([*command, "at_once or again or oracle"], capture_output=True, text=True, check=False)
+    assert "3 failed" in ran.stdout, ran.stdout + ran.stderr
+    assert ran.stdout.count("The scale is missing") == 2
+    assert "raise AttentionCheckFailed" not in ran.stdout
+    assert len(ran.stdout.splitlines()) < 150
+    ran = subprocess.run([*command, "nonsense"], capture_output=True, text=True, check=False)
+    assert "spec is 3; expected a flashsim.testing.Spec" in ran.stdout
+    assert "checking.py:" in ran.stdout  # an error is shown with its way
+
+
 def test_init_overwrites_only_when_told(capsys: pytest.CaptureFixture[str]) -> None:
     Path("test_narrow.py").write_text("mine\n", encoding="utf-8")
     assert main(["check", "--init", "my_kernels.py:narrow"]) == 2

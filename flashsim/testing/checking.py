@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from flashsim.checking import check_callback, check_choice, check_count, is_one_of, shown
@@ -32,6 +33,9 @@ class AttentionCheckFailed(AssertionError):
     def __init__(self, message: str, report: Report) -> None:
         super().__init__(message)
         self.report = report
+
+
+VERDICT = methodcaller("errisinstance", AttentionCheckFailed)  # of which pytest hides the kit's own lines
 
 
 def check_attention(
@@ -69,6 +73,7 @@ def check_attention(
 
     Returns a report. Raises ValueError for arguments that make no sense.
     """
+    __tracebackhide__ = VERDICT
     check_choice("on_fail", on_fail, ("raise", "return"))
     max_examples, seed = check_count("max_examples", max_examples), check_count("seed", seed, 0, 2**64 - 1)
     progress = check_callback("progress", progress)
@@ -113,6 +118,7 @@ def replay(
 
     Raises ValueError where the check does not apply to what the spec declares.
     """
+    __tracebackhide__ = VERDICT
     kernel = _kernel(fn, spec, backward, dropout)
     if not isinstance(case, Case):
         raise ValueError(f"case is {shown(case)}; expected a flashsim.testing.Case")
@@ -195,6 +201,7 @@ def _check(name: str, fn: Callable[..., Any], spec: Spec, **options: Any) -> Non
     """Run one check in a test. Raises AttentionCheckFailed; skips where no case of the spec is one for it."""
     import pytest
 
+    __tracebackhide__ = VERDICT
     report = check_attention(fn, spec, checks=[name], **options)
     if not report.tallies[name].tried:
         pytest.skip(f"no case that this spec allows is one for {name!r}")
