@@ -266,7 +266,7 @@ def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines() -> None:
     assert len(ran.stdout.splitlines()) < 150
     ran = subprocess.run([*command, "nonsense"], capture_output=True, text=True, check=False)
     assert "spec is 3; expected a flashsim.testing.Spec" in ran.stdout
-    assert "checking.py:" in ran.stdout  # an error is shown with its way
+    assert ": in check_attention" in ran.stdout  # an error is shown with its way
 
 
 def test_init_overwrites_only_when_told(capsys: pytest.CaptureFixture[str]) -> None:
