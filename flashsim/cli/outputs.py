@@ -17,7 +17,7 @@ from flashsim.files import check_target, write_whole
 from flashsim.sizes import human_bytes
 
 FIGURE = (".png", ".svg", ".json")
-NO_STEM = frozenset(".pdf .eps .ps .jpg .jpeg .gif .webp .tif .tiff".split())  # endings of pictures that are not made
+NO_STEM = (".pdf", ".eps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff")  # pictures that are not made
 
 
 def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
