@@ -304,6 +304,19 @@ def test_init_says_at_once_what_is_doubtful(capsys: pytest.CaptureFixture[str]) 
     out = " ".join(capsys.readouterr().out.split())
     assert "dtypes: each was tried; float32, float64 gave no right answer" in out
     assert "causal: not checked: the kit's name for is_causal is causal" in out
+    Path("finite.py").write_text(
+        "import my_kernels, numpy as np\n"
+        "def finite(q, k, v, mask=True):\n"
+        "    s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]).astype(q.dtype)\n"
+        "    s = np.where(mask, s, s.dtype.type(-1e4))\n"
+        "    p = np.exp(s - s.max(-1, keepdims=True))\n"
+        "    return p / p.sum(-1, keepdims=True) @ v\n", "utf-8"
+    )  # fmt: skip
+    assert main(["check", "--init", "finite.py:finite"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Doubtful: empty_rows: a fully masked row gave the values' mean, as where masked scores are finite" in out
+    assert main(["check", "--init", "my_kernels.py:attention"]) == 0
+    assert "empty_rows" not in capsys.readouterr().out
 
 
 def test_init_says_which_lengths_a_kernel_takes(capsys: pytest.CaptureFixture[str]) -> None:
