@@ -84,16 +84,16 @@ def check_real(name: str, value: Any) -> NDArray[Any]:
     return array
 
 
-def check_booleans(name: str, value: Any) -> NDArray[np.bool_]:
-    """Return a mask, an array of booleans."""
+def check_booleans(name: str, value: Any, *, or_else: str = "", for_floats: str = "") -> NDArray[np.bool_]:
+    """Return a mask, an array of booleans; an error says what else may be given, where that is no array, and for floats."""
     array = check_array(name, value)
     if array.dtype != bool:
         got, hint = f"has dtype {array.dtype}", ""
         if not array.ndim:
-            got, hint = f"is {shown(value)}", ", or a flashsim.Mask such as flashsim.Causal()"
+            got, hint = f"is {shown(value)}", or_else
         elif array.dtype.kind == "f":
-            hint = "; what is added to scores is flashsim.Bias(array)"
-        raise ValueError(f"{name} {got}; expected booleans, True = attend{hint if name == 'mask' else ''}")
+            hint = for_floats
+        raise ValueError(f"{name} {got}; expected booleans, True = attend{hint}")
     return array
 
 

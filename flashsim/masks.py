@@ -241,7 +241,9 @@ class Dense(ArrayMask):
     argument = "mask"
 
     def __init__(self, array: Any) -> None:
-        self.array = check_booleans("mask", array).copy()
+        added = "; what is added to scores is flashsim.Bias(array)"
+        rule = ", or a flashsim.Mask such as flashsim.Causal()"
+        self.array = check_booleans("mask", array, or_else=rule, for_floats=added).copy()
 
     def dense(self, head: Head) -> list[Bools]:
         array = self.array.reshape((1,) * (2 - self.array.ndim) + self.array.shape)

@@ -68,6 +68,9 @@ def check_how(function: Callable[..., Any], given: Mapping[str, Any], known: Seq
 
 
 def _unknown(function: Callable[..., Any], name: str, known: Sequence[str]) -> TypeError:
-    close = near(name, [*signature(function).parameters, *known])
+    names = [*signature(function).parameters, *known]
+    close = near(name, names) or near(name.rpartition("_")[2], names)  # attn_mask, softmax_scale
     meant = f"; did you mean {close!r}?" if close else ""
+    if name == "backward" and "direction" in names:
+        meant = "; did you mean direction='backward'?"
     return TypeError(f"{function.__name__} takes no argument {name!r}{meant}")

@@ -141,7 +141,8 @@ def print_count(counted: Counted) -> None:
     print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M")
     print_words("= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
     if papers and tally.sram.peak > M:
-        print_words(f"The blocks of {papers} need more than M, as its Θ(M) allows. --sizing fit takes less.")
+        said = f"The blocks of {papers} need more than M: the paper's Θ(M) leaves the constant open."
+        print_words(f"{said} --sizing fit takes smaller ones.")
 
 
 def _choosing_line(counted: Counted) -> str:

@@ -175,6 +175,16 @@ def test_an_argument_that_there_is_not_is_told_with_the_nearest_that_there_is(ca
             call(**{given: True})
 
 
+def test_names_of_other_packages_and_of_the_commands_are_understood() -> None:
+    with pytest.raises(TypeError, match=r"forward takes no argument 'attn_mask'; did you mean 'mask'\?$"):
+        forward(attn_mask=None)
+    with pytest.raises(TypeError, match=r"forward takes no argument 'softmax_scale'; did you mean 'scale'\?$"):
+        forward(softmax_scale=1.0)
+    for call in (count, exact):
+        with pytest.raises(TypeError, match=r"takes no argument 'backward'; did you mean direction='backward'\?$"):
+            call(backward=True)
+
+
 def test_an_option_of_another_algorithm_may_be_left_at_its_default() -> None:
     asked: dict[str, Any] = {"splits": None, "merge": "sequence", "block_mask": None}
     assert count(**asked) == count()

@@ -47,6 +47,9 @@ def rows_first(q, k, v):
 def deaf(q, k, v, causal=False, is_causal=False):
     return with_lse(q, k, v, is_causal)[0]
 
+def windowed(q, k, v, causal=False, *, scale=None, is_causal=False, window=None, **more):
+    return with_lse(q, k, v)[0]
+
 def narrow(q, k, v):
     if q.dtype != np.float32 or q.shape[1] != k.shape[1]:
         raise TypeError("unsupported")
@@ -155,9 +158,24 @@ def test_what_was_declared_and_left_out_is_not_said_to_be_undeclared(capsys: pyt
     assert "the spec declares no causal: causal_no_leak" in out
 
 
-def test_what_is_not_declared_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_declared_is_named_with_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "my_kernels:attention", "--examples", "2"]) == 0
-    assert "Not checked, as the spec does not declare them: its parameters mask." in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "does not declare them: its parameters mask. Give --masks, in Python Spec(masks=True)." in out
+    assert "its other parameters" not in out
+    assert main(["check", "my_kernels:windowed", "--examples", "2"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "its parameters causal, scale. Give --causal bottom_right or top_left, --scale, in Python Spec(causal=" in out
+    )
+    assert "Of its other parameters only the defaults are checked: is_causal (the kit's name is causal), window." in out
+
+
+def test_what_the_first_calls_leave_out_is_not_undeclared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "my_kernels:windowed", "--causal", "bottom_right", "--scale", "--examples", "2"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "It ignores scale=" in out
+    assert "does not declare" not in out
 
 
 def test_one_failure_is_shown_whole_and_the_others_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,6 +249,26 @@ def test_init_writes_a_spec_and_tests_that_run(capsys: pytest.CaptureFixture[str
     assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
+def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines() -> None:
+    Path("test_wrong.py").write_text(
+        "from flashsim.testing import Case, Spec, check_attention, parametrize_with_checks, replay\n"
+        "from my_kernels import unscaled\n"
+        "def test_at_once():\n    check_attention(unscaled, Spec(), max_examples=5)\n"
+        "def test_again():\n    replay(unscaled, Spec(), 'oracle', Case(N_k=3, d=4))\n"
+        "def test_nonsense():\n    check_attention(unscaled, 3)\n"
+        "@parametrize_with_checks(unscaled, Spec(), max_examples=5)\ndef test_each(check):\n    check()\n", "utf-8"
+    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_wrong.py", "-k"]
+    ran = subprocess.run([*command, "at_once or again or oracle"], capture_output=True, text=True, check=False)
+    assert "3 failed" in ran.stdout, ran.stdout + ran.stderr
+    assert ran.stdout.count("The scale is missing") == 2
+    assert "raise AttentionCheckFailed" not in ran.stdout
+    assert len(ran.stdout.splitlines()) < 150
+    ran = subprocess.run([*command, "nonsense"], capture_output=True, text=True, check=False)
+    assert "spec is 3; expected a flashsim.testing.Spec" in ran.stdout
+    assert ": in check_attention" in ran.stdout  # an error is shown with its way
+
+
 def test_init_overwrites_only_when_told(capsys: pytest.CaptureFixture[str]) -> None:
     Path("test_narrow.py").write_text("mine\n", encoding="utf-8")
     assert main(["check", "--init", "my_kernels.py:narrow"]) == 2
@@ -266,6 +304,19 @@ def test_init_says_at_once_what_is_doubtful(capsys: pytest.CaptureFixture[str]) 
     out = " ".join(capsys.readouterr().out.split())
     assert "dtypes: each was tried; float32, float64 gave no right answer" in out
     assert "causal: not checked: the kit's name for is_causal is causal" in out
+    Path("finite.py").write_text(
+        "import my_kernels, numpy as np\n"
+        "def finite(q, k, v, mask=True):\n"
+        "    s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]).astype(q.dtype)\n"
+        "    s = np.where(mask, s, s.dtype.type(-1e4))\n"
+        "    p = np.exp(s - s.max(-1, keepdims=True))\n"
+        "    return p / p.sum(-1, keepdims=True) @ v\n", "utf-8"
+    )  # fmt: skip
+    assert main(["check", "--init", "finite.py:finite"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Doubtful: empty_rows: a fully masked row gave the values' mean, as where masked scores are finite" in out
+    assert main(["check", "--init", "my_kernels.py:attention"]) == 0
+    assert "empty_rows" not in capsys.readouterr().out
 
 
 def test_init_says_which_lengths_a_kernel_takes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,18 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize("what", ["5", "05", "inner_loop"])
+def test_who_names_an_exercise_is_told_its_file(what: str) -> None:
+    with pytest.raises(ValueError, match=f"^{what} is not there; expected a file, perhaps 05_inner_loop.py$"):
+        grade(Path(what))
+
+
+def test_a_file_of_no_exercise_says_how_it_is_known(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("x = 1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"as in Exercise 1: load a tile, or its name, as 01_load_a_tile\.py"):
+        grade(tmp_path / "mine.py")
+
+
 def test_each_exercise_has_a_solution_and_mistakes() -> None:
     assert list(SOLUTIONS) == list(MISTAKES) == list(EXERCISES)
     assert [found.number for found in EXERCISES.values()] == list(range(1, len(EXERCISES) + 1))
@@ -44,6 +59,20 @@ def test_a_solution_is_right_and_a_fresh_file_is_not(name: str, tmp_path: Path) 
     lines = fresh.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 42
     assert name == "planted_bug" or max(map(len, lines)) <= 80
+
+
+def test_a_class_is_checked_by_the_loop_that_is_shown(tmp_path: Path) -> None:
+    (loop,) = (block for block in blocks(ROOT / "docs" / "exercises.md", "sh") if block.startswith("for "))
+    for student, text in (("ada", solved("inner_loop")), ("bob", EXERCISES["inner_loop"].fresh())):
+        (tmp_path / student).mkdir()
+        written(tmp_path / student, "inner_loop", text)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = ["sh", "-c", loop]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines() == ["ada/05_inner_loop.py: solved", "bob/05_inner_loop.py: not yet"]
+    assert "8 holes are left" in (tmp_path / "bob" / "05_inner_loop.py.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", EXERCISES)

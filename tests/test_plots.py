@@ -173,6 +173,11 @@ def test_blocks_where_everything_and_where_nothing_fits() -> None:
     assert area(tight, "does not fit").get_paths()[0].get_extents().x0 == pytest.approx(tight.get_xlim()[0])
     assert not [x for x in tight.get_lines() if x.get_gid() in {"limit", "paper"}]
     assert xy(tight, "theory") == xy(tight, "simulator") == []
+    assert tight.get_title(loc="left") == "No blocks of 4 or more\nrows of K and V fit M"
+    assert tight.get_legend() is None  # of curves that are not there
+    half = plot_blocks(blocks_data(N=32, d=16, M=400))
+    assert (len(xy(half, "theory")), xy(half, "backward theory")) == (2, [])
+    assert legend_texts(half)[:2] == ["forward: closed form", "simulated run"]
 
 
 def test_blocks_bytes_are_exact_for_32_bit_inputs_and_more_for_16() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashsim import SlidingWindow
 from flashsim.reference import (
     attention,
     attention_with_statistics,
@@ -174,6 +175,14 @@ def test_the_reference_lets_nan_reach_those_who_attend() -> None:
     assert O[0].tolist() == [1.0, 2.0]
     assert np.isnan(O[1, 0])
     assert O[1, 1] == 3.0
+
+
+def test_a_rule_is_no_array_of_booleans() -> None:
+    Q = K = V = np.ones((4, 2))
+    with pytest.raises(ValueError, match=r"^mask is SlidingWindow\(2, 0\); expected booleans, True = attend$"):
+        attention(Q, K, V, mask=SlidingWindow(2, 0))
+    with pytest.raises(ValueError, match=r"^mask has dtype float64; expected booleans, True = attend$"):
+        attention(Q, K, V, mask=np.zeros((4, 4)))
 
 
 def test_masks_and_dropout_broadcast_over_heads() -> None:

@@ -534,3 +534,14 @@ def test_a_picture_has_a_line_for_each_combination() -> None:
         found.plot(y="status")
     with pytest.raises(ValueError, match="no row has both"):
         flashsim.sweep(N=[0, -1], d=4).plot()
+
+
+@pytest.mark.parametrize("lines", [2, 9, 14, 20])
+def test_a_picture_s_legend_is_within_it(lines: int) -> None:
+    ax = flashsim.sweep("flash", N=list(range(600, 630)), d=64, M=[10_000 + 1_000 * n for n in range(lines)]).plot()
+    figure, legend = ax.figure, ax.get_legend()
+    assert legend is not None
+    figure.draw_without_rendering()  # type: ignore[union-attr]
+    box, label = legend.get_window_extent(), ax.xaxis.label.get_window_extent()
+    assert box.y0 >= 0
+    assert box.y1 <= label.y0

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -437,6 +438,11 @@ LEAKY = next(mutant for mutant in EARLY if mutant.name == "nan_in_masked_values"
 @parametrize(LEAKY, LEAKY.spec, max_examples=10, expected_failures={"masked_kv_poison": "0·NaN"})
 def test_pytest_marks_what_is_expected_to_fail(check: Any) -> None:
     check()
+
+
+def test_pytest_tries_as_many_cases_as_one_call_does() -> None:
+    defaults = [signature(each).parameters["max_examples"].default for each in (check_attention, parametrize)]
+    assert defaults == [300, 300]  # within which the kit's claims are measured
 
 
 def test_parametrize_names_its_tests_and_refuses_unknown_checks() -> None:

@@ -97,6 +97,15 @@ def test_who_wraps_already_is_not_told_to() -> None:
     assert "give --wrap torch" in " ".join(str(check_attention(attention, Spec(), on_fail="return")).split())
 
 
+def test_who_uses_a_method_of_other_arrays_is_told_to_wrap() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return q.float() @ k
+
+    said = " ".join(str(check_attention(attention, Spec(), on_fail="return")).split())
+    assert "If it takes another package's arrays, give --wrap torch or jax or cupy." in said
+    assert "--wrap" not in str(check_attention(Wrapped(attention, Plain(), None), Spec(), on_fail="return"))
+
+
 def test_specs_of_the_conventions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=lambda name: name))
     promised = wrap(lambda q, k, v: q, "torch", convention="sdpa").spec()

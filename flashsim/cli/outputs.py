@@ -17,6 +17,7 @@ from flashsim.files import check_target, write_whole
 from flashsim.sizes import human_bytes
 
 FIGURE = (".png", ".svg", ".json")
+NO_STEM = {".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"}  # pictures' that none is saved as
 
 
 def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
@@ -48,6 +49,11 @@ def figure_stem(options: argparse.Namespace, default: str) -> Path:
     stem = options.output or Path(default)
     if stem.suffix in FIGURE:  # p.png is p's picture, and not p.png.png's
         stem = stem.with_suffix("")
+    elif stem.suffix.lower() in NO_STEM:
+        added = ", ".join(FIGURE)
+        raise ValueError(
+            f"argument -o/--output: {stem} ends in {stem.suffix}; expected a stem, to which {added} are added"
+        )
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -28,9 +28,9 @@ SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r", a number, or None$", ", or a number"),
 )
 
-WAYS = {"--M": "a larger M", "--blocks": "smaller blocks", "--sizing": "--sizing fit"}
+WAYS = {"--M": "a larger M", "--blocks": "smaller blocks", "--sizing": "--sizing fit in place of --blocks"}
 """To fit into SRAM, by the option that does it."""
-ADVICE = re.compile(r' Take a larger M, smaller blocks, or sizing="fit"\.')
+ADVICE = re.compile(r' Take a larger M, smaller blocks, or sizing="fit" in place of blocks\.')
 
 
 def spoken(message: str, flags: Collection[str]) -> str:

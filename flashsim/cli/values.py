@@ -128,7 +128,12 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
     def read_all(text: str) -> list[Any]:
         if ":" not in text:
-            return [read(text)]
+            try:
+                return [read(text)]
+            except ValueError:
+                if "," not in text:
+                    raise
+                raise _refused(text, "values side by side, as 64 128, or a range, as 128:4096:128") from None
         parts = text.split(":")
         if len(parts) != 3:
             raise _refused(text, "START:STOP:STEP, as 128:4096:128, or START:STOP:xFACTOR, as 128:4096:x2")

@@ -152,7 +152,7 @@ def _slips(claims: tuple[Claim, ...], float32: Limits) -> tuple[Slip, ...]:
 
 def lines(run: ExpOverflow) -> Iterator[str]:
     """Yield what each exponential is."""
-    yield "Is exp(100) fine in float32, as the chapter says? No."
+    yield "Is exp(100) fine in float32, as a book chapter says? No."
     yield ""
     rows = [("", "the chapter, for float32", "float32", "float64", "it is")]
     for at in run.claims:

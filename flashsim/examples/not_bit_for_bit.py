@@ -13,7 +13,7 @@ import numpy as np
 
 from flashsim.api import forward
 from flashsim.examples.prefill import prefill
-from flashsim.examples.text import paragraph, table, tiny, wrapped
+from flashsim.examples.text import CHAPTER, paragraph, table, tiny, wrapped
 from flashsim.inputs import Array
 from flashsim.records import Blocks
 from flashsim.reference import error_bound, rounding
@@ -109,11 +109,11 @@ def compute() -> NotBitForBit:
 
 def lines(run: NotBitForBit) -> Iterator[str]:
     """Yield the comparisons as text."""
-    yield from wrapped("Is tiled attention the same as standard attention, bit for bit, as the chapter says? No.")
+    yield from wrapped("Is tiled attention the same as standard attention, bit for bit, as a book chapter says? No.")
     yield from paragraph(
-        "Algorithm 0 is standard attention, Algorithm 1 FlashAttention with blocks B_r × B_c. Random Q, K, V of "
-        f"{run.N} × {run.d} (seed {run.seed}), not causal. Of {run.comparisons[0].elements:,} elements of O, so many differ "
-        "in their bits:"
+        f"The chapter is {CHAPTER}. Algorithm 0 is standard attention, Algorithm 1 FlashAttention with blocks B_r × B_c. "
+        f"Random Q, K, V of {run.N} × {run.d} (seed {run.seed}), not causal. Of {run.comparisons[0].elements:,} elements of O, "
+        "so many differ in their bits:"
     )
     for dtype in dict.fromkeys(at.dtype for at in run.comparisons):
         yield ""

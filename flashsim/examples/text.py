@@ -14,6 +14,7 @@ from flashsim.tables import aligned
 NEW_MAXIMUM = "   ← new maximum"
 ROUNDED = "All numbers are computed unrounded, and rounded only to be shown."
 WIDTH = 80  # of a terminal
+CHAPTER = '"FlashAttention: Theory and Practice"'
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,13 @@ def wrapped(text: str, indent: str = "") -> Iterator[str]:
 
 
 def slips_lines(slips: Sequence[Slip]) -> Iterator[str]:
-    """Yield what the chapter prints otherwise."""
+    """Yield where the example is from, and what is printed there otherwise."""
     yield ""
+    source = f"This example is of a book chapter, {CHAPTER}."
     if not slips:
-        yield from wrapped("The chapter's printed numbers of this example are all right to their last digit.")
+        yield from wrapped(f"{source} Its printed numbers are all right to their last digit.")
         return
-    yield "Where the chapter prints another number:"
+    yield from wrapped(f"{source} Where it prints another number:")
     for slip in slips:
         yield from wrapped(f"{slip.place}: printed {slip.printed}, right is {slip.right}", "  ")
         yield from wrapped(slip.why, "    ")

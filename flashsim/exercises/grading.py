@@ -39,6 +39,9 @@ def grade(path: Path) -> Grade:
 def exercise_of(path: Path) -> Exercise:
     """Return the exercise that a file is of, by its first lines or its name. Raises ValueError."""
     if not path.is_file():
+        for found in exercises().values():
+            if str(path) in (str(found.number), f"{found.number:02}", found.name):
+                raise ValueError(f"{path} is {what_is_there(path)}; expected a file, perhaps {found.file}")
         raise ValueError(f"{path} is {what_is_there(path)}; expected a file of `flashsim exercise start`")
     if path.suffix == ".ipynb":
         raise ValueError(f"{path} is a notebook: run its cells in Jupyter, one of which checks")
@@ -49,7 +52,10 @@ def exercise_of(path: Path) -> Exercise:
     numbered = re.search(r"Exercise (\d+):", head) or re.match(r"(\d+)_", path.name)
     known = {found.number: found for found in exercises().values()}
     if numbered is None or int(numbered[1]) not in known:
-        raise ValueError(f"{path} is of no exercise: its first line should say which, as in Exercise 1: load a tile")
+        raise ValueError(
+            f"{path} is of no exercise: its first line should say which, as in Exercise 1: load a tile, "
+            "or its name, as 01_load_a_tile.py"
+        )
     return known[int(numbered[1])]
 
 

@@ -143,7 +143,7 @@ def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     points = [point for point in data["simulator"] if point["peak"] <= data["M"]]
     ran = "simulated run" if data["simulator_ran_on"] == "numbers" else "simulator's count"
     at, accesses = [p["B_c"] for p in points], [p["accesses"] for p in points]
-    ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator", label=ran)
+    ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator", label=ran if at else None)
     for name, look in looks(data.get("others", {})).items():
         moved = _fitting(data["others"][name], data["M"])
         ax.plot(moved["B_c"], moved["accesses"], **look.line, gid=name, label=look.label)
@@ -187,7 +187,7 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mappi
     if direction == "forward":
         ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
     curve = _fitting(numbers["curve"], data["M"])
-    label = which + ("closed form" if direction == "forward" else "counted")
+    label = which + ("closed form" if direction == "forward" else "counted") if curve["B_c"] else None
     ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction), label=label)
 
 
@@ -211,16 +211,17 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
         ax.text(end, at, what, ha="right", va=edge, **plate)
     _label_limits(ax, N, passes)
     at_floor = (0, ax.transAxes.inverted().transform(ax.transData.transform((left, floor)))[1])
-    ax.legend(
-        loc="lower left",
-        bbox_to_anchor=at_floor,
-        title=None if both else "Algorithm 1",
-        alignment="left",
-        handlelength=1.6,
-        frameon=True,  # hides the limit line where that runs through it
-        edgecolor="none",
-        framealpha=0.9,
-    )
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(
+            loc="lower left",
+            bbox_to_anchor=at_floor,
+            title=None if both else "Algorithm 1",
+            alignment="left",
+            handlelength=1.6,
+            frameon=True,  # hides the limit line where that runs through it
+            edgecolor="none",
+            framealpha=0.9,
+        )
 
     powers = [e for e in range(N.bit_length()) if 2**e >= left]
     every = math.ceil(len(powers) * len(f"{N:,}") / 36)  # about 36 digits fit
@@ -231,10 +232,10 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     widths = f"d = {d:,}" if data["d_v"] == d else f"d = {d:,}, d_v = {data['d_v']:,}"
     ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head")
     ax.set_ylabel("HBM accesses (elements)")
-    ax.set_title(
-        "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""),
-        x=hang(ax, -0.21 if N >= 128 else -0.18),
-    )
+    title = "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else "")
+    if limit is None:
+        title = f"No blocks of {left:,} or more\nrows of K and V fit M"
+    ax.set_title(title, x=hang(ax, -0.21 if N >= 128 else -0.18))
 
 
 def _label_limits(ax: Axes, N: int, passes: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator
+from matplotlib.transforms import ScaledTranslation
 
 from flashsim.checking import shown
 from flashsim.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, canvas, looks, styled, ticks
@@ -74,7 +75,9 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     if len(lines) > 1:
         if len(lines) > MOST_NAMED:
             ax.plot([], [], linestyle="none", label=f"and {len(lines) - MOST_NAMED} more")
-        ax.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.2), fontsize=7)
+        below = ax.transAxes + ScaledTranslation(0, -28 / 72, ax.figure.dpi_scale_trans)  # points, as the axis' label
+        at: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.1, 0), "bbox_transform": below}
+        ax.legend(**at, fontsize=7, handlelength=4)  # so long that dashes differ
     ax.set_xlabel(_titled(data["x"]))
     ax.set_ylabel(_titled(data["y"]))
     ax.set_title(data["what"].partition(":")[0])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from flashsim.checking import check_callback, check_choice, check_count, is_one_of, shown
@@ -13,7 +14,7 @@ from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
 from flashsim.testing.kernel import Kernel
-from flashsim.testing.mismatches import Mismatch, mismatches, undeclared
+from flashsim.testing.mismatches import Mismatch, at_their_defaults, mismatches, undeclared
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
 from flashsim.testing.running import Progress, Survey, Tally, applicable, shrink, survey, try_check
 from flashsim.testing.spec import Spec, check_spec
@@ -32,6 +33,9 @@ class AttentionCheckFailed(AssertionError):
     def __init__(self, message: str, report: Report) -> None:
         super().__init__(message)
         self.report = report
+
+
+VERDICT = methodcaller("errisinstance", AttentionCheckFailed)  # of which pytest hides the kit's own lines
 
 
 def check_attention(
@@ -69,6 +73,7 @@ def check_attention(
 
     Returns a report. Raises ValueError for arguments that make no sense.
     """
+    __tracebackhide__ = VERDICT
     check_choice("on_fail", on_fail, ("raise", "return"))
     max_examples, seed = check_count("max_examples", max_examples), check_count("seed", seed, 0, 2**64 - 1)
     progress = check_callback("progress", progress)
@@ -78,6 +83,7 @@ def check_attention(
     if not apply:
         name, why = next(iter(undeclared_for.items()))
         raise ValueError(f"checks names {name!r}, which does not apply: {why}")
+    unchecked = undeclared(kernel), at_their_defaults(kernel)
     missed = mismatches(kernel)
     kernel = _without(kernel, missed)
     if any(mismatch.stops for mismatch in missed):
@@ -92,7 +98,7 @@ def check_attention(
     ]
     left_out = {name: undeclared_for.get(name, "left out by the first calls") for name in found.left_out}
     counted = (kernel.name, repr(spec), found.examples, seed, found.tallies, left_out)
-    report = Report(*counted, failures, expected, missed, undeclared(kernel))
+    report = Report(*counted, failures, expected, missed, *unchecked)
     if on_fail == "raise" and (failures or missed):
         said = [report.missed(), *(f"{failure.message}\n\n{report.table()}" for failure in failures[:1])]
         raise AttentionCheckFailed("\n\n".join(filter(None, said)), report)
@@ -115,6 +121,7 @@ def replay(
 
     Raises ValueError where the check does not apply to what the spec declares.
     """
+    __tracebackhide__ = VERDICT
     kernel = _kernel(fn, spec, backward, dropout)
     if not isinstance(case, Case):
         raise ValueError(f"case is {shown(case)}; expected a flashsim.testing.Case")
@@ -197,6 +204,7 @@ def _check(name: str, fn: Callable[..., Any], spec: Spec, **options: Any) -> Non
     """Run one check in a test. Raises AttentionCheckFailed; skips where no case of the spec is one for it."""
     import pytest
 
+    __tracebackhide__ = VERDICT
     report = check_attention(fn, spec, checks=[name], **options)
     if not report.tallies[name].tried:
         pytest.skip(f"no case that this spec allows is one for {name!r}")
@@ -207,7 +215,7 @@ def parametrize_with_checks(
     spec: Spec,
     *,
     expected_failures: Mapping[str, str] | None = None,
-    max_examples: int = 100,
+    max_examples: int = 300,
     backward: Callable[..., Any] | None = None,
     dropout: Keep | None = None,
     seed: int = 0,

@@ -62,6 +62,7 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
             doubtful += [feature.field] if notes[feature.field] not in ("", FITS) else []
     if "empty_rows" not in given:
         spec, notes["empty_rows"] = _with_empty_rows(fn, spec)
+        doubtful += ["empty_rows"] if notes["empty_rows"] else []
     if "zero_keys" not in given and spec.cross:
         there = replace(spec, zero_keys=True)
         if fits(fn, there, replace(case, N_k=0), "empty_rows"):
@@ -100,7 +101,9 @@ def _with_empty_rows(fn: Callable[..., Any], spec: Spec) -> tuple[Spec, str]:
     case = replace(plain(spec), mask="rows") if spec.masks else replace(plain(spec), N_q=7, N_k=5, causal=True)
     if not spec.masks and (spec.causal != "bottom_right" or not spec.cross):
         return spec, ""
-    for value in ("zero", "nan", "mean"):
+    gave = {"nan": "NaN", "mean": "the values' mean, as where masked scores are finite"}
+    for value in ("zero", *gave):
         if fits(fn, replace(spec, empty_rows=value), case, "empty_rows"):
-            return replace(spec, empty_rows=value), "" if value == "zero" else "what a fully masked row gave"
+            note = f"a fully masked row gave {gave[value]}" if value in gave else ""
+            return replace(spec, empty_rows=value), note
     return replace(spec, empty_rows="undefined"), "a fully masked row gave neither 0, nor NaN, nor the values' mean"

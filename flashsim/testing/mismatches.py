@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,6 +86,8 @@ def _explained(kernel: Kernel, case: Case, broken: str) -> Mismatch | None:
     words = {} if isinstance(kernel.fn, Wrapped) else PACKAGES
     package = next((name for word, name in words.items() if word in broken), "")
     give = f". If it takes {package} arrays, give --wrap {package}, in Python wrap(fn, {package!r})" if package else ""
+    if not package and words and "'numpy.ndarray' object has no attribute" in broken:
+        give = f". If it takes another package's arrays, give --wrap {' or '.join(dict.fromkeys(words.values()))}"
     if parameters(kernel.fn)[:2] == ("hbm", "sram"):
         give = ". It is written on flashsim's memory: flashsim run --algorithm FILE.py:NAME compares it with naive attention"
     says = f"No call succeeds. With NumPy arrays q {q} and k, v {k} of {case.dtype} (B, H, N, d) it {broken.rstrip('.')}{give}"
@@ -157,4 +159,24 @@ def undeclared(kernel: Kernel) -> list[str]:
     named = parameters(kernel.fn)
     return [
         feature.keyword for feature in FEATURES if feature.keyword in named and not getattr(kernel.spec, feature.field)
+    ]
+
+
+def to_declare(keywords: Sequence[str]) -> str:
+    """Return how keywords are declared, on the command line and in Python."""
+    features = [feature for feature in FEATURES if feature.keyword in keywords]
+    flags = (" or ".join([_flag(f.field, f.values[0]), *map(str, f.values[1:])]) for f in features)
+    python = ", ".join(f"{feature.field}={feature.values[0]!r}" for feature in features)
+    return f"{', '.join(flags)}, in Python Spec({python})"
+
+
+def at_their_defaults(kernel: Kernel) -> list[str]:
+    """Return the function's parameters that the kit never gives it, some with the name by which it would."""
+    given = {feature.keyword for feature in FEATURES}
+    given |= set() if kernel.keep_mask is None else {"dropout_p", "seed"}
+    ours = {alias: feature.keyword for feature in FEATURES for alias in feature.aliases}
+    return [
+        f"{name} (the kit's name is {ours[name]})" if name in ours else name
+        for name in parameters(kernel.fn)[3:]
+        if name not in given
     ]

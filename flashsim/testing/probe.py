@@ -81,11 +81,12 @@ def fits(fn: Callable[..., Any], spec: Spec, case: Case | None = None, *checks: 
 
 
 def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a function's parameters; none where they cannot be known."""
+    """Return the names of a function's parameters, without *args and **kwargs; none where they cannot be known."""
     try:
-        return tuple(inspect.signature(fn).parameters)
+        found = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         return ()
+    return tuple(each.name for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
 
 
 def other_specs(spec: Spec) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion
 from flashsim.testing.kernel import Kernel
-from flashsim.testing.mismatches import Mismatch
+from flashsim.testing.mismatches import Mismatch, to_declare
 from flashsim.testing.running import Finding, Tally, size
 from flashsim.testing.wrapping import Wrapped
 
@@ -56,6 +56,7 @@ class Report:
     expected   checks expected to fail, and why
     mismatches what the kernel's first calls did not fit in its spec; left out of the cases, or there are none
     undeclared keywords that the function has and the spec does not, so that nothing checked them
+    defaulted  its parameters that the kit never gives it
     """
 
     kernel: str
@@ -68,6 +69,7 @@ class Report:
     expected: dict[str, str]
     mismatches: Sequence[Mismatch] = ()
     undeclared: Sequence[str] = ()
+    defaulted: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -126,8 +128,13 @@ class Report:
         if self.tallies:
             parts += [self.table(), "worst: the largest error as a part of its budget; above 1 a check fails"]
         if self.undeclared and self.tallies:
-            options = ", ".join(self.undeclared)
-            parts.append(_wrapped(f"Not checked, as the spec does not declare them: its parameters {options}."))
+            named, give = ", ".join(self.undeclared), to_declare(self.undeclared)
+            said = f"Not checked, as the spec does not declare them: its parameters {named}. Give {give}."
+            parts.append(_wrapped(said))
+        if self.defaulted and self.tallies:
+            parts.append(
+                _wrapped(f"Of its other parameters only the defaults are checked: {', '.join(self.defaulted)}.")
+            )
         parts += self._failures()
         if self.unexpected_passes:
             parts.append(f"Expected to fail, and passed: {', '.join(self.unexpected_passes)}")
@@ -165,6 +172,7 @@ class Report:
             "expected_failures": self.expected,
             "mismatches": [str(mismatch) for mismatch in self.mismatches],
             "undeclared": list(self.undeclared),
+            "defaulted": list(self.defaulted),
             "failures": [
                 {
                     "check": failure.check,
