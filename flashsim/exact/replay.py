@@ -70,12 +70,6 @@ def turns(todo: Iterable[Pair], steps: Iterable[tuple[Pair, Sequence[Unit]]]) ->
     return Schedule(found)
 
 
-def weight(x: Tile, m_i: Tile, S_ij: Tile) -> Tile:
-    """Return e^{x − max(m_i, S_ij)}."""
-    result: Tile = exp(x - maximum(m_i, S_ij))
-    return result
-
-
 def row_game(
     hbm: HBM,
     sram: SRAM,
@@ -135,8 +129,10 @@ def row_game(
             for j in sram.loop(N_k, where=products[number, i]):  # line 10
                 (K_j,), (V_j,) = chip["K", j], chip["V", j]
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
-                l_i = on_chip(weight(m_i, m_i, S_ij) * l_i + weight(S_ij, m_i, S_ij), over=l_i)  # line 12
-                O_i = on_chip(weight(m_i, m_i, S_ij) * O_i + weight(S_ij, m_i, S_ij) * V_j, over=O_i)  # line 13
+                l_i = on_chip(exp(m_i - maximum(m_i, S_ij)) * l_i + exp(S_ij - maximum(m_i, S_ij)), over=l_i)  # line 12
+                O_i = on_chip(  # line 13
+                    exp(m_i - maximum(m_i, S_ij)) * O_i + exp(S_ij - maximum(m_i, S_ij)) * V_j, over=O_i
+                )
                 m_i = on_chip(maximum(m_i, S_ij), over=m_i)  # line 14
         for i in sram.loop(N_q, where=np.array([("O", i) in turn.done for i in range(N_q)])):  # line 15
             O_i, l_i, m_i = chip["O", i]
