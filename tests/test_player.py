@@ -718,6 +718,15 @@ def test_two_runs_are_seen_without_scrolling(open_page: Opener, direction: str) 
                 assert box["y"] + box["height"] <= fold, (part, view, second.about.title)
 
 
+@pytest.mark.parametrize("width", [1280, 1400])
+def test_beside_a_second_run_all_of_a_row_is_seen(open_page: Opener, width: int) -> None:
+    """m, its factor, ℓ and four columns of O, at each step: where O is not rescaled, these are what differs."""
+    right, wrong = recorded(causal=True), recorded(with_bug("flash", "no_rescale"), causal=True)
+    page = open_page(right, versus=wrong, viewport={"width": width, "height": 720})
+    cut = "Math.max(...[...document.querySelectorAll('.pairs')].map((box) => box.scrollWidth - box.clientWidth))"
+    assert max(each_step(page, cut)) == 0
+
+
 def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
     right = recorded()
     wrong = recorded(with_bug("flash", "no_rescale"))

@@ -11,7 +11,7 @@ class Player {
   constructor(runs) {
     this.runs = runs, this.t = 0, this.playing = false;
     for (const run of runs) run.alone = runs.length === 1;
-    single = runs.every((run) => run.about.dtype === "float32");
+    single = runs.every((run) => run.about.dtype === "float32"), fewer = runs.length - 1;
     this.pair = runs.length > 1 ? new Alignment(...runs) : null;
     this.views = runs.map((run, n) => this.addView(run, runs.length > 1 ? ["First run", "Second run"][n] : ""));
     find("#views").classList.toggle("two", runs.length > 1);

@@ -44,7 +44,7 @@ function counted(name) {
   return index ? `${name.slice(0, at)}_${index}` : name;
 }
 
-let allDigits = false, single = true; // whether values are shown in full, and whether they are float32
+let allDigits = false, single = true, fewer = 0; // whether values are shown in full, are float32; by how many digits two runs' are shorter
 
 /** The fewest digits that say which number it is. */
 function exactly(x) {
@@ -61,7 +61,8 @@ function number(x) {
   if (x === 0) return "0";
   if (allDigits) return exactly(x);
   const size = Math.abs(x);
-  const text = size >= 1e5 || size < 1e-4 ? x.toExponential(2) : x.toFixed(size >= 1000 ? 1 : size >= 100 ? 2 : size >= 10 ? 3 : 4);
+  const digits = (size >= 1000 ? 1 : size >= 100 ? 2 : size >= 10 ? 3 : 4) - fewer;
+  const text = size >= 1e5 || size < 10 ** (fewer - 4) ? x.toExponential(2 - fewer) : x.toFixed(digits);
   return text.replace("-", "−");
 }
 
