@@ -114,9 +114,10 @@ def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in np.asarray(line.get_xydata(), float)]
 
 
+@pytest.mark.parametrize("N", [256, 1024])  # backward, 1024 rows do not move where there is an L2
 @pytest.mark.parametrize("machine", MACHINES)
-def test_roofline_figure_has_its_points_on_the_roof(machine: str) -> None:
-    data = roofline_data(machine=machine, N=256, d=64, dtype="float16")
+def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> None:
+    data = roofline_data(machine=machine, N=N, d=64, dtype="float16")
     on = MACHINES[machine]
     for ax, (direction, points) in zip(plot_roofline(data), data["directions"].items(), strict=True):
         (left, low), corner, (right, high) = xy(ax, "roof")
@@ -124,12 +125,15 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str) -> None:
         assert low == pytest.approx(left * on.bandwidth)
         assert high == on.peak["float16"]
         for name in ("standard", "flash", "memory_efficient"):
-            line = predict(on, name, N=256, d=64, dtype="float16", direction=direction)
+            line = predict(on, name, N=N, d=64, dtype="float16", direction=direction)
             assert points["algorithms"][name]["time"] == line.time
             ((x, y),) = xy(ax, name)
             assert x == line.intensity
             assert left < x < right
             assert y == pytest.approx(min(on.peak["float16"], x * on.bandwidth))
+        legend = ax.get_legend()
+        moved = any("→" in text.get_text() for text in legend.get_texts())
+        assert ("→ with L2" in legend.get_title().get_text()) == moved
     assert data["chapter"]["prefill"]["intensity"] == 32
     assert data["chapter"]["prefill"]["printed"] == 32.75
     assert data["chapter"]["decode"]["intensity"] == data["chapter"]["decode"]["printed"] == 1

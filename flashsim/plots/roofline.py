@@ -148,15 +148,16 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
             at = data["chapter"][name]
             look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
             _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
+    arrow = ""
     drawn = [*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]
     for name, one in looks(drawn).items():
         look, text = {"color": one.colour, "marker": one.marker}, f"{one.label}: {plain[name]['intensity']:.3g}"
         if name in cached and _apart(cached[name], plain[name]):
-            text += f" → {cached[name]['intensity']:.3g}"
+            arrow, text = " → with L2", f"{text} → {cached[name]['intensity']:.3g}"
             _mark(ax, cached[name], f"{name} through L2", mfc="white", **look)
         if name == "flash" or name in data.get("others", ()) or _apart(plain[name], plain["flash"]):
             _mark(ax, plain[name], name, label=text, **look)
-    title = f"FLOP/byte → with L2\n(ridge {ridge:.3g})"
+    title = f"FLOP/byte{arrow}\n(ridge {ridge:.3g})"
     ax.legend(loc="lower right", title=title, alignment="left", numpoints=1, handlelength=1)
     ax.set_xlim(left, right)
     ax.set_ylim(bottom, peak * 5)
