@@ -322,6 +322,8 @@ def test_the_front_is_drawn_beside_its_peers() -> None:
     shown = [text.get_text() for text in legend.get_texts()]
     assert shown == [LOOKS[name].label for name in ("tensor_core", "hopper", "torch_cudnn", "fa4")]
     assert [ax.get_xlabel() for ax in axes][2:] == ["N (32 heads, float16)", "N (16 heads, float16)"]
+    low, high = axes[2].get_ylim()  # less than a decade
+    assert sum(low <= y <= high for y in axes[2].get_yticks()) >= 4
 
 
 def test_the_front_is_drawn_backward() -> None:
