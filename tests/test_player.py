@@ -725,6 +725,7 @@ def test_beside_a_second_run_all_of_a_row_is_seen(open_page: Opener, width: int)
     page = open_page(right, versus=wrong, viewport={"width": width, "height": 720})
     cut = "Math.max(...[...document.querySelectorAll('.pairs')].map((box) => box.scrollWidth - box.clientWidth))"
     assert max(each_step(page, cut)) == 0
+    assert page.evaluate("[4e-4, -0.0777, 12.3456, 123456].map(number)") == ["4.0e−4", "−0.078", "12.35", "1.2e+5"]
 
 
 def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
