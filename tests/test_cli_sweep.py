@@ -133,7 +133,7 @@ def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         ("--N 8 --d 4 -o a", "no argument of numbers varies"),
         ("--points no.csv", "argument --points: no.csv cannot be read as CSV: No such file or directory"),
         ("--points odd.csv", "argument --points: sweep takes no argument 'n'; did you mean 'N'"),
-        ("--points empty.csv", "error: --points has no rows; expected at least one"),
+        ("--points empty.csv", "error: argument --points: empty.csv has no rows; expected at least one"),
         ("--points twice.csv", "argument --points: twice.csv has several columns N; expected one"),
         ("--points ragged.csv", "ragged.csv has a line with more cells"),
         ("--points odd.csv --csv odd.csv", "argument --csv: odd.csv is the input"),

@@ -179,6 +179,8 @@ def _table(path: Path) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         said = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"argument --points: {path} cannot be read as CSV: {said}") from None
+    if not rows:
+        raise ValueError(f"argument --points: {path} has no rows; expected at least one")
     for twice in sorted({name for name in names if name and names.count(name) > 1}):
         raise ValueError(f"argument --points: {path} has several columns {twice}; expected one")
     if any(None in row for row in rows):

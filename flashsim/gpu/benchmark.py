@@ -129,8 +129,8 @@ def interleaved(
 
     Rounds have orders of their own: who comes after one that draws little power would clock higher each time. There is one
     round more, to find how many launches; it counts for those of which it is one. In it a first call is not timed: where pools
-    are empty it asks the driver for memory, which took 5 ms. One that fails twice goes to `failed`, with the reason, and the
-    others go on; without `failed` the error is raised.
+    are empty it asks the driver for memory, which may take longer than the call. One that fails twice goes to `failed`, with
+    the reason, and the others go on; without `failed` the error is raised.
     """
     rounds, shuffled = max(rounds, LEAST_ROUNDS), random.Random(0)
     launches: dict[str, int] = {}
