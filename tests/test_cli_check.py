@@ -249,7 +249,7 @@ def test_init_writes_a_spec_and_tests_that_run(capsys: pytest.CaptureFixture[str
     assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
-def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines() -> None:
+def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("test_wrong.py").write_text(
         "from flashsim.testing import Case, Spec, check_attention, parametrize_with_checks, replay\n"
         "from my_kernels import unscaled\n"
@@ -259,6 +259,8 @@ def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines() -> None:
         "@parametrize_with_checks(unscaled, Spec(), max_examples=5)\ndef test_each(check):\n    check()\n", "utf-8"
     )  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_wrong.py", "-k"]
+    for name in ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS"):  # with one of the first two, pytest shows each message twice
+        monkeypatch.delenv(name, raising=False)
     ran = subprocess.run([*command, "at_once or again or oracle"], capture_output=True, text=True, check=False)
     assert "3 failed" in ran.stdout, ran.stdout + ran.stderr
     assert ran.stdout.count("The scale is missing") == 2
