@@ -26,15 +26,24 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     Raises OSError for one in a folder that is not there, for a folder, and for a file that may not be written.
     """
     path = path_of(path)
-    if path.is_dir():
+    mode = _mode(path)
+    if mode is not None and stat.S_ISDIR(mode):
         raise IsADirectoryError(f"{path} is a folder; expected a file")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
-    if path.exists() and not os.access(path, os.W_OK):
+    if mode is not None and not os.access(path, os.W_OK):
         raise PermissionError(f"{path} cannot be written: it is read-only")
-    if not path.exists() and not os.access(path.parent, os.W_OK):
+    if mode is None and not os.access(path.parent, os.W_OK):
         raise PermissionError(f"{path} cannot be written: its folder takes no new files")
     return path
+
+
+def _mode(path: Path) -> int | None:
+    """Return the mode of what stands at a path; None where nothing does. Raises OSError for a name too long, a folder closed."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+        return None
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
@@ -43,10 +52,11 @@ def name_of(path: str | os.PathLike[str]) -> str:
 
 
 def what_is_there(path: Path) -> str:
-    """Say, for a message, what stands at a path where there is no regular file."""
-    if path.is_dir():
-        return "a folder"
-    return "a pipe or a device" if path.exists() else "not there"
+    """Say, for a message, what stands at a path where there is no regular file. Raises OSError where that cannot be known."""
+    mode = _mode(path)
+    if mode is None:
+        return "not there"
+    return "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
 
 
 def read_record(path: Path, *needs: str) -> dict[str, Any]:

@@ -144,6 +144,9 @@ REFUSED = {  # command line: what is said
     "run --qkv good.npz good.npz good.npz": "of three files each",
     "run --qkv": "--qkv: expected at least one argument",
     f"run --qkv {'n' * 300}.npz": "too long",
+    f"run -o {'n' * 300}.png": "too long",
+    f"count --d 4 --N 4 --json {'n' * 300}.json": "too long",
+    f"exercise check {'n' * 300}.py": "too long",
     "run --qkv good.npz --padded": "--padded goes with the bundled sample",
     "run --qkv good.npz --head 2": "--head 2 is out of range",
     "run --qkv good.npz --head -1": "--head -1 is out of range",
@@ -221,7 +224,7 @@ REFUSED = {  # command line: what is said
     "tune --d 4 --N 4 --json nowhere/x": "--json",
     # prove
     "prove --exact --N 100 --d 4": "--N is 100; expected 8 at most",
-    "prove --exact --N 3 --d 4 --M 24 -o x.txt": "x.txt has no suffix that says a trace's format",
+    "prove --exact --N 3 --d 4 --M 24 -o x.txt": "argument -o/--output: x.txt has no suffix that says a trace's format",
     # gpu, bench
     "gpu": "the following arguments are required",
     "gpu warm": "there is no 'warm'",
@@ -293,7 +296,7 @@ REFUSED = {  # command line: what is said
     "step --text --open": "--text prints one run",
     "step --open -o x.npz": "--open shows a page",
     "step -o nowhere/x.html": "--output: nowhere/x.html cannot be written",
-    "step -o x.txt": "has no suffix that says a trace's format",
+    "step -o x.txt": "argument -o/--output: x.txt has no suffix that says a trace's format",
     "step --vs q_outer -o x.npz": "expected .html",
     "step -o folder": "--output: folder is a folder",
     # debug
