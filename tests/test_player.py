@@ -517,6 +517,7 @@ def test_skipped_and_masked_tiles_are_told_apart(open_page: Opener) -> None:
     assert "skipped" in page.inner_text(".legend")
     page = open_page(recorded(causal=True))
     assert "partial" in page.inner_text(".legend")
+    assert {"loaded", "made"} <= set(page.inner_text(".legend").split())  # the bar's two colours
     assert "skipped" not in page.inner_text(".legend")
 
 

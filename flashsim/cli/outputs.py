@@ -62,6 +62,16 @@ def figure_stem(options: argparse.Namespace, default: str) -> Path:
     return stem
 
 
+def trace_file(path: Path, only_as_a_page: str = "") -> Path:
+    """Return -o's path if its suffix says a trace's format; .html for what is `only_as_a_page`. Else raise ValueError."""
+    from flashsim.tracing.traces import check_suffix
+
+    try:
+        return check_suffix(path, only_as_a_page)
+    except ValueError as error:
+        raise ValueError(f"argument -o/--output: {error}") from None
+
+
 def saved(path: Path, said: str = "") -> None:
     """Say that a file was written, how large it is, and what else there is to say."""
     print(f"Saved {path} ({human_bytes(path.stat().st_size)}{said})")

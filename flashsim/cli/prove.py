@@ -8,7 +8,7 @@ from typing import Any
 
 from flashsim.checking import DIRECTIONS
 from flashsim.cli.exact import SEARCHED, run_exact
-from flashsim.cli.outputs import check_outputs, finish
+from flashsim.cli.outputs import check_outputs, finish, trace_file
 from flashsim.cli.shared import FILE, FLAG, LENGTHS, add, problem_in
 from flashsim.inputs import float_dtype
 from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
@@ -43,7 +43,6 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return 0, or 1 for a certificate that proves nothing."""
     from flashsim import qkv
     from flashsim.proving import prove
-    from flashsim.tracing.traces import check_suffix
 
     if options.check is not None:
         return _check(options)
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--d is missing: expected --N N --d D, or --check FILE")
     if options.output is not None and not options.exact:
         raise ValueError("-o/--output goes with --exact: it plays the optimum")
-    check_outputs(options, *filter(None, [options.output and check_suffix(options.output)]))
+    check_outputs(options, *filter(None, [options.output and trace_file(options.output)]))
     problem = problem_in(options, mask=None if options.mask is None else qkv.load_mask(options.mask))
     if options.exact and problem.pop("direction") == "backward":
         raise ValueError("--exact is of the forward pass; without it, --backward gives a lower bound")

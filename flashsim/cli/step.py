@@ -10,7 +10,7 @@ from typing import Any
 
 from flashsim.algorithms.own import chosen
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
-from flashsim.cli.outputs import check_outputs, opened, saved
+from flashsim.cli.outputs import check_outputs, opened, saved, trace_file
 from flashsim.cli.shared import FLAG, add, add_algorithm, algorithm_in
 from flashsim.files import write_whole
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
@@ -51,7 +51,6 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.tracing.film import film
     from flashsim.tracing.page import page_of
     from flashsim.tracing.text import lines
-    from flashsim.tracing.traces import check_suffix
 
     second = options.vs or options.bug
     if options.text and (second or options.open or options.output):
@@ -66,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.text:
         check_outputs(options, output)
     if not options.text and not options.gif:
-        check_suffix(output, "the comparison of two" if second else "")
+        trace_file(output, "the comparison of two" if second else "")
     trace, versus = recorded(options)
     note, steps = "", len(trace.steps)
     if options.text:

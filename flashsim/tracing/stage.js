@@ -276,11 +276,12 @@ class Stage {
       }
     const entries = { ...FATES, nothing: "empty", some: "partial" };
     const heat = ["negative", "positive"].map((text, n) => this.legendItem(text, (pen) => { pen.fillStyle = this.ink.heat[n * 40], pen.fillRect(1, 1, 14, 14); }));
+    const bar = [["loaded", "load"], ["made", "chip"]].map(([text, name]) => this.legendItem(text, (pen) => { pen.fillStyle = this.ink[name], pen.fillRect(1, 1, 14, 14); }));
     this.legend.replaceChildren(...Object.entries(entries).filter(([name]) => occurs.has(name)).map(([name, text]) => this.legendItem(text, (pen) => {
       const isMask = name === "nothing" || name === "some";
       drawTile(pen, [1, 1, 14, 14], isMask ? "ahead" : name, isMask ? name : "all", this.ink);
       if (name === "current") pen.strokeStyle = this.ink.current, (pen.lineWidth = 2.5), pen.strokeRect(1.5, 1.5, 13, 13);
-    })), ...heat);
+    })), ...bar, ...heat);
   }
 
   legendItem(text, draw) {
