@@ -50,8 +50,8 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
         except Terminated:
             _say("terminated")
             status = TERMINATED
-        except KeyboardInterrupt:
-            _say("interrupted")
+        except KeyboardInterrupt as stop:
+            _say(f"interrupted{_noted(stop)}")
             status = INTERRUPTED
         except (MemoryError, OverflowError) as error:
             _say(f"{program}: error: this is too large for this machine" + (f": {error}" if str(error) else ""))
@@ -61,13 +61,17 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             _say(f"{program}: error: {what}")
             status = REFUSED
         except Exception as error:
-            ours, notes = isinstance(error, ValueError | MemoryModelError | MissingGPU), getattr(error, "__notes__", [])
+            ours, notes = isinstance(error, ValueError | MemoryModelError | MissingGPU), _noted(error)
             if not ours and not notes:
                 raise
             said = error if ours else f"{type(error).__name__}: {error}"
-            _say(f"{program}: error: {said}" + "".join(f" ({note})" for note in notes))
+            _say(f"{program}: error: {said}{notes}")
             status = REFUSED
         return status
+
+
+def _noted(error: BaseException) -> str:
+    return "".join(f" ({note})" for note in getattr(error, "__notes__", []))
 
 
 def run_script(main: Callable[[], int | None]) -> NoReturn:

@@ -62,8 +62,8 @@ def at_line(file: str, line: int) -> str:
     return f"at line {line} of {file}: {linecache.getline(file, line).strip()}"
 
 
-def note_line(error: Exception, function: Callable[..., Any]) -> None:
-    """Note at which line of its file a user's function went wrong: its first, if it could not be called."""
+def note_line(error: BaseException, function: Callable[..., Any]) -> None:
+    """Note at which line of its file a user's function went wrong, or was interrupted: its first, if it could not be called."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or code.co_filename.startswith(PACKAGE):
         return

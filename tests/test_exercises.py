@@ -104,6 +104,13 @@ def test_an_error_is_said_at_the_student_s_line(tmp_path: Path) -> None:
     assert "defines no function step" in gone.said
 
 
+def test_ctrl_c_shows_where_an_endless_loop_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    endless = "import signal\n\n\ndef softmax(S):\n    while True:\n        signal.raise_signal(signal.SIGINT)\n"
+    file = written(tmp_path, "softmax", endless)
+    assert main(["exercise", "check", str(file)]) == 130
+    assert capsys.readouterr() == ("", f"interrupted (at line 6 of {file}: signal.raise_signal(signal.SIGINT))\n")
+
+
 @pytest.mark.parametrize("name", EXERCISES)
 @pytest.mark.parametrize("returned", ["None", "'x'", "(1, 2, 3)", "1.5"])
 def test_whatever_is_returned_is_judged(name: str, returned: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.notation import rowsum
 from flashsim.algorithms.own import algorithm_of, chosen
 from flashsim.checking import check_count
+from flashsim.cli import main
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError
 from flashsim.options import Option
@@ -336,6 +337,13 @@ def test_what_cannot_be_counted_is_told(line: str, said: str, tmp_path: Path) ->
     with pytest.raises(TypeError, match=re.escape(said)) as caught:
         flashsim.count(mine, N=9, d=4, blocks=(4, 5), M=200)
     assert caught.value.__notes__ == [f"at line 11 of {tmp_path / 'mine.py'}: {line}"]
+
+
+def test_ctrl_c_is_told_at_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + "        raise KeyboardInterrupt\n    return O\n", encoding="utf-8")
+    assert main(["count", "--algorithm", f"{file}:mine", "--N", "8", "--d", "4"]) == 130
+    assert capsys.readouterr().err == f"interrupted (at line 10 of {file}: raise KeyboardInterrupt)\n"
 
 
 def test_numpy_s_sums_are_counted_as_an_array_s_own(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _file_of(function: Callable[..., Any]) -> str:
 
 
 class _Explained:
-    """A function of the user's; its errors say at which of its lines they occurred."""
+    """A function of the user's; its errors, and Ctrl-C, say at which of its lines they occurred."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -129,6 +129,6 @@ class _Explained:
     def __call__(self, *args: Any) -> Any:
         try:
             return self._function(*args)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             note_line(error, self._function)
             raise

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.memory import NotOnChip, SramOverflow
-from flashsim.source import reread
+from flashsim.source import at_line, reread
 
 HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (NotOnChip, "is in HBM. Bring", "What is in HBM is a handle. Load the block first, and compute with the tile you get."),
@@ -76,13 +76,20 @@ class Work:
         try:
             with np.errstate(all="ignore"):
                 return work()
+        except KeyboardInterrupt as stop:
+            if line := self._line(stop):
+                stop.add_note(at_line(str(self.path), line))
+            raise
         except (Exception, SystemExit) as error:
-            lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == self.file]
-            line = lines[-1] if lines else None
+            line = self._line(error)
             said = f"{_at(line)}{type(error).__name__}: {error}{self._text(line)}"
             hints = [hint for text, hint in when.items() if text in str(error)]
             hints += [hint for kind, text, hint in HINTS if isinstance(error, kind) and text in str(error)]
             raise Wrong(said, hints[0] if hints else "") from None
+
+    def _line(self, error: BaseException) -> int | None:
+        lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == self.file]
+        return lines[-1] if lines else None
 
     def _text(self, line: int | None) -> str:
         text = linecache.getline(self.file, line).strip() if line else ""
