@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -269,6 +270,14 @@ def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines(monkeypatch: pytes
     ran = subprocess.run([*command, "nonsense"], capture_output=True, text=True, check=False)
     assert "spec is 3; expected a flashsim.testing.Spec" in ran.stdout
     assert ": in check_attention" in ran.stdout  # an error is shown with its way
+
+
+def test_ctrl_c_says_where_a_kernel_was_and_on_which_case(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "def stuck(q, k, v):\n    if k.shape[2] > 5:\n        raise KeyboardInterrupt\n    return q\n"
+    Path("stuck.py").write_text(text, encoding="utf-8")
+    assert main(["check", "stuck.py:stuck", "--quiet"]) == 130
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"interrupted \(at .*stuck\.py:3\) \(in the check oracle on Case\(.*N_k=\d.*\)\)", said)
 
 
 def test_init_overwrites_only_when_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,10 +163,18 @@ def _copied(options: dict[str, Any]) -> dict[str, Any]:
 def _called(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         return fn(*args, **options)
+    except KeyboardInterrupt as stop:
+        if place := _where(stop):
+            stop.add_note(place)
+        raise
     except (Exception, SystemExit) as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]  # the call itself, in this file, is no place
-        place = "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
-        raise Broken(f"raised {type(error).__name__}: {error}{place}") from error
+        place = _where(error)
+        raise Broken(f"raised {type(error).__name__}: {error}" + f" ({place})" * bool(place)) from error
+
+
+def _where(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "" if last.filename == __file__ else f"at {last.filename}:{last.lineno}"  # the call itself is no place
 
 
 def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:

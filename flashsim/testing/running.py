@@ -65,6 +65,9 @@ def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = No
                     worst = Finding(check.name, fitted, ratio, comparison, tuple(map(int, index)))
     except OutsidePool:
         return worst
+    except KeyboardInterrupt as stop:
+        stop.add_note(f"in the check {check.name} on {fitted!r}")
+        raise
     except Broken as broken:
         return Finding(check.name, fitted, float("inf"), broken=str(broken))
     return worst
