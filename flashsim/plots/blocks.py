@@ -154,8 +154,8 @@ def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     for direction, numbers in passes.items():
         if data["theory"]["B_c"][0] <= B_c:
             accesses = [numbers["paper"]["accesses"]]
-            look: dict[str, Any] = {"color": BY_DIRECTION[direction] if both else BLACK, "markerfacecolor": ORANGE}
-            ax.plot([B_c], accesses, "D", **look, markersize=6, gid=_gid("paper", direction), label=label)
+            marker: dict[str, Any] = {"color": BY_DIRECTION[direction] if both else BLACK, "markerfacecolor": ORANGE}
+            ax.plot([B_c], accesses, "D", **marker, markersize=6, gid=_gid("paper", direction), label=label)
             label = None
     _label(ax, data, passes)
 
