@@ -391,7 +391,7 @@ def test_products_of_q_and_k_that_overflow_before_a_small_scale_are_refused() ->
     bad("products of Q and K could reach 9e.38, and float32 ends at 3.4e.38", Q, Q, V, name="flash", scale=1e-38)
     assert np.array_equal(flashsim.forward("flash_basic", Q, Q, V, scale=1e-38).O, V)
     run = flashsim.forward("flash", Q * 0, Q * 1e18, V, scale=1e-38)
-    with pytest.raises(ValueError, match="dO is too large: dP could reach 2 and a sum .*float32 ends at"):
+    with pytest.raises(ValueError, match=r"dO is too large: dP could reach 2 and a sum .*float32 ends at"):
         flashsim.backward("flash", run, V * 2)
 
 
