@@ -277,7 +277,12 @@ def check_backward_range(
 
 
 def check_range(
-    inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None, bias: float = 0.0, folded: bool = False
+    inputs: Inputs,
+    scale: float,
+    dropout_p: float,
+    stored: np.dtype[Any] | None,
+    bias: float = 0.0,
+    folded: bool = False,
 ) -> None:
     """Refuse finite inputs so large that a score or a weighted sum could overflow, which would give NaN.
 
@@ -289,7 +294,9 @@ def check_range(
     """
     chip = chip_dtype(inputs.dtype)
     if not abs(scale) <= largest(chip):
-        raise ValueError(f"scale is {scale:.3g}; expected one that {chip.name} holds, which ends at {largest(chip):.3g}")
+        raise ValueError(
+            f"scale is {scale:.3g}; expected one that {chip.name} holds, which ends at {largest(chip):.3g}"
+        )
     with np.errstate(over="ignore", invalid="ignore"):
         q, k = (_longest_row(a) for a in (inputs.Q, inputs.K))
         score = abs(scale) * q * k + bias

@@ -414,7 +414,9 @@ def test_what_is_too_large_is_said_to_be_larger_than_what_the_type_holds() -> No
 def test_a_scale_that_the_chip_s_type_does_not_hold_is_refused(name: str) -> None:
     """It would be ∞ there, and ∞ · 0 NaN."""
     Q = np.zeros((2, 1), np.float32)
-    bad(r"scale is -1e\+39; expected one that float32 holds, which ends at 3.4e.38", Q, Q, Q + 1, name=name, scale=-1e39)
+    bad(
+        r"scale is -1e\+39; expected one that float32 holds, which ends at 3.4e.38", Q, Q, Q + 1, name=name, scale=-1e39
+    )
     assert np.array_equal(flashsim.forward(name, Q, Q, Q + 1, scale=3e38).O, Q + 1)
     wide = Q.astype(np.float64)
     assert np.array_equal(flashsim.forward(name, wide, wide, wide + 1, scale=-1e39).O, wide + 1)
