@@ -258,7 +258,8 @@ def check_backward_range(
     """Refuse finite gradients so large that a sum could overflow the chip, or dP the type it is stored in.
 
     |dP| is at most |do|·|v| / (1 − p), and so is |D|, or |do|·|o|, where o is no average for all that rounding left of log L.
-    P is at most 1, so |dS| is at most |dP| + |D|; the sums run over N_k terms of it, or over N_q of each query head of a group.
+    P is at most 1, so |dS| is at most |dP| + |D|; the sums run over N_k terms of it, or over N_q of each query head of a group,
+    and are scaled last.
     """
     chip = chip_dtype(inputs.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -266,7 +267,7 @@ def check_backward_range(
         dP = do * v / (1 - dropout_p)
         dS = dP + max(dP, do * o)
         N = max(inputs.group * inputs.shape.N_q, inputs.shape.N_k)
-        most = max(N * dS * max(1.0, abs(scale) * max(q, k, 1.0)), N * do / (1 - dropout_p))
+        most = max(N * dS * max(1.0, abs(scale)) * max(q, k, 1.0), N * do / (1 - dropout_p))
     type_ = stored if stored is not None and largest(stored) < largest(chip) else chip
     if not (dS < largest(type_) and most < largest(chip) / 4):
         raise ValueError(
@@ -276,22 +277,32 @@ def check_backward_range(
 
 
 def check_range(
-    inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None, bias: float = 0.0
+    inputs: Inputs,
+    scale: float,
+    dropout_p: float,
+    stored: np.dtype[Any] | None,
+    bias: float = 0.0,
+    folded: bool = False,
 ) -> None:
     """Refuse finite inputs so large that a score or a weighted sum could overflow, which would give NaN.
 
-    Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz), the difference of two at
-    most twice that; partial sums of P̃V at most N_k·max|v|. `bias` is the most that one adds. `stored` is the type S is
-    written to HBM in, for the algorithms that do.
+    Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz), or |q|·|k|, as they are
+    scaled last unless `folded`: then Q comes scaled. The difference of two is at most twice a score; partial sums of P̃V are at
+    most N_k·max|v|. `bias` is the most that one adds. `stored` is the type S is written to HBM in, for the algorithms that do.
 
     Raises ValueError.
     """
     chip = chip_dtype(inputs.dtype)
+    if not abs(scale) <= largest(chip):
+        raise ValueError(
+            f"scale is {scale:.3g}; expected one that {chip.name} holds, which ends at {largest(chip):.3g}"
+        )
     with np.errstate(over="ignore", invalid="ignore"):
         q, k = (_longest_row(a) for a in (inputs.Q, inputs.K))
         score = abs(scale) * q * k + bias
         total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k / (1 - dropout_p)
         reached = (
+            ("products of Q and K could reach {:.3g}", 0.0 if folded else q * k, chip),
             ("scores could reach {:.3g}", score, chip if stored is None else stored),
             ("a row of scale · Q could be {:.3g} long", max(q, abs(scale) * q), chip),
             ("two scores could be {:.3g} apart", 2 * score, chip),

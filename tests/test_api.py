@@ -360,8 +360,9 @@ def test_patterns(call: Any, message: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("scale", [1.0, -1e-20, 1e-300, 0.0])
 @pytest.mark.parametrize("name", FORWARD)
-def test_finite_input_never_gives_nan(name: str) -> None:
+def test_finite_input_never_gives_nan(name: str, scale: float) -> None:
     """Inputs near the end of the range are refused with a reason, or computed; none comes out as NaN."""
     refusals = []
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
@@ -371,13 +372,27 @@ def test_finite_input_never_gives_nan(name: str) -> None:
             Q, K, V = (np.full((5, 3), x).astype(dtype) for x in (q, k, v))
             K[::2] *= dtype(-1)
             try:
-                O = flashsim.forward(name, Q, K, V, scale=1.0).O
+                run = flashsim.forward(name, Q, K, V, scale=scale)
+                results = [run.O]
+                if name in BACKWARD:
+                    gradients = flashsim.backward(name, run, np.ones_like(V))
+                    results += [gradients.dQ, gradients.dK, gradients.dV]
             except ValueError as error:
                 refusals.append(str(error))
             else:
-                assert np.isfinite(O.astype(np.float64)).all()
-    assert len(refusals) >= 8
-    assert all(re.search(r"too large.*ends at", refusal) for refusal in refusals)
+                assert all(np.isfinite(result.astype(np.float64)).all() for result in results)
+    assert len(refusals) >= 4
+    assert all(re.search(r"too large.*ends at|overflows", refusal) for refusal in refusals)
+
+
+def test_products_of_q_and_k_that_overflow_before_a_small_scale_are_refused() -> None:
+    """τ(QKᵀ) computes QKᵀ first; where τ is folded into Q, as in Algorithms 0 and 1, nothing overflows."""
+    Q, V = np.full((2, 1), 3e19, np.float32), np.ones((2, 1), np.float32)
+    bad("products of Q and K could reach 9e.38, and float32 ends at 3.4e.38", Q, Q, V, name="flash", scale=1e-38)
+    assert np.array_equal(flashsim.forward("flash_basic", Q, Q, V, scale=1e-38).O, V)
+    run = flashsim.forward("flash", Q * 0, Q * 1e18, V, scale=1e-38)
+    with pytest.raises(ValueError, match=r"dO is too large: dP could reach 2 and a sum .*float32 ends at"):
+        flashsim.backward("flash", run, V * 2)
 
 
 def test_standard_attention_refuses_scores_that_overflow_what_s_is_kept_in() -> None:
@@ -393,6 +408,18 @@ def test_what_is_too_large_is_said_to_be_larger_than_what_the_type_holds() -> No
     Q = np.full((4, 4), np.sqrt(0.5e38), np.float32)
     bad("two scores could be 4e.38 apart, and float32 ends at 3.4e.38", Q, Q, Q, scale=1.0)
     bad("a row of scale · Q could be 1.41e.39 long, and float32 ends at 3.4e.38", Q, Q * 0, Q, scale=1e20)
+
+
+@pytest.mark.parametrize("name", ["flash", "flash_basic"])
+def test_a_scale_that_the_chip_s_type_does_not_hold_is_refused(name: str) -> None:
+    """It would be ∞ there, and ∞ · 0 NaN."""
+    Q = np.zeros((2, 1), np.float32)
+    bad(
+        r"scale is -1e\+39; expected one that float32 holds, which ends at 3.4e.38", Q, Q, Q + 1, name=name, scale=-1e39
+    )
+    assert np.array_equal(flashsim.forward(name, Q, Q, Q + 1, scale=3e38).O, Q + 1)
+    wide = Q.astype(np.float64)
+    assert np.array_equal(flashsim.forward(name, wide, wide, wide + 1, scale=-1e39).O, wide + 1)
 
 
 def test_importing_flashsim_is_quick_to_do() -> None:

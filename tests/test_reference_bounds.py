@@ -14,7 +14,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashsim.reference import bias_gradient_bound, error_bound, gradient_bounds, group_bound
+import flashsim
+from flashsim.algorithms import BACKWARD
+from flashsim.reference import (
+    attention,
+    backward_rounding,
+    bias_gradient_bound,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    group_bound,
+    of_bound,
+    rounding,
+    score_reach,
+)
 
 N_q, N_k, d, d_v, P = 4, 2, 2, 3, 0.5
 VALUES = (1.0, 3.0)  # of V's rows
@@ -47,6 +60,7 @@ def what(o: dict[str, Any]) -> SimpleNamespace:
     dropped, kept = o["keep"] is not None, o["scores_stored"] or o["operands_stored"]
     gain, tau = 1 / (1 - o["dropout_p"]), abs(o["scale"])
     delta = (d + 4) * u * tau + o["scores_stored"] * u_s * tau + o["logs_rounded"] * u * (tau + math.log(N_k))
+    delta += least * (d * max(1, tau) + d * (1 + 1) * 0.5)
     relative = math.expm1(2 * delta) + (N_k + 8 * (o["steps"] + 1) + 3 * dropped) * u + kept * (1 + dropped) * u_s
     stores = o["steps"] if o["stores"] is None else o["stores"]
     return SimpleNamespace(
@@ -57,7 +71,8 @@ def what(o: dict[str, Any]) -> SimpleNamespace:
 
 def of_O(o: dict[str, Any], C: float) -> float:
     w = what(o)
-    floor = w.stores * w.step + w.least * w.gain * sum(VALUES) + w.kept * w.step * (w.gain + w.dropped) * sum(VALUES)
+    floor = w.stores * w.step + w.least * (N_k + o["steps"] + w.gain * sum(VALUES))
+    floor += w.kept * w.step * (w.gain + w.dropped) * sum(VALUES)
     return float(min(C * (w.relative + w.stores * w.u_s) * w.mass, w.most) + floor)
 
 
@@ -78,9 +93,9 @@ def of_gradients(o: dict[str, Any], dQ_stores: int, recombined: bool) -> tuple[f
     E_dP = [((d_v + 4) * u + (1 + w.dropped) * u_p) * a + extra for a in A_Z]
     D = P * sum(A_Z)
     if o["scores_stored"]:
-        E_D = sum((P + E_P) * e + E_P * a for e, a in zip(E_dP, A_Z, strict=True)) + (N_k + 2) * u * D
+        E_D = sum((P + E_P) * e + E_P * a for e, a in zip(E_dP, A_Z, strict=True)) + (N_k + 2) * u * D + N_k * w.least
     else:
-        E_D = size * (of_O(o, 1.0) + (d_v + 2) * u * w.mass + w.least)
+        E_D = size * (of_O(o, 1.0) + (d_v + 2) * u * w.mass + w.least) + d_v * w.least
     off = [abs(x - P * sum(dP)) for x in dP]
     E_dS = [
         E_P * x
@@ -92,9 +107,10 @@ def of_gradients(o: dict[str, Any], dQ_stores: int, recombined: bool) -> tuple[f
     ]
     reach = [P * x + e for x, e in zip(off, E_dS, strict=True)]  # |dS| as it may be
     k, q = 0.5, 1.0
-    dQ = w.tau * k * (sum(E_dS) + ((N_k + 4) * u + dQ_stores * w.u_s) * sum(reach)) + dQ_stores * w.step + N_k * w.least
+    dQ = w.tau * k * (sum(E_dS) + ((N_k + 4) * u + dQ_stores * w.u_s) * sum(reach)) + dQ_stores * w.step
+    dQ += ((1 + w.tau) * N_k + k * sum(reach)) * w.least
     dK = [
-        w.tau * q * N_q * (e + ((N_q + 4) * u + w.u_s) * r) + w.step + N_q * w.least
+        w.tau * q * N_q * (e + ((N_q + 4) * u + w.u_s) * r) + w.step + ((1 + w.tau) * N_q + q * N_q * r) * w.least
         for e, r in zip(E_dS, reach, strict=True)
     ]
     return o["C"] * dQ, [o["C"] * x for x in dK], [o["C"] * x for x in dV]
@@ -116,14 +132,14 @@ def test_bounds_are_what_they_are_said_to_be(asked: dict[str, Any], formats: dic
 
 @pytest.mark.parametrize("p", [0.0, 0.75])
 def test_where_rounding_decides_the_softmax_two_averages_of_v_differ_by_its_range_at_most(p: float) -> None:
-    want = 2 * 3 * (1 + 2.0**-8) / (1 - p) + 2.0**-24 * (1 + 4 / (1 - p))
+    want = 2 * 3 * (1 + 2.0**-8) / (1 - p) + 2.0**-24 * (1 + N_k + 1 + 4 / (1 - p))
     assert np.allclose(error_bound(Q, K, V, **WIDE, scale=2.0**20, dropout_p=p), want, rtol=1e-12, atol=0)
 
 
 def test_what_is_dropped_whole_leaves_the_smallest_numbers() -> None:
     o = {**PLAIN, "chip": np.float32, "stored": np.float32, "flushed": True, "steps": 3}
     bound = error_bound(Q, K, V, **{**o, "keep": np.zeros((N_q, N_k), bool), "dropout_p": 0.75})
-    assert np.array_equal(bound, np.full((N_q, d_v), 2.0**-126 * (3 + 4 * 4)))
+    assert np.array_equal(bound, np.full((N_q, d_v), 2.0**-126 * (3 + N_k + 3 + 4 * 4)))
 
 
 @pytest.mark.parametrize(("chip", "u"), [(None, 2.0**-24), (np.float64, 2.0**-53)])
@@ -180,3 +196,38 @@ def test_a_signature_says_what_is_taken(function: Any) -> None:
     assert {name: own[name].default for name in known if name != "bias"} == {
         name: parameter.default for name, parameter in known.items() if name != "bias"
     }
+
+
+LEAST = 2.0**-149
+UNEQUAL = np.log([[1.0], *([[0.1]] * 19)])  # keys whose weights, not yet divided, are 1 and 0.1
+HEAVY = np.column_stack(
+    [np.log([1.0, *([0.1 / 59 / 0.9] * 59)]), np.eye(60)[0]]
+)  # and of which the first has nine tenths
+LOST: dict[str, tuple[str, Any, Any, Any, Any, float]] = {  # algorithm; Q, K, V, dO; scale
+    "what is summed up to O": ("flash", [[1]], UNEQUAL, [[5 * LEAST]] * 20, [[1]], 1.0),
+    "products of Q and K": ("flash", [[2.9e-23] * 64], [[2.9e-23] * 64, [0] * 64], [[1], [-1]], [[1e-3]], 3e38),
+    "a scaled Q": ("flash_basic", [[3 * LEAST] * 64], [[3e38] * 64, [0] * 64], [[1], [-1]], [[1]], 0.5),
+    "the scale": ("flash", [[1e19]], [[1.2e19], [0]], [[1], [2]], [[1]], 3e-43),
+    "sums that are scaled": ("flash", [[1e-30]], [[3e-30], [1e-30]], [[1], [2]], [[1e-20]], 1e30),
+    "D": ("standard", [[1, 0]], HEAVY, [[0], *([[25]] * 59)], [[10 * LEAST]], 1.0),
+}
+
+
+@pytest.mark.parametrize("case", LOST.values(), ids=LOST)
+def test_what_underflows_is_within_the_bounds(case: tuple[str, Any, Any, Any, Any, float]) -> None:
+    name, *given, scale = case
+    Q, K, V, dO = (np.array(a, np.float32) for a in given)
+    run = flashsim.forward(name, Q, K, V, scale=scale, M=10**5)
+    bound = error_bound(Q, K, V, scale=scale, **rounding(name, run.blocks))
+    assert of_bound(run.O, attention(Q, K, V, scale=scale), bound) <= 1
+    assert np.isfinite(bound).all()
+    if name in BACKWARD:
+        got = flashsim.backward(name, run, dO)
+        bounds = gradient_bounds(Q, K, V, dO, scale=scale, **backward_rounding(name, run.blocks, got.blocks))
+        want = gradients(Q, K, V, dO, scale=scale)
+        for found, exact, most in zip((got.dQ, got.dK, got.dV), want, bounds, strict=True):
+            assert of_bound(found, exact, most) <= 1
+
+
+def test_a_reach_is_finite_though_its_products_overflow_before_a_small_scale() -> None:
+    assert np.allclose(score_reach([[1e160]], [[1e160]], scale=1e-300), 1e20, rtol=1e-12, atol=0)

@@ -74,7 +74,8 @@ def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None, bias: Any = N
     Over the keys that the mask allows; 0 for a row that has none.
     """
     q, k = (np.abs(_numbers(a)) for a in check_attention(Q=Q, K=K, mask=mask, bias=bias))
-    reach = abs(check_scale(scale, q.shape[-1])) * (q @ k.swapaxes(-1, -2))
+    tau = abs(check_scale(scale, q.shape[-1]))
+    reach = max(tau, 1.0) * (min(tau, 1.0) * q @ k.swapaxes(-1, -2))
     reach = reach if bias is None else reach + np.abs(_numbers(bias))
     return np.asarray((reach if mask is None else np.where(mask, reach, 0.0)).max(axis=-1, keepdims=True))
 
@@ -99,6 +100,8 @@ def error_bound(
     is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
     `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
     Keeping log L in place of ℓ and m rounds max_j |S| + log N_k: that times u is added to δ, `logs_rounded` times.
+    What underflows loses the chip's smallest subnormal at most, be it τ, a scaled Q or a product of Q and K: that times
+    d·max(1, |τ|) + max_j Σ_c (1 + |q_c|)|k_jc| is added to δ; and N_k + steps times it to O's bound, for what is summed up there.
     A weight e^s is then off by a factor e^{±δ}, and so is the sum that divides it: together expm1(2δ).
     Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on P|V|.
     Dropout turns P into PZ, Z being 0 or 1/(1 − p) (rounded, and multiplied by: 3u), and where P is stored, PZ is too.
@@ -139,7 +142,8 @@ def gradient_bounds(
     dS = P∘(dP − D): E = E(P)·|dP − D| + (P + E(P))·(E(dP) + E(D) + 2u·(A_Z + |D|)), and u_s where it is stored.
     By way of a block's own D_j, which is an average of dP: 4u·max_j A_Z more inside the last bracket.
     dQ = τ dS K, N_k terms: E = |τ|·(E(dS)|K| + (N_k + 4)·u·|dS||K|) and dQ_stores·u_s of that sum. dK likewise: N_q, one store.
-    Each rounding to `stored` may lose its smallest subnormal. C = 2 leaves room for second-order terms, as before.
+    Each rounding to `stored` may lose its smallest subnormal; each term of D, dQ, dK, dV the chip's, which dQ and dK scale by τ;
+    τ the chip's, times |dS||K|. C = 2 leaves room for second-order terms, as before.
     Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
     """
     has = _Bounds(
@@ -245,6 +249,8 @@ class _Bounds:
         reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
         delta = ((d + 4 + 2 * biased) * self.u + scores_stored * (1 + biased) * self.u_s) * reach
         delta = delta + self.logs_rounded * self.u * (reach + math.log(N_k))
+        delta = delta + self.least * d * max(1.0, abs(self.tau))
+        delta = delta + score_reach(1 + np.abs(self.Q), self.K, scale=self.least, mask=mask)
         terms = (N_k + 8 * (self.steps + 1) + 3 * self.dropped) * self.u + self.kept * (1 + self.dropped) * self.u_s
         with np.errstate(over="ignore"):
             self.relative = np.expm1(2 * delta) + terms
@@ -252,7 +258,8 @@ class _Bounds:
     def of_O(self, C: float) -> Array:
         """Return how far O may be off, first-order terms taken C times."""
         gain, size = 1 / (1 - self.dropout_p), np.abs(self.V)
-        floor = self.stores * self.step + self.least * gain * size.sum(axis=-2, keepdims=True)
+        floor = self.stores * self.step + self.least * (self.K.shape[-2] + self.steps)
+        floor = floor + self.least * gain * size.sum(axis=-2, keepdims=True)
         if self.kept:
             floor = floor + self.step * (gain + self.dropped) * size.sum(axis=-2, keepdims=True)
         with np.errstate(over="ignore"):
@@ -281,10 +288,10 @@ class _Bounds:
             E_dP = E_dP + (d_v * least + step_p) * np.maximum(Z, 1) + step_p * dropped
             D_sum = (P * A_Z).sum(axis=-1, keepdims=True)
             if self.scores_stored:
-                E_D = ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True) + (N_k + 2) * u * D_sum
+                E_D = ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True) + (N_k + 2) * u * D_sum + N_k * least
             else:
                 off = self.of_O(1.0) + (d_v + 2) * u * self.mass + least
-                E_D = (np.abs(dO) * off).sum(axis=-1, keepdims=True)
+                E_D = (np.abs(dO) * off).sum(axis=-1, keepdims=True) + d_v * least
             dP = Z * (dO @ self.V.swapaxes(-1, -2))
             dP_less_D = np.abs(dP - (P * dP).sum(axis=-1, keepdims=True))
             detour = np.where(self.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * recombined
@@ -293,11 +300,12 @@ class _Bounds:
 
             tau, dS = abs(self.tau), P * dP_less_D
             dS_T, E_dS_T = dS.swapaxes(-1, -2), E_dS.swapaxes(-1, -2)
-            dQ_sum, dK_sum = tau * ((dS + E_dS) @ np.abs(self.K)), tau * ((dS_T + E_dS_T) @ np.abs(self.Q))
+            dQ_plain, dK_plain = (dS + E_dS) @ np.abs(self.K), (dS_T + E_dS_T) @ np.abs(self.Q)
+            dQ_sum, dK_sum = tau * dQ_plain, tau * dK_plain
             E_dQ = tau * (E_dS @ np.abs(self.K)) + ((N_k + 4) * u + dQ_stores * u_s) * dQ_sum + dQ_stores * step
             E_dK = tau * (E_dS_T @ np.abs(self.Q)) + ((N_q + 4) * u + u_s) * dK_sum + step
-            E_dQ = np.where(self.any_key, E_dQ + N_k * least, 0.0)
-            E_dK, E_dV = E_dK + N_q * least, E_dV + N_q * least
+            E_dQ = np.where(self.any_key, E_dQ + ((1 + tau) * N_k + dQ_plain) * least, 0.0)
+            E_dK, E_dV = E_dK + ((1 + tau) * N_q + dK_plain) * least, E_dV + N_q * least
             pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
             return Three(*(self._within_range(self.C * bound, most) for bound, most in pairs)), dS, E_dS
 

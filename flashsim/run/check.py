@@ -32,7 +32,8 @@ def forward_task(
     M = check_M(M, given.dtype.itemsize)
     if check_finite:
         stored, bias = given.dtype if algorithm.stores_scores else None, asked.mask.bias
-        check_range(given, asked.tau, asked.dropout_p, stored, 0.0 if bias is None else bias.largest)
+        most, folded = 0.0 if bias is None else bias.largest, "tau" not in algorithm.parts
+        check_range(given, asked.tau, asked.dropout_p, stored, most, folded)
     return Task(algorithm, given.copy(), asked, M, policy, gqa, check_finite)
 
 
