@@ -1,9 +1,9 @@
 """The optimum of a small problem, found, replayed and proved: `optimum`.
 
-    found = flashsim.optimum(N=4, d=4, M=24)
-    found.upper, found.schedule                   # 128 elements, and the turns that move them
-    found.replay(Q, K, V, trace=True).trace       # on the memory, with real numbers
-    found.certificate()                           # for flashsim.exact.certificate, which checks it on its own
+found = flashsim.optimum(N=4, d=4, M=24)
+found.upper, found.schedule                   # 128 elements, and the turns that move them
+found.replay(Q, K, V, trace=True).trace       # on the memory, with real numbers
+found.certificate()                           # for flashsim.exact.certificate, which checks it on its own
 """
 
 from __future__ import annotations
