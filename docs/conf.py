@@ -24,6 +24,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:class", ".*")]  # types in signatures, of other libraries too
 suppress_warnings = ["myst.header"]  # README of a folder may begin with a heading of any level
 show_warning_types = True
+smartquotes_action = "qe"  # not dashes: --causal is an option
 
 SECTIONS = {
     "Tutorial": ["docs/run", "docs/watch", "figures/gallery/README", "docs/exercises"],

@@ -2,11 +2,11 @@
 
 Algorithms speak to it in five verbs::
 
-    K_j, V_j = sram.load(K[j], V[j])         # HBM -> SRAM, counted
-    S_ij = on_chip(Q_i @ K_j.T)              # a result now occupies SRAM (on_chip is sram.on_chip)
-    O_i = sram.full(O[i].shape, 0.0)         # registers set to a constant
-    sram.store(O[i], O_i_new)                # SRAM -> HBM, counted
-    for j in sram.loop(T_c): ...             # whatever a turn brought on chip is evicted at its end
+    K_j, V_j = sram.load(K[j], V[j])    # HBM -> SRAM, counted
+    S_ij = sram.on_chip(Q_i @ K_j.T)    # a result now occupies SRAM
+    O_i = sram.full(O[i].shape, 0.0)    # registers set to a constant
+    sram.store(O[i], O_i_new)           # SRAM -> HBM, counted
+    for j in sram.loop(T_c): ...        # evicts at each turn's end what the turn brought on chip
 
 A table that a program follows is read a word at a time: `b = sram.word(table[s, j])` is a number. Rows that lie anywhere
 are one block, `K.at(rows)`, which is gathered by a load and scattered by a store.

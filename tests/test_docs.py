@@ -138,6 +138,18 @@ def test_debugging_at_a_tile_is_real(monkeypatch: pytest.MonkeyPatch, capsys: py
     in_order(shown, capsys.readouterr().out.replace("(Pdb) ", ""))
 
 
+def test_debugging_an_algorithm_of_ones_own_is_real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mine,) = (block for block in blocks(README, "python") if block.startswith("# mine.py"))
+    (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("p i, j\nq\n"))
+    (command,) = re.findall(r"^flashsim (debug [^#\n]*)", text_of(ROOT / "docs" / "own.md"), re.MULTILINE)
+    assert main(shlex.split(command)) == 0
+    assert "(0, 1)" in capsys.readouterr().out
+
+
 # --------------------------------------------------------------------------------------------------------------- links
 
 

@@ -84,6 +84,12 @@ def test_what_leads_nowhere_fails_the_build(tmp_path: Path, page: str, reference
     assert complaint in said
 
 
+def test_options_keep_their_two_dashes(tmp_path: Path) -> None:
+    status, said = built(tmp_path, "With --causal it is so.")
+    assert (status, said) == (0, "")
+    assert "With --causal it is so." in text_of(tmp_path / "out" / "docs" / "page.html")
+
+
 def test_a_docstring_that_names_nothing_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api.count, "__doc__", "Count, as `flashsim.conut` does.")
     status, said = built(tmp_path, "", ".. autofunction:: flashsim.count")
@@ -101,6 +107,9 @@ def test_a_docstring_that_names_nothing_fails_the_build(tmp_path: Path, monkeypa
 def test_a_missing_picture_and_a_link_in_raw_html_fail_it(tmp_path: Path, page: str, gone: str) -> None:
     with pytest.raises(Exception, match=rf"docs/page\.html: there is no {gone}"):
         built(tmp_path, page)
+
+
+NOTHING: Any = docstrings.Names({})
 
 
 def rst(text: str, **names: Any) -> list[str]:
@@ -137,6 +146,14 @@ def test_indented_rows_are_rows_too() -> None:
         "Words:",
         "* **full(a, b)** – all of it",
         "* **empty** – nothing",
+    ]
+
+
+def test_numbered_steps_go_on_in_their_indented_lines() -> None:
+    assert docstrings.as_rst("Proof.\n1. One\n   and more\n       x = y\n   of it.\n2. Two", NOTHING) == [
+        *("Proof.", ""),
+        *("1. One and more", "", "   ::", "", "           x = y", "", "   of it.", ""),
+        *("", "2. Two", "", ""),
     ]
 
 

@@ -5,7 +5,8 @@ A docstring is plain text, to be read in an editor. Its paragraphs may be
     name    what it is: rows of a name, two spaces or more, and text, on which indented lines go on
     text    else; in it `flashsim.count` is a reference, which must lead somewhere, and `M` a literal
 
-and what is indented after an empty line, or within a paragraph, is shown as it stands.
+and what is indented after an empty line, or within a paragraph, is shown as it stands. Lines that begin with 1., 2., … are steps,
+which go on in lines that are indented by three.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def as_rst(text: str, names: Names) -> list[str]:
 
 
 def _paragraph(lines: list[str], names: Names) -> Iterator[str]:
-    """Yield the lines of a paragraph: of runs of rows, of text, and of what is indented."""
-    at = 0
+    """Yield the lines of a paragraph: of runs of rows, of steps, of text, and of what is indented."""
+    at, step = 0, 1
     while at < len(lines):
         if lines[at].lstrip().startswith(">>>"):
             yield from (line.strip() for line in lines[at:])
@@ -63,12 +64,17 @@ def _paragraph(lines: list[str], names: Names) -> Iterator[str]:
                     at += 1
                 yield f"* {', '.join(f'**{_escaped(name)}**' for name in heads)} – {inline(words, names)}"
             yield ""
+        elif lines[at].startswith(f"{step}. "):
+            end = next((n for n in range(at + 1, len(lines)) if not lines[n].startswith("   ")), len(lines))
+            first_line, *more = _paragraph([line[3:] for line in lines[at:end]], names)
+            yield from ("", f"{step}. {first_line}", *("   " + line if line else "" for line in more), "")
+            at, step = end, step + 1
         elif lines[at].startswith(" "):
             end = next((n for n in range(at, len(lines)) if not lines[n].startswith(" ")), len(lines))
             yield from ("", "::", "", *("    " + line for line in lines[at:end]), "")
             at = end
         else:
-            end = next((n for n in range(at, len(lines)) if n > at and _other(lines[n])), len(lines))
+            end = next((n for n in range(at + 1, len(lines)) if _other(lines[n], step)), len(lines))
             words = " ".join(lines[at:end])
             yield inline(words.removesuffix("::") + ":" * words.endswith("::"), names)
             at = end
@@ -84,8 +90,8 @@ def _row(line: str, column: int) -> tuple[list[str], str] | None:
     return None
 
 
-def _other(line: str) -> bool:
-    return line.startswith(" ") or ROW.fullmatch(line) is not None
+def _other(line: str, step: int) -> bool:
+    return line.startswith((" ", f"{step}. ")) or ROW.fullmatch(line) is not None
 
 
 def inline(text: str, names: Names) -> str:

@@ -24,7 +24,7 @@ from flashsim.files import write_whole
 from flashsim.inputs import FLOATS
 from flashsim.jobs import in_any_order
 
-SUMMARY = "Sweep: what algorithms move at every combination of many values, as a table, CSV, JSON, a picture."
+SUMMARY = "Count what algorithms move at every combination of many values, as a table, CSV, JSON, a picture."
 EXAMPLES = (
     "flashsim sweep flash standard --N 128:65536:x2 --d 64\n"
     "flashsim sweep flash --N 4096 --d 64 --M 25KB:400KB:25KB --csv sweep.csv\n"

@@ -36,7 +36,7 @@ class Rounding(TypedDict):
 
 
 class BackwardRounding(Rounding):
-    """The same for its backward pass."""
+    """What the bounds of gradients need to know of a backward pass. See `gradient_bounds`."""
 
     dQ_stores: int
     recombined: bool

@@ -6,7 +6,7 @@ And that as a row: arguments as `flashsim.count` takes them, then what was found
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from inspect import signature
 from itertools import chain
 from typing import Any, Literal
@@ -111,7 +111,7 @@ def _row(point: Point, found: Outcome) -> Row:
     shape = _sound(lambda: check_shape(*map(given.get, ("N", "d", "N_q", "N_k", "d_v"))), None)
     sizes = {name: given.get(name) for name in ("N", "N_q", "N_k", "d", "d_v")}
     if shape is not None:
-        sizes = {"N": shape.N_q if shape.N_q == shape.N_k else None, **asdict(shape)}
+        sizes = {"N": shape.N_q if shape.N_q == shape.N_k else None, **vars(shape)}
     dtype = given.get("dtype", DEFAULTS["dtype"])
     M = _sound(lambda: check_M(given.get("M"), theory.BYTES[float_name(dtype)]), given.get("M"))
     blocks = given.get("blocks")
@@ -128,7 +128,7 @@ def _row(point: Point, found: Outcome) -> Row:
     }
     row = {name: _plain(value) for name, value in asked.items()}
     row |= {"status": found.status, "reason": found.reason or None, "source": found.source or None}
-    row |= dict(zip(("B_r", "B_c"), pair or (), strict=False)) if found.blocks is None else asdict(found.blocks)
+    row |= dict(zip(("B_r", "B_c"), pair or (), strict=False)) if found.blocks is None else vars(found.blocks)
     if found.sram is not None:
         row |= {"peak_elements": found.sram.peak, "peak_over_M": found.sram.peak / found.sram.capacity}
         row["theta_elements"] = _theta(point, found.sram.capacity, shape)

@@ -8,6 +8,7 @@ import numpy as np
 
 from flashsim import cross_entropy
 from flashsim.gallery.looking import every, first, largest_rise, moved, output, pair, short, value
+from flashsim.sizes import human_bytes
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Cross-entropy without logits", 120
@@ -39,8 +40,8 @@ def teach(trace: Trace) -> str:
     return f"""
         A language model’s last layer takes N × v logits, a row for each token and a column for each word, S = X Eᵀ, and
         then needs one number of each row: the loss, log Σ_j e^{{S_ij}} minus the logit of the right word. With N =
-        8,192 tokens and 256,000 words the logits are {real["N"] * real["v"] * 4 / 1e9:.1f} GB; what is asked for is
-        {kept / 1000:.0f} KB.
+        8,192 tokens and 256,000 words the logits are {human_bytes(real["N"] * real["v"] * 4)}; what is asked for is
+        {human_bytes(kept)}.
 
         It is attention’s softmax without values, so the same loop does it: rows of X stay, blocks of E pass, m and ℓ
         are carried as ever. Beside them goes c, which takes the logit out of the tile in which the label’s column

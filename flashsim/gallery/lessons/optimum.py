@@ -49,8 +49,8 @@ def teach(trace: Trace, tiles: Trace) -> str:
 
         `snake` does this, and moves {snake}. The optimum also fills the room that is left, with rows of K or V.
 
-        Nobody told the search so. `flashsim prove --exact` prints the schedule, turn by turn, and writes a certificate
-        that a short program checks without searching.
+        Nobody told the search to turn around. `flashsim prove --exact` prints the schedule, turn by turn, and writes a
+        certificate that a short program checks without searching.
 
         [line 11] The first product: four rows are on chip, and one element for S_ij.
         [{at.label} @ {at.number}] {gone} had to go first: no room is left. It will have to be loaded again.
