@@ -150,6 +150,17 @@ def test_closed_streams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
 
 
+def test_a_reader_that_has_gone_on_windows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")  # where a closed pipe is an invalid argument
+        patch.setattr(sys, "stdout", Broken(errno.EINVAL))
+        assert main(COUNT) == 141
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Broken(errno.EINVAL))
+        assert main(COUNT) == 2
+    assert capsys.readouterr().err == "flashsim count: error: Invalid argument\n"
+
+
 def test_a_real_pipe() -> None:
     script = f'"{sys.executable}" -m flashsim {" ".join(COUNT)} | true; exit ${{PIPESTATUS[0]}}'
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import resource
@@ -175,6 +176,16 @@ WRITES = re.compile(
     r"""\.(write_text|write_bytes|savefig|savez|savez_compressed|tofile|mkstemp)\((?!\s*buffer)"""
     r"""|screenshot\(path|open\([^()\n]*["'][wax]"""
 )
+
+
+def test_text_is_read_and_written_as_utf_8_wherever_it_is() -> None:
+    """On Windows, Python would otherwise take the system's encoding."""
+    for path in [*(ROOT / "flashsim").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(getattr(call, "func", None), "attr", "")
+            if name in ("read_text", "write_text") and isinstance(call, ast.Call):
+                given = call.args[name == "write_text" :] or [each.arg for each in call.keywords]
+                assert given, f"{path}:{call.lineno} {ast.unparse(call)}"
 
 
 def test_nothing_else_writes_files() -> None:
