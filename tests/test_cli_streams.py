@@ -61,6 +61,16 @@ def test_what_an_encoding_lacks_is_spelled(command: tuple[str, ...], encoding: s
     assert "\\u" not in out
 
 
+@pytest.mark.parametrize("columns", ["1", "3", "20", "500"])
+@pytest.mark.parametrize("command", [COUNT, ("tune", "--N", "64", "--d", "8"), STEP, ("tune", "--help")], ids=" ".join)
+def test_a_terminal_may_have_any_width(
+    command: tuple[str, ...], columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_letters_that_are_alike_take_the_place_of_others() -> None:
     out, _ = run_in("ascii", *STEP)
     assert "B_r x B_c" in out

@@ -113,7 +113,7 @@ def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.Argu
 
 def _wrapped(text: str, end: str, further: str) -> str:
     """Return text in lines that a terminal holds, each but the last with an `end`."""
-    width = shutil.get_terminal_size().columns - 2 - len(end)
+    width = max(11, shutil.get_terminal_size().columns - 2) - len(end)  # 11 at least, as argparse
     lines = textwrap.wrap(text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
     return f"{end}\n".join(lines)
 
