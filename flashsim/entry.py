@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import codecs
+import errno
 import io
 import os
 import signal
@@ -57,6 +58,8 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             _say(f"{program}: error: this is too large for this machine" + (f": {error}" if str(error) else ""))
             status = REFUSED
         except OSError as error:
+            if sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None:
+                return READER_GONE  # which is no BrokenPipeError there
             what = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror or error
             _say(f"{program}: error: {what}")
             status = REFUSED

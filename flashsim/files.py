@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
+import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,15 @@ def _mode(path: Path) -> int | None:
 def name_of(path: str | os.PathLike[str]) -> str:
     r"""Return a path as text in UTF-8; a byte of the name that is not valid there is written as \xff."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def command_line(arguments: Iterable[str]) -> str:
+    """Return a command as it is typed, quoted as this system's shell wants it."""
+    if sys.platform == "win32":
+        from subprocess import list2cmdline
+
+        return list2cmdline([*arguments])
+    return shlex.join(arguments)
 
 
 def what_is_there(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -37,7 +38,7 @@ def in_any_order(work: Callable[[T], R], items: Sequence[T], jobs: int | None) -
     elif jobs == 1 or len(items) <= 1:
         yield from ((number, work(item)) for number, item in enumerate(items))
     else:
-        yield from _over_processes(work, items, min(jobs, len(items)))
+        yield from _over_processes(work, items, min(jobs, len(items), 61 if sys.platform == "win32" else jobs))
 
 
 def _numbered(work: Callable[[T], R], number: int, item: T) -> tuple[int, R]:

@@ -28,7 +28,7 @@ if not Path(__file__).is_file():
         f"flashsim is imported from {Path(__file__).parents[1]}, an archive, and it reads its own sources: "
         "expected it installed (pip install flashsim.whl), or unpacked"
     )
-PACKAGE = f"{Path(__file__).parent}{os.sep}"
+PACKAGE = os.path.dirname(__file__) + os.sep  # spelt as in the frames of its functions
 ALGORITHMS = f"{PACKAGE}algorithms{os.sep}"
 
 

@@ -144,7 +144,7 @@ def suite(home: Path, jobs: int) -> tuple[Seconds, CoverageData]:
         write_whole(kept / "seconds.json", json.dumps(took))
     covered = CoverageData(str(kept / "covered"))
     covered.read()
-    return json.loads((kept / "seconds.json").read_text()), covered
+    return json.loads((kept / "seconds.json").read_text("utf-8")), covered
 
 
 def tests_of(mutant: Mutant, seconds: Seconds, covered: CoverageData) -> list[str]:

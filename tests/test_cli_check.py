@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -17,6 +18,8 @@ from flashsim.cli import main
 from flashsim.cli.check import EXAMPLES, SPEC_OPTIONS
 from flashsim.cli.loading import load
 from flashsim.testing import CHECKS, Spec
+from flashsim.testing.first_tests import first_files
+from flashsim.testing.inferring import infer
 
 KERNELS = '''
 """A kernel, its declaration, and one that is wrong."""
@@ -248,6 +251,26 @@ def test_init_writes_a_spec_and_tests_that_run(capsys: pytest.CaptureFixture[str
     ]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_init_writes_python_whatever_the_kernel_s_path_is() -> None:
+    """Backslashes, as in Windows's paths, and quotes stand in a docstring."""
+    command = r'flashsim check --init "C:\Users\me\new kernels.py:with_lse" """'
+    inferred = infer(load("my_kernels.py:with_lse"), Spec())
+    spec, _ = first_files("kernels", "with_lse", inferred, Path(), command).values()
+    assert str(ast.get_docstring(ast.parse(spec))).endswith(f"Written by\n{command}")
+
+
+def test_init_wants_files_that_its_tests_can_import(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my-kernels.py").write_bytes(Path("my_kernels.py").read_bytes())
+    said = "my-kernels.py cannot be imported; expected a file such as my_kernels.py"
+    for option, command in (
+        ("--init", ["--init", "my-kernels.py:attention"]),
+        ("--backward", ["--init", "my_kernels.py:attention", "--backward", "my-kernels.py:attention"]),
+    ):
+        assert main(["check", *command]) == 2
+        assert f"argument {option}: {said}\n" in capsys.readouterr().err
+    assert not [*Path().glob("*attention*")]
 
 
 def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:

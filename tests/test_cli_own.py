@@ -206,6 +206,7 @@ def test_a_plot_draws_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 REFUSED = {
     "run --algorithm mine.py": "'mine.py' is not of the form FILE.py:NAME, such as mine.py:attention",
+    r"run --algorithm C:\new\mine.py": r"'C:\\new\\mine.py' is not of the form FILE.py:NAME",
     "run --algorithm flsh": "there is no algorithm 'flsh', perhaps you mean 'flash'; there are standard, ",
     "run --algorithm nowhere.py:f": "there is no file nowhere.py",
     "run --algorithm mine.py:two_sweps": "mine.py has no 'two_sweps'; it defines two_sweeps",

@@ -61,6 +61,16 @@ def test_what_an_encoding_lacks_is_spelled(command: tuple[str, ...], encoding: s
     assert "\\u" not in out
 
 
+@pytest.mark.parametrize("columns", ["1", "3", "20", "500"])
+@pytest.mark.parametrize("command", [COUNT, ("tune", "--N", "64", "--d", "8"), STEP, ("tune", "--help")], ids=" ".join)
+def test_a_terminal_may_have_any_width(
+    command: tuple[str, ...], columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_letters_that_are_alike_take_the_place_of_others() -> None:
     out, _ = run_in("ascii", *STEP)
     assert "B_r x B_c" in out
@@ -148,6 +158,17 @@ def test_closed_streams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         patch.setattr(sys, "stderr", None)
         assert main(["count"]) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_a_reader_that_has_gone_on_windows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")  # where a closed pipe is an invalid argument
+        patch.setattr(sys, "stdout", Broken(errno.EINVAL))
+        assert main(COUNT) == 141
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Broken(errno.EINVAL))
+        assert main(COUNT) == 2
+    assert capsys.readouterr().err == "flashsim count: error: Invalid argument\n"
 
 
 def test_a_real_pipe() -> None:

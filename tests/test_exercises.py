@@ -280,6 +280,23 @@ def test_a_file_that_is_there_is_overwritten_only_when_told(tmp_path: Path, caps
     assert path.read_text(encoding="utf-8") == EXERCISES["merge"].fresh()
 
 
+def test_a_command_to_type_is_quoted_as_the_system_s_shell_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("my files") / "01_load_a_tile.py"
+    path.parent.mkdir()
+    for platform, quote in (("linux", "'"), ("win32", '"')):
+        monkeypatch.setattr(sys, "platform", platform)
+        said = f"flashsim exercise check {quote}{path}{quote}"
+        assert main(["exercise", "start", "1", "my files", "--overwrite"]) == 0
+        assert capsys.readouterr().out.endswith(f"{said}\n")
+        assert main(["exercise", "check", str(path)]) == 1
+        assert capsys.readouterr().out.endswith(f"{said} --hint\n")
+        assert main(["exercise", "list", "my files"]) == 0
+        assert capsys.readouterr().out.endswith(f"{said}\n")
+
+
 def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
     """Names of what comes on chip are looked up by line, in the file as it is now."""
     assert not grade(written(tmp_path, "divide_once", solved("divide_once", ("O_i / l_i", "O_i")))).solved

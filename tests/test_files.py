@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
-import resource
 import signal
 import stat
 import subprocess
@@ -28,6 +28,7 @@ ROOT = Path(flashsim.__file__).parents[1]
 @contextmanager
 def little_room(size: int) -> Iterator[None]:
     """Have every write past `size` bytes of a file fail, as on a full disk."""
+    resource = pytest.importorskip("resource", reason="this system has no limit of a file's size")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -54,6 +55,7 @@ def test_without_room_the_old_file_stays(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no modes")
 def test_modes_are_kept_and_the_umask_is_respected(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.write_text("old")
@@ -79,6 +81,7 @@ def test_links_stay_links(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "folder") == ["file"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     found: list[bytes] = []
@@ -106,7 +109,7 @@ def test_standard_output_is_written_to_be_it_a_pipe_or_a_file(tmp_path: Path, na
 
 @pytest.mark.parametrize("write", [check_target, lambda path: write_whole(path, "")])
 def test_what_cannot_be_written_is_said(tmp_path: Path, write: Callable[[Path], object]) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*/none"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*[/\\]none"):
         write(tmp_path / "none" / "a")
     with pytest.raises(IsADirectoryError, match="is a folder; expected a file"):
         write(tmp_path)
@@ -175,6 +178,16 @@ WRITES = re.compile(
     r"""\.(write_text|write_bytes|savefig|savez|savez_compressed|tofile|mkstemp)\((?!\s*buffer)"""
     r"""|screenshot\(path|open\([^()\n]*["'][wax]"""
 )
+
+
+def test_text_is_read_and_written_as_utf_8_wherever_it_is() -> None:
+    """On Windows, Python would otherwise take the system's encoding."""
+    for path in [*(ROOT / "flashsim").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(getattr(call, "func", None), "attr", "")
+            if name in ("read_text", "write_text") and isinstance(call, ast.Call):
+                given = call.args[name == "write_text" :] or [each.arg for each in call.keywords]
+                assert given, f"{path}:{call.lineno} {ast.unparse(call)}"
 
 
 def test_nothing_else_writes_files() -> None:

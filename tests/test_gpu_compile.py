@@ -273,6 +273,19 @@ def test_cubins_are_kept_until_a_source_changes(monkeypatch: pytest.MonkeyPatch,
     assert len(made) == 4
 
 
+def test_who_has_no_home_keeps_cubins_in_a_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As a user without a name, in a container."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    for name in ("FLASHSIM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(compiling, "_temporary", lambda: tmp_path)
+    assert compiling.cache_folder() == tmp_path
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("bug", same_curve.ON_GPU, ids=lambda bug: bug.what)
 def test_a_planted_bug_compiles_to_other_code_and_leaves_none_behind(bug: same_curve.Bug) -> None:

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
+from flashsim import jobs
 from flashsim.entry import guarded
 from flashsim.jobs import in_any_order
 
 
 def test_nothing_to_do_is_done_over_any_number_of_processes() -> None:
     assert [list(in_any_order(abs, [], jobs)) for jobs in (1, 2)] == [[], []]
+
+
+def test_windows_takes_61_processes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Threads(ThreadPoolExecutor):
+        """In place of a pool of processes, which checks its arguments, too."""
+
+        def __init__(self, most: int, context: object, initializer: object) -> None:
+            ProcessPoolExecutor(most).shutdown()
+            asked.append(most)
+            super().__init__(1)
+            self._processes: dict[int, object] = {}
+
+    monkeypatch.setattr(jobs, "ProcessPoolExecutor", Threads)
+    for platform in ("linux", "win32"):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert len(list(in_any_order(abs, range(-70, 0), 70))) == 70
+    assert asked == [70, 61]
 
 
 def test_processes_that_are_not_its_own_go_on() -> None:

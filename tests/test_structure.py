@@ -93,6 +93,15 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
     )
 
 
+def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT.parent / 'tests' / '..')!r}); import flashsim.source as s; "
+    code += (
+        "assert '..' in s.__file__, s.__file__; assert s.site_of.__code__.co_filename.startswith(s.PACKAGE), s.PACKAGE"
+    )
+    for spelt in (code, code.replace("/..", "/.././").replace("'..'", "'/./'")):
+        subprocess.run([sys.executable, "-c", spelt], check=True)
+
+
 def test_every_check_of_the_ledger_takes_full_alone() -> None:
     """What checks share returns claims, too, and is none."""
     assert {tuple(signature(check).parameters) for check in checks()} == {("full",)}

@@ -8,7 +8,6 @@ a check failed, and raises ValueError for what makes no sense. Results go to std
 from __future__ import annotations
 
 import argparse
-import shlex
 import shutil
 import sys
 import textwrap
@@ -25,7 +24,7 @@ from flashsim.cli.outputs import check_outputs
 from flashsim.cli.spoken import spoken
 from flashsim.cli.values import Parser, meant
 from flashsim.entry import guarded
-from flashsim.files import name_of
+from flashsim.files import command_line, name_of
 from flashsim.inputs import DEFAULT_DTYPE
 from flashsim.memory import MemoryModelError
 
@@ -66,7 +65,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if extra:
         _refuse(extra, flags)
     options.flags = flags
-    options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
+    options.command_line = command_line(["flashsim", *map(name_of, arguments)])
     return options
 
 
@@ -114,7 +113,7 @@ def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.Argu
 
 def _wrapped(text: str, end: str, further: str) -> str:
     """Return text in lines that a terminal holds, each but the last with an `end`."""
-    width = shutil.get_terminal_size().columns - 2 - len(end)
+    width = max(11, shutil.get_terminal_size().columns - 2) - len(end)  # 11 at least, as argparse
     lines = textwrap.wrap(text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
     return f"{end}\n".join(lines)
 

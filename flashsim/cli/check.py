@@ -184,6 +184,10 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
         said = f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} there already"
         raise ValueError(f"argument --init: {said}; --overwrite writes anew")
     backward, _, back = (options.backward or "").rpartition(":")
+    for option, source in (("--init", where), ("--backward", backward)):
+        if source.endswith(".py") and not Path(source).stem.isidentifier():
+            said = f"{Path(source).name} cannot be imported; expected a file such as my_kernels.py"
+            raise ValueError(f"argument {option}: {said}")
     own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
     inferred = infer(fn, _spec(fn, options))
     written = first_files(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from shlex import quote
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from flashsim.cli.shared import FLAG, add
 from flashsim.cli.values import whole
+from flashsim.files import command_line
 
 if TYPE_CHECKING:
     from flashsim.exercises.grading import Grade
@@ -76,7 +76,7 @@ def _list(options: argparse.Namespace) -> int:
     following = next((found for name, found in exercises().items() if not reached[name]["solved"]), None)
     if following is not None:
         path, other = folder / following.file, folder / following.notebook
-        check = f"flashsim exercise check {quote(str(path))}"
+        check = _checking(path)
         anew = f"{other}, in Jupyter" if other.exists() else f"flashsim exercise start {following.number}"
         print(f"Next: {check if path.exists() else anew}")
     return 0
@@ -92,7 +92,7 @@ def _start(options: argparse.Namespace) -> int:
     path = start(options.what, folder, overwrite=options.overwrite, as_notebook=as_notebook)
     print(f"Wrote {path}. Open it in {'Jupyter' if as_notebook else 'an editor'}: it says what to do.")
     if not as_notebook:
-        print(f"\nThen: flashsim exercise check {quote(str(path))}")
+        print(f"\nThen: {_checking(path)}")
     return 0
 
 
@@ -114,8 +114,12 @@ def _check(options: argparse.Namespace) -> int:
     if options.hint is not None:
         print(f"\n{_hint(found, path, number)}")
     elif not found.solved:
-        print(f"\nMore: flashsim exercise check {quote(str(path))} --hint")
+        print(f"\nMore: {_checking(path)} --hint")
     return 0 if found.solved else 1
+
+
+def _checking(path: Path) -> str:
+    return command_line(["flashsim", "exercise", "check", str(path)])
 
 
 def _number(text: str | None) -> int:

@@ -44,7 +44,7 @@ def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention 
     Raises ValueError where that cannot be had; `form` is what was expected.
     """
     module_name, _, name = where.rpartition(":")
-    if not module_name or not name:
+    if not module_name or not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"{where!r} is not of the form {form}")
     if module_name.endswith(".py"):
         module = _file(Path(module_name))

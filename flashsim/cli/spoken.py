@@ -22,7 +22,7 @@ SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?<=\bno option )\w+", _flag),
     (r"^checks(?= names )", "--check"),
     (r"^expected_failures(?= names )", "--expect"),
-    (r"\bno (backward|dropout)= ", r"no --\1 "),
+    (r"\bno (backward|dropout)(?= was given)", r"no --\1"),
     (r"^unknown bug\b", r"argument --bug: \g<0>"),
     (r", or check_finite=False$", ""),
     (r", a number, or None$", ", or a number"),

@@ -163,7 +163,7 @@ def on_a_gpu(bug: Bug | None, Q: Array, K: Array, V: Array) -> tuple[Array, Back
 @cache
 def text() -> tuple[Array, int]:
     """Return the Gettysburg Address as numbers, one a character, and how many distinct ones there are."""
-    address = (files("flashsim.data") / "gettysburg.txt").read_text()
+    address = (files("flashsim.data") / "gettysburg.txt").read_text(encoding="utf-8")
     alphabet = sorted(set(address))
     return np.array([alphabet.index(character) for character in address]), len(alphabet)
 

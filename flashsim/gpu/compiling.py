@@ -225,10 +225,10 @@ def _headers() -> str:
 def cache_folder() -> Path:
     """Return where cubins are kept: $FLASHSIM_CACHE, or flashsim/ in the user's cache; a temporary one if not writable."""
     asked = os.environ.get("FLASHSIM_CACHE")
-    folder = Path(asked) if asked else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashsim"
     try:
+        folder = Path(asked) if asked else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashsim"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
         return _temporary()
     return folder if os.access(folder, os.W_OK) else _temporary()
 

@@ -78,9 +78,15 @@ def first_files(
     if len(bound) >= 80:
         bound = "\n    " + ",\n    ".join(given) + ",\n"
     return {
-        spec: SPEC_FILE.format(name=name, command=command, imports=fetched, arguments=_arguments(inferred)),
+        spec: SPEC_FILE.format(
+            name=name, command=_in_a_docstring(command), imports=fetched, arguments=_arguments(inferred)
+        ),
         test: TEST_FILE.format(name=name, file=test.name, imports="\n".join(sorted(imports)), arguments=bound),
     }
+
+
+def _in_a_docstring(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"")
 
 
 def _arguments(inferred: Inferred) -> str:  # a line each, with how it was found as a comment before it
