@@ -390,6 +390,12 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line.split()) > 4 for line in lines)
 
 
+def test_a_check_has_its_name_where_python_drops_docstrings() -> None:
+    command = [sys.executable, "-OO", "-m", "flashsim", "check", "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line.split() for line in done.stdout.splitlines()] == [[name, name] for name in CHECKS]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -44,7 +44,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("__pycache__").mkdir()  # where what is imported is compiled, unless Python is told not to
         Path("folder").mkdir()
         Path("folder.png").mkdir()
-        os.mkfifo("pipe.npz")
+        if hasattr(os, "mkfifo"):
+            os.mkfifo("pipe.npz")
         Path("quits.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
         Path("broken.py").write_text("1 / 0\n", encoding="utf-8")
         Path("kernels.py").write_text(
@@ -318,6 +319,8 @@ REFUSED = {  # command line: what is said
 
 @pytest.mark.parametrize("command", REFUSED, ids=lambda command: command[:50])
 def test_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "pipe.npz" in command and not Path("pipe.npz").exists():
+        pytest.skip("this system has no pipes with names")
     before = sorted(os.listdir())
     name, *typed = [*shlex.split(command), ""]
     assert main(shlex.split(command)) == 2
