@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import certificate, certificate_backward
-from flashsim.algorithms import FORWARD
+from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.allowed import allowed_pairs
 from flashsim.certificate import check, fewer_phases, most_in_a_phase
 from flashsim.cli import main
@@ -402,6 +402,18 @@ def test_a_certificate_s_schedule_is_counted_again(direction: str) -> None:
             recount({**held, "schedule": {**held["schedule"], **change}})
     with pytest.raises(ValueError, match="its schedule"):
         recount({**held, "schedule": 3})
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [{"N_q": 5, "N_k": 1, "d": 5, "M": 50}, {"N_q": 2, "N_k": 1, "d": 1, "M": 18, "direction": "backward"}],
+    ids=["forward", "backward"],
+)
+def test_a_schedule_that_leaves_out_tiles_is_counted_again_without_them(problem: dict[str, Any]) -> None:
+    held = prove(**problem, causal=True).certificate()
+    name, B_r, B_c, accesses = held["schedule"].values()
+    assert {**FORWARD, **BACKWARD}[name].skips_as
+    assert recount(held) == f"{name} with blocks {B_r} × {B_c}, counted again, moves {accesses:,}."
 
 
 def test_a_window_that_allows_nothing_has_no_pairs() -> None:
