@@ -156,8 +156,8 @@ _scale = _unless(lambda kernel: kernel.spec.scale, "the spec declares no scale")
 _cross = _unless(lambda kernel: kernel.spec.cross, "the spec declares N_q = N_k")
 _strides = _unless(lambda kernel: kernel.spec.strides != "contiguous", "the spec declares contiguous arrays")
 _deterministic = _unless(lambda kernel: kernel.spec.deterministic, "the spec declares it not deterministic")
-_backward = _unless(lambda kernel: kernel.back, "no backward= was given")
-_dropout = _unless(lambda kernel: kernel.keep_mask, "no dropout= was given")
+_backward = _unless(lambda kernel: kernel.back, "no backward was given")
+_dropout = _unless(lambda kernel: kernel.keep_mask, "no dropout was given")
 
 
 def _defined_empty_rows(kernel: Kernel) -> str:
