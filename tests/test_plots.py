@@ -145,6 +145,8 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     assert "needs {:.0%} and {:.0%} of M".format(*(peak / 51_200 for peak in peaks)) in said
     assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", N=LENGTH, d=D, M=51_200).accesses)]
     assert set(xy(blocks, "paper")) <= set(curve)
+    for which in ("", "backward "):  # a diamond's edge says of which pass it is
+        assert line(blocks, f"{which}paper").get_markeredgecolor() == line(blocks, f"{which}theory").get_color()
 
 
 def test_blocks_horizontal_lines(blocks: Axes) -> None:

@@ -3,7 +3,7 @@
 Throughout X = N²d²/M, N = N_q = N_k, d = d_v, d ≤ M ≤ Nd, and blocks are the paper's. Two facts do most of the work:
 
     (a)  ⌈M/4d⌉ < M/4d + 1 ≤ 5M/4d, as M ≥ d.  So T = ⌈N/⌈M/4d⌉⌉ > 4Nd/5M, and T·Nd > 4/5·X.
-    (b)  ⌈M/4d⌉ ≥ M/4d.  So T < 4Nd/M + 1, and T·Nd < 4X + Nd ≤ 5X, as Nd ≤ X.
+    (b)  ⌈M/4d⌉ ≥ M/4d.  So T < 4Nd/M + 1, and T·Nd < 4X + Nd ≤ 5X, as M ≤ Nd gives Nd ≤ X.
 
 T is T_c for FlashAttention and T_r for standard attention; ⌈M/4d⌉ ≤ N wherever M ≤ Nd, so clipping to N changes nothing.
 
