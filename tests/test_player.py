@@ -517,7 +517,11 @@ def test_skipped_and_masked_tiles_are_told_apart(open_page: Opener) -> None:
     assert "skipped" in page.inner_text(".legend")
     page = open_page(recorded(causal=True))
     assert "partial" in page.inner_text(".legend")
-    assert {"loaded", "made"} <= set(page.inner_text(".legend").split())  # the bar's two colours
+    for words, colour in (("loaded", "load"), ("made", "chip")):  # the bar's two colours
+        item = f"[...document.querySelectorAll('.legend li')].find((li) => li.innerText.trim() === '{words}')"
+        drawn = page.evaluate(f"[...{item}.firstChild.getContext('2d').getImageData(16, 16, 1, 1).data].slice(0, 3)")
+        named = page.evaluate(f"getComputedStyle(document.documentElement).getPropertyValue('--{colour}').trim()")
+        assert "#" + "".join(f"{part:02x}" for part in drawn) == named.lower()
     assert "skipped" not in page.inner_text(".legend")
 
 
