@@ -33,6 +33,7 @@ DRAWN: dict[str, dict[str, Callable[..., Any]]] = {
     "gpu_gpt2": {"gpu_gpt2": plot_figure_1},
     "gpu_figure_3": {"gpu_figure_3": plot_figure_3},
     "gpu_ladder": {"gpu_ladder": plot_ladder},
+    "gpu_ladder_causal": {"gpu_ladder_causal": plot_ladder},
 }
 """Of each record the pictures, and what draws them. Any other record is drawn as gpu_bench."""
 
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=FIGURES, help="folder of the figures")
     options = parser.parse_args()
     for path in [options.record] if options.record else [FIGURES / f"{name}.json" for name in DRAWN]:
-        record = read_record(path, "machine", "steps" if path.stem == "gpu_ladder" else "results")
+        record = read_record(path, "machine", "steps" if path.stem.startswith("gpu_ladder") else "results")
         for name, plot in DRAWN.get(path.stem, DRAWN["gpu_bench"]).items():
             try:
                 figure = figure_of(plot(record))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,17 @@ def test_hopper_counts_with_its_blocks_given(shape: tuple[int, ...], causal: boo
     o, counted = gpu.forward(q, k, v, count=True, **asked)
     assert moved(counted) | {"L": (0, 0)} == tally("q_outer", (*shape, blocks), causal=causal) | {"L": (0, 0)}
     assert (o == gpu.forward(q, k, v, **asked)).all()  # counting changes no bit
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    ("d", "name"), [(d, name) for d in hopper.TILES for name in hopper.steps(d)], ids=lambda value: str(value)
+)
+def test_each_step_of_the_ladder_is_attention(d: int, name: str, causal: bool) -> None:
+    """With more row blocks than multiprocessors, whole tiles of keys and a ragged one."""
+    problem, tiles = given((1, 30, 3, 600, 333, d), "float16"), hopper.steps(d)[name]
+    step = replace(gpu.kernel("hopper"), forward=partial(hopper.launch, tiles))
+    assert_near(step, problem, run(step, problem, causal=causal), problem.causal if causal else None)
 
 
 WINDOWS = [(127, 0), (0, 0), (64, 64), (300, 5), (-1, 20), (400, -1)]

@@ -43,6 +43,8 @@ _PROBLEM = np.dtype(
 class Tiles(NamedTuple):
     """B_r × B_c, and which ideas are used.
 
+    longest     row blocks that see the most keys come first
+    split       masks are applied in a loop of their own, and nothing is in that of other tiles
     lazy        O_i is rescaled only where a maximum has grown by much
     sums        of whole tiles no maximum is found, unless sums of weights say that it has grown by much
     turns       consumers start their products one after the other
@@ -52,6 +54,8 @@ class Tiles(NamedTuple):
 
     B_r: int
     B_c: int
+    longest: bool = True
+    split: bool = True
     lazy: bool = True
     sums: bool = True
     turns: bool = False
@@ -69,7 +73,9 @@ class Tiles(NamedTuple):
 
     def function(self, dtype: str, d: int, kind: str, dropout: bool) -> str:
         """Return the kernel's name for one case."""
-        switches = ", ".join(str(on).lower() for on in (dropout, self.turns, self.lazy, self.sums))
+        switches = ", ".join(
+            str(on).lower() for on in (dropout, self.longest, self.split, self.turns, self.lazy, self.sums)
+        )
         return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {kind}, {switches}>"
 
     def shared_bytes(self, d: int) -> int:
@@ -117,9 +123,9 @@ def as_list(d: int, kind: str, dropout: bool) -> str:
 
 def steps(d: int) -> dict[str, Tiles]:
     """Return the kernel without its ideas, and with one more each time; `forward` takes, without a mask, the last but one."""
-    tiles = TILES[d][0]._replace(turns=False, lazy=False, sums=False, persistent=False)
+    tiles = TILES[d][0]._replace(longest=False, split=False, turns=False, lazy=False, sums=False, persistent=False)
     found = {"plain": tiles}
-    for idea in ("persistent", "lazy", "sums", "turns"):
+    for idea in ("split", "persistent", "longest", "lazy", "sums", "turns"):
         tiles = tiles._replace(**{idea: True})
         found[f"+ {idea}"] = tiles
     return found

@@ -6,7 +6,8 @@ Of each the time and rate, all in one interleaved run; the accesses that the sim
 kernel, in elements; and what the hardware's counters saw, in bytes: between the L2 and the multiprocessors, and of DRAM.
 
 A step of `hopper` is the kernel with fewer of its ideas, as far as they are choices that it is compiled for, or a matter of
-the launch: a persistent grid, lazy rescaling, turns. Others, such as the split loop, are its structure: its header has them.
+the launch: two loops, a persistent grid, the longest row blocks first, lazy rescaling, sums for maxima, turns. Others are its
+structure: its header has them.
 """
 
 from __future__ import annotations

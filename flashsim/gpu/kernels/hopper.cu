@@ -34,7 +34,7 @@
 //
 // While a consumer's P̃ is computed the tensor cores have its last P̃ V to do and the other consumers' products. Each step and
 // what it bought, in TFLOP/s; numbers that are compared are of one interleaved run (d = 64 and full, if nothing else is said). What
-// wgmma and TMA, the persistent grid, lazy rescaling, sums and turns make, one after the other, is in figures/gpu_ladder.json.
+// wgmma and TMA, two loops, the persistent grid, lazy rescaling, sums and turns make, one after the other, is in figures/gpu_ladder.json.
 // - The persistent grid: a block draws its next row block (atomicInc, which is 0 again after the last) before it has loaded
 //   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
 //   many heads as have K and V in the L2 together.
@@ -111,10 +111,10 @@ struct RowBlock {  // the i-th of query head h of batch b; none: i < 0
 };
 
 // Which row block comes n-th: sections of heads, in each the blocks that see the most keys first, of all its heads.
-__device__ inline RowBlock in_order(const Problem& p, int n) {
+template <bool longest> __device__ inline RowBlock in_order(const Problem& p, int n) {
     const int whole = p.section * p.T_r, first = n / whole * p.section, within = n % whole;
     const int heads = min(p.section, p.row_blocks / p.T_r - first), head = first + within % heads;
-    return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
+    return {longest ? p.T_r - 1 - within / heads : within / heads, head % p.H, head / p.H};
 }
 
 // Row r of a block whose first query is `top` sees the keys before min(N_k, end_of + r), and in a window from begin_of + r on.
@@ -232,7 +232,7 @@ template <int d, int B_r, int B_c> struct Memory {
 // -------------------------------------------------------------------------------------------------------------- producer
 
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
-template <Kind kind, int d, int B_r, int B_c>
+template <Kind kind, bool longest, int d, int B_r, int B_c>
 __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const TensorMap& Q, const TensorMap& K,
                                         const TensorMap& V, Word* counter, const Problem& p, Total* totals) {
     constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
@@ -241,7 +241,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
     Word kv = 0, q = 0;
 #pragma unroll 1
     for (; n < p.row_blocks; ++q) {
-        const RowBlock at = in_order(p, n);
+        const RowBlock at = in_order<longest>(p, n);
         // Asked for early; as often as there are row blocks, so that the counter is 0 at the end.
         n = sram.TEAMS * gridDim.x + atomicInc(counter, p.row_blocks - 1);
         const int h_kv = at.h / p.group;
@@ -284,7 +284,8 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy, bool sums> struct Consumer {
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool split, bool turns, bool lazy, bool sums>
+struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
     const Sram& sram;
     const Problem& p;
@@ -528,9 +529,11 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
                 int t = its.end - its.begin - 1;
                 begin(t, t >= whole.end || t < whole.begin, t == 0);
 #pragma unroll 1
-                for (--t; t >= max(0, whole.end); --t) advance<true>(t, t == 0);
+                for (--t; t >= (split ? max(0, whole.end) : 0); --t) advance<true>(t, t == 0);
+                if (split) {
 #pragma unroll 1
-                for (; t >= max(0, whole.begin); --t) advance<false>(t, t == 0);
+                    for (; t >= max(0, whole.begin); --t) advance<false>(t, t == 0);
+                }
                 if (kind >= WINDOW) {  // tiles with the left edge; rows that have no m yet make sums NaN
 #pragma unroll 1
                     for (; t >= 0; --t) advance<true, d == 64>(t, t == 0);
@@ -550,7 +553,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     }
 };
 
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy, bool sums>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool longest, bool split, bool turns, bool lazy, bool sums>
 __global__ void __launch_bounds__((Memory<d, B_r, B_c>::TEAMS * (B_r / 64) + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -562,11 +565,11 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     sram.init();
     if (consumer < 0) {
         keep_registers<Sram::JOINT ? 32 : 40>();
-        if (Sram::copies()) produce<kind>(sram, Q, K, V, counter, p, totals);
+        if (Sram::copies()) produce<kind, longest>(sram, Q, K, V, counter, p, totals);
     } else {
         take_registers<Sram::JOINT ? 112 : 232>();
         const int w = consumer - team * Sram::consumers;
-        Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy, sums>(sram, p, w).consume(O, L, totals);
+        Consumer<T, d, B_r, B_c, kind, dropping, split, turns, lazy, sums>(sram, p, w).consume(O, L, totals);
     }
 }
 
