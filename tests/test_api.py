@@ -57,7 +57,10 @@ def test_empty_axes(shape: tuple[int, ...]) -> None:
     bad("K has shape", X, np.ones(shape), X)
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.complex128, bool, np.longdouble, object])
+WIDER = bool(np.finfo(np.longdouble).eps < np.finfo(np.float64).eps)  # not on Windows, nor on Arm's macOS
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.complex128, bool, object, *[np.longdouble] * WIDER])
 def test_dtypes(dtype: Any) -> None:
     bad(r"V has dtype .*; expected one of float16, bfloat16, float32, float64", X, X, X.astype(dtype))
 
