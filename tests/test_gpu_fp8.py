@@ -108,6 +108,21 @@ def test_200_random_shapes(part: int) -> None:
         assert_near(problem, *run(problem, 128**-0.5, causal, keys_contiguous), 128**-0.5, causal)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("keys_contiguous", [False, True], ids=["rows of V", "keys of V"])
+@pytest.mark.parametrize("heads", [1, 31, 64, 200])
+def test_every_row_block_comes_where_heads_come_in_several_sections(
+    heads: int, causal: bool, keys_contiguous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An L2 that holds 64 heads: 200 make sections of 64, or of 32 and a last one of 40."""
+    monkeypatch.setattr(hopper_fp8, "section", lambda *_: min(heads, 64))
+    hopper_fp8._launch.cache_clear()
+    for N_q in (100, 450):
+        problem = rounded((1, heads, heads, N_q, 132, 128))
+        assert_near(problem, *run(problem, 128**-0.5, causal, keys_contiguous), 128**-0.5, causal)
+    hopper_fp8._launch.cache_clear()
+
+
 def test_v_whose_keys_lie_next_to_each_other_is_taken_as_it_is_or_copied_where_keys_are_no_fours() -> None:
     cupy = import_cupy()
     for N_k in (332, 333):

@@ -459,6 +459,28 @@ def test_causally_the_first_row_block_of_8_bits_has_what_does_not_fill_one(launc
         assert problem["ahead"] == ahead, (N_q, causal)
 
 
+def test_sections_of_8_bits_are_small_while_v_is_transposed_but_the_last(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one's first head is where whole sections end."""
+    kind = ml_dtypes.float8_e4m3fn
+    for heads, l2, sections in (
+        (20, 128, (20, 0)),
+        (64, 128, (32, 0)),
+        (80, 128, (32, 32)),
+        (128, 128, (32, 32)),
+        (256, 128, (32, 128)),
+        (150, 64, (32, 96)),
+        (150, 8, (8, 144)),
+    ):
+        monkeypatch.setattr(hopper_fp8, "section", partial(min, l2, heads))
+        _forget()
+        gpu.forward(*(Array((1, heads, 300, 128), kind) for _ in "qkv"), causal=True)
+        problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
+        assert (problem["section"], problem["last_section"]) == sections, (heads, l2)
+    _forget()
+
+
 def test_the_kernel_of_8_bits_takes_v_as_it_is_where_its_keys_lie_next_to_each_other(launches: Launches) -> None:
     """K comes in pairs, the first of 16 fours of keys and then the second; V as it lies, so that there is no scratch memory."""
     q, k, v = (Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, 1000), (3, 1000)))

@@ -26,10 +26,13 @@ SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4 *
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
 FOURS = 4  # of so many keys N_k is a multiple where V is taken as it is: K's rows then go by fours
-HEADS = 32  # of a section at most: all of its heads begin at once, and each waits until its V is transposed
+HEADS = 32  # of a section but the last where V is transposed: all of its heads begin at once, and each waits for its V
 
 _PROBLEM = np.dtype(
-    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L", "ahead")]
+    [
+        (name, "i4")
+        for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "last_section", "wants_L", "ahead")
+    ]
     + [(name, "u4") for name in ("T_c", "H_kv", "tiles", "last_draw", "together", "last")]
     + [("count", [("tiles", "u4"), ("steps", "u4")], 2)]
     + [("c", "f4"), ("sign", "f4")]
@@ -139,8 +142,9 @@ def _launch(
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     problem["ahead"] = (T_r * B_r - N_q) // WARPGROUP * WARPGROUP if causal else 0
     heads = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H)
-    most = heads if keys_contiguous else min(heads, HEADS)
-    problem["section"] = most if causal else 1
+    each = heads if keys_contiguous else min(heads, HEADS)
+    last = min(heads, max(B * H - each, 2 * each))  # a small one first, unless the last were as small
+    problem["section"], problem["last_section"] = each, -((last - B * H) // each) * each
     problem["T_c"], problem["H_kv"], problem["tiles"], problem["last_draw"] = T_c, H_kv, tiles, tiles + grid - 1
     together = ((B * H_kv - 1) // COUNTS).bit_length()
     problem["together"], problem["last"] = together, (B * H_kv - 1) >> together

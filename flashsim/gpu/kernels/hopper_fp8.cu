@@ -58,9 +58,8 @@
 // nothing else keep the former busy all the time, S in 64 columns and Q in registers: 769 cycles for 768 of a half of 192 rows.
 // Without any exponentials, the first version with three was 1.08 to 1.20 times as fast.
 //
-// A V whose keys lie next to each other, of the rate of other V, full / causal, with three warpgroups: 1.07 / 1.10 at N = 1024, 1.04 /
-// 1.12 at 2048, 1.03 / 1.06 at 4096, 1.04 / 1.02 at 16384. Of this, waiting for other V was 1.01 to 1.04 causally, with two. The
-// same code at other addresses: 0.95 to 1.03.
+// A V whose keys lie next to each other, of the rate of other V, full / causal: 1.02 / 1.04 to 1.06 at N = 1024, 0.99 to 1.04 / 1.02
+// at 2048, 1.00 to 1.02 / 1.03 at 4096, 1.00 to 1.02 / 1.01 at 16384. The same code at other addresses: 0.95 to 1.03.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
@@ -89,7 +88,7 @@ static_assert(1 << (OFFSET + LIMIT) <= LARGEST, "P̃ must not saturate");
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
-    int section;                              // heads whose row blocks take turns
+    int section, last_section;                // heads of a section; the last one's first: there may be more
     int wants_L;
     int ahead;                        // places for queries that the first row block has before query 0: warpgroups'
     Word T_c, H_kv, tiles;            // V's tiles of a head, KV heads of a sequence, tiles in all
@@ -104,10 +103,20 @@ struct RowBlock {  // the i-th of query head h of batch b; none: i < 0
     int i, h, b;
 };
 
-// Which row block comes n-th: sections of heads, in each the blocks that see the most keys first, of all its heads.
-__device__ inline RowBlock in_order(const Problem& p, int n) {
-    const int whole = p.section * p.T_r, first = n / whole * p.section, within = n % whole;
-    const int heads = min(p.section, p.row_blocks / p.T_r - first), head = first + within % heads;
+// Which row block comes n-th: section after section of heads. In each those that take longest come first: causally the blocks that
+// see the most keys, of all its heads; else head after head, but for each one's last block, which may be short.
+template <bool causal, bool keys_contiguous> __device__ inline RowBlock in_order(const Problem& p, int n) {
+    const int whole = p.section * p.T_r;
+    int first = n / whole * p.section, heads = min(p.section, p.row_blocks / p.T_r - first), within = n % whole;
+    if (!keys_contiguous && first >= p.last_section)
+        first = p.last_section, heads = p.row_blocks / p.T_r - first, within = n - first * p.T_r;
+    const int before = heads * (p.T_r - 1);
+    if (!causal && within < before) {
+        const int head = first + within / (p.T_r - 1);
+        return {within % (p.T_r - 1), head % p.H, head / p.H};
+    }
+    if (!causal) within -= before;
+    const int head = first + within % heads;
     return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
 }
 
@@ -253,8 +262,8 @@ template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T*
 struct Memory {
     static constexpr int Q_STAGES = 2, STAGES = 3, Q_BYTES = B_r * d, KV_BYTES = B_c * d;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
-    static constexpr int GIVEN_AT = O_AT + B_r * d * 2, TURNED_AT = GIVEN_AT + KV_BYTES;
-    static constexpr int END = TURNED_AT + KV_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES + 1) * 16;
+    static constexpr int GIVEN_AT = O_AT + B_r * d * 2, END = GIVEN_AT + 2 * KV_BYTES;
+    static constexpr int NUMBERS_AT = END + (Q_STAGES + 2 * STAGES + 1) * 16;
     Ring<Q_STAGES, Q_BYTES> Q_i;
     Ring<STAGES, KV_BYTES> K_j, V_j;
     Ring<1, KV_BYTES> given;
@@ -309,30 +318,32 @@ __device__ inline void wait_turned(const Counters& c, const Problem& p, Word hea
     atomicInc(count, p.count[n == p.last].steps);
 }
 
-// V_jᵀ: a thread takes 4 keys by 4 columns, again and again. Of 16 keys, its are 2m, 2m + 1, 8 + 2m, 8 + 2m + 1. Lanes take
-// columns in different orders, so that each writes to a bank of its own.
-__device__ __forceinline__ void turn(const char* from, char* to) {
-    const int thread = thread_index(), m = thread % 32 / 8, l = thread % 8;
-    const int read = m << 8 ^ m << 5 ^ l << 2, write = l << 9 ^ l % 2 << 6 ^ l / 2 * (128 + 16) ^ m << 2;
-    const Word bytes = 0x40 ^ l / 2 * 0x11;
+// V_jᵀ: a warp takes 32 keys by 16 columns, again and again. To ldmatrix two columns are one number of 16 bits: transposed, a lane's
+// word has two keys of two columns. Two words, of keys 8 apart, make one word of either column. Half of the lanes store the even
+// column's first, the others the odd one's, so that the 8 rows of a store lie in different banks.
+__device__ __forceinline__ void turn(Word from, Word to) {
+    const int thread = thread_index(), lane = thread % 32, row = lane % 8, of = lane / 8, half = row / 4 ^ of % 2;
+    const Word first = lane < 16 ? 0x6420 : 0x7531;
+    from += lane * 128, to += (2 * row + half) * 128;
 #pragma unroll 1
-    for (int part = thread / 32 - 1; part < 32; part += 3) {  // 16 keys, 32 columns
-        const int keys = part % 8, columns = part / 8, at = read ^ keys << 11 ^ columns << 5;
-        const auto word = [&](int at) { return *reinterpret_cast<const Word*>(from + at); };
-        const Word of[4] = {word(at), word(at ^ 128 + 16), word(at ^ 1024), word(at ^ 1024 + 128 + 16)};
-#pragma unroll 2
-        for (int e = 0; e < 4; ++e) {
-            const Word two = bytes ^ e * 0x11;
-            *reinterpret_cast<Word*>(to + (write ^ keys << 4 ^ columns << 12 ^ e * (128 + 16))) =
-                __byte_perm(__byte_perm(of[0], of[1], two), __byte_perm(of[2], of[3], two), 0x5410);
-        }
+    for (int part = thread / 32 - 1; part < 32; part += 3) {
+        const int keys = part % 4, columns = part / 4;
+        Word V[4], turned[4];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(V[0]), "=r"(V[1]), "=r"(V[2]), "=r"(V[3])
+                     : "r"(from + keys * (32 * 128) + ((columns ^ row) << 4))
+                     : "memory");
+#pragma unroll
+        for (int n = 0; n < 4; ++n) turned[n] = __byte_perm(V[n / 2 * 2], V[n / 2 * 2 + 1], first ^ n % 2 * 0x1111);
+        store_operand<false>(to + columns * (16 * 128) + ((keys * 2 + of / 2 ^ (2 * row + half) % 8) << 4), turned);
     }
 }
 
 // Three warps transpose tiles of V, the first that nobody has drawn yet, as they come to lie in shared memory.
 constexpr int TURNING = 1 + CONSUMERS, TURNERS = 96;  // a named barrier, and who meets there
-__device__ __forceinline__ void transpose(char* shared, const Memory& sram, const TensorMap& V, char* transposed,
-                                          const Counters& counters, const Problem& p, Total* totals) {
+__device__ __forceinline__ void transpose(const Memory& sram, const TensorMap& V, char* transposed, const Counters& counters,
+                                          const Problem& p, Total* totals) {
+    const Word given = sram.given.tile(0), turned = given + Memory::KV_BYTES;
     const auto leads = [] { return thread_index() == 32; };
     Word next;
     const auto start_next = [&] {
@@ -340,7 +351,7 @@ __device__ __forceinline__ void transpose(char* shared, const Memory& sram, cons
         if (next < p.tiles) {
             const Word head = next / p.T_c, j = next % p.T_c;
             sram.given.there(0).arrive_and_expect(Memory::KV_BYTES);
-            load(sram.given.tile(0), V, j * B_c, head % p.H_kv, head / p.H_kv, sram.given.there(0));
+            load(given, V, j * B_c, head % p.H_kv, head / p.H_kv, sram.given.there(0));
             for (int n = 10; n < 12; ++n) Tally(totals + n).add(min(B_c, p.N_k - int(j) * B_c), d);  // read and written
             next = atomicInc(counters.tile, p.last_draw);
         } else {
@@ -353,11 +364,11 @@ __device__ __forceinline__ void transpose(char* shared, const Memory& sram, cons
         sram.given.wait_there(n);
         const Word tile = *sram.tile;
         if (tile >= p.tiles) break;
-        turn(shared + Memory::GIVEN_AT, shared + Memory::TURNED_AT);
+        turn(given, turned);
         show_writes();
         meet(TURNING, TURNERS);
         if (leads()) {
-            store(transposed + Offset(tile) * Memory::KV_BYTES, sram.given.tile(0) + Memory::KV_BYTES, Memory::KV_BYTES);
+            store(transposed + Offset(tile) * Memory::KV_BYTES, turned, Memory::KV_BYTES);
             start_next();
             wait_stores();
             step_turned(counters, p, tile / p.T_c);
@@ -385,7 +396,7 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
     Word kv = 0, q = 0;
 #pragma unroll 1
     for (; n < p.row_blocks; ++q) {
-        const RowBlock at = in_order(p, n);
+        const RowBlock at = in_order<causal, keys_contiguous>(p, n);
         n = gridDim.x + atomicInc(counters.row_block, p.row_blocks - 1);  // asked for early; 0 after the last
         const int h_kv = at.h / p.group;
         const auto load_K = [&](int j, Word kv) {
@@ -691,7 +702,7 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
     if (threadIdx.x < WARPGROUP) {
         keep_registers<32>();
         if (threadIdx.x >= 32) {
-            if (!keys_contiguous) transpose(shared, sram, V, transposed, counters, p, totals);
+            if (!keys_contiguous) transpose(sram, V, transposed, counters, p, totals);
         } else if (threadIdx.x == 0) {
             produce<causal, keys_contiguous>(sram, Q, K, V, transposed, counters, p, totals);
         }
@@ -710,13 +721,16 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
 // - A whole tile at a time, S once, no product during exponentials (with a few registers spilled): 0.74 to 0.82.
 // - A polynomial for 1/8 of the exponentials: 0.90 to 0.98; for 1/4: 0.86 to 0.95.
 // - Places in rings without a division: 0.96 to 1.02.
-// - Causally, sections of 16 heads at most: 0.94 to 1.03, of 64 0.99 to 1.01.
 //
 // V was transposed by a kernel before this one, in 20 µs. Transposed within, of the rate then, full / causal: 1.03 to 1.08 /
 // 1.10 to 1.12 at N = 1024, 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 to 1.01 at 2048;
 // 0.91 and 0.93 for 128 queries of 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin
 // all at once, and so wait for their V all at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where
-// 128 would stay in the L2.
+// 128 would stay in the L2. Then a last section of as many heads as stay there, and ldmatrix and stmatrix in `turn`, where words
+// were read and written by themselves: 1.03 to 1.06 / 1.07 at N = 1024, 1.02 to 1.04 / 1.06 at 2048, 1.00 to 1.02 / 1.01 to 1.02
+// at 4096. Of this rate:
+// - `turn`'s loop unrolled twice: 0.89 to 0.98.
+// - Sections of 16 heads, but the last: 0.97 to 1.02; of 64 0.96 to 1.01; a last one of 64 heads: 0.96 to 1.01.
 //
 // What follows was measured with two warpgroups that took a tile at a time. By the clock, at 1.76 GHz: a tile 1670 cycles. A
 // row block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last product 580, O_i 1030. So O_i
