@@ -179,9 +179,9 @@ template <int d, bool dropping> struct Memory {
     // A bit for each element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
     __device__ Word dropped(Word n, Word pair) const { return base + DROPPED_AT + n % 2 * DROPPED_BYTES + pair * 512; }
     __device__ void init() const {
-        constexpr int WARPS = 4 * CONSUMERS;
+        constexpr int WARPS = 4 * CONSUMERS, EACH = 32 * WARPS;  // racecheck does not see a warp meet before one lane arrives
         if (threadIdx.x == 0) {
-            K_j.init(32 * WARPS + CONSUMERS), V_j.init(WARPS), Q_i.init(WARPS), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
+            K_j.init(EACH + CONSUMERS), V_j.init(WARPS), Q_i.init(EACH), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
             for (int w = 0; w < CONSUMERS; ++w) dQ_i(w).init(1, 4);
             sums_there().expect_arrivals(1);
         }
@@ -502,7 +502,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
         if (!first) start_dQ(n - 1);
         finish<first ? 0 : 1>();
         sram.dO_i.free(n).arrive_once_a_warp();
-        sram.Q_i.free(n).arrive_once_a_warp();
+        sram.Q_i.free(n).arrive();  // each thread has read L_i and D_i
     }
     // P_ij and dP_ij of the n-th row block, and dQ_i of the one before the last to shared memory.
     template <bool first> __device__ __forceinline__ void scores(Word n) {
