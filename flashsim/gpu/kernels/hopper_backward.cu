@@ -76,19 +76,19 @@
 // Five products counted (2.5 times the forward pass), `prepare` included; fp16, H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
-//     d = 128                   516 / 349    613 / 559    655 / 637
-//       deterministic           449 / 321    543 / 526    633 / 606
-//       cuDNN                   275 / 164    401 / 302    480 / 438
-//       FlashAttention-4        256 / 156    592 / 514    608 / 616
-//       FlashAttention-2        172 / 167    249 / 217    262 / 259
-//       tensor_core             237 / 189    244 / 220    250 / 255
-//     d = 64                    457 / 323    523 / 475    570 / 542
-//       deterministic           362 / 313    430 / 471    547 / 530
-//       cuDNN                   221 / 134    341 / 259    404 / 361
-//       FlashAttention-4        235 / 143    505 / 453    527 / 534
-//       FlashAttention-2        184 / 140    244 / 202    247 / 234
-//       tensor_core             236 / 187    254 / 231    267 / 256
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 0e4c863: figures/gpu_hopper_backward.json
+//     d = 128                   512 / 354    633 / 575    653 / 652
+//       deterministic           443 / 322    537 / 535    623 / 607
+//       cuDNN                   412 / 308    502 / 423    515 / 486
+//       FlashAttention-4        457 / 354    572 / 515    607 / 592
+//       FlashAttention-2        206 / 157    259 / 223    254 / 260
+//       tensor_core             227 / 178    245 / 231    253 / 262
+//     d = 64                    452 / 328    542 / 493    552 / 551
+//       deterministic           357 / 314    437 / 480    560 / 532
+//       cuDNN                   348 / 240    414 / 338    409 / 390
+//       FlashAttention-4        410 / 310    507 / 461    517 / 535
+//       FlashAttention-2        200 / 147    251 / 210    251 / 240
+//       tensor_core             243 / 188    266 / 244    269 / 265
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 6245c00: figures/gpu_hopper_backward.json
 // end of measured
 //
 // Deterministic, it costs 1 to 18% from N = 4096 on. With dropout, N = 2048, full / causal: 1.83 / 1.93 of tensor_core's rate at

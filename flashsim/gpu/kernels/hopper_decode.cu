@@ -42,11 +42,11 @@
 // Sequences × keys; 64 heads, 8 of K and V, fp16, d = 128.
 // measured:
 //     GB/s of K and V, 1 / 8 queries    32 × 8192      8 × 8192       1 × 131072
-//     hopper_decode                     4426 / 4303    3949 / 3681    4205 / 4045
-//     cuDNN                             4423 / 585     3866 / 635     4170 / 356
-//     FlashAttention-4                  4401 / 4312    2959 / 2750    401 / 398
-//     a copy                            4187 / 4153    4207 / 4218    4221 / 4222
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 0e4c863: figures/gpu_hopper_cases.json
+//     hopper_decode                     4426 / 4284    3948 / 3684    4211 / 4055
+//     cuDNN                             4411 / 582     3851 / 645     4163 / 354
+//     FlashAttention-4                  4392 / 4304    2963 / 2759    400 / 402
+//     a copy                            4196 / 4153    4204 / 4213    4220 / 4223
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, f41ec05: figures/gpu_hopper_cases.json
 // end of measured
 //
 // What the steps bought, in GB/s at 8 × 8192, 1 / 8 queries: cutting heads alike, 4 blocks each, not 264 through all 64: 3829 /

@@ -64,10 +64,10 @@
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
-//     d = 128                   738 / 531    927 / 825    973 / 964
-//       V by keys               778 / 606    954 / 866    990 / 977
-//       hopper                  595 / 461    673 / 624    698 / 686
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 0e4c863: figures/gpu_hopper_fp8.json
+//     d = 128                   760 / 568    946 / 847    978 / 978
+//       V by keys               790 / 601    952 / 877    991 / 989
+//       hopper                  590 / 456    668 / 624    701 / 690
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, f41ec05: figures/gpu_hopper_fp8.json
 // end of measured
 //
 // O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.8% from
