@@ -1,6 +1,6 @@
 """Write the tables of README.md and docs/ that come from records: between their own markers, and nowhere else.
 
-python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels, and from figures/gpu_bench.json
+python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels, and from figures/gpu_*.json
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
 from flashsim.entry import run_script
 from flashsim.files import write_whole
+from flashsim.gpu.hopper import Tiles
 from flashsim.gpu.rungs import ladder
 from flashsim.theory import SYMBOLS, form_of
 
@@ -86,6 +87,21 @@ def kernels() -> Iterator[tuple[str, ...]]:
         yield f"`{name}`", about[name], sources, *(rates[name].get(way, "–") for way in ("forward", "backward"))
 
 
+def steps() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of `hopper`'s ideas, in the words of Tiles' docstring, from the rung before to the peers."""
+    records = [
+        json.loads((ROOT / "figures" / f"gpu_ladder{of}.json").read_text(encoding="utf-8")) for of in ("", "_causal")
+    ]
+    rates = [{step["name"]: f"{step['tflops']:.0f}" for step in record["steps"]} for record in records]
+    said = dict(re.findall(r"^    (\w+) +(.*)$", Tiles.__doc__ or "", re.MULTILINE))
+    about = {name: rung.about for name, rung in ladder().items()} | CONTESTANTS | {"hopper, plain": "wgmma and TMA"}
+    about |= {name: said[idea] for name in rates[0] for idea in [name.removeprefix("hopper, + ")] if idea != name}
+    yield "step", "what it is", *(f"N = {r['setting']['N']:,}{', causal' * r['setting']['causal']}" for r in records)
+    yield "---", "---", "--:", "--:"
+    for name in ("tensor_core", *(name for name in rates[0] if name.startswith("hopper,")), "fa4", "torch_cudnn"):
+        yield f"`{name}`", about[name], *(rate[name] for rate in rates)
+
+
 def constants() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of attention's constants: what their functions say, and what they return at d = 64."""
     yield "accesses of", "are between c₁ and c₂ times", "c₁", "c₂"
@@ -125,7 +141,7 @@ def meanings() -> Iterator[tuple[str, ...]]:
 
 TABLES: dict[str, dict[str, Callable[[], Iterator[tuple[str, ...]]]]] = {
     "README.md": {"table of algorithms": algorithms},
-    "docs/gpu.md": {"table of kernels": kernels},
+    "docs/gpu.md": {"table of kernels": kernels, "table of steps": steps},
     "docs/theory.md": {
         "table of constants": constants,
         "table of closed forms": forms,

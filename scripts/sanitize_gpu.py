@@ -3,10 +3,9 @@
 python scripts/sanitize_gpu.py --commit "$(git rev-parse HEAD)"      # on a machine with a GPU and compute-sanitizer
 
 memcheck sees accesses out of bounds, initcheck reads of what nobody has written, both in HBM. racecheck follows accesses to
-shared memory, but not mbarriers that a copy engine completes: it takes a bulk copy and the loads that wait for it for a race.
-Nor does it see that a warp's lanes have met before one of them arrives for all. So nvdisasm says what was reported:
-`instructions` has the opcodes at the addresses. UBLKCP is a bulk copy, LDS a load; a store of a thread's own (STS) is to be
-looked at: SANITIZER_LOG=FOLDER keeps all that the tools said.
+shared memory, and who arrives at an mbarrier, but does not see that a warp's lanes have met before one of them arrives for all.
+Of what it reports nvdisasm says which instructions it was: UBLKCP is a bulk copy, LDS and STS are a thread's own load and store.
+SANITIZER_LOG=FOLDER keeps all that the tools said.
 """
 
 from __future__ import annotations

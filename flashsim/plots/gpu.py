@@ -375,7 +375,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
     for name, (look, of) in kinds.items():
         moved.plot([*map(of, own.values())], [*own], linestyle="none", label=name, gid=name, **look)
     moved.set_xscale("log")
-    moved.xaxis.set_major_formatter(EngFormatter("B", sep=""))
+    ticks(moved.xaxis, LogLocator(10, (1, 2, 5)), EngFormatter("B", sep=""))
     moved.set_xlabel("reads + writes")
     moved.set_title("traffic")
     figure_of(ax).legend(*moved.get_legend_handles_labels(), loc="outside lower center", ncols=3)

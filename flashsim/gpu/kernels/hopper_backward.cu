@@ -91,7 +91,7 @@
 //     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 6245c00: figures/gpu_hopper_backward.json
 // end of measured
 //
-// Deterministic, it costs 1 to 18% from N = 4096 on. With dropout, N = 2048, full / causal: 1.83 / 1.93 of tensor_core's rate at
+// Deterministic, it costs up to 19% from N = 4096 on. With dropout, N = 2048, full / causal: 1.84 / 1.95 of tensor_core's rate at
 // d = 128, 1.42 / 1.44 at d = 64.
 //
 // no spills, no stack

@@ -70,7 +70,7 @@
 //     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, f41ec05: figures/gpu_hopper_fp8.json
 // end of measured
 //
-// O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.8% from
+// O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.7% from
 // that of the numbers before they were rounded.
 //
 // HBM, in elements a head: as hopper.cu's, causally K and V as if `ahead` queries more came before the first; besides, V is read and
