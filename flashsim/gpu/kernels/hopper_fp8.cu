@@ -88,7 +88,7 @@ static_assert(1 << (OFFSET + LIMIT) <= LARGEST, "P̃ must not saturate");
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
-    int section, last_section;                // heads of a section; the last one's first: there may be more
+    int section, last_section;                // heads of a section; the first of the last section's
     int wants_L;
     int ahead;                        // places for queries that the first row block has before query 0: warpgroups'
     Word T_c, H_kv, tiles;            // V's tiles of a head, KV heads of a sequence, tiles in all
@@ -103,8 +103,9 @@ struct RowBlock {  // the i-th of query head h of batch b; none: i < 0
     int i, h, b;
 };
 
-// Which row block comes n-th: section after section of heads. In each those that take longest come first: causally the blocks that
-// see the most keys, of all its heads; else head after head, but for each one's last block, which may be short.
+// Which row block comes n-th: section after section of heads, the last of more heads where V is transposed. In each those that take
+// longest come first: causally the blocks that see the most keys, of all its heads; else head after head, but for each one's last
+// block, which may be short.
 template <bool causal, bool keys_contiguous> __device__ inline RowBlock in_order(const Problem& p, int n) {
     const int whole = p.section * p.T_r;
     int first = n / whole * p.section, heads = min(p.section, p.row_blocks / p.T_r - first), within = n % whole;
