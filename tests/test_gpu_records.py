@@ -680,13 +680,11 @@ def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
         assert max(ideas, key=partial(bought, of)) == most
         assert bought(of, "hopper, + turns") == pytest.approx(1, abs=0.04)
         assert of["hopper"]["tflops"] == pytest.approx(of["hopper, + sums"]["tflops"], rel=0.04)
-        for name in [
-            name for name in of if "simulated" in of[name] and name.startswith(("q_outer", "tensor", "hopper"))
-        ]:
-            if "fp8" not in name:
-                seen = of[name]["seen"]["l2_reads"] + of[name]["seen"]["l2_writes"]
-                assert seen == pytest.approx(2 * sum(of[name]["simulated"].values()), rel=3e-3)
-                assert of[name].get("counted", of[name]["simulated"]) == of[name]["simulated"]
+        for name in ("q_outer", "tensor_core", "hopper, plain", *ideas, "hopper"):
+            step = of[name]
+            seen = step["seen"]["l2_reads"] + step["seen"]["l2_writes"]
+            assert seen == pytest.approx(2 * sum(step["simulated"].values()), rel=3e-3)
+            assert step.get("counted", step["simulated"]) == step["simulated"]
     assert bought(full, "hopper, plain") > bought(full, "hopper, + sums")
     assert bought(full, "hopper, + split") < 1.02 < 1.05 < bought(causal, "hopper, + split")
     assert f"most after wgmma and TMA: {bought(full, 'hopper, + sums'):.2f} times the rate" in said
