@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
+import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,6 +35,7 @@ from flashsim.gpu import (
     tensor_core,
     tensor_maps,
 )
+from flashsim.gpu.compiling import KERNELS
 from flashsim.gpu.kernel import Options
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -478,6 +483,49 @@ def test_sections_of_8_bits_are_small_while_v_is_transposed_but_the_last(
         gpu.forward(*(Array((1, heads, 300, 128), kind) for _ in "qkv"), causal=True)
         problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
         assert (problem["section"], problem["last_section"]) == sections, (heads, l2)
+    _forget()
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler, to run the kernel's own function here")
+def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`in_order` itself, on the CPU. Of each section, causally those that see most first; else each head's last at the end."""
+    source = (KERNELS / hopper_fp8.FILE).read_text(encoding="utf-8")
+    own = source[source.index("struct Problem {") : source.index("// A row block's first query.")]
+    cases = "".join(
+        f"if (causal == {causal} && keys == {keys}) found[n] = in_order<{causal}, {keys}>(*p, n);"
+        for causal in (0, 1)
+        for keys in (0, 1)
+    )
+    start = "#include <algorithm>\n#define __device__\nusing std::min;\ntypedef unsigned Word;\n"
+    order = 'extern "C" void order(int causal, int keys, const Problem* p, RowBlock* found)'
+    loop = f"{{ for (int n = 0; n < p->row_blocks; ++n) {{ {cases} }} }}\n"
+    (tmp_path / "order.cpp").write_text(start + own + order + loop, encoding="utf-8")
+    library = tmp_path / "order.so"
+    subprocess.run(["c++", "-std=c++17", "-shared", "-fPIC", "-o", library, tmp_path / "order.cpp"], check=True)
+    run = ctypes.CDLL(str(library)).order
+    for heads, l2, N, causal, keys in itertools.product(
+        (1, 31, 33, 80, 150, 256), (1, 64, 128), (100, 384, 1024), (False, True), (False, True)
+    ):
+        monkeypatch.setattr(hopper_fp8, "section", partial(min, l2, heads))
+        _forget()
+        q, k, v = (Array((heads, 1, N, 128), ml_dtypes.float8_e4m3fn) for _ in "qkv")
+        gpu.forward(q, k, eight_bits(v, keys), causal=causal)
+        given = launches.pop()[-2]
+        T_r = -(-N // 192)
+        found = np.full((heads * T_r, 3), -1, "i4")
+        run(int(causal), int(keys), given, found.ctypes.data_as(ctypes.c_void_p))
+        i, _, head = found.T
+        assert sorted(zip(head, i, strict=True)) == [*itertools.product(range(heads), range(T_r))]
+        problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
+        whole = [*range(0, heads if keys else int(problem["last_section"]), int(problem["section"]))]
+        begins = [*whole, *([] if keys else [int(problem["last_section"])]), heads]
+        for begin, end in itertools.pairwise(begins):
+            within = slice(begin * T_r, end * T_r)
+            assert set(head[within]) == set(range(begin, end))
+            late = -i[within] if causal else i[within] == T_r - 1
+            assert (np.diff(late.astype(int)) >= 0).all(), (heads, l2, N, causal, keys)
     _forget()
 
 

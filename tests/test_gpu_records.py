@@ -676,6 +676,10 @@ def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
         return float(of[idea]["tflops"] / of[names[names.index(idea) - 1]]["tflops"])
 
     ideas = [name for name in full if name.startswith("hopper, +")]
+    for name in ("tensor_core", "hopper, plain", *ideas, "fa4", "torch_cudnn"):
+        cells = " | ".join(f"{of[name]['tflops']:.0f}" for of in (full, causal))
+        (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{name}` | ") and line.count("|") == 5)
+        assert row.endswith(f" | {cells} |"), name
     for of, most in ((full, "hopper, + sums"), (causal, "hopper, + persistent")):
         assert max(ideas, key=partial(bought, of)) == most
         assert bought(of, "hopper, + turns") == pytest.approx(1, abs=0.04)

@@ -34,7 +34,8 @@
 //
 // While a consumer's P̃ is computed the tensor cores have its last P̃ V to do and the other consumers' products. Each step and
 // what it bought, in TFLOP/s; numbers that are compared are of one interleaved run (d = 64 and full, if nothing else is said). What
-// wgmma and TMA, two loops, the persistent grid, lazy rescaling, sums and turns make, one after the other, is in figures/gpu_ladder.json.
+// wgmma and TMA, two loops, the persistent grid and its order, lazy rescaling, sums and turns make, one after the other, is in
+// figures/gpu_ladder.json, and causally in gpu_ladder_causal.json.
 // - The persistent grid: a block draws its next row block (atomicInc, which is 0 again after the last) before it has loaded
 //   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
 //   many heads as have K and V in the L2 together.

@@ -728,8 +728,8 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
 // 0.91 and 0.93 for 128 queries of 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin
 // all at once, and so wait for their V all at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where
 // 128 would stay in the L2. Then a last section of as many heads as stay there, and ldmatrix and stmatrix in `turn`, where words
-// were read and written by themselves: 1.03 to 1.06 / 1.07 at N = 1024, 1.02 to 1.04 / 1.06 at 2048, 1.00 to 1.02 / 1.01 to 1.02
-// at 4096. Of this rate:
+// were read and written by themselves, in five runs: 1.03 to 1.07 / 1.06 to 1.09 at N = 1024, 1.00 to 1.04 / 1.05 to 1.07 at 2048,
+// 1.00 to 1.02 / 1.01 to 1.03 at 4096, 0.99 to 1.00 / 1.00 to 1.01 at 16384. Of this rate:
 // - `turn`'s loop unrolled twice: 0.89 to 0.98.
 // - Sections of 16 heads, but the last: 0.97 to 1.02; of 64 0.96 to 1.01; a last one of 64 heads: 0.96 to 1.01.
 //
