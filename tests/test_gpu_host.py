@@ -486,6 +486,24 @@ def test_sections_of_8_bits_are_small_while_v_is_transposed_but_the_last(
     _forget()
 
 
+ORDER = """#include <algorithm>
+#include <cstdio>
+#define __device__
+using std::min;
+typedef unsigned Word;
+OWN
+int main(int, char** asked) {
+    Problem p;
+    if (fread(&p, sizeof p, 1, stdin) != 1) return 1;
+    for (int n = 0; n < p.row_blocks; ++n) {
+        const RowBlock at = *asked[1] ? *asked[2] ? in_order<true, true>(p, n) : in_order<true, false>(p, n)
+                                      : *asked[2] ? in_order<false, true>(p, n) : in_order<false, false>(p, n);
+        fwrite(&at, sizeof at, 1, stdout);
+    }
+}
+"""
+
+
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler, to run the kernel's own function here")
 def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -493,18 +511,9 @@ def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
     """`in_order` itself, on the CPU. Of each section, causally those that see most first; else each head's last at the end."""
     source = (KERNELS / hopper_fp8.FILE).read_text(encoding="utf-8")
     own = source[source.index("struct Problem {") : source.index("// A row block's first query.")]
-    cases = "".join(
-        f"if (causal == {causal} && keys == {keys}) found[n] = in_order<{causal}, {keys}>(*p, n);"
-        for causal in (0, 1)
-        for keys in (0, 1)
-    )
-    start = "#include <algorithm>\n#define __device__\nusing std::min;\ntypedef unsigned Word;\n"
-    order = 'extern "C" void order(int causal, int keys, const Problem* p, RowBlock* found)'
-    loop = f"{{ for (int n = 0; n < p->row_blocks; ++n) {{ {cases} }} }}\n"
-    (tmp_path / "order.cpp").write_text(start + own + order + loop, encoding="utf-8")
-    library = tmp_path / "order.so"
-    subprocess.run(["c++", "-std=c++17", "-shared", "-fPIC", "-o", library, tmp_path / "order.cpp"], check=True)
-    run = ctypes.CDLL(str(library)).order
+    program = tmp_path / "order.cpp"
+    program.write_text(ORDER.replace("OWN", own), encoding="utf-8")
+    subprocess.run(["c++", "-std=c++17", "-o", tmp_path / "order", program], check=True)
     for heads, l2, N, causal, keys in itertools.product(
         (1, 31, 33, 80, 150, 256), (1, 64, 128), (100, 384, 1024), (False, True), (False, True)
     ):
@@ -514,9 +523,9 @@ def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
         gpu.forward(q, k, eight_bits(v, keys), causal=causal)
         given = launches.pop()[-2]
         T_r = -(-N // 192)
-        found = np.full((heads * T_r, 3), -1, "i4")
-        run(int(causal), int(keys), given, found.ctypes.data_as(ctypes.c_void_p))
-        i, _, head = found.T
+        command = [str(tmp_path / "order"), "causal" * causal, "keys" * keys]
+        found = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=True).stdout
+        i, _, head = np.frombuffer(found, "i4").reshape(-1, 3).T
         assert sorted(zip(head, i, strict=True)) == [*itertools.product(range(heads), range(T_r))]
         problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
         whole = [*range(0, heads if keys else int(problem["last_section"]), int(problem["section"]))]
