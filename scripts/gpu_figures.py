@@ -35,7 +35,7 @@ DRAWN: dict[str, dict[str, Callable[..., Any]]] = {
     "gpu_ladder": {"gpu_ladder": plot_ladder},
     "gpu_ladder_causal": {"gpu_ladder_causal": plot_ladder},
 }
-"""Of each record the pictures, and what draws them. Any other record is drawn as gpu_bench."""
+"""Of each record the pictures, and what draws them. Any other is drawn as a ladder where it has steps, or else as gpu_bench."""
 
 
 def main() -> None:
@@ -45,8 +45,11 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=FIGURES, help="folder of the figures")
     options = parser.parse_args()
     for path in [options.record] if options.record else [FIGURES / f"{name}.json" for name in DRAWN]:
-        record = read_record(path, "machine", "steps" if path.stem.startswith("gpu_ladder") else "results")
-        for name, plot in DRAWN.get(path.stem, DRAWN["gpu_bench"]).items():
+        record = read_record(path)
+        ladder = isinstance(record, dict) and "steps" in record
+        drawings = DRAWN.get(path.stem, {path.stem: plot_ladder} if ladder else DRAWN["gpu_bench"])
+        record = read_record(path, "machine", "steps" if plot_ladder in drawings.values() else "results")
+        for name, plot in drawings.items():
             try:
                 figure = figure_of(plot(record))
             except (KeyError, IndexError, TypeError, AttributeError) as error:

@@ -301,6 +301,8 @@ def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) 
         (b"\xff", "record.json is no JSON"),
         (b"[" * 100_000, "record.json is no JSON"),
         (b"[]", "record.json has no machine and no results; expected a JSON object with machine, results"),
+        (b"3", "record.json has no machine and no results; expected a JSON object with machine, results"),
+        (b'{"steps": []}', "record.json has no machine; expected a JSON object with machine, steps"),
         (b'{"machine": 1, "results": [3]}', "record.json has not what gpu_times draws: TypeError"),
         (None, "record.json is not there; expected a JSON file"),
     ],

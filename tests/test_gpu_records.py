@@ -715,6 +715,15 @@ def test_bytes_of_a_ladder_have_labels_that_can_be_read(name: str) -> None:
     assert all(right < left for (_, right), (left, _) in pairwise(boxes))
 
 
+def test_a_ladder_is_drawn_as_one_whatever_its_file_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "mine.json"
+    own.write_text(json.dumps(figure("gpu_ladder_causal")), encoding="utf-8")
+    script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "gpu_figures.py"))
+    monkeypatch.setattr("sys.argv", ["gpu_figures.py", "--record", str(own), "-o", str(tmp_path)])
+    script["main"]()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "mine.png", "mine.svg"]
+
+
 def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.CaptureFixture[str]) -> None:
     bench.print_ladder(figure("gpu_ladder"))
     rows = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("q_outer")]
