@@ -21,105 +21,87 @@ what there is. docs/use.md shows each.
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashsim import dropout
-from flashsim.algorithms.blocks import Fit, Fixed, Paper
-from flashsim.api import Gradients, Run, Tally, backward, count, forward, trace
-from flashsim.bias import Bias
-from flashsim.masks import Causal, Dense, Mask, SlidingWindow
-from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
-from flashsim.paddings import KeyPadding, QueryPadding
-from flashsim.records import Blocks
-from flashsim.tree_mask import Tree
-
-if TYPE_CHECKING:
-    from flashsim import approximate as approximate
-    from flashsim import cache as cache
-    from flashsim import cross_entropy as cross_entropy
-    from flashsim import kernels as kernels
-    from flashsim import linear as linear
-    from flashsim import machines as machines
-    from flashsim import mlp as mlp
-    from flashsim import observers as observers
-    from flashsim import patterns as patterns
+if TYPE_CHECKING:  # the public names, and where they are: type checkers read this list, and so does `_listed`
+    from flashsim import algorithms as algorithms
     from flashsim import plots as plots
     from flashsim import reference as reference
     from flashsim import testing as testing
     from flashsim import theory as theory
-    from flashsim import tune as tune
-    from flashsim.optima import optimum as optimum
-    from flashsim.proving import prove as prove
+    from flashsim.algorithms.blocks import Fit as Fit
+    from flashsim.algorithms.blocks import Fixed as Fixed
+    from flashsim.algorithms.blocks import Paper as Paper
+    from flashsim.beyond import approximate as approximate
+    from flashsim.beyond import cross_entropy as cross_entropy
+    from flashsim.beyond import kernels as kernels
+    from flashsim.beyond import linear as linear
+    from flashsim.beyond import mlp as mlp
+    from flashsim.hardware import cache as cache
+    from flashsim.hardware import machines as machines
+    from flashsim.machine import memory as memory
+    from flashsim.machine.memory import HBM as HBM
+    from flashsim.machine.memory import SRAM as SRAM
+    from flashsim.machine.memory import MemoryModelError as MemoryModelError
+    from flashsim.machine.memory import NotOnChip as NotOnChip
+    from flashsim.machine.memory import SramOverflow as SramOverflow
+    from flashsim.masks import dropout as dropout
+    from flashsim.masks import patterns as patterns
+    from flashsim.masks.bias import Bias as Bias
+    from flashsim.masks.paddings import KeyPadding as KeyPadding
+    from flashsim.masks.paddings import QueryPadding as QueryPadding
+    from flashsim.masks.rules import Causal as Causal
+    from flashsim.masks.rules import Dense as Dense
+    from flashsim.masks.rules import Mask as Mask
+    from flashsim.masks.rules import SlidingWindow as SlidingWindow
+    from flashsim.masks.tree import Tree as Tree
+    from flashsim.optimal import tune as tune
+    from flashsim.optimal.optima import optimum as optimum
+    from flashsim.optimal.proving import prove as prove
+    from flashsim.problem.shapes import Blocks as Blocks
+    from flashsim.run.api import Gradients as Gradients
+    from flashsim.run.api import Run as Run
+    from flashsim.run.api import Tally as Tally
+    from flashsim.run.api import backward as backward
+    from flashsim.run.api import count as count
+    from flashsim.run.api import forward as forward
+    from flashsim.run.api import trace as trace
     from flashsim.sweeping import sweep as sweep
-    from flashsim.tracing import load_trace
+    from flashsim.tracing import load_trace as load_trace
+    from flashsim.tracing import observers as observers
+    from flashsim.version import __version__ as __version__
 
-__version__ = "0.1.0"
-
-__all__ = [
-    "HBM",
-    "SRAM",
-    "Bias",
-    "Blocks",
-    "Causal",
-    "Dense",
-    "Fit",
-    "Fixed",
-    "Gradients",
-    "KeyPadding",
-    "Mask",
-    "MemoryModelError",
-    "NotOnChip",
-    "Paper",
-    "QueryPadding",
-    "Run",
-    "SlidingWindow",
-    "SramOverflow",
-    "Tally",
-    "Tree",
-    "backward",
-    "count",
-    "dropout",
-    "forward",
-    "load_trace",
-    "patterns",
-    "reference",
-    "sweep",
-    "theory",
-    "trace",
-]
+if not Path(__file__).is_file():
+    raise ImportError(
+        f"flashsim is imported from {Path(__file__).parents[1]}, an archive, and it reads its own sources: "
+        "expected it installed (pip install flashsim.whl), or unpacked"
+    )
 
 
-LATER = {
-    "approximate": "flashsim.approximate",
-    "cache": "flashsim.cache",
-    "cross_entropy": "flashsim.cross_entropy",
-    "kernels": "flashsim.kernels",
-    "linear": "flashsim.linear",
-    "machines": "flashsim.machines",
-    "mlp": "flashsim.mlp",
-    "observers": "flashsim.observers",
-    "patterns": "flashsim.patterns",
-    "plots": "flashsim.plots",
-    "reference": "flashsim.reference",
-    "testing": "flashsim.testing",
-    "theory": "flashsim.theory",
-    "tune": "flashsim.tune",
-    "load_trace": "flashsim.tracing",
-    "optimum": "flashsim.optima",
-    "prove": "flashsim.proving",
-    "sweep": "flashsim.sweeping",
-}
-"""What is imported when it is asked for, and from where: `import flashsim` is quicker without."""
+def _listed() -> dict[str, str]:
+    """Return the public names, each with the module that it is, or is in."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return {node.names[0].name: str(node.module) for node in block.body if isinstance(node, ast.ImportFrom)}
+
+
+PUBLIC = _listed()
+__all__ = [name for name in PUBLIC if not name.startswith("_")]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module of `LATER`, or a name that is in one."""
-    if name not in LATER:
+    """Import a public name when it is asked for: who imports flashsim for its memory loads no plots."""
+    if name not in PUBLIC:
         raise AttributeError(f"module 'flashsim' has no attribute {name!r}")
-    module = import_module(LATER[name])
-    return module if LATER[name].endswith(f".{name}") else getattr(module, name)
+    where = import_module(PUBLIC[name])
+    in_it = PUBLIC[name] != __name__ and hasattr(where, name)
+    found = getattr(where, name) if in_it else import_module(f"{PUBLIC[name]}.{name}")
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *LATER})
+    return sorted({*globals(), *PUBLIC})

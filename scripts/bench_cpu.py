@@ -46,8 +46,8 @@ from rich.text import Text
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import flashsim
-from flashsim.entry import run_script
-from flashsim.files import write_whole
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 
 if TYPE_CHECKING:
     import triton.language as tl  # at run time `triton_interpreter` imports it

@@ -28,16 +28,17 @@ from typing import Any
 import numpy as np
 
 import flashsim
-from flashsim import gpu, patterns
-from flashsim.entry import run_script
-from flashsim.files import check_target, write_whole
+from flashsim import gpu
 from flashsim.gpu import hopper_backward
 from flashsim.gpu.benchmark import interleaved
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.contestants import Setting, arrays, contestants
 from flashsim.gpu.kernel import Options
 from flashsim.gpu.machine import machine
+from flashsim.masks import patterns
 from flashsim.reference import attention
+from flashsim.support.entry import run_script
+from flashsim.support.files import check_target, write_whole
 
 Calls = dict[str, Callable[[], Any]]
 DECODED = [

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import flashsim
-from flashsim.entry import run_script
-from flashsim.files import write_whole
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 
 CASES: dict[str, dict[str, Any]] = {
     "flash": {"algorithms": "flash"},

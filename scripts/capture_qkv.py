@@ -40,8 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load as load_safetensors
 
-from flashsim.entry import run_script
-from flashsim.files import write_whole
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 
 F32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]

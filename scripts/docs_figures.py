@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flashsim.entry import run_script
-from flashsim.files import write_whole
 from flashsim.plots import FIGURES
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "figures.md"

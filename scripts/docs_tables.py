@@ -14,10 +14,10 @@ from pathlib import Path
 
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
-from flashsim.entry import run_script
-from flashsim.files import write_whole
 from flashsim.gpu.hopper import Tiles
 from flashsim.gpu.rungs import ladder
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 from flashsim.theory import SYMBOLS, form_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashsim.entry import run_script
-from flashsim.files import read_record, write_whole
 from flashsim.plots.gpu import (
     plot_figure_1,
     plot_figure_3,
@@ -24,6 +22,8 @@ from flashsim.plots.gpu import (
 )
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import drawn
+from flashsim.support.entry import run_script
+from flashsim.support.files import read_record, write_whole
 
 FIGURES = Path("figures")
 DRAWN: dict[str, dict[str, Callable[..., Any]]] = {

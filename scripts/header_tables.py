@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flashsim.entry import run_script
-from flashsim.files import write_whole
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "flashsim" / "gpu" / "kernels"

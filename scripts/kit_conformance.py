@@ -38,8 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from flashsim.cli.values import seed, whole  # noqa: E402
-from flashsim.entry import run_script  # noqa: E402
-from flashsim.files import check_target, read_record, write_whole  # noqa: E402
+from flashsim.support.entry import run_script  # noqa: E402
+from flashsim.support.files import check_target, read_record, write_whole  # noqa: E402
 from tests.implementations import IMPLEMENTATIONS  # noqa: E402
 
 Record = dict[str, Any]

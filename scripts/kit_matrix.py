@@ -28,11 +28,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: 
 from usual_tests import TEXTBOOK
 
 from flashsim.cli.values import whole
-from flashsim.entry import run_script
-from flashsim.files import read_record, write_whole
 from flashsim.plots import save
 from flashsim.plots.kit_matrix import plot_kit_matrix
 from flashsim.plots.saving import figure_of
+from flashsim.support.entry import run_script
+from flashsim.support.files import read_record, write_whole
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import ALL, EARLY

@@ -14,9 +14,9 @@ import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 import flashsim
-from flashsim.entry import run_script
-from flashsim.files import write_whole
 from flashsim.plots.by_array import COLOURS
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 from flashsim.tracing import Step, Trace
 from flashsim.tracing.data import TraceEvent
 from flashsim.tracing.sample import operands

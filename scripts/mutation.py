@@ -40,7 +40,7 @@ import pytest
 from coverage import CoverageData
 from mutants import Entry, Mutant, key, places_and_mutants
 
-from flashsim.files import write_whole
+from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "figures/mutation.json"

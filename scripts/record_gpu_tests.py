@@ -18,9 +18,9 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashsim.entry import run_script
-from flashsim.files import write_whole
 from flashsim.gpu.machine import machine
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 USUAL = ("tests/test_gpu.py", "tests/test_gpu_hopper.py", "tests/test_gpu_fp8.py")

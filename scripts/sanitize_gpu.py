@@ -32,11 +32,11 @@ import numpy as np
 
 import flashsim
 from flashsim import gpu
-from flashsim.entry import run_script
-from flashsim.files import write_whole
 from flashsim.gpu import hopper
 from flashsim.gpu.compiling import MissingGPU, cache_folder, import_cupy
 from flashsim.gpu.machine import machine
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 
 TOOLS: dict[str, tuple[str, ...]] = {
     "memcheck": (),

@@ -17,8 +17,8 @@ import numpy as np
 
 from flashsim.cli import parse
 from flashsim.cli.step import recorded
-from flashsim.entry import run_script
-from flashsim.files import write_whole
+from flashsim.support.entry import run_script
+from flashsim.support.files import write_whole
 from flashsim.tracing import Step
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from flashsim import forward, reference
-from flashsim.entry import run_script
-from flashsim.files import check_target, write_whole
-from flashsim.inputs import float_dtype
+from flashsim.problem.inputs import float_dtype
 from flashsim.reference import attention
-from flashsim.tables import print_table
+from flashsim.support.entry import run_script
+from flashsim.support.files import check_target, write_whole
+from flashsim.support.tables import print_table
 from flashsim.testing.mutants import ALL, Implementation, Mutant
 
 TOLERANCE = 1e-2  # absolute and relative

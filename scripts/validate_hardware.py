@@ -13,11 +13,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from flashsim.entry import run_script
-from flashsim.files import check_target, read_record, write_whole
 from flashsim.plots.gpu import plot_validation
 from flashsim.plots.saving import figure_of, save
-from flashsim.tables import print_table
+from flashsim.support.entry import run_script
+from flashsim.support.files import check_target, read_record, write_whole
+from flashsim.support.tables import print_table
 
 
 def main() -> int:

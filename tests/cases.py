@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
-from flashsim.dropout import keep_mask
-from flashsim.masks import All, Both, Head, Mask
-from flashsim.memory import MemoryModelError, SramOverflow
-from flashsim.planting import mutated
-from flashsim.records import Shape
+from flashsim.machine.memory import MemoryModelError, SramOverflow
+from flashsim.masks.dropout import keep_mask
+from flashsim.masks.rules import All, Both, Head, Mask
+from flashsim.problem.shapes import Shape
+from flashsim.tracing.planting import mutated
 
 Array = NDArray[Any]
 FEW = settings(max_examples=settings().max_examples // 3)  # for what is asked of each of many algorithms

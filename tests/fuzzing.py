@@ -15,7 +15,7 @@ from hypothesis import settings
 from threadpoolctl import ThreadpoolController
 
 import flashsim
-from flashsim.memory import MemoryModelError
+from flashsim.machine.memory import MemoryModelError
 
 FUZZ = settings.get_profile("fuzz")
 SOURCES = Path(flashsim.__file__).parent

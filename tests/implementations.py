@@ -22,8 +22,8 @@ import numpy as np
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.dropout import keep_mask
-from flashsim.inputs import Array
+from flashsim.masks.dropout import keep_mask
+from flashsim.problem.inputs import Array
 from flashsim.testing import Report, Spec, check_attention, wrap
 from flashsim.testing.mutants import BASES
 

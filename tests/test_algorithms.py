@@ -32,11 +32,11 @@ from flashsim.algorithms import (
     appendix_b_memory_efficient_backward,
 )
 from flashsim.algorithms.notation import gated
-from flashsim.inputs import chip_dtype
-from flashsim.memory import HBM, SRAM, Matrix
-from flashsim.observers import InductionInvariant
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.problem.inputs import chip_dtype
+from flashsim.problem.shapes import Blocks
 from flashsim.reference import attention, attention_with_statistics, error_bound, rounding, score_reach
+from flashsim.tracing.observers import InductionInvariant
 
 from .cases import DTYPES, FEW, Case, cases, full_cases, of_bound, room_for
 

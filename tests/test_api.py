@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import Causal, KeyPadding, patterns, theory
+from flashsim import Causal, KeyPadding, theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError
+from flashsim.masks import patterns
+from flashsim.problem.shapes import Blocks
 
 X = np.ones((6, 4))
 
@@ -237,7 +238,7 @@ WITHOUT = tuple(name for name in FORWARD if "MASK" not in FORWARD[name].parts)
         (np.ones((6, 6)), "mask has dtype float64; expected booleans, True = attend"),
         ("causal", "mask is 'causal'; expected booleans, True = attend, or a flashsim.Mask such as flashsim.Causal()"),
         (np.zeros((6, 6), int), "mask has dtype int64"),
-        (Causal, "mask is <class 'flashsim.masks.Causal'>; expected booleans"),
+        (Causal, "mask is <class 'flashsim.masks.rules.Causal'>; expected booleans"),
         (KeyPadding(7), "KeyPadding's lengths run from 7 to 7; expected 0 to N_k = 6"),
         (KeyPadding(-1), "KeyPadding's lengths run from -1 to -1"),
         (KeyPadding([3, 4]), r"KeyPadding's lengths .* shape \(2,\); expected one that broadcasts to the leading axes"),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashsim import approximate, reference
+from flashsim import reference
+from flashsim.beyond import approximate
 from flashsim.reference import of_bound
 
 Array = np.ndarray[Any, Any]

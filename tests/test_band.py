@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, groups, theory
+from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.band import Band, floor_sum
-from flashsim.live import CountedTiles
-from flashsim.masks import All, Mask
-from flashsim.memory import HBM, SRAM, Kinds, MemoryModelError
-from flashsim.records import Blocks, Shape
+from flashsim.machine.memory import HBM, SRAM, Kinds, MemoryModelError
+from flashsim.masks.band import Band, floor_sum
+from flashsim.masks.rules import All, Mask
+from flashsim.problem.shapes import Blocks, Shape
+from flashsim.run import interleaving as groups
+from flashsim.run.live_tiles import CountedTiles
 
 
 def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:

@@ -26,7 +26,7 @@ from flashsim.reference import (
     rounding,
 )
 from flashsim.run import gather, launch
-from flashsim.tile_masks import BiasGradient, TileMask
+from flashsim.run.tile_masks import BiasGradient, TileMask
 
 from .cases import FEW, Array, Case, cases, forward_of, room_for, swap
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import Causal, KeyPadding, SlidingWindow, patterns
+from flashsim import Causal, KeyPadding, SlidingWindow
+from flashsim.masks import patterns
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
 
 from .cases import MASKS, Array, Case, cases, full_cases, of_bound, room_for

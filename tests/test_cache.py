@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.cache import L2, CacheTraffic
-from flashsim.inputs import Array
-from flashsim.memory import HBM, SRAM, Event
-from flashsim.patterns import butterfly
+from flashsim.hardware.cache import L2, CacheTraffic
+from flashsim.machine.memory import HBM, SRAM, Event
+from flashsim.masks.patterns import butterfly
+from flashsim.problem.inputs import Array
 
 HUGE = 10**9
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import checking, theory
+from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
-from flashsim.checking import check_array, check_count, check_scale, shown
+from flashsim.optimal.tune import tune
+from flashsim.problem import arguments as checking
+from flashsim.problem.arguments import check_array, check_count, check_scale, shown
 from flashsim.theory.problem import OneHead
-from flashsim.tune import tune
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 HUGE = 10**400
@@ -280,7 +281,7 @@ def test_bounds_of_numbers_are_met() -> None:
 
 
 def test_checks_know_neither_simulator_nor_theory() -> None:
-    for module in (checking, flashsim.inputs):
+    for module in (checking, flashsim.problem.inputs):
         with open(str(module.__file__)) as file:
             imported = set(re.findall(r"from (flashsim\S*) import", file.read()))
         assert imported <= {f"flashsim.{name}" for name in ("checking", "dlpack", "records", "sizes")}

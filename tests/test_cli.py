@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import qkv, verify
+from flashsim import verify
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import COMMANDS, inputs, main, parse
-from flashsim.sizes import human_bytes, parse_size
-from flashsim.tables import console, print_table
+from flashsim.problem import qkv
+from flashsim.support.sizes import human_bytes, parse_size
+from flashsim.support.tables import console, print_table
 from flashsim.verify import theorems_1_2
 
 
@@ -109,7 +110,7 @@ BFLOAT16 = """
 import sys
 sys.modules["ml_dtypes"] = None  # as if it were not installed
 from pathlib import Path
-from flashsim.qkv import UnreadableInput, load_qkv
+from flashsim.problem.qkv import UnreadableInput, load_qkv
 try:
     load_qkv([Path("mine.safetensors")])
 except UnreadableInput as error:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import stops
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import main
+from flashsim.tracing import stops
 
 COMMAND = [sys.executable, "-m", "flashsim", "debug"]
 SIZES = ("--n", "11", "--d", "3", "--blocks", "2", "4")  # T_r = 6, T_c = 3, the last blocks ragged
@@ -260,7 +260,7 @@ def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
     Q, K, V, dO = (rng.standard_normal((300, 64), np.float32) for _ in range(4))
     tallest = widest = 0
 
-    def look(event: flashsim.memory.Event) -> None:
+    def look(event: flashsim.machine.memory.Event) -> None:
         nonlocal tallest, widest
         if event.site not in seen:
             seen.add(event.site)

@@ -16,7 +16,7 @@ import pytest
 
 from flashsim.cli import COMMANDS, main
 from flashsim.cli.spoken import WAYS, spoken
-from flashsim.memory import SramOverflow
+from flashsim.machine.memory import SramOverflow
 
 LONG = "9" * 5000
 HUGE = str(2**63)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashsim import approximate, reference
-from flashsim.algorithms.beyond import programs
-from flashsim.algorithms.clusters import homes, sorted_rows
-from flashsim.planting import planted
+from flashsim import reference
+from flashsim.beyond import approximate
+from flashsim.beyond.parts.clusters import homes, sorted_rows
+from flashsim.beyond.programs import programs
 from flashsim.reference import of_bound
 from flashsim.run.programs import ProgramRun, run_program
+from flashsim.tracing.planting import planted
 
 Array = np.ndarray[Any, Any]
 DOORS: dict[str, Any] = {"reformer": approximate.reformer, "smyrf": approximate.smyrf}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashsim import comparison, reference
+from flashsim import reference
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
-from flashsim.masks import Causal
-from flashsim.planting import planted
-from flashsim.qkv import QKV
+from flashsim.masks.rules import Causal
+from flashsim.problem.qkv import QKV
+from flashsim.tracing.planting import planted
+from flashsim.verify import comparison
 
 rng = np.random.default_rng(0)
 GIVEN = QKV(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), "a test")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashsim import cross_entropy
-from flashsim.algorithms.labels import NONE, at_label, minus_label
+from flashsim.beyond import cross_entropy
+from flashsim.beyond.parts.labels import NONE, at_label, minus_label
 from flashsim.reference.logits import cross_entropy as naive
 from flashsim.reference.logits import cross_entropy_bounds
 

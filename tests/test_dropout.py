@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.algorithms import FORWARD, backward_passes
-from flashsim.dropout import keep_mask, philox4x32_10
+from flashsim.masks.dropout import keep_mask, philox4x32_10
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
 
 from .cases import FEW, MASKS, Array, Case, cases, of_bound, room_for

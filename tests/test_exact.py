@@ -15,11 +15,11 @@ import pytest
 
 import flashsim
 from flashsim.cli import main
-from flashsim.exact import certificate, game
-from flashsim.exact.certificate import check, nothing_below, text_of
-from flashsim.exact.game import Game
-from flashsim.exact.search import Search
-from flashsim.optima import Optimum
+from flashsim.optimal.games import certificate, game
+from flashsim.optimal.games.certificate import check, nothing_below, text_of
+from flashsim.optimal.games.game import Game
+from flashsim.optimal.games.search import Search
+from flashsim.optimal.optima import Optimum
 
 # --------------------------------------------------------------------------------------------------- a plain Dijkstra
 
@@ -181,7 +181,7 @@ def a_certificate(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_checker_is_short_and_knows_no_search() -> None:
-    for module, most, names in ((certificate, 100, {"flashsim.exact.game"}), (game, 120, set())):
+    for module, most, names in ((certificate, 100, {"flashsim.optimal.games.game"}), (game, 120, set())):
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
         assert {name for name in imported if name and name.startswith("flashsim")} == names

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.cli import main
-from flashsim.examples import (
+from flashsim.learn.examples import (
     EXAMPLES,
     as_json,
     exp_overflow,
@@ -32,9 +32,9 @@ from flashsim.examples import (
     prefill,
     same_curve,
 )
-from flashsim.examples.transformer import initial, loss_and_gradients
-from flashsim.jobs import in_any_order
+from flashsim.learn.examples.transformer import initial, loss_and_gradients
 from flashsim.reference import attention, error_bound, rounding
+from flashsim.support.jobs import in_any_order
 
 getcontext().prec = 50
 ROOT = Path(__file__).resolve().parent.parent
@@ -481,7 +481,7 @@ def test_each_example_s_text_fits_a_terminal_and_says_where_the_step_is(
     assert max(map(len, out.splitlines())) <= 80
     assert not any(line != line.rstrip() for line in out.splitlines())
     assert "The same step in flashsim:\n  " in out
-    assert "\nIn flashsim: " in (importlib.import_module(f"flashsim.examples.{name}").__doc__ or "")
+    assert "\nIn flashsim: " in (importlib.import_module(f"flashsim.learn.examples.{name}").__doc__ or "")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flashsim.cli import main
-from flashsim.exercises import exercises
+from flashsim.learn.exercises import exercises
 
 from .exercise_solutions import SOLUTIONS
 

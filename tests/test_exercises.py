@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from flashsim.cli import main
-from flashsim.exercises import exercises
-from flashsim.exercises.grading import PROGRESS, grade, progress, start
-from flashsim.planting import changed
+from flashsim.learn.exercises import exercises
+from flashsim.learn.exercises.grading import PROGRESS, grade, progress, start
+from flashsim.tracing.planting import changed
 
 from .exercise_solutions import MISTAKES, SOLUTIONS
 from .pages import ROOT, blocks

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import flashsim
+import flashsim.machine.traffic
 
 LARGE = flashsim.count("flash", N=2**42, d=128, heads=2, M=4096)
 
@@ -72,7 +73,7 @@ def test_a_table_by_array() -> None:
     pytest.importorskip("pandas", reason='pandas is not installed: pip install "flashsim[pandas]"')
     forward, _ = run()
     for result in (LARGE, forward, forward.hbm):
-        traffic = result if isinstance(result, flashsim.records.Traffic) else result.hbm
+        traffic = result if isinstance(result, flashsim.machine.traffic.Traffic) else result.hbm
         table = result.to_pandas()
         assert (table.index.name, list(table.index)) == ("array", list(traffic.by_array))
         for name in ("reads", "writes", "init_writes", "accesses", "bytes", "size"):

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import files
-from flashsim.files import check_target, write_whole
+from flashsim.support import files
+from flashsim.support.files import check_target, write_whole
 from flashsim.tracing import Trace
 
 ROOT = Path(flashsim.__file__).parents[1]

@@ -12,7 +12,7 @@ import pytest
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.memory import NotOnChip
+from flashsim.machine.memory import NotOnChip
 from flashsim.reference import attention
 from flashsim.run import following
 

@@ -22,15 +22,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import flashsim
-from flashsim import dropout, machines, patterns, reference, theory
+import flashsim.problem.shapes
+from flashsim import reference, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
-from flashsim.cache import L2
-from flashsim.memory import MemoryModelError
+from flashsim.hardware import machines
+from flashsim.hardware.cache import L2
+from flashsim.machine.memory import MemoryModelError
+from flashsim.masks import dropout, patterns
+from flashsim.optimal.tune import tune
 from flashsim.plots.blocks import blocks_data
 from flashsim.plots.cache_size import cache_size_data
 from flashsim.plots.pareto import pareto_data
 from flashsim.plots.roofline import roofline_data
-from flashsim.tune import tune
 
 from .cases import DROPOUTS, DTYPES, MASKS, REGIMES, Case, of_bound
 from .fuzzing import FUZZ, JUNK, accepted, outcome
@@ -346,6 +349,6 @@ def test_masks(parts: list[str], data: st.DataObject) -> None:
             return
     run = outcome(flashsim.forward, "flash", X, X, X, mask=combined)
     if accepted(run):
-        whole = combined.whole(flashsim.records.Shape(5, 5, 3, 3), ())
+        whole = combined.whole(flashsim.problem.shapes.Shape(5, 5, 3, 3), ())
         bound = reference.error_bound(X, X, X, mask=whole, **reference.rounding("flash", run.blocks))
         assert of_bound(run.O, reference.attention(X, X, X, mask=whole), bound) <= 1

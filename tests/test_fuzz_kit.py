@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashsim import reference
-from flashsim.inputs import FLOATS
+from flashsim.problem.inputs import FLOATS
 from flashsim.testing import (
     CHECKS,
     AttentionCheckFailed,

@@ -24,9 +24,11 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import examples, gallery, linear, mlp, theory
+from flashsim import theory
+from flashsim.beyond import linear, mlp
 from flashsim.cli import main
-from flashsim.gallery.page import parts_of
+from flashsim.learn import examples, gallery
+from flashsim.learn.gallery.page import parts_of
 from flashsim.tracing import Lesson, Moment, Step, Stop, Trace
 from flashsim.tracing.loading import trace_of
 from flashsim.tracing.page import LARGEST_PAGE, MOST_STEPS
@@ -113,7 +115,9 @@ def test_there_is_a_page_for_each_lesson_and_nothing_else() -> None:
 
 
 def test_lessons_need_no_command_line() -> None:
-    code = "import sys, flashsim.gallery; print([name for name in sys.modules if name.startswith('flashsim.cli')])"
+    code = (
+        "import sys, flashsim.learn.gallery; print([name for name in sys.modules if name.startswith('flashsim.cli')])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
@@ -142,7 +146,7 @@ def test_the_command_writes_the_pages_and_opens_the_index(
     opened: list[str] = []
     pages = made()
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("flashsim.gallery.files", lambda names: iter(pages.items()))
+    monkeypatch.setattr("flashsim.learn.gallery.files", lambda names: iter(pages.items()))
     monkeypatch.chdir(tmp_path)
     assert main(["lessons", "--open"]) == 0
     folder = tmp_path / "flashsim-lessons"
@@ -178,7 +182,7 @@ def test_the_command_writes_over_its_own_files_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pages = made()
-    monkeypatch.setattr("flashsim.gallery.files", lambda names: iter(pages.items()))
+    monkeypatch.setattr("flashsim.learn.gallery.files", lambda names: iter(pages.items()))
     assert main(["lessons", "-o", str(tmp_path)]) == main(["lessons", "-o", str(tmp_path)]) == 0
     for name in ("README.md", "index.html"):
         (tmp_path / name).write_text("# Lessons\n\nof my own", encoding="utf-8")

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from flashsim import Causal, KeyPadding, SlidingWindow, cli, gpu
-from flashsim.examples import same_curve
 from flashsim.gpu import (
     algorithm_2,
     compiling,
@@ -33,6 +32,7 @@ from flashsim.gpu import (
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
 from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
+from flashsim.learn.examples import same_curve
 
 LADDER = list(gpu.ladder())
 VARIANTS = [variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants]

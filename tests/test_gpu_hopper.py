@@ -12,10 +12,10 @@ import pytest
 
 import flashsim
 from flashsim import gpu
-from flashsim.dropout import keep_mask
 from flashsim.gpu import hopper, hopper_decode
 from flashsim.gpu.compiling import import_cupy
-from flashsim.records import Shape
+from flashsim.masks.dropout import keep_mask
+from flashsim.problem.shapes import Shape
 from tests.hopper import ON_HOPPER
 from tests.test_gpu import assert_near, given, moved, on_gpu, run, tally
 

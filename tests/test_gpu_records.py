@@ -22,17 +22,18 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import gpu, patterns, theory
+from flashsim import gpu, theory
 from flashsim.cli import bench, main
-from flashsim.examples.same_curve import EARLY
-from flashsim.examples.text import tiny
 from flashsim.gpu import benchmark, contestants, machine, standard
 from flashsim.gpu.compiling import MissingGPU, import_cupy
 from flashsim.gpu.contestants import NAMES, SPARSE, Setting, settings
 from flashsim.gpu.masking import rule_of
 from flashsim.gpu.profiling import METRICS, parse
 from flashsim.gpu.validation import Pass, _row
-from flashsim.patterns import butterfly
+from flashsim.learn.examples.same_curve import EARLY
+from flashsim.learn.examples.text import tiny
+from flashsim.masks import patterns
+from flashsim.masks.patterns import butterfly
 from flashsim.plots import figure_of
 from flashsim.plots.gpu import (
     LOOKS,

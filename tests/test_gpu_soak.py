@@ -23,10 +23,10 @@ import pytest
 
 import flashsim
 from flashsim import gpu
-from flashsim.dropout import keep_mask
 from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.kernel import Kernel
-from flashsim.records import Shape
+from flashsim.masks.dropout import keep_mask
+from flashsim.problem.shapes import Shape
 from tests import test_gpu as tests
 from tests import test_gpu_fp8 as fp8
 

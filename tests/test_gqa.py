@@ -19,16 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, groups, theory
+from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, group_sum
 from flashsim.cli import main
-from flashsim.dropout import TileDropout, keep_mask
-from flashsim.inputs import Inputs
-from flashsim.masks import as_mask
-from flashsim.memory import HBM, SRAM
-from flashsim.observers import InductionInvariant
-from flashsim.qkv import QKV
-from flashsim.records import Shape
+from flashsim.machine.memory import HBM, SRAM
+from flashsim.masks.dropout import TileDropout, keep_mask
+from flashsim.masks.rules import as_mask
+from flashsim.problem.inputs import Inputs
+from flashsim.problem.qkv import QKV
+from flashsim.problem.shapes import Shape
 from flashsim.reference import (
     attention,
     backward_rounding,
@@ -39,8 +38,10 @@ from flashsim.reference import (
     rounding,
 )
 from flashsim.run import gather, launch
+from flashsim.run import interleaving as groups
 from flashsim.run.task import attended
 from flashsim.tracing.about import tiles_of
+from flashsim.tracing.observers import InductionInvariant
 
 from .cases import DTYPES, FEW, MASKS, Array, exact_of, of_bound, room_for, same, swap, unnoticed
 

@@ -1,4 +1,4 @@
-"""`flashsim.jobs`: pieces of work over processes."""
+"""`flashsim.support.jobs`: pieces of work over processes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
-from flashsim import jobs
-from flashsim.entry import guarded
-from flashsim.jobs import in_any_order
+from flashsim.support import jobs
+from flashsim.support.entry import guarded
+from flashsim.support.jobs import in_any_order
 
 
 def test_nothing_to_do_is_done_over_any_number_of_processes() -> None:

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import kernels, reference, theory
-from flashsim.algorithms.kernel_functions import PROFILES, Own, along, distances
+from flashsim import reference, theory
+from flashsim.beyond import kernels
+from flashsim.beyond.parts.kernel_functions import PROFILES, Own, along, distances
 from flashsim.cli import main
-from flashsim.examples import kernel_product
-from flashsim.shape_only import ShapeOnly
+from flashsim.learn.examples import kernel_product
+from flashsim.machine.shape_only import ShapeOnly
 
 Array = np.ndarray[Any, Any]
 ORDERS, KERNELS = [*kernels.ORDERS], [*PROFILES]

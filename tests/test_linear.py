@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashsim import linear
+from flashsim.beyond import linear
 from flashsim.reference import linear_attention, linear_attention_bounds
 
 Array = np.ndarray[Any, Any]

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 
 import flashsim
 from flashsim import plots
-from flashsim.cache import L2
-from flashsim.machines import MACHINES, Machine, kv_tile, predict, roofline
+from flashsim.hardware.cache import L2
+from flashsim.hardware.machines import MACHINES, Machine, kv_tile, predict, roofline
 from flashsim.plots.l2 import l2_data, plot_l2
 from flashsim.plots.roofline import plot_roofline, roofline_data
 

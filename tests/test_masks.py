@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.masks import Both, as_mask
-from flashsim.records import Shape, Traffic
+from flashsim.machine.traffic import Traffic
+from flashsim.masks.rules import Both, as_mask
+from flashsim.problem.shapes import Shape
 from flashsim.reference import (
     attention,
     attention_with_statistics,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.memory import HBM, SRAM, Event, MemoryModelError, NotOnChip, Observer, SramOverflow
+from flashsim.machine.memory import HBM, SRAM, Event, MemoryModelError, NotOnChip, Observer, SramOverflow
 
 
 def chip(capacity: int = 1000, **options: Any) -> tuple[HBM, SRAM]:

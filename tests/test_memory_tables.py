@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim.cache import L2
-from flashsim.memory import HBM, SRAM, Event, Matrix, SramOverflow
+from flashsim.hardware.cache import L2
+from flashsim.machine.memory import HBM, SRAM, Event, Matrix, SramOverflow
 
 NONE = 2**32 - 1
 PAGE, D = 4, 3

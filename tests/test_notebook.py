@@ -11,17 +11,21 @@ import numpy as np
 import pytest
 
 import flashsim
+import flashsim.machine.traffic
 from flashsim.plots import plot_run
 from flashsim.plots.style import Panels, column_figure
 
 Q, K, V = np.random.default_rng(0).normal(size=(3, 9, 4)).astype(np.float32)
-LATER = ("cache", "machines", "observers", "plots", "testing", "tune")
+LATER = {
+    "cache": "hardware.cache", "machines": "hardware.machines", "observers": "tracing.observers", "plots": "plots",
+    "testing": "testing", "tune": "optimal.tune",
+}  # fmt: skip
 
 
 def test_modules_are_there_once_they_are_asked_for() -> None:
     assert {*LATER, "load_trace", "forward", "__version__"} <= {*dir(flashsim)}
-    for name in LATER:
-        assert getattr(flashsim, name) is sys.modules[f"flashsim.{name}"]
+    for name, module in LATER.items():
+        assert getattr(flashsim, name) is sys.modules[f"flashsim.{module}"]
     with pytest.raises(AttributeError, match=r"^module 'flashsim' has no attribute 'plot'$"):
         _ = flashsim.plot
 
@@ -68,7 +72,7 @@ def test_results_are_tables_in_a_notebook() -> None:
     run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 5))
     tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
     for shown in (run, tally, run.hbm, flashsim.backward("flash", run, run.O, M=1000)):
-        traffic = shown if isinstance(shown, flashsim.records.Traffic) else shown.hbm
+        traffic = shown if isinstance(shown, flashsim.machine.traffic.Traffic) else shown.hbm
         found = re.findall(r"<tr>(.*?)</tr>", shown._repr_html_())[1:]
         rows = [tuple(re.findall(r"<td>(.*?)</td>", row)) for row in found]
         assert rows[-1] == (

@@ -16,12 +16,12 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.notation import rowsum
 from flashsim.algorithms.own import algorithm_of, chosen
-from flashsim.checking import check_count
 from flashsim.cli import main
-from flashsim.matrices import Kind
-from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError
-from flashsim.options import Option
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError
+from flashsim.problem.arguments import check_count
+from flashsim.problem.matrices import Kind
+from flashsim.problem.options import Option
+from flashsim.problem.shapes import Blocks
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.theory.formulas import Mean, evaluated
 

@@ -1,7 +1,7 @@
 """Break it to trust it: each planted bug must be caught by a check that our tests rely on.
 
-A bug is a change to the text of an algorithm, which makes a record of its own (`flashsim.planting`), or to the text of what
-it is given. The mutant runs, and the named checks, the same that the other tests make, must notice; what would notice it
+A bug is a change to the text of an algorithm, which makes a record of its own (`flashsim.tracing.planting`), or to the text of
+what it is given. The mutant runs, and the named checks, the same that the other tests make, must notice; what would notice it
 after them is not run. For Algorithms 0 and 1 without mask and dropout:
 
     exact       O within its rounding bound             induction   the proof's invariant after every outer step
@@ -27,11 +27,11 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import band, dropout, masks, paddings, theory, tile_masks
+from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, softmax_rows
-from flashsim.memory import MemoryModelError
-from flashsim.observers import InductionInvariant, InvariantBroken
-from flashsim.planting import planted
+from flashsim.machine.memory import MemoryModelError
+from flashsim.masks import band, dropout, paddings
+from flashsim.masks import rules as masks
 from flashsim.reference import (
     attention,
     attention_with_statistics,
@@ -42,6 +42,9 @@ from flashsim.reference import (
     rounding,
     score_reach,
 )
+from flashsim.run import tile_masks
+from flashsim.tracing.observers import InductionInvariant, InvariantBroken
+from flashsim.tracing.planting import planted
 
 from .cases import REGIMES, Case, of_bound, on_each, swap, unnoticed
 from .test_algorithms import watching_locals

@@ -11,10 +11,10 @@ import pytest
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD, softmax_rows
-from flashsim.masks import SlidingWindow
-from flashsim.planting import changed, mutated, planted
-from flashsim.records import Shape
+from flashsim.masks.rules import SlidingWindow
+from flashsim.problem.shapes import Shape
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
+from flashsim.tracing.planting import changed, mutated, planted
 
 STALE = "l_i * exp(m_i - finite(m_i_new)) * O_i", "l_i * O_i"
 KNOWN = dict(FORWARD), dict(BACKWARD)

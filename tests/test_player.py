@@ -25,9 +25,11 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from PIL import Image, ImageSequence
 
 import flashsim
-from flashsim import Fixed, cross_entropy, linear, mlp, patterns
+from flashsim import Fixed
 from flashsim.algorithms import Algorithm
+from flashsim.beyond import cross_entropy, linear, mlp
 from flashsim.cli import main
+from flashsim.masks import patterns
 from flashsim.tracing import Trace
 from flashsim.tracing import film as filming
 from flashsim.tracing.bugs import with_bug

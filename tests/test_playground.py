@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from flashsim import playground, theory
+from flashsim import theory
 from flashsim.cli import main
-from flashsim.playground.javascript import Script, Symbol, expression, traced
+from flashsim.learn import playground
+from flashsim.learn.playground.javascript import Script, Symbol, expression, traced
 
 from .conftest import DESK
 

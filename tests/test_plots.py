@@ -26,8 +26,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 import flashsim
-from flashsim import approximate, plots, theory
+from flashsim import plots, theory
 from flashsim.algorithms import FORWARD
+from flashsim.beyond import approximate
+from flashsim.optimal.tune import best_of
 from flashsim.plots import lower
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
@@ -39,7 +41,6 @@ from flashsim.plots.sparsity import plot_sparsity, sparsity_data
 from flashsim.plots.style import compared, looks
 from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
 from flashsim.plots.traffic import plot_traffic, traffic_data
-from flashsim.tune import best_of
 from tests.own import two_sweeps
 
 ROOT = Path(__file__).parent.parent

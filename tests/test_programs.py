@@ -16,17 +16,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flashsim import approximate, cross_entropy, kernels, linear, load_trace, mlp
-from flashsim.algorithms.beyond import programs
+from flashsim import load_trace
 from flashsim.algorithms.program import Bug, Program
-from flashsim.memory import Event, MemoryModelError, SramOverflow
-from flashsim.observers import Ledger
-from flashsim.planting import planted
-from flashsim.records import Sizes
+from flashsim.beyond import approximate, cross_entropy, kernels, linear, mlp
+from flashsim.beyond.programs import programs
+from flashsim.machine.memory import Event, MemoryModelError, SramOverflow
+from flashsim.problem.shapes import Sizes
 from flashsim.run.programs import ProgramRun, count_program, run_program
-from flashsim.sizes import first
+from flashsim.support.sizes import first
 from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
+from flashsim.tracing.observers import Ledger
+from flashsim.tracing.planting import planted
 from flashsim.verify.programs import unnoticed
 from flashsim.verify.shared import drawn
 

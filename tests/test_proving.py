@@ -17,19 +17,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import certificate, certificate_backward
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.allowed import allowed_pairs
-from flashsim.certificate import check, fewer_phases, most_in_a_phase
 from flashsim.cli import main
-from flashsim.exact import certificate as certificate_of_optimum
-from flashsim.masks import All, Causal
-from flashsim.memory import SramOverflow
-from flashsim.proving import prove, recount
-from flashsim.records import Shape
-from flashsim.theory import lower_bound, lower_bound_backward
+from flashsim.machine.memory import SramOverflow
+from flashsim.masks.rules import All, Causal
+from flashsim.optimal.allowed import allowed_pairs
+from flashsim.optimal.games import certificate as certificate_of_optimum
+from flashsim.optimal.proving import prove, recount
+from flashsim.optimal.tune import best_of
+from flashsim.problem.shapes import Shape
+from flashsim.theory import certificate, certificate_backward, lower_bound, lower_bound_backward
+from flashsim.theory.certificate import check, fewer_phases, most_in_a_phase
 from flashsim.theory.lower import _about
-from flashsim.tune import best_of
 
 LENGTHS, WIDTHS = st.integers(1, 200), st.integers(1, 24)
 

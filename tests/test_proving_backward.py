@@ -17,15 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import certificate, certificate_backward
 from flashsim.algorithms import BACKWARD
-from flashsim.certificate_backward import check, most_in_a_phase
 from flashsim.cli import main
-from flashsim.memory import SramOverflow
-from flashsim.proving import Proof
-from flashsim.theory import lower_bound_backward
+from flashsim.machine.memory import SramOverflow
+from flashsim.optimal.proving import Proof
+from flashsim.optimal.tune import best_of
+from flashsim.theory import certificate, certificate_backward, lower_bound_backward
+from flashsim.theory.certificate_backward import check, most_in_a_phase
 from flashsim.theory.lower_backward import most
-from flashsim.tune import best_of
 
 LENGTHS, WIDTHS, SIDES = st.integers(1, 200), st.integers(1, 24), st.integers(0, 400)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD
-from flashsim.band import Band
-from flashsim.masks import Causal, Mask, SlidingWindow
-from flashsim.memory import Event
-from flashsim.paddings import KeyPadding
-from flashsim.records import Blocks, Shape
+from flashsim.machine.memory import Event
+from flashsim.masks.band import Band
+from flashsim.masks.paddings import KeyPadding
+from flashsim.masks.rules import Causal, Mask, SlidingWindow
+from flashsim.problem.shapes import Blocks, Shape
 
 from .cases import Array, Case, full_cases, of_bound, room_for, swap
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD, Algorithm, q_outer_pinned, small_cache_hybrid
-from flashsim.planting import mutated, planted
-from flashsim.records import Blocks
+from flashsim.optimal.tune import best_of
+from flashsim.problem.shapes import Blocks
 from flashsim.reference import attention, error_bound, rounding
-from flashsim.tune import best_of
+from flashsim.tracing.planting import mutated, planted
 
 from .cases import of_bound, on_each, unnoticed
 from .test_planted_bugs import VARIANTS

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import flashsim
-from flashsim import api
 from flashsim.cli import COMMANDS, parsers
+from flashsim.run import api
 
 from .pages import ROOT, text_of
 

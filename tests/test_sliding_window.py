@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
+import flashsim.problem.shapes
 from flashsim import SlidingWindow, theory
-from flashsim.gallery import pages
+from flashsim.learn.gallery import pages
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
 
 from .cases import Case, cases, of_bound, room_for
@@ -23,7 +24,7 @@ WINDOWS = st.tuples(st.integers(-1, 12), st.integers(-1, 12))
 def test_numbers_are_those_of_a_window_mask(case: Case, window: tuple[int, int]) -> None:
     """Forward and backward, and counted as on shapes alone."""
     (Q, K, V), oracle = case.inputs(), case.oracle
-    shape = flashsim.records.Shape(case.N_q, case.N_k, case.d, case.d_v)
+    shape = flashsim.problem.shapes.Shape(case.N_q, case.N_k, case.d, case.d_v)
     allowed = SlidingWindow(*window).whole(shape, ())
     oracle["mask"] = allowed if oracle["mask"] is None else allowed & oracle["mask"]
     asked: dict[str, Any] = {"M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k), "window": window}

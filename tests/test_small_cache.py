@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD, Algorithm, small_cache
-from flashsim.memory import Event
-from flashsim.planting import mutated, planted
-from flashsim.records import Blocks
+from flashsim.machine.memory import Event
+from flashsim.problem.shapes import Blocks
 from flashsim.reference import attention, attention_with_statistics, error_bound, rounding, score_reach
+from flashsim.tracing.planting import mutated, planted
 from flashsim.verify import lower
 from flashsim.verify.shared import accesses
 

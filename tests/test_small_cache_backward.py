@@ -11,9 +11,9 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, Algorithm
-from flashsim.planting import planted
-from flashsim.records import Blocks
+from flashsim.problem.shapes import Blocks
 from flashsim.reference import backward_rounding, gradient_bounds, gradients
+from flashsim.tracing.planting import planted
 
 from .cases import Case, of_bound, on_each, unnoticed
 from .test_planted_bugs import VARIANTS

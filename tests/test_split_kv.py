@@ -15,11 +15,12 @@ from flashsim import KeyPadding, theory
 from flashsim.algorithms import FORWARD, Algorithm, split_kv_merge
 from flashsim.algorithms.parts import EveryTile
 from flashsim.algorithms.split_kv_merge import MERGES
-from flashsim.live import LiveTiles, TileSplits
-from flashsim.masks import All
-from flashsim.planting import planted
-from flashsim.records import Blocks, Shape, Traffic
+from flashsim.machine.traffic import Traffic
+from flashsim.masks.rules import All
+from flashsim.problem.shapes import Blocks, Shape
 from flashsim.reference import attention, error_bound, rounding
+from flashsim.run.live_tiles import LiveTiles, TileSplits
+from flashsim.tracing.planting import planted
 
 from .cases import Array, Case, exact_of, full_cases, of_bound, room_for, swap, unnoticed
 

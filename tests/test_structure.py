@@ -55,8 +55,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 FILLED = {  # as something goes on
-    "cache.CacheTraffic", "exercises.judging.Turns",
-    "gpu.launching.Repeated", "observers.InductionInvariant", "observers.Ledger", "run.launch.Outcome",
+    "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns",
+    "gpu.launching.Repeated", "tracing.observers.InductionInvariant", "tracing.observers.Ledger", "run.launch.Outcome",
     "testing.running.Survey", "testing.running.Tally",
 }  # fmt: skip
 
@@ -74,8 +74,8 @@ def test_records_do_not_change() -> None:
 
 
 def test_a_cycle_is_found() -> None:
-    lazy = "def f():\n    from flashsim.masks import All\n\nif TYPE_CHECKING:\n    import flashsim.api\n"
-    assert imported(lazy) == {"flashsim.masks"}
+    lazy = "def f():\n    from flashsim.masks.rules import All\n\nif TYPE_CHECKING:\n    import flashsim.run.api\n"
+    assert imported(lazy) == {"flashsim.masks.rules"}
     assert imported("from flashsim import theory, forward") == {"flashsim.theory", "flashsim"}
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d", "a"}}) == {frozenset("bc"), frozenset("d")}
 
@@ -94,7 +94,9 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
 
 
 def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> None:
-    code = f"import sys; sys.path.insert(0, {str(ROOT.parent / 'tests' / '..')!r}); import flashsim.source as s; "
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT.parent / 'tests' / '..')!r}); import flashsim.machine.source as s; "
+    )
     code += (
         "assert '..' in s.__file__, s.__file__; assert s.site_of.__code__.co_filename.startswith(s.PACKAGE), s.PACKAGE"
     )

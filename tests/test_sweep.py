@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import patterns, theory
+from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import main
+from flashsim.masks import patterns
 from flashsim.sweeping import Disagreement, Sweep, answers, points, rows, running
 from flashsim.sweeping.columns import meaning
 from tests.own import FORM, TWO_SWEEPS, two_sweeps

@@ -16,7 +16,7 @@ import pytest
 
 from flashsim import reference
 from flashsim.algorithms.algorithm_2_flash import flash
-from flashsim.reference.bounds import parts_of_bound
+from flashsim.reference.rounding import parts_of_bound
 from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, check_attention, mutants, replay
 from flashsim.testing import parametrize_with_checks as parametrize
 from flashsim.testing.kernel import STRIDES, Kernel, lay_out

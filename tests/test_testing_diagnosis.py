@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.inputs import Array
+from flashsim.problem.inputs import Array
 from flashsim.testing.case import Case, Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.inputs import Array, float_dtype
+from flashsim.problem.inputs import Array, float_dtype
 from flashsim.reference import attention_with_statistics, error_bound, gradient_bounds, gradients, score_reach
 from flashsim.testing import mutants
 from flashsim.testing.mutants import ALL, BASES, Implementation, Mutant
@@ -189,7 +189,7 @@ def case_sum(a: Array, case: Case) -> Array:
 
 @pytest.mark.parametrize("name", BASES)
 def test_bases_drop_what_the_other_algorithms_drop(name: str) -> None:
-    from flashsim.dropout import keep_mask
+    from flashsim.masks.dropout import keep_mask
 
     kept = BASES[name].keep((2, 3, 5, 7), 0.4, 11)
     for b, h in np.ndindex(2, 3):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.inputs import Array, float_dtype
+from flashsim.problem.inputs import Array, float_dtype
 from flashsim.reference import attention, attention_with_statistics, gradients
 from flashsim.testing.wrapping import wrap
 

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import patterns, theory
+from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
-from flashsim.band import Band
-from flashsim.masks import All, Causal, Dense, Mask, SlidingWindow
-from flashsim.memory import SramOverflow
-from flashsim.paddings import KeyPadding, QueryPadding
-from flashsim.records import Blocks, Shape
+from flashsim.machine.memory import SramOverflow
+from flashsim.masks import patterns
+from flashsim.masks.band import Band
+from flashsim.masks.paddings import KeyPadding, QueryPadding
+from flashsim.masks.rules import All, Causal, Dense, Mask, SlidingWindow
+from flashsim.problem.shapes import Blocks, Shape
 from flashsim.theory.formulas import Mean, evaluated
 from flashsim.theory.live import points
 from flashsim.theory.problem import Tiles, live_tiles

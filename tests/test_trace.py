@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import flashsim
-from flashsim import Fixed, patterns
+from flashsim import Fixed
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import main, parse
 from flashsim.cli.step import recorded as step_recorded
-from flashsim.memory import Event
-from flashsim.observers import Ledger
+from flashsim.machine.memory import Event
+from flashsim.masks import patterns
 from flashsim.tracing import Recorder, Trace, page, recording, text
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 from flashsim.tracing.listing import label_of, listing_of
+from flashsim.tracing.observers import Ledger
 from flashsim.tracing.perfetto import as_perfetto
 
 Array = NDArray[Any]

@@ -17,14 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, theory, tile_masks, tree_mask
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
-from flashsim.masks import Mask
-from flashsim.memory import HBM, SRAM, MemoryModelError, SramOverflow, pass_tiles
-from flashsim.records import Blocks, Shape
+from flashsim.machine.memory import HBM, SRAM, MemoryModelError, SramOverflow, pass_tiles
+from flashsim.masks import tree as tree_mask
+from flashsim.masks.rules import Mask
+from flashsim.problem.shapes import Blocks, Shape
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
+from flashsim.run import tile_masks
+from flashsim.run.tile_masks import TileMask
 from flashsim.theory.problem import live_tiles
-from flashsim.tile_masks import TileMask
 
 from .cases import DTYPES, FEW, Array, count_equals_theory, of_bound, room_for, same, swap, unnoticed
 

@@ -17,10 +17,10 @@ from flashsim import Causal, SlidingWindow, plots, theory
 from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Direction
 from flashsim.cli import main
-from flashsim.memory import SramOverflow
-from flashsim.records import Blocks, Shape
+from flashsim.machine.memory import SramOverflow
+from flashsim.optimal.tune import best_of, sides, tune
+from flashsim.problem.shapes import Blocks, Shape
 from flashsim.theory.counts import peak_of
-from flashsim.tune import best_of, sides, tune
 from tests.own import FORM, TWO_SWEEPS, module_of, two_sweeps
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from flashsim import approximate, certificate, theory
+from flashsim import theory
 from flashsim.algorithms import FORWARD
-from flashsim.planting import planted
-from flashsim.records import Traffic
+from flashsim.beyond import approximate
+from flashsim.machine.traffic import Traffic
+from flashsim.theory import certificate
+from flashsim.tracing.planting import planted
 from flashsim.verify import appendices, chapter, lower, programs, section_4, shared, theorem_5, theorems_1_2
 from flashsim.verify.shared import Check
 

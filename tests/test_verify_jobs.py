@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flashsim import report, verify
-from flashsim.cli import main
+from flashsim import verify
+from flashsim.cli import main, report
 from flashsim.verify import appendices, chapter, theorem_5, theorems_1_2
 
 CHECKS = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.inputs import Array, float_dtype
+from flashsim.problem.inputs import Array, float_dtype
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 

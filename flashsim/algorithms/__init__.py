@@ -16,7 +16,7 @@ from flashsim.algorithms.listing import Listed, Listing
 from flashsim.algorithms.record import GRADIENTS as GRADIENTS
 from flashsim.algorithms.record import Algorithm as Algorithm
 from flashsim.algorithms.record import Direction
-from flashsim.options import Option
+from flashsim.problem.options import Option
 
 FORWARD: dict[str, Algorithm] = {}
 BACKWARD: dict[str, Algorithm] = {}

@@ -26,8 +26,8 @@ from flashsim.algorithms.notation import logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_rows_for
-from flashsim.memory import HBM, SRAM, Matrix, Tile
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
+from flashsim.problem.shapes import Blocks
 
 
 def standard(

@@ -20,8 +20,8 @@ from flashsim.algorithms.notation import product
 from flashsim.algorithms.parts import Dropout, WholeGradient
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_backward_for
-from flashsim.memory import HBM, SRAM, Matrix
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.problem.shapes import Blocks
 
 
 def standard_backward(

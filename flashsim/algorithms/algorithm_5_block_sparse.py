@@ -36,11 +36,11 @@ from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm, every_block
-from flashsim.checking import check_block_mask
-from flashsim.memory import HBM, SRAM, Matrix
-from flashsim.options import Option
-from flashsim.patterns import butterfly, local, strided_by_root
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.masks.patterns import butterfly, local, strided_by_root
+from flashsim.problem.arguments import check_block_mask
+from flashsim.problem.options import Option
+from flashsim.problem.shapes import Blocks
 
 
 def block_sparse(

@@ -14,8 +14,8 @@ from __future__ import annotations
 from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
-from flashsim.memory import HBM, SRAM, Matrix
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.problem.shapes import Blocks
 
 
 def block_sizes(rows: int, d: int) -> tuple[int, int]:

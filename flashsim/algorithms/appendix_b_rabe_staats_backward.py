@@ -12,8 +12,8 @@ from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
-from flashsim.memory import HBM, SRAM, Matrix
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.problem.shapes import Blocks
 
 
 def rabe_staats_backward(

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from flashsim.checking import check_count
-from flashsim.records import Blocks, Shape
-from flashsim.sizes import ceil_div as ceil_div
-from flashsim.sizes import first
+from flashsim.problem.arguments import check_count
+from flashsim.problem.shapes import Blocks, Shape
+from flashsim.support.sizes import ceil_div as ceil_div
+from flashsim.support.sizes import first
 
 
 def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:

@@ -19,7 +19,7 @@ row here, N_k·d elements. A bias's gradient, of which grouped heads have parts,
 
 from __future__ import annotations
 
-from flashsim.memory import HBM, SRAM, Matrix
+from flashsim.machine.memory import HBM, SRAM, Matrix
 
 
 def sum_over_group(hbm: HBM, sram: SRAM, *all_parts: Matrix) -> tuple[Matrix, ...]:

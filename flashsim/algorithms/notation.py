@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.memory import Tile
-from flashsim.shape_only import ShapeOnly
+from flashsim.machine.memory import Tile
+from flashsim.machine.shape_only import ShapeOnly
 
 exp = np.exp
 logaddexp = np.logaddexp

@@ -11,8 +11,8 @@ from typing import Any
 from flashsim.algorithms import BACKWARD, FORWARD, PASSES
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.record import OPERANDS, Algorithm, every_block
-from flashsim.checking import check_direction, is_one_of, shown
-from flashsim.source import note_line
+from flashsim.machine.source import note_line
+from flashsim.problem.arguments import check_direction, is_one_of, shown
 
 SIGNATURE = "f(hbm, sram, Q, K, V, blocks)"
 PARTS = ("tau", "MASK", "dropout", "live")
@@ -23,8 +23,8 @@ RETURNS = (("O",), ("O", "L"), ("O", "l", "m"))
 def chosen(what: Any, direction: str) -> Algorithm:
     """Return the algorithm of that name; or that record, or that function, as an algorithm.
 
-    A function is a forward pass `f(hbm, sram, Q, K, V, blocks)`, on the five verbs of `flashsim.memory`, that returns the matrix
-    O in HBM, or (O, L), or (O, l, m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", by these names, as the
+    A function is a forward pass `f(hbm, sram, Q, K, V, blocks)`, on the five verbs of `flashsim.machine.memory`, that returns the
+    matrix O in HBM, or (O, L), or (O, l, m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", by these names, as the
     algorithms here do (`flashsim.algorithms.parts`); without "tau", Q comes scaled. Its blocks are FlashAttention's.
 
     Raises ValueError for anything else, and for a record or name of the other direction.

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.memory import SRAM, Kinds, Matrix, Tile
-from flashsim.records import Blocks
+from flashsim.machine.memory import SRAM, Kinds, Matrix, Tile
+from flashsim.problem.shapes import Blocks
 
 
 class MaskFunction(Protocol):
@@ -79,7 +79,7 @@ class BlockMask(Protocol):
 
 
 class Live(BlockMask, Protocol):
-    """The live tiles (`flashsim.masks` says what that means), by row and by column."""
+    """The live tiles (`flashsim.masks.rules` says what that means), by row and by column."""
 
     def row(self, i: int) -> Which:
         """Return the live tiles (i, j) of row i, (T_c,)."""

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from flashsim.algorithms.record import Record
-from flashsim.matrices import Kind
-from flashsim.records import Sizes
+from flashsim.problem.matrices import Kind
+from flashsim.problem.shapes import Sizes
 
 QKV: Mapping[str, Kind] = {"Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e")}
 """What stands in for attention takes these."""

@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 from flashsim.algorithms.blocks import paper_rows
-from flashsim.matrices import Kind
-from flashsim.memory import HBM, Matrix, Tile
-from flashsim.options import Option
-from flashsim.records import Blocks
-from flashsim.source import Site
+from flashsim.machine.memory import HBM, Matrix, Tile
+from flashsim.machine.source import Site
+from flashsim.problem.matrices import Kind
+from flashsim.problem.options import Option
+from flashsim.problem.shapes import Blocks
 
 Direction = Literal["forward", "backward"]
 OPERANDS = ("Q", "K", "V")
@@ -89,7 +89,7 @@ class Algorithm(Record):
                    keys on chip, in the paper's symbols. "m" is a running maximum, where rescaling is told
     of             for a backward pass, the forward pass that it belongs to, where that has another name: its name, or record
     options        those that are this algorithm's only; a part of an option's name is that option's value
-    matrices       kinds of matrices, by name, that `flashsim.matrices` does not know: what it saves for its backward pass, say
+    matrices       kinds of matrices, by name, that `flashsim.problem.matrices` does not know: what it saves for its backward pass
     line_1         (rows, d) -> (B_r, B_c)
     rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
     cuts           the blocks of S in each of its passes over S, where these are not line 1's (`Cuts`)

@@ -35,10 +35,10 @@ from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import Algorithm
-from flashsim.masks import SlidingWindow
-from flashsim.memory import HBM, SRAM, Matrix
-from flashsim.options import Option
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.masks.rules import SlidingWindow
+from flashsim.problem.options import Option
+from flashsim.problem.shapes import Blocks
 
 
 def sliding_window(

@@ -55,8 +55,8 @@ from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.algorithms.small_cache import line_2
-from flashsim.memory import HBM, SRAM, Matrix
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.problem.shapes import Blocks
 
 
 def rows(M: int, d: int, d_v: int) -> int:

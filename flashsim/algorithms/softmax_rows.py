@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flashsim.algorithms.notation import exp, finite, gated, maximum, nonzero, rowmax, rowsum
-from flashsim.memory import SRAM, Matrix
+from flashsim.machine.memory import SRAM, Matrix
 
 SoftmaxRows = Callable[[SRAM, Matrix, Matrix], None]
 SoftmaxBackward = Callable[[SRAM, Matrix, Matrix, Matrix], None]

@@ -45,11 +45,11 @@ from flashsim.algorithms.notation import exp, finite, log, logsumexp, maximum, p
 from flashsim.algorithms.parts import Dropout, MaskFunction, Splits
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.split_kv_merge import MERGES
-from flashsim.checking import check_merge, check_splits
-from flashsim.matrices import Kind
-from flashsim.memory import HBM, SRAM, Matrix, Tile
-from flashsim.options import Option
-from flashsim.records import Blocks
+from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
+from flashsim.problem.arguments import check_merge, check_splits
+from flashsim.problem.matrices import Kind
+from flashsim.problem.options import Option
+from flashsim.problem.shapes import Blocks
 
 
 def split_kv(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero
-from flashsim.memory import SRAM, Matrix
+from flashsim.machine.memory import SRAM, Matrix
 
 Merge = Callable[[SRAM, Matrix, Matrix, Matrix, Matrix], None]
 

@@ -2,7 +2,7 @@
 
 Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0, or 1 where a claim or
 a check failed, and raises ValueError for what makes no sense. Results go to stdout, progress and errors to stderr.
-`flashsim.entry` says what each exit status means.
+`flashsim.support.entry` says what each exit status means.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from flashsim.algorithms import FORWARD
 from flashsim.cli.outputs import check_outputs
 from flashsim.cli.spoken import spoken
 from flashsim.cli.values import Parser, meant
-from flashsim.entry import guarded
-from flashsim.files import command_line, name_of
-from flashsim.inputs import DEFAULT_DTYPE
-from flashsim.memory import MemoryModelError
+from flashsim.machine.memory import MemoryModelError
+from flashsim.problem.inputs import DEFAULT_DTYPE
+from flashsim.support.entry import guarded
+from flashsim.support.files import command_line, name_of
 
 NAMES = "run count plot sweep tune prove gpu bench check example exercise step lessons playground debug verify"
 COMMANDS: dict[str, ModuleType] = {name: import_module(f"flashsim.cli.{name}") for name in NAMES.split()}

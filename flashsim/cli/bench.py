@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
-from flashsim.checking import DIRECTIONS
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import FLAG, add
 from flashsim.cli.values import whole
 from flashsim.gpu.contestants import NAMES
-from flashsim.tables import print_table, print_words
+from flashsim.problem.arguments import DIRECTIONS
+from flashsim.support.tables import print_table, print_words
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (

@@ -12,8 +12,8 @@ from flashsim.cli.loading import load
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import add, by_name
 from flashsim.cli.values import dtype, positive, whole
-from flashsim.files import write_whole
-from flashsim.inputs import FLOATS
+from flashsim.problem.inputs import FLOATS
+from flashsim.support.files import write_whole
 
 if TYPE_CHECKING:
     from flashsim.testing import Spec

@@ -35,7 +35,8 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 unless theory says otherwise, then 1. Raises ValueError."""
-    from flashsim import comparison, report
+    from flashsim.cli import report
+    from flashsim.verify import comparison
 
     others = "sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p"
     arguments = problem_in(options, *others) | declared_in(options)

@@ -22,9 +22,9 @@ from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import forward_of
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands
 from flashsim.cli.shared import FILE, add, add_algorithm, algorithm_in
-from flashsim.files import what_is_there
-from flashsim.memory import Event, MemoryModelError
-from flashsim.stops import Stop, condition, find_stop, with_breakpoint
+from flashsim.machine.memory import Event, MemoryModelError
+from flashsim.support.files import what_is_there
+from flashsim.tracing.stops import Stop, condition, find_stop, with_breakpoint
 
 SUMMARY = "Stop in the debugger at a line of an algorithm, in the tile asked for."
 EXAMPLES = (

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashsim.cli.outputs import finish, saved
-from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
+from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
 if TYPE_CHECKING:
-    from flashsim.optima import Optimum
+    from flashsim.optimal.optima import Optimum
 
 SEARCHED = "Checked by machine, but for the game's normal form, which is hand-proved."
 
 
 def run_exact(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     """Search for the optimum, replay it, and show it; return 0. Ctrl-C shows the bounds so far, and goes on its way."""
-    from flashsim.optima import Optimum
+    from flashsim.optimal.optima import Optimum
 
     found = Optimum(**problem)
     states, seconds = found.estimate
@@ -72,7 +72,7 @@ def _show_bounds(found: Optimum) -> None:
 
 
 def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) -> None:
-    from flashsim.optima import CLASS
+    from flashsim.optimal.optima import CLASS
 
     _show_bounds(found)
     steps = []

@@ -24,8 +24,8 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim import examples
-    from flashsim.examples.text import wrapped
+    from flashsim.learn import examples
+    from flashsim.learn.examples.text import wrapped
 
     if options.list or options.example is None:
         if options.json:

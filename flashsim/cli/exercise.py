@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from flashsim.cli.shared import FLAG, add
 from flashsim.cli.values import whole
-from flashsim.files import command_line
+from flashsim.support.files import command_line
 
 if TYPE_CHECKING:
-    from flashsim.exercises.grading import Grade
+    from flashsim.learn.exercises.grading import Grade
 
 SUMMARY = "Learn by writing the algorithms yourself: exercises with holes, graded step by step, with hints."
 EXAMPLES = (
@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from flashsim.exercises import exercises
-    from flashsim.exercises.grading import progress
+    from flashsim.learn.exercises import exercises
+    from flashsim.learn.exercises.grading import progress
 
     folder = Path(options.what or ".")
     if not folder.is_dir():
@@ -83,7 +83,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace) -> int:
-    from flashsim.exercises.grading import start
+    from flashsim.learn.exercises.grading import start
 
     folder = Path(options.folder or ".")
     if not folder.is_dir():
@@ -97,8 +97,8 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from flashsim.exercises import exercises
-    from flashsim.exercises.grading import grade, keep
+    from flashsim.learn.exercises import exercises
+    from flashsim.learn.exercises.grading import grade, keep
 
     path = Path(options.what)
     number = _number(options.hint)
@@ -131,7 +131,7 @@ def _number(text: str | None) -> int:
 
 def _hint(found: Grade, path: Path, number: int) -> str:
     """Return the Nth hint of the exercise, or for 0 the next. Raises ValueError for one that there is not."""
-    from flashsim.exercises.grading import keep, progress
+    from flashsim.learn.exercises.grading import keep, progress
 
     hints = found.exercise.hints
     shown = progress(path.parent)[found.exercise.name]["hints"]

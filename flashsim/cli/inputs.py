@@ -31,7 +31,7 @@ def add_inputs(parser: Any) -> None:
 
 def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Return Q (N_q, d), K (N_k, d), V (N_k, d_v): a head of --qkv, or random. Raises ValueError."""
-    from flashsim import qkv
+    from flashsim.problem import qkv
     from flashsim.tracing import sample
 
     if options.qkv:
@@ -60,7 +60,7 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: S
     where it is watched, nothing is asked. Raises ValueError for sizes that make no sense.
     """
     import flashsim
-    from flashsim.comparison import sized_for_both
+    from flashsim.verify.comparison import sized_for_both
 
     fixed = flashsim.Fixed(*options.blocks) if options.blocks else None
     asked: dict[str, Any] = {**masks_in(options), "dropout_p": options.dropout_p, "seed": options.seed}

@@ -9,14 +9,14 @@ from typing import Any
 from flashsim.cli.outputs import opened, saved
 from flashsim.cli.shared import add
 from flashsim.cli.values import meant
-from flashsim.files import write_whole
+from flashsim.support.files import write_whole
 
 SUMMARY = "Write the lessons: pages that play an algorithm line by line, with a text and questions; and an index."
 EXAMPLES = "flashsim lessons --open\nflashsim lessons causal backward -o pages"
 
 
 def add_options(parser: Any) -> None:
-    from flashsim.gallery import pages
+    from flashsim.learn.gallery import pages
 
     parser.add_argument("lessons", nargs="*", metavar="NAME", help=f"of {', '.join(pages())}. Default: all")
     where = "where they go. Default: %(default)s"
@@ -25,7 +25,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim import gallery
+    from flashsim.learn import gallery
 
     known = gallery.pages()
     for name in options.lessons:

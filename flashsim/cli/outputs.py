@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashsim.exporting import plain
-from flashsim.files import check_target, write_whole
-from flashsim.sizes import human_bytes
+from flashsim.support.exporting import plain
+from flashsim.support.files import check_target, write_whole
+from flashsim.support.sizes import human_bytes
 
 FIGURE = (".png", ".svg", ".json")
 NO_STEM = {".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"}  # pictures' that none is saved as
@@ -113,7 +113,7 @@ def progress(options: argparse.Namespace, said: str = "") -> Iterator[Callable[.
     """
     from rich import progress as rich
 
-    from flashsim.tables import console
+    from flashsim.support.tables import console
 
     shown = console(stderr=True)
     columns = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashsim.cli.outputs import check_outputs, opened, saved
 from flashsim.cli.shared import add
-from flashsim.files import write_whole
+from flashsim.support.files import write_whole
 
 SUMMARY = "Write a page with sliders for lengths, d, M and blocks: tiles, accesses and SRAM follow at once."
 EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
@@ -20,7 +20,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim.playground import page
+    from flashsim.learn.playground import page
 
     output = options.output or Path("flashsim-playground.html")
     if output.suffix != ".html":

@@ -8,8 +8,8 @@ from typing import Any
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import FLAG, NAMES, add
 from flashsim.cli.values import elements, whole
-from flashsim.inputs import DEFAULT_DTYPE, float_dtype
-from flashsim.machines import MACHINES
+from flashsim.hardware.machines import MACHINES
+from flashsim.problem.inputs import DEFAULT_DTYPE, float_dtype
 
 SUMMARY = "Draw a figure: PNG, SVG, and its data as JSON."
 EXAMPLES = (

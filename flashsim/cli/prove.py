@@ -6,12 +6,12 @@ import argparse
 import json
 from typing import Any
 
-from flashsim.checking import DIRECTIONS
 from flashsim.cli.exact import SEARCHED, run_exact
 from flashsim.cli.outputs import check_outputs, finish, trace_file
 from flashsim.cli.shared import FILE, FLAG, LENGTHS, add, problem_in
-from flashsim.inputs import float_dtype
-from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
+from flashsim.problem.arguments import DIRECTIONS
+from flashsim.problem.inputs import float_dtype
+from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = "Prove how few elements any schedule must move, and show how near the best one here comes."
 HOW_SURE = "Hand-proved, arithmetic machine-checked."
@@ -41,8 +41,8 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0, or 1 for a certificate that proves nothing."""
-    from flashsim import qkv
-    from flashsim.proving import prove
+    from flashsim.optimal.proving import prove
+    from flashsim.problem import qkv
 
     if options.check is not None:
         return _check(options)
@@ -83,9 +83,9 @@ def _show(proof: Any, dtype: str) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from flashsim import certificate, certificate_backward
-    from flashsim.exact import certificate as of_optimum
-    from flashsim.proving import recount
+    from flashsim.optimal.games import certificate as of_optimum
+    from flashsim.optimal.proving import recount
+    from flashsim.theory import certificate, certificate_backward
 
     others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "causal", "exact")
     if options.direction == "backward" or any(getattr(options, name) for name in others):

@@ -10,7 +10,7 @@ import flashsim
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import FLAG, NAMES, add, add_declared, by_name, declared_in, masks_in
 from flashsim.cli.values import elements, finite
-from flashsim.inputs import float_dtype
+from flashsim.problem.inputs import float_dtype
 
 SUMMARY = "Run attention on real Q, K, V (bundled, or your own) and compare what each algorithm moves."
 EXAMPLES = (
@@ -47,7 +47,10 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 if counts equal theory and errors are within rounding, else 1. Raises ValueError."""
-    from flashsim import comparison, plots, qkv, report
+    from flashsim import plots
+    from flashsim.cli import report
+    from flashsim.problem import qkv
+    from flashsim.verify import comparison
 
     if options.padded and options.qkv:
         raise ValueError("--padded goes with the bundled sample; for your own data give --mask FILE.npy")

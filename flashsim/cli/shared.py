@@ -12,8 +12,8 @@ from flashsim.algorithms.own import chosen
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.values import dtype, elements, head, offset, output, probability, seed, size, whole
-from flashsim.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
-from flashsim.masks import Causal
+from flashsim.masks.rules import Causal
+from flashsim.problem.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
 
 NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"

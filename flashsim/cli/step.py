@@ -12,7 +12,7 @@ from flashsim.algorithms.own import chosen
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
 from flashsim.cli.outputs import check_outputs, opened, saved, trace_file
 from flashsim.cli.shared import FLAG, add, add_algorithm, algorithm_in
-from flashsim.files import write_whole
+from flashsim.support.files import write_whole
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 
 SUMMARY = "Record a run and write a page that plays it: line by line, forwards and backwards."

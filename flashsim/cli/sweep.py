@@ -20,9 +20,9 @@ from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import FILE, NAMES, SIZINGS, add, add_declared
 from flashsim.cli.values import whole
-from flashsim.files import write_whole
-from flashsim.inputs import FLOATS
-from flashsim.jobs import in_any_order
+from flashsim.problem.inputs import FLOATS
+from flashsim.support.files import write_whole
+from flashsim.support.jobs import in_any_order
 
 SUMMARY = "Count what algorithms move at every combination of many values, as a table, CSV, JSON, a picture."
 EXAMPLES = (

@@ -10,8 +10,8 @@ from typing import Any
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import BOTH, LENGTHS, add, problem_in
 from flashsim.cli.values import whole
-from flashsim.inputs import float_dtype
-from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
+from flashsim.problem.inputs import float_dtype
+from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = "Find the loop order and the block sizes that move the fewest elements and truly fit M."
 EXAMPLES = (
@@ -37,7 +37,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim.tune import tune
+    from flashsim.optimal.tune import tune
 
     with progress(options) as told:
         asked = problem_in(options, "dropout_p", "least")

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flashsim.checking import near
-from flashsim.inputs import ALIASES, DEFAULT_SRAM_BYTES
-from flashsim.masks import MOST_OFFSET
-from flashsim.sizes import parse_size
+from flashsim.masks.rules import MOST_OFFSET
+from flashsim.problem.arguments import near
+from flashsim.problem.inputs import ALIASES, DEFAULT_SRAM_BYTES
+from flashsim.support.sizes import parse_size
 
 MOST = 2**20  # numbers of a range
 

@@ -26,7 +26,8 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim import report, verify
+    from flashsim import verify
+    from flashsim.cli import report
 
     checks = verify.checks()
     names = [check.__name__.replace("_", " ") for check in checks]

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flashsim.files import write_whole
+from flashsim.support.files import write_whole
 
 KERNELS = Path(__file__).parent / "kernels"
 ARCHITECTURES = ("sm_80", "sm_90a")  # compiled in the tests, with a GPU or without; on no GPU is sm_90 chosen

@@ -15,8 +15,8 @@ from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel
 from flashsim.gpu.machine import torch_if_there, version
 from flashsim.gpu.rungs import ladder
-from flashsim.masks import SlidingWindow
-from flashsim.patterns import butterfly
+from flashsim.masks.patterns import butterfly
+from flashsim.masks.rules import SlidingWindow
 
 Call = Callable[[], Any]
 TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}

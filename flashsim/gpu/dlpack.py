@@ -16,7 +16,7 @@ import numpy as np
 
 from flashsim.gpu.compiling import current_device, import_cupy
 from flashsim.gpu.launching import Stream
-from flashsim.masks import Mask
+from flashsim.masks.rules import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
 New = tuple[int | None, Any, Any]  # which of the given arrays a new one is like, if one; shape and dtype

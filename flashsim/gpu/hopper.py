@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.checking import check_tiles
 from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, hopper_variants
 from flashsim.gpu.launching import DROPOUT, Launch, Prepared, counter, dropout, ready, section, totals, warn
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
-from flashsim.masks import SlidingWindow
-from flashsim.records import Blocks, Shape
+from flashsim.masks.rules import SlidingWindow
+from flashsim.problem.arguments import check_tiles
+from flashsim.problem.shapes import Blocks, Shape
 
 FILE = "hopper.cu"
 ARRAYS = ("Q", "K", "V", "O", "L")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flashsim.band import Band
-from flashsim.checking import check_block_mask, check_flag, shown
 from flashsim.gpu.compiling import import_cupy
-from flashsim.masks import Causal, Mask
-from flashsim.records import Shape
+from flashsim.masks.band import Band
+from flashsim.masks.rules import Causal, Mask
+from flashsim.problem.arguments import check_block_mask, check_flag, shown
+from flashsim.problem.shapes import Shape
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flashsim.files import write_whole
 from flashsim.gpu import compiling
-from flashsim.planting import Change, changed
+from flashsim.support.files import write_whole
+from flashsim.tracing.planting import Change, changed
 
 SHARED = '#include "scalar.cuh"'
 

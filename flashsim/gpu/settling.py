@@ -8,7 +8,6 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
-from flashsim.checking import check_blocks, check_flag, check_p, check_scale, check_seed
 from flashsim.gpu import rungs
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.counters import Counters
@@ -16,7 +15,8 @@ from flashsim.gpu.dlpack import New, Taken, host
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.masking import Rule, as_array, rule_of
 from flashsim.gpu.tensor_maps import contiguous
-from flashsim.masks import Causal, Mask, SlidingWindow
+from flashsim.masks.rules import Causal, Mask, SlidingWindow
+from flashsim.problem.arguments import check_blocks, check_flag, check_p, check_scale, check_seed
 
 LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, of tiles that may reach beyond the end
 

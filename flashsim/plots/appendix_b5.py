@@ -18,10 +18,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
-from flashsim.api import count
 from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
-from flashsim.sizes import Size
+from flashsim.run.api import count
+from flashsim.support.sizes import Size
 
 _LOOKS = looks(("flash", "rabe_staats", "memory_efficient"))
 _MEASURES = {

@@ -9,12 +9,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator
 
-from flashsim import approximate, patterns, theory
-from flashsim.checking import check_count
+from flashsim import theory
+from flashsim.beyond import approximate
+from flashsim.machine.traffic import Occupancy
+from flashsim.masks import patterns
 from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, Look, hang, looks, ticks
-from flashsim.records import Occupancy
-from flashsim.sizes import Size
+from flashsim.problem.arguments import check_count
+from flashsim.support.sizes import Size
 
 EXACT = ("standard", "flash", "q_outer")
 BETWEEN = (512, 1024)

@@ -14,14 +14,14 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
-from flashsim.api import Run, Tally, count, forward
-from flashsim.checking import check_count
-from flashsim.inputs import check_M, float_dtype
+from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
-from flashsim.sizes import human_bytes
+from flashsim.problem.arguments import check_count
+from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.run.api import Run, Tally, count, forward
+from flashsim.support.sizes import human_bytes
 from flashsim.theory import Exact, exact
-from flashsim.tune import cost
 
 _WHAT = "Figure 2 (middle): accesses against block size, both passes"
 MOST_TILES = 2**14  # of a run with numbers; above it, shapes alone

@@ -15,13 +15,13 @@ from matplotlib.transforms import ScaledTranslation
 
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import backward_of, chosen
-from flashsim.api import count
-from flashsim.patterns import butterfly
+from flashsim.machine.traffic import Traffic
+from flashsim.masks.patterns import butterfly
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BLACK, GREY, NAMED, canvas, column_figure, compared_both_ways, looks, styled, tint
-from flashsim.records import Traffic
-from flashsim.sizes import Size
+from flashsim.run.api import count
+from flashsim.support.sizes import Size
 
 _NAMES = {
     "Q": "sky", "K": "green", "V": "yellow", "O": "orange", "S": "vermillion", "P": "purple", "P_dropped": "purple", "Z": "black",

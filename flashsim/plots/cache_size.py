@@ -12,10 +12,10 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import theory
 from flashsim.algorithms.own import chosen
-from flashsim.checking import check_count
+from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import GREY, compared, hang, looks, ticks
-from flashsim.tune import best_of
+from flashsim.problem.arguments import check_count
 
 
 def cache_size_data(*, N: int = 1024, d: int = 64, algorithms: Sequence[Any] = ()) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from flashsim.checking import is_one_of, shown
-from flashsim.entry import run_script
-from flashsim.files import name_of
 from flashsim.plots.chart import Chart
 from flashsim.plots.saving import save
+from flashsim.problem.arguments import is_one_of, shown
+from flashsim.support.entry import run_script
+from flashsim.support.files import name_of
 
 _FILES = [file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)]) if file.name != "catalogue"]
 FIGURES: dict[str, Chart] = {

@@ -10,11 +10,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flashsim.checking import check_count
-from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import Panels, column_figure, dress, slide, styled
-from flashsim.sizes import Size
+from flashsim.problem.arguments import check_count
+from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.support.sizes import Size
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from flashsim.api import count
+from flashsim.machine.traffic import ArrayTraffic
 from flashsim.plots.chart import Chart, setting
 from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
-from flashsim.records import ArrayTraffic
-from flashsim.sizes import Size, first
+from flashsim.run.api import count
+from flashsim.support.sizes import Size, first
 
 LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
 HEADS = 1024

@@ -10,10 +10,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator
 
-from flashsim import mlp, theory
-from flashsim.checking import check_count
+from flashsim import theory
+from flashsim.beyond import mlp
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
+from flashsim.problem.arguments import check_count
 from flashsim.theory.program import ExactProgram
 
 _WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"

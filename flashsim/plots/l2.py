@@ -11,14 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms.own import chosen
-from flashsim.api import count, forward
-from flashsim.cache import L2
-from flashsim.checking import check_callback
-from flashsim.machines import MACHINES
-from flashsim.memory import Event
+from flashsim.hardware.cache import L2
+from flashsim.hardware.machines import MACHINES
+from flashsim.machine.memory import Event
 from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import GREY, hang, looks, ticks
-from flashsim.sizes import Size
+from flashsim.problem.arguments import check_callback
+from flashsim.run.api import count, forward
+from flashsim.support.sizes import Size
 
 OnDone = Callable[[int, int], object]
 _SIZES = [round(2 ** (e / 2)) for e in range(2 * 14, 2 * 22)]

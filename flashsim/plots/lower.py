@@ -10,12 +10,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
-from flashsim.checking import check_count
-from flashsim.inputs import check_M, float_dtype
+from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import GREY, Look, hang, looks, ticks
+from flashsim.problem.arguments import check_count
+from flashsim.problem.inputs import check_M, float_dtype
 from flashsim.theory import lower_bound, lower_bound_backward
-from flashsim.tune import best_of
 
 FORWARD = ("standard", "flash", "q_outer", "q_outer_pinned", "small_cache", "small_cache_hybrid")
 BACKWARD = ("standard", "flash", "q_outer", "q_outer_two_pass", "q_outer_streamed", "small_cache")

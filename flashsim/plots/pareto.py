@@ -12,11 +12,11 @@ from matplotlib.ticker import EngFormatter, LogLocator
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
-from flashsim.checking import check_count
-from flashsim.inputs import check_M, float_dtype
+from flashsim.optimal.tune import cost, sides
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
-from flashsim.tune import cost, sides
+from flashsim.problem.arguments import check_count
+from flashsim.problem.inputs import check_M, float_dtype
 
 LOOPS = ("flash", "q_outer")
 

@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flashsim import __version__
-from flashsim.files import write_whole
 from flashsim.plots.style import drawn, styled
+from flashsim.support.files import write_whole
+from flashsim.version import __version__
 
 
 def figure_of(ax: Axes | Sequence[Axes]) -> Figure:

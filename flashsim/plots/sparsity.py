@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, LogLocator
 from numpy.typing import NDArray
 
-from flashsim import patterns
-from flashsim.api import count
+from flashsim.masks import patterns
 from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BY_DIRECTION, GREY, hang, ticks
-from flashsim.sizes import Size
+from flashsim.run.api import count
+from flashsim.support.sizes import Size
 
 SEED = 2205_14135
 _DENSITIES = [2.0**-e for e in range(12)]

@@ -15,10 +15,10 @@ from matplotlib.ticker import LogLocator
 from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
-from flashsim.api import count
 from flashsim.plots.chart import Chart, setting
 from flashsim.plots.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
-from flashsim.sizes import Size
+from flashsim.run.api import count
+from flashsim.support.sizes import Size
 
 _DIMENSIONS = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 _LABELS = {"N": "sequence length N", "d": "head dimension d", "M": "SRAM size M (elements)"}

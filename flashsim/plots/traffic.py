@@ -29,10 +29,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from flashsim.api import Tally, count
-from flashsim.memory import Event
+from flashsim.machine.memory import Event
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, hang, looks
+from flashsim.run.api import Tally, count
 
 PAPER: dict[str, Any] = {
     "source": "FlashAttention, arXiv:2205.14135, Figure 2 (left): GPT-2 medium, forward + backward, measured on an A100",

@@ -21,7 +21,17 @@ from flashsim.reference.approximate import (
     smyrf,
     smyrf_bounds,
 )
-from flashsim.reference.bounds import (
+from flashsim.reference.kernels import (
+    kernel_gradient,
+    kernel_gradient_bounds,
+    kernel_product,
+    kernel_product_bounds,
+)
+from flashsim.reference.linear import linear_attention, linear_attention_bounds
+from flashsim.reference.logits import CrossEntropy, cross_entropy, cross_entropy_bounds
+from flashsim.reference.mlp import sparse_mlp, sparse_mlp_bounds
+from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
+from flashsim.reference.rounding import (
     BackwardRounding,
     Rounding,
     backward_rounding,
@@ -33,16 +43,6 @@ from flashsim.reference.bounds import (
     rounding,
     score_reach,
 )
-from flashsim.reference.kernels import (
-    kernel_gradient,
-    kernel_gradient_bounds,
-    kernel_product,
-    kernel_product_bounds,
-)
-from flashsim.reference.linear import linear_attention, linear_attention_bounds
-from flashsim.reference.logits import CrossEntropy, cross_entropy, cross_entropy_bounds
-from flashsim.reference.mlp import sparse_mlp, sparse_mlp_bounds
-from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
 
 __all__ = [
     "Approximate",

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.checking import check_choice
-from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.problem.arguments import check_choice
+from flashsim.problem.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
 from flashsim.reference.operands import Found, for_each_row, oracle
 
 KERNELS = ("gaussian", "laplace", "cauchy")

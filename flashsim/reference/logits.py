@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.problem.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
 from flashsim.reference.operands import Found, for_each_row, labels, oracle
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.problem.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
 from flashsim.reference.operands import Found, kept, oracle, pair
 
 OPERANDS = "X (N, d), W1 (d, f), W2 (f, o)"

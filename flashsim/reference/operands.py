@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from flashsim.checking import (
+from flashsim.problem.arguments import (
     broadcasts,
     check_array,
     check_booleans,
@@ -26,7 +26,7 @@ from flashsim.checking import (
     check_scale,
     shown,
 )
-from flashsim.inputs import Array, check_matrix, float_dtype
+from flashsim.problem.inputs import Array, check_matrix, float_dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.checking import check_p, check_scale
-from flashsim.inputs import Array, check_attention, float_dtype, largest
+from flashsim.problem.arguments import check_p, check_scale
+from flashsim.problem.inputs import Array, check_attention, float_dtype, largest
 
 
 class Attention(NamedTuple):

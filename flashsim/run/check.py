@@ -9,11 +9,28 @@ from typing import Any
 from flashsim.algorithms import BACKWARD
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, Told
 from flashsim.algorithms.record import OPERANDS, Algorithm
-from flashsim.checking import check_blocks, check_flag, check_gqa, check_p, check_scale, check_seed, is_one_of, shown
-from flashsim.inputs import check_backward_range, check_dO, check_inputs, check_M, check_range, said_heads_first, turned
-from flashsim.masks import All, Head, as_mask
-from flashsim.memory import MemoryModelError
-from flashsim.records import Shape
+from flashsim.machine.memory import MemoryModelError
+from flashsim.masks.rules import All, Head, as_mask
+from flashsim.problem.arguments import (
+    check_blocks,
+    check_flag,
+    check_gqa,
+    check_p,
+    check_scale,
+    check_seed,
+    is_one_of,
+    shown,
+)
+from flashsim.problem.inputs import (
+    check_backward_range,
+    check_dO,
+    check_inputs,
+    check_M,
+    check_range,
+    said_heads_first,
+    turned,
+)
+from flashsim.problem.shapes import Shape
 from flashsim.run.results import Run
 from flashsim.run.task import AttentionVariant, Lengths, Task
 

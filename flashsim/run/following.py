@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.memory import SRAM, NotOnChip
-from flashsim.source import PACKAGE, at_line
+from flashsim.machine.memory import SRAM, NotOnChip
+from flashsim.machine.source import PACKAGE, at_line
 
 TURNS = 3
 """How often a statement is followed: in a later turn it may compute with what it assigned in one before."""

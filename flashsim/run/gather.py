@@ -15,16 +15,16 @@ import numpy as np
 
 from flashsim.algorithms import GRADIENTS
 from flashsim.algorithms.group_sum import sum_over_group
-from flashsim.groups import by_head, summed_over
-from flashsim.inputs import Array, Inputs, chip_dtype, largest
-from flashsim.masks import Head
-from flashsim.matrices import KINDS
-from flashsim.memory import HBM, SRAM, Event, MemoryModelError, Observer
-from flashsim.records import Occupancy, Traffic
+from flashsim.machine.memory import HBM, SRAM, Event, MemoryModelError, Observer
+from flashsim.machine.source import at_line
+from flashsim.machine.traffic import Occupancy, Traffic
+from flashsim.masks.rules import Head
+from flashsim.problem.inputs import Array, Inputs, chip_dtype, largest
+from flashsim.problem.matrices import KINDS
+from flashsim.run.interleaving import by_head, summed_over
 from flashsim.run.launch import Cost, Outcome, launch
 from flashsim.run.results import Gradients, Run, Tally
 from flashsim.run.task import Plan, Task
-from flashsim.source import at_line
 
 Sums = dict[str, Array]
 Parts = Mapping[str, Array | tuple[int, int]]

@@ -11,20 +11,21 @@ import numpy as np
 from flashsim.algorithms.notation import log
 from flashsim.algorithms.own import RETURNS
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live, Splits
-from flashsim.band import Band
-from flashsim.blas import one_blas_thread
-from flashsim.checking import check_tiles, shown
-from flashsim.dropout import NoDropout, TileDropout
-from flashsim.inputs import Array, Inputs, chip_dtype
-from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
-from flashsim.masks import All, Head, Mask
-from flashsim.matrices import kind_of
-from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
-from flashsim.records import Blocks, Flops, Shape, Traffic
+from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
+from flashsim.machine.shape_only import ShapeOnly
+from flashsim.machine.traffic import Flops, Traffic
+from flashsim.masks.band import Band
+from flashsim.masks.dropout import NoDropout, TileDropout
+from flashsim.masks.rules import All, Head, Mask
+from flashsim.problem.arguments import check_tiles, shown
+from flashsim.problem.inputs import Array, Inputs, chip_dtype
+from flashsim.problem.matrices import kind_of
+from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.following import followed
+from flashsim.run.live_tiles import CountedSplits, CountedTiles, LiveTiles, TileSplits
 from flashsim.run.task import AttentionVariant, Plan
-from flashsim.shape_only import ShapeOnly
-from flashsim.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
+from flashsim.run.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
+from flashsim.support.blas import one_blas_thread
 
 OnHead = Callable[[int, int], None]
 MOST_RUN_ONE_BY_ONE = 2**22

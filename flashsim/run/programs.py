@@ -14,8 +14,9 @@ import numpy as np
 
 from flashsim.algorithms.blocks import most_rows
 from flashsim.algorithms.program import Program
-from flashsim.blas import one_blas_thread
-from flashsim.checking import (
+from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
+from flashsim.machine.traffic import Flops
+from flashsim.problem.arguments import (
     check_array,
     check_block_sizes,
     check_flag,
@@ -24,12 +25,12 @@ from flashsim.checking import (
     is_one_of,
     shown,
 )
-from flashsim.inputs import FLOATS, Array, check_arrays, check_M, check_matrix, chip_dtype, float_dtype, largest
-from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
-from flashsim.records import Flops, Sizes
+from flashsim.problem.inputs import FLOATS, Array, check_arrays, check_M, check_matrix, chip_dtype, float_dtype, largest
+from flashsim.problem.shapes import Sizes
 from flashsim.run.following import followed
 from flashsim.run.results import Costs
-from flashsim.sizes import Size
+from flashsim.support.blas import one_blas_thread
+from flashsim.support.sizes import Size
 
 if TYPE_CHECKING:
     from flashsim.tracing import Trace

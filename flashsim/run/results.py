@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flashsim.checking import shown
-from flashsim.exporting import Exported
-from flashsim.inputs import HEADS_FIRST, Array, Inputs
-from flashsim.records import Blocks, Flops, Occupancy, Traffic
+from flashsim.machine.traffic import Flops, Occupancy, Traffic
+from flashsim.problem.arguments import shown
+from flashsim.problem.inputs import HEADS_FIRST, Array, Inputs
+from flashsim.problem.shapes import Blocks
 from flashsim.run.task import AttentionVariant, Plan
+from flashsim.support.exporting import Exported
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flashsim.algorithms.blocks import Fixed, SizingProblem, clipped
-from flashsim.checking import check_count, shown
-from flashsim.groups import grouped
-from flashsim.memory import SramOverflow
-from flashsim.records import Blocks
+from flashsim.machine.memory import SramOverflow
+from flashsim.problem.arguments import check_count, shown
+from flashsim.problem.shapes import Blocks
+from flashsim.run.interleaving import grouped
 from flashsim.run.launch import launch
 from flashsim.run.task import AttentionVariant, Lengths, Plan, Task
 

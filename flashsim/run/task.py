@@ -10,12 +10,12 @@ import numpy as np
 
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.record import Algorithm
-from flashsim.checking import check_tiles
-from flashsim.groups import interleave
-from flashsim.inputs import Array, Inputs
-from flashsim.masks import All, Bools, Head, Mask
-from flashsim.matrices import kind_of
-from flashsim.records import Blocks, Shape
+from flashsim.masks.rules import All, Bools, Head, Mask
+from flashsim.problem.arguments import check_tiles
+from flashsim.problem.inputs import Array, Inputs
+from flashsim.problem.matrices import kind_of
+from flashsim.problem.shapes import Blocks, Shape
+from flashsim.run.interleaving import interleave
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class AttentionVariant:
     """Scale τ, mask, dropout and the algorithm's own options by name, of a run, all checked.
 
     Algorithms that skip empty tiles compute all tiles if not `skips`: block sizes are chosen for that.
-    `group` is of how many query heads the rows are interleaved: mask and dropout are then for such rows (`flashsim.groups`).
+    `group` is of how many query heads the rows are interleaved: mask and dropout are for such rows (`flashsim.run.interleaving`).
     """
 
     tau: float

@@ -7,7 +7,7 @@ from itertools import groupby, takewhile
 from operator import gt, lt
 from typing import TYPE_CHECKING, Any
 
-from flashsim.tables import cell
+from flashsim.support.tables import cell
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep

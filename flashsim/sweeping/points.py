@@ -14,8 +14,8 @@ import numpy as np
 from flashsim.algorithms import FORWARD, Algorithm
 from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import chosen, forward_of
-from flashsim.checking import DIRECTIONS, check_direction, shown
-from flashsim.options import check_options
+from flashsim.problem.arguments import DIRECTIONS, check_direction, shown
+from flashsim.problem.options import check_options
 from flashsim.sweeping.columns import is_found
 from flashsim.theory import Form, NoClosedForm, form_of
 

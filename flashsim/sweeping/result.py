@@ -12,13 +12,13 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
-from flashsim import __version__
-from flashsim.checking import check_count, near, shown
-from flashsim.exporting import Exported, given, to_pandas
+from flashsim.problem.arguments import check_count, near, shown
+from flashsim.support.exporting import Exported, given, to_pandas
 from flashsim.sweeping.answers import where_fewer
 from flashsim.sweeping.columns import meaning
 from flashsim.sweeping.rows import Row
 from flashsim.sweeping.showing import as_html, as_text
+from flashsim.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,11 +14,12 @@ from typing import Any, Literal
 import numpy as np
 
 from flashsim import theory
-from flashsim.api import Tally, count
-from flashsim.checking import check_shape, shown
-from flashsim.inputs import check_M, float_name
-from flashsim.memory import MemoryModelError, SramOverflow
-from flashsim.records import Blocks, Occupancy, Shape, Traffic
+from flashsim.machine.memory import MemoryModelError, SramOverflow
+from flashsim.machine.traffic import Occupancy, Traffic
+from flashsim.problem.arguments import check_shape, shown
+from flashsim.problem.inputs import check_M, float_name
+from flashsim.problem.shapes import Blocks, Shape
+from flashsim.run.api import Tally, count
 from flashsim.sweeping.columns import ARGUMENTS, FOUND, is_found
 from flashsim.sweeping.points import Point
 from flashsim.theory import Exact, NoClosedForm, exact

@@ -8,12 +8,12 @@ from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Any
 
-from flashsim import __version__
-from flashsim.checking import check_callback, check_count
-from flashsim.jobs import in_any_order
+from flashsim.problem.arguments import check_callback, check_count
+from flashsim.support.jobs import in_any_order
 from flashsim.sweeping.points import ARGUMENTS, LABEL, Point, points_of
 from flashsim.sweeping.result import Sweep
 from flashsim.sweeping.rows import Outcome, Row, by_count, by_form, columns_of, rows_of
+from flashsim.version import __version__
 
 AT_ONCE = 500  # points of one piece of work
 CHECKED_TILES = 2**12  # of a point whose tiles a count may look at one by one
@@ -68,7 +68,7 @@ def sweep(
     check      how many points to count as well, by running the algorithm on shapes: a sample, spread over algorithms and
                directions, that `seed` draws
     jobs       processes of joblib; None: as many as `joblib.parallel_config` says. Its backend, which may be that of a Dask or a
-               Ray cluster, serves for both. Or a function, as `flashsim.jobs.in_any_order` with its `jobs`
+               Ray cluster, serves for both. Or a function, as `flashsim.support.jobs.in_any_order` with its `jobs`
     on_points  called with (points done, points in all)
 
     A point has its closed form (`flashsim.theory.exact`), or is counted where there is none. One that makes no sense, or does not

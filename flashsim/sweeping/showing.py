@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flashsim.notebook import table
-from flashsim.tables import aligned, cell
+from flashsim.support.notebook import table
+from flashsim.support.tables import aligned, cell
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from flashsim.checking import check_count, shown
-from flashsim.inputs import Array, float_dtype
+from flashsim.problem.arguments import check_count, shown
+from flashsim.problem.inputs import Array, float_dtype
 from flashsim.testing.kernel import memory_of
 
 INSTALL = {

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim import reference
-from flashsim.checking import check_choice, check_count, check_flag, check_number, shown
-from flashsim.inputs import FLOATS, Array, float_dtype, largest, roundoff, smallest_normal, smallest_step
+from flashsim.problem.arguments import check_choice, check_count, check_flag, check_number, shown
+from flashsim.problem.inputs import FLOATS, Array, float_dtype, largest, roundoff, smallest_normal, smallest_step
 from flashsim.testing.regimes import MASKS, REGIMES, values
 from flashsim.testing.spec import Spec, call_of
 

@@ -9,7 +9,7 @@ from itertools import islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from flashsim.checking import check_callback, check_choice, check_count, is_one_of, shown
+from flashsim.problem.arguments import check_callback, check_choice, check_count, is_one_of, shown
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashsim.inputs import Array
-from flashsim.reference.bounds import parts_of_bound
+from flashsim.problem.inputs import Array
+from flashsim.reference.rounding import parts_of_bound
 from flashsim.testing.case import Case, Problem
 from flashsim.testing.kernel import Kernel, Output, memory_of, strides_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from flashsim.inputs import FLOATS
+from flashsim.problem.inputs import FLOATS
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import mismatches
 from flashsim.testing.probe import FEATURES, Feature, broken_by, fits, other_specs, parameters, plain, there_is

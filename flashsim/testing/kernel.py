@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.inputs import Array
+from flashsim.problem.inputs import Array
 from flashsim.testing.case import STRIDES as KINDS
 from flashsim.testing.case import Keep, Problem
 from flashsim.testing.spec import Spec

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from flashsim.inputs import FLOATS, float_dtype
+from flashsim.problem.inputs import FLOATS, float_dtype
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel

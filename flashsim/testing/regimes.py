@@ -13,8 +13,8 @@ from functools import cache
 
 import numpy as np
 
-from flashsim.inputs import Array
-from flashsim.qkv import load_sample
+from flashsim.problem.inputs import Array
+from flashsim.problem.qkv import load_sample
 
 Rng = np.random.Generator
 Pair = tuple[Array, Array]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.inputs import Array
-from flashsim.tables import aligned
+from flashsim.problem.inputs import Array
+from flashsim.support.tables import aligned
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion

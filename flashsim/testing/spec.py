@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.checking import LARGEST, check_flag, check_number, is_one_of, shown
-from flashsim.inputs import FLOATS, chip_dtype, float_dtype
+from flashsim.problem.arguments import LARGEST, check_flag, check_number, is_one_of, shown
+from flashsim.problem.inputs import FLOATS, chip_dtype, float_dtype
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "layout": ("BHND", "BNHD"),

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.checking import is_one_of, shown
-from flashsim.inputs import Array
+from flashsim.problem.arguments import is_one_of, shown
+from flashsim.problem.inputs import Array
 from flashsim.testing.bridges import BRIDGES, Bridge
 from flashsim.testing.spec import Spec
 

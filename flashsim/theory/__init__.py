@@ -11,7 +11,20 @@ Theory imports nothing of flashsim but records, the checks of arguments and the 
 
 from __future__ import annotations
 
-from flashsim.theory.bounds import (
+from flashsim.theory.counts import Exact, exact
+from flashsim.theory.form import Form, form_of, formulas, symbols
+from flashsim.theory.formulas import SYMBOLS
+from flashsim.theory.kernel_products import (
+    kernel_materialised_constants,
+    kernel_product_bound,
+    kernel_x_outer_constants,
+    kernel_z_outer_constants,
+)
+from flashsim.theory.lower import LowerBound, lower_bound
+from flashsim.theory.lower_backward import BackwardBound, lower_bound_backward
+from flashsim.theory.problem import BYTES, NoClosedForm
+from flashsim.theory.program import ExactProgram, ProgramForm, exact_program
+from flashsim.theory.theorems import (
     block_sparse_constants,
     compulsory,
     extra_memory,
@@ -33,19 +46,6 @@ from flashsim.theory.bounds import (
     theorem_5_standard,
     theorem_saha_ye,
 )
-from flashsim.theory.counts import Exact, exact
-from flashsim.theory.form import Form, form_of, formulas, symbols
-from flashsim.theory.formulas import SYMBOLS
-from flashsim.theory.kernel_products import (
-    kernel_materialised_constants,
-    kernel_product_bound,
-    kernel_x_outer_constants,
-    kernel_z_outer_constants,
-)
-from flashsim.theory.lower import LowerBound, lower_bound
-from flashsim.theory.lower_backward import BackwardBound, lower_bound_backward
-from flashsim.theory.problem import BYTES, NoClosedForm
-from flashsim.theory.program import ExactProgram, ProgramForm, exact_program
 
 __all__ = [
     "BYTES",

@@ -14,11 +14,11 @@ line 3 then reads for P.
 
 from __future__ import annotations
 
-from flashsim.records import Blocks
-from flashsim.theory.bounds import theorem_2_standard
+from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak, masking_tiles
 from flashsim.theory.problem import Arrays, OneHead, Tiles
+from flashsim.theory.theorems import theorem_2_standard
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:

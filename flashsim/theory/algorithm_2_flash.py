@@ -10,10 +10,10 @@ HBM is on chip beside S_ij.
 
 from __future__ import annotations
 
-from flashsim.records import Blocks
-from flashsim.theory.bounds import theorem_2_flash
+from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
+from flashsim.theory.theorems import theorem_2_flash
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ reads and writes the block of dB that goes with each tile.
 
 from __future__ import annotations
 
-from flashsim.records import Blocks
+from flashsim.problem.shapes import Blocks
 from flashsim.theory.algorithm_0_standard import proportions
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak, learning_tiles

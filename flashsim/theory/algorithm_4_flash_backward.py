@@ -11,7 +11,7 @@ that lives in HBM is on chip beside S_ij, and one of a bias's gradient beside dS
 
 from __future__ import annotations
 
-from flashsim.records import Blocks
+from flashsim.problem.shapes import Blocks
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles

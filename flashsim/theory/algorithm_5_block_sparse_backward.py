@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.checking import check_block_mask
-from flashsim.options import Option
+from flashsim.problem.arguments import check_block_mask
+from flashsim.problem.options import Option
 from flashsim.theory import algorithm_4_flash_backward
 
 FORM = replace(

@@ -7,7 +7,7 @@ peak    (B_r + B_c)(d + d_v) + B_r·B_c + 2B_r to summarise; 2B_r·d_v + 5B_r to
 
 from __future__ import annotations
 
-from flashsim.records import Blocks
+from flashsim.problem.shapes import Blocks
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
 from flashsim.theory.problem import Kept, OneHead, Tiles

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.records import Blocks
+from flashsim.problem.shapes import Blocks
 from flashsim.theory import algorithm_4_flash_backward as flash
 from flashsim.theory.problem import OneHead, Tiles
 

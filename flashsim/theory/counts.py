@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flashsim.checking import (
+from flashsim.machine.traffic import Occupancy, Traffic
+from flashsim.masks.rules import All, Mask, as_mask
+from flashsim.problem.arguments import (
     check_blocks,
     check_flag,
     check_gqa,
@@ -16,16 +18,15 @@ from flashsim.checking import (
     is_one_of,
     shown,
 )
-from flashsim.inputs import check_M, float_name
-from flashsim.masks import All, Mask, as_mask
-from flashsim.options import check_options
-from flashsim.records import Blocks, Occupancy, Shape, Traffic
-from flashsim.sizes import Size, first
+from flashsim.problem.inputs import check_M, float_name
+from flashsim.problem.options import check_options
+from flashsim.problem.shapes import Blocks, Shape
+from flashsim.support.sizes import Size, first
 from flashsim.theory import groups
-from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form, form_of, forms
 from flashsim.theory.live import Chosen, listed
 from flashsim.theory.problem import BYTES, NoClosedForm, OneHead, Tiles, arrays_of, ceil_div, live_tiles
+from flashsim.theory.theorems import products_flops
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flashsim.checking import check_direction, checked, is_one_of, shown
-from flashsim.options import Option
-from flashsim.records import Blocks, Role
-from flashsim.source import note_line
+from flashsim.machine.source import note_line
+from flashsim.machine.traffic import Role
+from flashsim.problem.arguments import check_direction, checked, is_one_of, shown
+from flashsim.problem.options import Option
+from flashsim.problem.shapes import Blocks
 from flashsim.theory.formulas import Mean, common_symbols, evaluated
 from flashsim.theory.problem import Arrays, Kept, NoClosedForm, OneHead, Tiles, ceil_div
 

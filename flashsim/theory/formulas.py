@@ -8,9 +8,9 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-from flashsim.checking import check_record
-from flashsim.records import Blocks
-from flashsim.sizes import ceil_div
+from flashsim.problem.arguments import check_record
+from flashsim.problem.shapes import Blocks
+from flashsim.support.sizes import ceil_div
 
 SYMBOLS = {
     "N_q": "queries",

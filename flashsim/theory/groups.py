@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.records import ArrayTraffic
+from flashsim.machine.traffic import ArrayTraffic
 from flashsim.theory.problem import Arrays, OneHead
 
 

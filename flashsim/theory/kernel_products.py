@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.checking import check_count
-from flashsim.matrices import Kind
-from flashsim.records import Sizes
+from flashsim.problem.arguments import check_count
+from flashsim.problem.matrices import Kind
+from flashsim.problem.shapes import Sizes
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Array, ProgramForm, between, given, returned
 

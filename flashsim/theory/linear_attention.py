@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import isqrt
 from typing import Any
 
-from flashsim.records import Sizes
+from flashsim.problem.shapes import Sizes
 from flashsim.theory.program import ProgramForm, between, given, returned
 
 

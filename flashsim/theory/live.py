@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.records import Blocks
-from flashsim.sizes import ceil_div
+from flashsim.problem.shapes import Blocks
+from flashsim.support.sizes import ceil_div
 
 Bools = NDArray[np.bool_]
 

@@ -37,7 +37,7 @@ T₂ ≤ √((A_Q A_K / d² + c) A_V A_O) of the others, with A_Q + A_K + A_V + 
 A_V = A_O, and if w is made part of c. With s = A_Q + A_K and t = A_V + A_O it is left to bound, for s + t + c ≤ Y,
     a·T₁ + b·T₂ ≤ a · s/2 · √(s²/4d² + c + M) + b · t/2 · √(s²/4d² + c) ≤ H.
 It grows in s, t and c. So in a cell of (s, c) it is at most what its upper corner gives, t taken at the lower one; cells are
-halved until each is at most H, roots rounded up (`flashsim.certificate`). Then n is any whole number with
+halved until each is at most H, roots rounded up (`flashsim.theory.certificate`). Then n is any whole number with
 (n − 1) · H < pairs · (a·d + b·d_v), and the rest is step 7. It is the better one from about M = 5 d² down.
 
 The weights and Y are looked for in floating point: a worse choice is a weaker bound, never a wrong one. What is proved is whole
@@ -53,9 +53,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.certificate import fewer_phases, most_in_a_phase
-from flashsim.checking import check_count, check_shape
-from flashsim.records import Shape
+from flashsim.problem.arguments import check_count, check_shape
+from flashsim.problem.shapes import Shape
+from flashsim.theory.certificate import fewer_phases, most_in_a_phase
 
 Floats = NDArray[Any]
 COMBINED_BELOW = 6  # of M / d²: above, the theorem alone is as good

@@ -47,8 +47,8 @@ and two passes with tiles of their own, "q_outer_streamed", reach both, 14 in al
 what was on chip when it began, and that leaves 8·3^¼ = 10.53 of the 14. No schedule is known that shares it, nor a proof that
 there is none.
 
-H, a whole number, is at least G²: found in floating point, then proved (`flashsim.certificate_backward`). The theorem is proved
-by hand; its arithmetic is checked by machine.
+H, a whole number, is at least G²: found in floating point, then proved (`flashsim.theory.certificate_backward`). The theorem is
+proved by hand; its arithmetic is checked by machine.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from math import ceil, isqrt, sqrt
 
-from flashsim.certificate_backward import most_in_a_phase
-from flashsim.checking import check_count, check_shape
+from flashsim.problem.arguments import check_count, check_shape
+from flashsim.theory.certificate_backward import most_in_a_phase
 from flashsim.theory.lower import Phases, check_pairs, spread
 
 BETA = 1 / sqrt(432)  # 1/12√3

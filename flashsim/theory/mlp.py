@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.records import Sizes
+from flashsim.problem.shapes import Sizes
 from flashsim.theory.program import Moved, ProgramForm, between, given, returned
 
 SIDE = 16

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flashsim.checking import check_count
-from flashsim.masks import Mask
-from flashsim.matrices import KINDS, Kind, Type
-from flashsim.records import ArrayTraffic, Blocks, Role, Shape
-from flashsim.sizes import ceil_div as ceil_div
+from flashsim.machine.traffic import ArrayTraffic, Role
+from flashsim.masks.rules import Mask
+from flashsim.problem.arguments import check_count
+from flashsim.problem.matrices import KINDS, Kind, Type
+from flashsim.problem.shapes import Blocks, Shape
+from flashsim.support.sizes import ceil_div as ceil_div
 from flashsim.theory.live import Chosen, Live
 
 
@@ -154,7 +155,7 @@ class OneHead:
         return max(self.stored, 4)
 
     def size(self, name: str) -> int:
-        """Return the elements of a matrix (`flashsim.matrices`); of an unknown one, those of a column."""
+        """Return the elements of a matrix (`flashsim.problem.matrices`); of an unknown one, those of a column."""
         rows, columns = KINDS.get(name, COLUMN).shape(self)
         return rows * columns
 

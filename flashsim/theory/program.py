@@ -10,11 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flashsim.checking import check_block_sizes, check_flag, check_lengths, is_one_of, shown
-from flashsim.inputs import check_M, float_name
-from flashsim.matrices import Kind, Type
-from flashsim.records import ArrayTraffic, Occupancy, Role, Sizes, Traffic
-from flashsim.sizes import Size, first
+from flashsim.machine.traffic import ArrayTraffic, Occupancy, Role, Traffic
+from flashsim.problem.arguments import check_block_sizes, check_flag, check_lengths, is_one_of, shown
+from flashsim.problem.inputs import check_M, float_name
+from flashsim.problem.matrices import Kind, Type
+from flashsim.problem.shapes import Sizes
+from flashsim.support.sizes import Size, first
 from flashsim.theory.formulas import evaluated
 from flashsim.theory.problem import BYTES, NoClosedForm, ceil_div
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.records import Blocks
+from flashsim.problem.shapes import Blocks
 from flashsim.theory import q_outer_backward_two_pass as two_pass
 from flashsim.theory.problem import OneHead, Tiles
 

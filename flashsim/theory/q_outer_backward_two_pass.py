@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from flashsim.records import Blocks
+from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 

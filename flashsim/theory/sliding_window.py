@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.masks import SlidingWindow
-from flashsim.options import Option
+from flashsim.masks.rules import SlidingWindow
+from flashsim.problem.options import Option
 from flashsim.theory import q_outer
 
 WINDOW = Option("window", None, SlidingWindow.of)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from math import isqrt
 
-from flashsim.records import Blocks
-from flashsim.theory.bounds import theorem_saha_ye
+from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
+from flashsim.theory.theorems import theorem_saha_ye
 
 
 def rows(M: int, d: int, d_v: int) -> int:

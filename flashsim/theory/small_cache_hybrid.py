@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from flashsim.records import Blocks
+from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 

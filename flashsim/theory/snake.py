@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.records import Blocks
+from flashsim.problem.shapes import Blocks
 from flashsim.theory import q_outer
 from flashsim.theory.problem import OneHead, Tiles
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.checking import check_merge, check_splits
-from flashsim.options import Option
-from flashsim.records import Blocks
+from flashsim.problem.arguments import check_merge, check_splits
+from flashsim.problem.options import Option
+from flashsim.problem.shapes import Blocks
 from flashsim.theory import q_outer
 from flashsim.theory.problem import Arrays, OneHead, Tiles
 

@@ -11,11 +11,11 @@ import numpy as np
 from flashsim import theory
 from flashsim.algorithms.program import Program
 from flashsim.algorithms.record import Algorithm
-from flashsim.inputs import Array
-from flashsim.masks import All, Causal
-from flashsim.matrices import symbols
-from flashsim.memory import SRAM, MemoryModelError
-from flashsim.records import Blocks, Shape
+from flashsim.machine.memory import SRAM, MemoryModelError
+from flashsim.masks.rules import All, Causal
+from flashsim.problem.inputs import Array
+from flashsim.problem.matrices import symbols
+from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.task import Plan
 from flashsim.tracing.data import STANDARD, About, Counts, Kind
 from flashsim.tracing.listing import listing_of, source_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
-from flashsim.planting import Change, planted
+from flashsim.tracing.planting import Change, planted
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from flashsim.records import Blocks, Shape
-from flashsim.source import Site
+from flashsim.machine.source import Site
+from flashsim.problem.shapes import Blocks, Shape
 
 DATA = ("init", "load", "compute", "store")
 KINDS = (*DATA, "evict", "enter", "turn", "turn end", "leave")
@@ -24,7 +24,7 @@ Kind = tuple[str, str]
 
 
 class TraceEvent(NamedTuple):
-    """One event of the memory, as `flashsim.memory.Event` has it, and the state after it.
+    """One event of the memory, as `flashsim.machine.memory.Event` has it, and the state after it.
 
     kind, name, elements, loops  as there
     site       (file, line) of the algorithm's line that it happened at

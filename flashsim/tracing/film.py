@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from numpy.typing import NDArray
 
-from flashsim.files import write_whole
+from flashsim.support.files import write_whole
 from flashsim.tracing.data import Span, TraceEvent
 from flashsim.tracing.listing import label_of
 from flashsim.tracing.steps import Recording, Step, quantity

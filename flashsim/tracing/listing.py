@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flashsim.source import Site
+from flashsim.machine.source import Site
 from flashsim.tracing.data import Span
 
 FIRST = re.compile(r"    (Require:|\(?\d+\)? )")

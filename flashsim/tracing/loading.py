@@ -25,8 +25,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.checking import check_count
-from flashsim.files import path_of
+from flashsim.problem.arguments import check_count
+from flashsim.support.files import path_of
 from flashsim.tracing.data import DATA, KINDS, About, Resident, TraceEvent
 from flashsim.tracing.traces import Trace
 from flashsim.tracing.writing import COLUMNS, FORMAT, VERSION

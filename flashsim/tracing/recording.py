@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.memory import SRAM, Event
-from flashsim.source import line_of
+from flashsim.machine.memory import SRAM, Event
+from flashsim.machine.source import line_of
 from flashsim.tracing.data import DATA, Resident, TraceEvent
 
 LARGEST_TILE = 4_096

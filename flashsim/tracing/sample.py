@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.inputs import Array
+from flashsim.problem.inputs import Array
 
 
 def operands(n: int, d: int, n_k: int | None = None, seed: int = 0) -> tuple[Array, Array, Array]:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashsim.files import path_of, write_whole
+from flashsim.support.files import path_of, write_whole
 from flashsim.tracing.lesson import Lesson
 from flashsim.tracing.page import page_of
 from flashsim.tracing.perfetto import as_perfetto

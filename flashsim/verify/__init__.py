@@ -15,8 +15,8 @@ from inspect import isfunction
 from pathlib import Path
 from traceback import extract_tb
 
-from flashsim.blas import one_blas_thread
-from flashsim.jobs import in_any_order
+from flashsim.support.blas import one_blas_thread
+from flashsim.support.jobs import in_any_order
 from flashsim.verify.shared import Check, Claim
 
 __all__ = ["Check", "Claim", "checks", "run"]
@@ -43,7 +43,7 @@ def run(
 ) -> list[Claim]:
     """Return the checks' claims, in their order; the same from one process as from many.
 
-    jobs      processes, or None for a cluster's, as in `flashsim.jobs.in_any_order`
+    jobs      processes, or None for a cluster's, as in `flashsim.support.jobs.in_any_order`
     on_claim  called after each claim with the numbers of the checks that are left, in order
     """
     found: dict[int, Claim] = {}

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from flashsim import kernels, mlp, patterns
-from flashsim.api import backward, count, forward
-from flashsim.dropout import keep_mask
+from flashsim.beyond import kernels, mlp
+from flashsim.masks import patterns
+from flashsim.masks.dropout import keep_mask
 from flashsim.reference import attention, error_bound, of_bound, rounding
+from flashsim.run.api import backward, count, forward
 from flashsim.theory import kernel_product_bound, kernel_x_outer_constants
 from flashsim.theory.mlp import fusing_border
 from flashsim.verify.shared import Claim, exact_and_counted, within

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from flashsim import theory
-from flashsim.api import count, forward
-from flashsim.cache import L2
-from flashsim.machines import kv_tile
-from flashsim.paddings import KeyPadding
-from flashsim.records import Traffic
+from flashsim.hardware.cache import L2
+from flashsim.hardware.machines import kv_tile
+from flashsim.machine.traffic import Traffic
+from flashsim.masks.paddings import KeyPadding
+from flashsim.masks.tree import Tree
+from flashsim.optimal.tune import tune
 from flashsim.reference import attention, error_bound, of_bound, rounding
-from flashsim.tree_mask import Tree
-from flashsim.tune import tune
+from flashsim.run.api import count, forward
 from flashsim.verify.shared import Claim, accesses, in_range, within
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from flashsim import certificate, certificate_backward, theory
+from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.record import Algorithm
-from flashsim.exact.certificate import check as check_optimum
-from flashsim.masks import Causal
-from flashsim.optima import optimum
-from flashsim.proving import Proof
-from flashsim.theory import lower_bound, lower_bound_backward
-from flashsim.tune import best_of
+from flashsim.masks.rules import Causal
+from flashsim.optimal.games.certificate import check as check_optimum
+from flashsim.optimal.optima import optimum
+from flashsim.optimal.proving import Proof
+from flashsim.optimal.tune import best_of
+from flashsim.theory import certificate, certificate_backward, lower_bound, lower_bound_backward
 from flashsim.verify.shared import Claim, accesses, exponents, slope, within
 
 
@@ -155,7 +155,7 @@ def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
 
 
 def nothing_below_exact_optima(full: bool) -> Claim:
-    """Exact optima (flashsim.exact). The lower bound is at most the optimum, where that is known."""
+    """Exact optima (flashsim.optimal.games). The lower bound is at most the optimum, where that is known."""
     rng = np.random.default_rng(5)
     wanted, least, checked = 300 if full else 40, np.inf, 0
     for _ in range(wanted):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from flashsim import cross_entropy, linear
-from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.program import Program
-from flashsim.planting import planted
-from flashsim.records import Sizes
+from flashsim.beyond import cross_entropy, linear
+from flashsim.beyond.programs import programs
+from flashsim.problem.shapes import Sizes
+from flashsim.tracing.planting import planted
 from flashsim.verify.shared import Claim, attempt, exact_and_counted
 
 

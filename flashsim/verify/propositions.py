@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from flashsim import patterns, theory
+from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.api import count
+from flashsim.masks import patterns
+from flashsim.run.api import count
 from flashsim.verify.shared import Claim, differs, in_range, largest_N, none_differs, slope, within
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flashsim import approximate, patterns, theory
-from flashsim.api import count
-from flashsim.masks import Causal
-from flashsim.records import Traffic
+from flashsim import theory
+from flashsim.beyond import approximate
+from flashsim.machine.traffic import Traffic
+from flashsim.masks import patterns
+from flashsim.masks.rules import Causal
+from flashsim.run.api import count
 from flashsim.verify.shared import Claim, exact_and_counted
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.program import Program
-from flashsim.api import count
-from flashsim.inputs import Array
-from flashsim.memory import MemoryModelError
-from flashsim.records import Sizes
+from flashsim.beyond.programs import programs
+from flashsim.machine.memory import MemoryModelError
+from flashsim.problem.inputs import Array
+from flashsim.problem.shapes import Sizes
 from flashsim.reference import of_bound
 from flashsim.reference.operands import naive_programs
+from flashsim.run.api import count
 from flashsim.run.programs import run_program
 from flashsim.theory import exact_program
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from flashsim import theory
 from flashsim.algorithms import BACKWARD
-from flashsim.api import backward, forward
-from flashsim.comparison import backward_errors, forward_errors
-from flashsim.masks import Causal, Dense, Mask, SlidingWindow
-from flashsim.paddings import KeyPadding
+from flashsim.masks.paddings import KeyPadding
+from flashsim.masks.rules import Causal, Dense, Mask, SlidingWindow
 from flashsim.reference import of_bound
+from flashsim.run.api import backward, forward
+from flashsim.verify.comparison import backward_errors, forward_errors
 from flashsim.verify.shared import (
     Claim,
     accesses,

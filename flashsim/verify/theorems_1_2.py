@@ -9,10 +9,10 @@ import numpy as np
 
 from flashsim import theory
 from flashsim.algorithms import FORWARD
-from flashsim.api import count, forward
-from flashsim.comparison import forward_errors
-from flashsim.observers import InductionInvariant, InvariantBroken
 from flashsim.reference import of_bound
+from flashsim.run.api import count, forward
+from flashsim.tracing.observers import InductionInvariant, InvariantBroken
+from flashsim.verify.comparison import forward_errors
 from flashsim.verify.shared import (
     Claim,
     accesses,

@@ -109,7 +109,7 @@ __device__ inline void philox(Word (&c)[4], Word row, Word column, Word head, Wo
     }
 }
 
-// Dropout of attention weights. A call of Philox serves eight elements, as flashsim/dropout.py has it: those of queries r and
+// Dropout of attention weights. A call of Philox serves eight elements, as flashsim/masks/dropout.py has it: those of queries r and
 // r + 8 and of keys c, c + 8, c + 16, c + 24, a half word each. To compare halves as words, the lower is shifted up, and
 // `last` is the greatest word that is dropped: p · 2^16, rounded up, times 2^16, minus 1.
 struct Dropout {

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from flashsim.inputs import Array, roundoff
+from flashsim.problem.inputs import Array, roundoff
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import Comparison, of_gradients
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool

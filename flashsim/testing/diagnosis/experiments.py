@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashsim.inputs import Array
+from flashsim.problem.inputs import Array
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import Comparison, of_gradients
 from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, finite

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashsim.inputs import Array
+from flashsim.problem.inputs import Array
 from flashsim.testing.case import Case
 from flashsim.testing.diagnosis.experiments import STRIDES
 from flashsim.testing.diagnosis.suspicion import Suspicion

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flashsim.inputs import Array
-from flashsim.planting import Change, changed, execute
+from flashsim.problem.inputs import Array
 from flashsim.testing.mutants import split, tiled, unfused
 from flashsim.testing.spec import Spec
+from flashsim.tracing.planting import Change, changed, execute
 
 SPEC = Spec(
     dtypes=("float32", "float16", *(("bfloat16",) if find_spec("ml_dtypes") else ())),

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.dropout import keep_mask
-from flashsim.inputs import Array, chip_dtype
+from flashsim.masks.dropout import keep_mask
+from flashsim.problem.inputs import Array, chip_dtype
 
 B_r, B_c = 8, 4
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flashsim.inputs import Array, float_dtype
+from flashsim.problem.inputs import Array, float_dtype
 from flashsim.testing.case import Problem
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects.family import FA, Changes, key_blocks, reads

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.inputs import Array
+from flashsim.problem.inputs import Array
 from flashsim.testing.case import Problem
 
 Arrays = tuple[Array, ...]

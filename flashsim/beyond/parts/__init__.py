@@ -1,0 +1,1 @@
+"""beyond/parts."""

@@ -1,0 +1,187 @@
+"""exp(100) does not fit in float32, whose exponential overflows just above 88.72; subtracting the maximum avoids it.
+
+In flashsim: Algorithm 1, line 10, exp(S_ij − m̃_ij), and line 11, exp(m_i − m_i^new): no argument is above 0, so no
+exponential is above 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from flashsim.learn.examples.online_softmax import online_softmax
+from flashsim.learn.examples.text import Slip, fixed, paragraph, scientific, slips_lines, table, vector
+from flashsim.problem.inputs import Array
+
+CLAIMS: tuple[tuple[float, str, Literal["finite", "overflow", "zero"]], ...] = (
+    (100, "2.69e43, fine", "finite"),
+    (90, "+inf, overflow", "overflow"),
+    (89, "4.49e38, above the largest", "overflow"),
+    (85, "overflow", "overflow"),
+    (-5, "0.0067", "finite"),
+    (-100, "3.72e-44, subnormal", "finite"),
+    (-104, "0.0, underflow", "zero"),
+)
+SCORES = (90.0, 85.0)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the chapter says of exp(x) in float32, and what it is there, and in float64."""
+
+    x: float
+    chapter: str
+    claimed: Literal["finite", "overflow", "zero"]
+    in_float32: float
+    in_float64: float
+
+    @property
+    def right(self) -> bool:
+        """Whether it is finite, infinite, or zero in float32, as the chapter says."""
+        return what(self.in_float32) == self.claimed
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a dtype's exponential ends: the numbers around overflow, and the least x whose exp is not 0."""
+
+    dtype: str
+    largest: float
+    smallest_normal: float
+    smallest_subnormal: float
+    last_finite_x: float
+    exp_of_last_finite_x: float
+    first_infinite_x: float
+    last_normal_x: float
+    last_nonzero_x: float
+    first_zero_x: float
+
+
+@dataclass(frozen=True, eq=False)
+class ExpOverflow:
+    """The chapter's statements, the limits, and the softmax of two large scores with and without subtraction."""
+
+    claims: tuple[Claim, ...]
+    limits: tuple[Limits, ...]
+    scores: Array
+    exponentials: Array
+    unsafe: Array
+    safe: Array
+    slips: tuple[Slip, ...]
+
+
+def exp(x: Any, dtype: DTypeLike) -> float:
+    """Return exp(x), x rounded to the dtype and the exponential computed in it."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.exp(np.dtype(dtype).type(x)))
+
+
+def what(y: float) -> Literal["finite", "overflow", "zero"]:
+    """Say whether an exponential overflowed, or underflowed to 0."""
+    return "overflow" if np.isinf(y) else "zero" if y == 0 else "finite"
+
+
+def limits(dtype: DTypeLike) -> Limits:
+    """Find, by trying neighbouring numbers of the dtype, where its exponential becomes infinite, and where 0."""
+    info: Any = np.finfo(np.dtype(dtype))
+    last_finite, first_infinite = _edge(dtype, np.log(info.max), np.inf, lambda y: not np.isinf(y))
+    last_nonzero, first_zero = _edge(dtype, np.log(np.float64(info.smallest_subnormal)), -np.inf, lambda y: y != 0)
+    last_normal, _ = _edge(dtype, np.log(info.smallest_normal), -np.inf, lambda y: y >= info.smallest_normal)
+    return Limits(
+        np.dtype(dtype).name,
+        float(info.max),
+        float(info.smallest_normal),
+        float(info.smallest_subnormal),
+        last_finite,
+        exp(last_finite, dtype),
+        first_infinite,
+        last_normal,
+        last_nonzero,
+        first_zero,
+    )
+
+
+def _edge(dtype: DTypeLike, guess: Any, outward: float, holds: Any) -> tuple[float, float]:
+    """Return the two neighbours between which `holds(exp(x))` ends, going outward. Halving, from 1 either side."""
+    type_: Any = np.dtype(dtype).type
+    sign = 1.0 if outward > 0 else -1.0
+    inner, outer = type_(guess - sign), type_(guess + sign)
+    while np.nextafter(inner, type_(outward)) != outer:
+        middle = type_((float(inner) + float(outer)) / 2)
+        inner, outer = (middle, outer) if holds(exp(middle, dtype)) else (inner, middle)
+    return float(inner), float(outer)
+
+
+def compute() -> ExpOverflow:
+    """Compute each exponential that the chapter names, in float32 and float64."""
+    claims = tuple(Claim(x, said, claimed, exp(x, np.float32), exp(x, np.float64)) for x, said, claimed in CLAIMS)
+    both = tuple(limits(dtype) for dtype in (np.float32, np.float64))
+    scores = np.array(SCORES, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exponentials = np.exp(scores)
+        unsafe = exponentials / exponentials.sum()
+    safe = online_softmax(SCORES, np.float32).softmax
+    return ExpOverflow(claims, both, scores, exponentials, unsafe, safe, _slips(claims, both[0]))
+
+
+def _slips(claims: tuple[Claim, ...], float32: Limits) -> tuple[Slip, ...]:
+    by_x = {claim.x: claim for claim in claims}
+    found = (
+        Slip(
+            "exp(100) in float32",
+            "2.69e43, fine",
+            str(by_x[100].in_float32),
+            f"{scientific(by_x[100].in_float64)} is the value in float64, and far above float32's largest number, "
+            f"{scientific(float32.largest)}. The chapter's next line says that exp(89) = 4.49e38 is above it already: "
+            "the two lines contradict each other.",
+        ),
+        Slip(
+            "exp(85) in float32",
+            "overflow",
+            scientific(by_x[85].in_float32),
+            f"It is finite. Overflow starts above x = {float32.last_finite_x:.5f}, so between 88 and 89. exp(90), in the same "
+            "example, does overflow.",
+        ),
+    )
+    return tuple(slip for slip, x in zip(found, (100, 85), strict=True) if not by_x[x].right)
+
+
+def lines(run: ExpOverflow) -> Iterator[str]:
+    """Yield what each exponential is."""
+    yield "Is exp(100) fine in float32, as a book chapter says? No."
+    yield ""
+    rows = [("", "the chapter, for float32", "float32", "float64", "it is")]
+    for at in run.claims:
+        name, verdict = f"exp({fixed(at.x, 0)})", "right" if at.right else "WRONG"
+        rows.append((name, at.chapter, scientific(at.in_float32), scientific(at.in_float64), verdict))
+    yield from table(rows, left=(0, 1))
+    yield "  Right or wrong: whether exp(x) is finite, infinite or 0 in float32."
+    for end in run.limits:
+        yield f"\n{end.dtype}: largest number {scientific(end.largest, 4)}"
+        digits = 5 if end.dtype == "float32" else 4
+        finite, normal, nonzero = (fixed(x, digits) for x in (end.last_finite_x, end.last_normal_x, end.last_nonzero_x))
+        ends = [
+            ("largest x with a finite exp(x)", finite, f"exp = {scientific(end.exp_of_last_finite_x, 4)}"),
+            ("least x of full precision", normal, f"smallest normal {scientific(end.smallest_normal)}"),
+            ("least x with exp(x) above 0", nonzero, f"smallest subnormal {scientific(end.smallest_subnormal)}"),
+        ]
+        yield from table(ends, left=(0, 2))
+    small = next(at for at in run.claims if at.x == -100)
+    off = abs(small.in_float32 / small.in_float64 - 1)
+    steps = small.in_float32 / run.limits[0].smallest_subnormal
+    yield from paragraph(
+        f"exp(−100) is {scientific(small.in_float64)}, but what float32 keeps of it is {scientific(small.in_float32)}: "
+        f"{steps:.0f} times its smallest subnormal number, so {off:.1%} off."
+    )
+    yield f"\nSoftmax of {vector(run.scores)} in float32"
+    yield f"  exp(z) / sum, without subtraction: [{_list(run.exponentials)}] / sum = [{_list(run.unsafe)}]"
+    yield f"  online, relative to the maximum:   {vector(run.safe)}"
+    yield from slips_lines(run.slips)
+
+
+def _list(values: Array) -> str:
+    return ", ".join(scientific(x) for x in values)

@@ -1,0 +1,251 @@
+"""Causal prefill in tiles: for each tile of queries, all tiles of keys and values are loaded in turn; its m, s and O stay.
+
+In flashsim: Algorithm 2, lines 10 to 15, with its two loops exchanged, so that O is written once. The mask is its line 11;
+the skipped tile is Algorithm 5, line 8, with block_mask="live". Lines 12 and 13 there use finite(m) where a row has seen
+only masked keys (m = −∞) and exp(m − m) would be NaN. Here each row sees key 0 first, so that does not arise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flashsim.learn.examples.text import (
+    NEW_MAXIMUM,
+    ROUNDED,
+    Slip,
+    bracketed,
+    factor,
+    fixed,
+    number,
+    paragraph,
+    slips_lines,
+    table,
+    tiny,
+    vector,
+    wrapped,
+)
+from flashsim.problem.inputs import Array
+from flashsim.reference import attention
+
+Q = ((1.0, 0.5), (0.8, -0.1), (0.2, 0.9), (-0.3, 0.4), (0.7, 0.6), (0.1, -0.5))
+K = ((0.3, 0.7), (0.6, 0.2), (-0.1, 0.8), (0.4, -0.3), (0.9, 0.1), (0.2, 0.5))
+V = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.8, 0.2), (0.3, 0.7), (0.6, 0.4))
+B_q, B_k = 2, 3
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One query's update by one tile of keys: m, s and O before, corrected, and after it; a weight for each key."""
+
+    query: int
+    m_old: float
+    s_old: float
+    O_old: Array
+    m: float
+    correction: float
+    s_corrected: float
+    O_corrected: Array
+    weights: Array
+    s: float
+    O: Array
+
+    @property
+    def new_maximum(self) -> bool:
+        """Whether the maximum rose, so that s and O are scaled down."""
+        return self.m > self.m_old
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """One tile of the scores: before and after scaling and masking, and its rows' updates. Empty arrays if it was skipped."""
+
+    queries: range
+    keys: range
+    skipped: bool
+    products: Array
+    S: Array
+    S_masked: Array
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class QueryTile:
+    """One tile of queries: its tiles of keys in order, then m, s and O of its rows, and O / s."""
+
+    queries: range
+    tiles: tuple[Tile, ...]
+    m: Array
+    s: Array
+    O: Array
+    output: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Prefill:
+    """The inputs, one record for each tile of queries, the output; and the same by naive attention."""
+
+    Q: Array
+    K: Array
+    V: Array
+    B_q: int
+    B_k: int
+    query_tiles: tuple[QueryTile, ...]
+    output: Array
+    naive: Array
+    slips: tuple[Slip, ...] = ()
+
+
+def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: Array) -> Row:
+    """Take a tile of keys into one query's m, s and O. Masked scores are −∞, and their weights 0."""
+    m = max(m_old, S.max())
+    correction = np.exp(m_old - m)
+    s_corrected, O_corrected = s_old * correction, O_old * correction
+    weights = np.exp(S - m)
+    s, O = s_corrected + weights.sum(), O_corrected + weights @ V_tile
+    return Row(query, m_old, s_old, O_old, m, correction, s_corrected, O_corrected, weights, s, O)
+
+
+def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int, causal: bool = True) -> QueryTile:
+    """Stream all keys and values past one tile of queries."""
+    dtype = Q.dtype.type
+    m, s, O = [dtype(-np.inf)] * len(queries), [dtype(0)] * len(queries), [np.zeros(V.shape[1], dtype)] * len(queries)
+    tiles = []
+    for start in range(0, len(K), B_k):
+        keys = range(start, min(start + B_k, len(K)))
+        if causal and keys.start > queries[-1]:  # all masked: even its first key comes after its last query
+            nothing = np.zeros((0, 0), dtype)
+            tiles.append(Tile(queries, keys, True, nothing, nothing, nothing, ()))
+            continue
+        K_tile, V_tile = K[keys.start : keys.stop], V[keys.start : keys.stop]
+        products = Q[queries.start : queries.stop] @ K_tile.T
+        S = products / dtype(math.sqrt(Q.shape[1]))
+        after = np.arange(keys.start, keys.stop) > np.arange(queries.start, queries.stop)[:, None]
+        S_masked = np.where(after & causal, dtype(-np.inf), S)
+        rows = [update(queries[i], m[i], s[i], O[i], S_masked[i], V_tile) for i in range(len(queries))]
+        m, s, O = [row.m for row in rows], [row.s for row in rows], [row.O for row in rows]
+        tiles.append(Tile(queries, keys, False, products, S, S_masked, tuple(rows)))
+    sums, unnormalised = np.array(s), np.array(O)
+    return QueryTile(queries, tuple(tiles), np.array(m), sums, unnormalised, unnormalised / sums[:, None])
+
+
+def prefill(Q: Any, K: Any, V: Any, B_q: int, B_k: int, *, causal: bool = True) -> Prefill:
+    """Return attention, scaled by 1/√d, tile by tile, of as many queries as keys. The last tiles may be smaller."""
+    Q, K, V = (np.asarray(a) for a in (Q, K, V))
+    n = len(Q)
+    tiles = tuple(
+        query_tile(Q, K, V, range(start, min(start + B_q, n)), B_k, causal=causal) for start in range(0, n, B_q)
+    )
+    output = np.concatenate([tile.output for tile in tiles])
+    mask = np.tril(np.ones((n, n), bool)) if causal else None
+    return Prefill(Q, K, V, B_q, B_k, tiles, output, attention(Q, K, V, mask=mask))
+
+
+def compute() -> Prefill:
+    """Run the chapter's example. It shows the first query tile; here are all three."""
+    return prefill(Q, K, V, B_q, B_k)
+
+
+def lines(run: Prefill) -> Iterator[str]:
+    """Yield the steps as text."""
+    n, d = run.Q.shape
+    root = fixed(math.sqrt(d), 3)
+    yield f"Causal prefill in tiles: n = {n}, d = {d}, B_q = {run.B_q}, B_k = {run.B_k}"
+    yield ""
+    given = ((str(i), *("  ".join(f"{number(x):>4}" for x in a[i]) for a in (run.Q, run.K, run.V))) for i in range(n))
+    yield from table([("", "Q", "K", "V"), *given])
+    yield from paragraph(ROUNDED)
+    yield f"\nScores are divided by √d = {root}. Query i sees keys 0 … i. So, of the tiles:"
+    yield ""
+    done = [("", *(_named("keys", tile.keys) for tile in run.query_tiles[0].tiles))]
+    for row in run.query_tiles:
+        done.append((_named("queries", row.queries), *("skipped" if t.skipped else "computed" for t in row.tiles)))
+    yield from table(done, left=(0, 1, 2))
+    for at, row in enumerate(run.query_tiles):
+        none = vector([0] * run.V.shape[1])
+        yield f"\nQuery tile {at} ({_named('queries', row.queries)}): m = −∞, s = 0, O = {none} in each row"
+        for j, tile in enumerate(row.tiles):
+            yield f"\n  Key tile {j} ({_named('keys', tile.keys)})" + (": skipped" if tile.skipped else "")
+            yield from _skipped_lines(run, tile) if tile.skipped else _tile_lines(run, tile, root)
+        yield "\n  Normalize: O / s"
+        for i, query in enumerate(row.queries):
+            yield f"    O[{query}] = {vector(row.O[i])} / {number(row.s[i])} = {vector(row.output[i], 3)}"
+    yield "\nCheck by naive attention with the causal mask (flashsim.reference.attention):"
+    yield from table(
+        [("", "tiled", "naive"), *((f"O[{i}]", *(vector(a[i], 3) for a in (run.output, run.naive))) for i in range(n))],
+        left=(0, 1, 2),
+    )
+    yield f"  The largest difference is {tiny(abs(run.output - run.naive).max())}."
+    yield from slips_lines(run.slips)
+    yield from wrapped("The chapter shows query tile 0 only; its loop runs over query tiles 1 and 2 just the same.")
+
+
+def _named(what: str, indices: range) -> str:
+    return f"{what} {indices[0]}–{indices[-1]}"
+
+
+def _skipped_lines(run: Prefill, tile: Tile) -> Iterator[str]:
+    last, first = tile.queries[-1], tile.keys[0]
+    yield from wrapped(
+        f"Its first key, {first}, comes after the tile's last query, {last}: every score would be masked to −∞ and every "
+        f"weight 0. K[{first}:{tile.keys.stop}] and V[{first}:{tile.keys.stop}] are not even loaded.",
+        "    ",
+    )
+
+
+def _tile_lines(run: Prefill, tile: Tile, root: str) -> Iterator[str]:
+    rows = []
+    for i, query in enumerate(tile.queries):
+        for j, key in enumerate(tile.keys):
+            terms = " + ".join(f"{factor(a)}·{factor(b)}" for a, b in zip(run.Q[query], run.K[key], strict=True))
+            dot, score = fixed(tile.products[i, j], 2), fixed(tile.S[i, j], 3)
+            rows.append((f"Q[{query}]·K[{key}] = {terms}", f"= {dot:>5}  / {root} = {score:>6}"))
+    yield from table(rows, "    ")
+    yield ""
+    masked = bool(np.isinf(tile.S_masked).any())
+    header = [f"key {key}" for key in tile.keys]
+    scores = [("S", *header, *(("  masked", *header) if masked else ()))]
+    for query, S, S_masked in zip(tile.queries, tile.S, tile.S_masked, strict=True):
+        after = ("", *(fixed(x, 3) for x in S_masked)) if masked else ()
+        scores.append((f"query {query}", *(fixed(x, 3) for x in S), *after))
+    yield from table(scores, "    ")
+    if not masked:
+        yield "    (No key here comes after a query: nothing to mask.)"
+    for row, S_masked in zip(tile.rows, tile.S_masked, strict=True):
+        yield from _row_lines(run, tile, row, S_masked)
+
+
+def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[str]:
+    m_old, m = (fixed(x, 3) for x in (row.m_old, row.m))
+    seen = [j for j in range(len(tile.keys)) if np.isfinite(scores[j])]
+    hidden = [str(tile.keys[j]) for j in range(len(tile.keys)) if j not in seen]
+    yield f"\n    Row {row.query}"
+    if not seen:
+        yield from wrapped(
+            "All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.", "      "
+        )
+        yield f"      m = {m}, s = {number(row.s)}, O = {vector(row.O)}, as before"
+        return
+    top = ", ".join(fixed(scores[j], 3) for j in seen)
+    yield f"      m_new = max({m_old}, {top}) = {m}" + (NEW_MAXIMUM if row.new_maximum else "")
+    yield f"      correction = exp({m_old} − {bracketed(m)}) = {number(row.correction)}"
+    yield f"      O = {vector(row.O_old)} · {number(row.correction)} = {vector(row.O_corrected)}"
+    yield f"      s = {number(row.s_old)} · {number(row.correction)} = {number(row.s_corrected)}"
+    for j in seen:
+        difference = fixed(scores[j] - row.m, 3)
+        inner = "" if scores[j] == row.m else f" = exp({difference})"
+        yield (
+            f"      weight of key {tile.keys[j]} = exp({fixed(scores[j], 3)} − {bracketed(m)}){inner} = "
+            f"{number(row.weights[j])}"
+        )
+    if hidden:
+        yield f"      (masked: key{'s' if len(hidden) > 1 else ''} {', '.join(hidden)}, of weight exp(−∞) = 0)"
+    added = " + ".join(f"{number(row.weights[j])}·{vector(run.V[tile.keys[j]])}" for j in seen)
+    yield from wrapped(f"O = {vector(row.O_corrected)} + {added}", "      ")
+    yield f"        = {vector(row.O)}"
+    yield f"      s = {' + '.join([number(row.s_corrected), *(number(row.weights[j]) for j in seen)])} = {number(row.s)}"
+    yield f"      m = {m}"

@@ -1,0 +1,287 @@
+"""The same training curve, whichever attention trains it: the paper's §4.1 and Appendix E, at the size of a laptop.
+
+In flashsim: flashsim.forward and flashsim.backward of each algorithm named, and flashsim.gpu's where there is a GPU, in the
+transformer of flashsim.learn.examples.transformer. Its bugs are planted by flashsim.tracing.planting; in a kernel's CUDA, by
+flashsim.gpu.planting. `flashsim plot same_curve` draws it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.record import Algorithm
+from flashsim.algorithms.softmax_rows import whole_rows_backward
+from flashsim.learn.examples.text import fixed, paragraph, table, tiny
+from flashsim.learn.examples.transformer import (
+    CONTEXT,
+    HEADS,
+    LAYERS,
+    WIDTH,
+    Adam,
+    Attend,
+    Back,
+    initial,
+    loss_and_gradients,
+)
+from flashsim.problem.inputs import Array
+from flashsim.run.api import backward, forward
+from flashsim.support.blas import one_blas_thread
+from flashsim.support.jobs import in_any_order
+from flashsim.tracing.planting import planted
+
+STEPS, BATCH, SEED = 300, 4, 0
+LAST = 20  # steps whose mean loss is a curve's end
+EARLY = 10
+WITHIN = {"float64": 1e-12, "float32": 1e-5}  # how far losses may be apart: at any step; at the first `EARLY` ones
+GPU = "gpu"
+Tiled = tuple[str, tuple[int, int] | None]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What is wrong, the text to change in a backward pass, and what holds it: the algorithm's own, or a function or .cu file."""
+
+    what: str
+    before: str
+    after: str
+    within: Callable[..., Any] | None = None
+    file: str = ""
+
+
+SCALED_TWICE = Bug("dK scaled by τ twice", "tau * product(dS_ij.T, Q_i)", "tau * tau * product(dS_ij.T, Q_i)")
+NO_D = Bug("no − D in dS", "dP_ij - D_i", "dP_ij")
+NO_D_IN_ROWS = Bug(NO_D.what, "dP_i - D_i", "dP_i", whole_rows_backward)
+ON_GPU = (  # in the kernel that gpu.backward chooses for float32
+    Bug(SCALED_TWICE.what, "element *= p.tau;", "element *= p.tau * p.tau;", file="algorithm_4.cu"),
+    Bug(NO_D.what, "dP_ij.at[a][b] - D_i", "dP_ij.at[a][b]", file="algorithm_4.cu"),
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What trains a curve: an attention by name with its tiles (None: line 1's), a dtype, a bug, or none, and how long."""
+
+    name: str
+    blocks: tuple[int, int] | None
+    dtype: str
+    steps: int
+    bug: Bug | None = None
+
+    @property
+    def title(self) -> str:
+        """Its name and tiles."""
+        return self.name if self.blocks is None else f"{self.name}, {self.blocks[0]} × {self.blocks[1]}"
+
+    def attend(self) -> Attend:
+        """Return its attention as the transformer takes it."""
+        if self.name == GPU:
+            return partial(on_a_gpu, self.bug)
+        algorithm, bug = BACKWARD[self.name], self.bug
+        if bug is not None:
+            algorithm = planted(algorithm, (bug.before, bug.after), within=bug.within, what=bug.what)
+        return partial(simulated, FORWARD[self.name], algorithm, self.blocks)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The loss at each step, before its update, in nats a character."""
+
+    title: str
+    dtype: str
+    bug: str
+    losses: tuple[float, ...]
+
+    @property
+    def end(self) -> float:
+        """The mean of its last losses."""
+        return float(np.mean(self.losses[-LAST:]))
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a curve is from that of standard attention in its dtype: over the first steps, and over all that it has.
+
+    `end` is its own last losses' mean. `shows` is the first step, counted from 1, at which they are further apart than rounding
+    explains; None if there is none.
+    """
+
+    title: str
+    dtype: str
+    bug: str
+    early: float
+    all: float
+    end: float
+    steps: int
+    shows: int | None
+
+
+@dataclass(frozen=True)
+class SameCurve:
+    """The text's length and number of distinct characters, the curves, and their distances: `curves[0]` is standard attention."""
+
+    characters: int
+    distinct: int
+    steps: int
+    curves: tuple[Curve, ...]
+    distances: tuple[Distance, ...]
+
+
+def simulated(
+    algorithm: Algorithm, back: Algorithm, blocks: tuple[int, int] | None, Q: Array, K: Array, V: Array
+) -> tuple[Array, Back]:
+    """Causal attention on the counted memory, and its backward pass."""
+    run = forward(algorithm, Q, K, V, causal=True, blocks=blocks)
+
+    def turned_back(dO: Array) -> tuple[Array, Array, Array]:
+        found = backward(back, run, dO)
+        return found.dQ, found.dK, found.dV
+
+    return run.O, turned_back
+
+
+def on_a_gpu(bug: Bug | None, Q: Array, K: Array, V: Array) -> tuple[Array, Back]:
+    """Causal attention by a GPU's kernels, in float32. They take d = 32, so columns of zeros are added, which change nothing."""
+    import cupy
+
+    from flashsim import gpu
+    from flashsim.gpu.planting import planted
+
+    d = Q.shape[-1]
+    wide = [cupy.asarray(np.pad(x, [(0, 0)] * 3 + [(0, 32 - d)])) for x in (Q, K, V)]
+    o, lse = gpu.forward(*wide, causal=True, scale=d**-0.5, return_lse=True)
+
+    def turned_back(dO: Array) -> tuple[Array, Array, Array]:
+        do = cupy.asarray(np.pad(dO, [(0, 0)] * 3 + [(0, 32 - d)]))
+        q, k, v = wide
+        with planted(bug.file, (bug.before, bug.after)) if bug else nullcontext():
+            found = gpu.backward(q, k, v, o, lse, do, causal=True, scale=d**-0.5)
+        dq, dk, dv = (cupy.asnumpy(g)[..., :d] for g in found)
+        return dq, dk, dv
+
+    return cupy.asnumpy(o)[..., :d], turned_back
+
+
+@cache
+def text() -> tuple[Array, int]:
+    """Return the Gettysburg Address as numbers, one a character, and how many distinct ones there are."""
+    address = (files("flashsim.data") / "gettysburg.txt").read_text(encoding="utf-8")
+    alphabet = sorted(set(address))
+    return np.array([alphabet.index(character) for character in address]), len(alphabet)
+
+
+def train(setup: Setup) -> Curve:
+    """Train from the same weights on the same batches as every other."""
+    (characters, distinct), attend = text(), setup.attend()
+    weights = initial(distinct, SEED, setup.dtype)
+    adam, rng, losses = Adam(weights), np.random.default_rng(SEED), []
+    with one_blas_thread():
+        for _ in range(setup.steps):
+            starts = rng.integers(0, len(characters) - CONTEXT, size=BATCH)
+            batch = np.stack([characters[at : at + CONTEXT + 1] for at in starts])
+            loss, gradients = loss_and_gradients(weights, batch, attend)
+            adam.step(gradients)
+            losses.append(loss)
+    return Curve(setup.title, setup.dtype, setup.bug.what if setup.bug else "", tuple(losses))
+
+
+def setups(steps: int) -> list[Setup]:
+    """Return all that train, in either dtype standard attention first; the GPU's where there is one.
+
+    Only Algorithm 4 trains to the end with its bugs, the others' first steps are enough to see them.
+    """
+    standard: Tiled = ("standard", None)
+    flash: Tiled = ("flash", (32, 16))
+    q_outer: Tiled = ("q_outer", (16, 32))
+    every = [Setup(*which, dtype, steps) for dtype in WITHIN for which in (standard, flash, q_outer)]
+    few = min(steps, EARLY)
+    if has_gpu():
+        every += [Setup(GPU, None, "float32", steps), *(Setup(GPU, None, "float32", few, bug) for bug in ON_GPU)]
+    every += [Setup(*flash, "float64", steps, bug) for bug in (SCALED_TWICE, NO_D)]
+    every += [Setup(*standard, "float64", few, bug) for bug in (SCALED_TWICE, NO_D_IN_ROWS)]
+    return every + [Setup(*q_outer, "float64", few, bug) for bug in (SCALED_TWICE, NO_D)]
+
+
+def has_gpu() -> bool:
+    """Say whether flashsim's kernels can run here."""
+    from flashsim.gpu.compiling import MissingGPU, current_device
+
+    try:
+        current_device()
+    except MissingGPU:
+        return False
+    return True
+
+
+def distances(curves: Sequence[Curve]) -> Iterator[Distance]:
+    """Yield how far each is from the first of its dtype."""
+    for curve in curves:
+        first = next(c for c in curves if c.dtype == curve.dtype)
+        if curve is first:
+            continue
+        apart = np.abs(np.subtract(curve.losses, first.losses[: len(curve.losses)]))
+        looked_at = apart if curve.dtype == "float64" else apart[:EARLY]
+        (beyond,) = np.nonzero(~(looked_at <= WITHIN[curve.dtype]))
+        shows = int(beyond[0]) + 1 if len(beyond) else None
+        early, most = float(apart[:EARLY].max()), float(apart.max())
+        yield Distance(curve.title, curve.dtype, curve.bug, early, most, curve.end, len(apart), shows)
+
+
+def compute(steps: int = STEPS, jobs: int | None = None) -> SameCurve:
+    """Train every curve, over `jobs` processes; None: over all cores."""
+    every, (characters, distinct) = setups(steps), text()
+    found = dict(in_any_order(train, every, jobs or os.cpu_count() or 1))
+    curves = tuple(found[number] for number in range(len(every)))
+    return SameCurve(len(characters), distinct, steps, curves, tuple(distances(curves)))
+
+
+def lines(run: SameCurve) -> Iterator[str]:
+    """Yield the distances as text."""
+    yield "Does a transformer train the same, whichever algorithm computes its attention?"
+    yield from paragraph(
+        f"A character transformer ({LAYERS} layers of width {WIDTH}, {HEADS} heads, {CONTEXT} characters of context) learns "
+        f"the Gettysburg Address ({run.characters:,} characters, {run.distinct} distinct): {run.steps} steps of Adam on "
+        f"{BATCH} passages each, from the same weights, on the same passages. Losses are in nats a character; the distance "
+        "is to the curve of standard attention in the same dtype."
+    )
+    yield ""
+    header = ("", "dtype", f"end (mean of {LAST})", f"apart, {EARLY} steps", "apart, all")
+    rows = [header]
+    for dtype in WITHIN:
+        first = next(curve for curve in run.curves if curve.dtype == dtype)
+        rows.append((first.title, dtype, fixed(first.end, 3), "", ""))
+        right = (at for at in run.distances if at.dtype == dtype and not at.bug)
+        rows += [(at.title, dtype, fixed(at.end, 3), tiny(at.early), tiny(at.all)) for at in right]
+    yield from table(rows, left=(0, 1))
+    yield from paragraph(_verdict(run))
+    on_gpu = any(at.title == GPU and at.bug for at in run.distances)
+    yield "\nWith a bug planted in the backward pass, float64" + (", on the GPU float32:" if on_gpu else ":")
+    yield ""
+    rows = [("", "bug", "end", "shows at step", "apart, all")]
+    for at in (at for at in run.distances if at.bug):
+        end = fixed(at.end, 3) if at.steps == run.steps else f"({at.steps} steps)"
+        rows.append((at.title, at.bug, end, str(at.shows or "never"), tiny(at.all)))
+    yield from table(rows, left=(0, 1), gap="  ")
+    yield from paragraph(
+        "A curve is a weak test: with a bug it falls too, and the eye may find nothing wrong with it. In float64, beside a "
+        f"right one, it is a sharp one: a right curve stays within {tiny(WITHIN['float64'])}, so a step or two tell. In "
+        "float32 training itself amplifies rounding, and after some tens of steps right curves drift apart too."
+    )
+
+
+def _verdict(run: SameCurve) -> str:
+    wrong = [f"{at.title} ({at.dtype}, from step {at.shows})" for at in run.distances if not at.bug and at.shows]
+    if wrong:
+        return "THE CURVES ARE NOT THE SAME: " + "; ".join(wrong) + "."
+    return (
+        f"They are the same: in float64 within {tiny(WITHIN['float64'])} at every step, in float32 within "
+        f"{tiny(WITHIN['float32'])} over the first {EARLY}."
+    )

@@ -1,0 +1,97 @@
+"""Exercise 8: tiles that a causal mask empties are not loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from flashsim.learn.exercises.judging import expect_count, explained
+from flashsim.learn.exercises.work import Work, Wrong
+
+NUMBER, TITLE = 8, "skip what a causal mask empties"
+TEXT = '''
+About half of the tiles of causal attention are masked whole. What a tile gives
+then is known without looking: nothing. So its loads are skipped, and that is
+where causal FlashAttention gains.
+
+Say whether the tile (i, j) is live: whether any of its queries sees any of its
+keys. Query q sees the keys k <= q + N_k - N_q. Block i holds the B_r queries
+from i * B_r on, block j the B_c keys from j * B_c on. (The last block of
+queries may be cut short. Why does that change nothing here?)
+
+It is judged by what it makes of the counts: each live tile costs the loads of
+K_j and V_j, a skipped one nothing.
+"""
+
+
+def live(i, j, B_r, B_c, N_q, N_k):
+    last_query = ...  # of block i
+    first_key = ...  # of block j
+    return ...
+'''
+HINTS = (
+    "The last query of the block sees the most, and the first key is the first to be seen.",
+    "The last query is (i + 1) * B_r - 1. Where that is N_q or more, the block sees the last key, and so all of them.",
+    "return first_key <= last_query + N_k - N_q",
+)
+D = 4
+Tile = tuple[int, int, int, int, int, int]
+"""(i, j, B_r, B_c, N_q, N_k), as `live` takes them."""
+SHAPES = ((2, 2, 8, 8), (3, 2, 7, 12), (2, 4, 5, 9), (4, 2, 9, 4), (4, 3, 6, 6))
+
+
+def grade(work: Work) -> str:
+    live = work.function("live")
+    answers = {tile: live(*tile) for shape in SHAPES for tile in _tiles(*shape)}
+    for said in answers.values():
+        if not isinstance(said, bool | np.bool_):
+            raise Wrong(f"live returned {said!r}; expected True or False.", "A comparison, such as a <= b, is one.")
+    both = (explained((said, _wrongs(*tile, cut)) for tile, said in answers.items()) for cut in (True, False))
+    hint = next(filter(None, both), "")  # with the last block of queries cut short, or not
+    for shape in SHAPES:
+        B_r, B_c, N_q, N_k = shape
+        where = f"N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c})"
+        tiles = {tile: _scores(*tile) for tile in _tiles(*shape)}
+        for tile, count in tiles.items():
+            if count and not answers[tile]:
+                raise Wrong(f"{where}: tile {tile[:2]} is skipped, but {count} of its scores count.", hint)
+        got, needed = (_reads(tile for tile in tiles if loaded[tile]) for loaded in (answers, tiles))
+        expect_count(f"{where}, d = {D}: elements of K and V read", got, needed, {hint: got})
+    return f"{len(answers)} tiles of {len(SHAPES)} shapes: no score is lost, and the reads of K and V are the least, =="
+
+
+def _tiles(B_r: int, B_c: int, N_q: int, N_k: int) -> list[Tile]:
+    T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
+    return [(i, j, B_r, B_c, N_q, N_k) for i in range(T_r) for j in range(T_c)]
+
+
+def _scores(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int) -> int:
+    """Return how many scores of a tile count."""
+    return int(np.tri(N_q, N_k, N_k - N_q, int)[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c].sum())
+
+
+def _reads(tiles: Iterable[Tile]) -> int:
+    """Return the elements of K and V that are read for these tiles."""
+    return sum(2 * D * min(B_c, N_k - j * B_c) for _, j, _, B_c, _, N_k in tiles)
+
+
+def _wrongs(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int, cut: bool) -> dict[str, bool]:
+    """Return what each mistake says of a tile."""
+    first, last = i * B_r, min((i + 1) * B_r, N_q if cut else N_q + B_r) - 1  # queries
+    key, last_key = j * B_c, min((j + 1) * B_c, N_k) - 1
+    more = N_k - N_q
+    return {
+        "No tile is skipped.": True,
+        "N_k - N_q is missing: with more keys than queries, the queries are the last ones.": key <= last,
+        "Blocks are compared by their numbers, j <= i. That holds for B_r = B_c and N_q = N_k alone.": j <= i,
+        "It goes by the block's first query. The last one sees more.": key <= first + more,
+        "It goes by the block's last key, so it skips tiles that are masked in part. The first key decides.": (
+            last_key <= last + more
+        ),
+        "The diagonal counts: a query sees itself, so <= and not <.": key < last + more,
+        "(i + 1) * B_r is the query after the last one of the block.": key <= last + 1 + more,
+        "With more queries than keys N_k - N_q is negative: the first queries see no key.": key <= last + max(more, 0),
+        "The sign of N_k - N_q is the other one.": key <= last - more,
+        "Past and future are exchanged: a query sees the keys up to it.": key >= last + more,
+    }

@@ -1,0 +1,75 @@
+"""Exercise 12: Algorithm 1's accesses, predicted."""
+
+from __future__ import annotations
+
+import flashsim
+from flashsim.learn.exercises.judging import expect_count, pair
+from flashsim.learn.exercises.work import Work
+
+NUMBER, TITLE = 12, "count by hand"
+TEXT = '''
+Predict what Algorithm 1 reads from HBM and writes to it, in elements. The
+prediction must equal what the simulator counts, for every N, blocks that do
+not divide N included.
+
+ 2  O = 0 (N x d), l = 0, m = -infinity (N each) are written in HBM
+ 5  for each block j of keys, of B_c rows:
+ 6      K_j, V_j are loaded
+ 7      for each block i of queries, of B_r rows:
+ 8          Q_i, O_i, l_i, m_i are loaded
+12          O_i is stored
+13          l_i, m_i are stored
+
+A block at the end may be short. But all blocks of a matrix together have its N
+rows: so one pass over a matrix moves N rows, whatever the blocks.
+"""
+
+
+def accesses(N, d, B_r, B_c):
+    T_c = ...  # blocks of keys
+    reads = ...
+    writes = ...
+    return reads, writes
+'''
+HINTS = (
+    "How often does each matrix go round? K and V once in all; Q, O, l and m once for each block of keys.",
+    "The number of blocks is N / B_c, rounded up: -(-N // B_c).",
+    "reads: 2·N·d for K and V, and T_c times (2·N·d + 2·N) for Q, O, l, m.",
+    "writes: N·d + 2·N at line 2, and T_c times as much again.",
+)
+
+
+def grade(work: Work) -> str:
+    accesses = work.function("accesses")
+    cases = ((12, 4, 2, 3), (13, 4, 5, 3), (64, 8, 8, 16), (100, 16, 16, 30))
+    for N, d, B_r, B_c in cases:
+        traffic = flashsim.count("flash_basic", N=N, d=d, M=10**6, blocks=(B_r, B_c)).hbm
+        reads, writes = pair("accesses", accesses(N, d, B_r, B_c), "reads, writes")
+        said = f"N = {N}, d = {d}, blocks ({B_r}, {B_c})"
+        T_c, T_r, once = -(-N // B_c), -(-N // B_r), 2 * N * d
+        of_reads = {
+            "N / B_c is rounded down. A short block at the end is a block: round up.": once + N // B_c * (once + 2 * N),
+            "l and m are read too, N elements each a pass.": once + T_c * once,
+            "l and m are two columns: N elements each.": once + T_c * (once + N),
+            "K and V are read once in all: they are loaded in the outer loop.": T_c * (2 * once + 2 * N),
+            "Q, O, l and m go round once for each block of keys, T_c times, not T_r.": once + T_r * (once + 2 * N),
+            "O is read too: line 8 loads what line 12 wrote.": once + T_c * (N * d + 2 * N),
+            "K and V are missing.": T_c * (once + 2 * N),
+            "The last block is short: T_c · B_c may be more than N. All blocks of K have N rows.": (
+                2 * T_c * B_c * d + T_c * (once + 2 * N)
+            ),
+            "Each matrix is read once here: Q, O, l and m are read again for each block of keys.": 2 * once + 2 * N,
+        }
+        expect_count(f"{said}: reads", reads, traffic.reads, of_reads)
+        out = N * d + 2 * N
+        of_writes = {
+            "Line 2 writes O, l and m as well, before the loops.": T_c * out,
+            "l and m are written too.": (T_c + 1) * N * d,
+            "Line 2 writes l and m too, not O alone.": N * d + T_c * out,
+            "O, l and m are stored for each block of keys, not once.": out,
+            "Lines 12 and 13 write once for each block of keys, T_c times.": 2 * out,
+            "O, l and m are stored T_c times, not T_r.": (T_r + 1) * out,
+            "N / B_c is rounded down.": (N // B_c + 1) * out,
+        }
+        expect_count(f"{said}: writes", writes, traffic.writes, of_writes)
+    return f"reads and writes equal the simulator's, ==, for {len(cases)} sizes"

@@ -1,0 +1,129 @@
+"""Exercise 6: queries outside, O in SRAM, divided at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from flashsim.learn.exercises.inner_loop import PROBLEMS, Problem, State, over
+from flashsim.learn.exercises.judging import Turns, expect, expect_count
+from flashsim.learn.exercises.work import Work, Wrong
+from flashsim.problem.inputs import Array
+
+NUMBER, TITLE = 6, "the loops exchanged, and one division"
+TEXT = '''
+Algorithm 1 writes O to HBM and reads it again for each block of keys. With the
+loops exchanged, queries outside and keys inside, O_i, l_i and m_i stay in SRAM
+until row block i is done: O is written once and never read.
+
+Then O_i need not be divided at every turn. Keep the sum itself,
+
+    O_i = sum over the keys so far of exp(score - m_i) V
+
+and divide by l_i once, after the inner loop. The step is that of the online
+softmax, for O_i as for l_i.
+
+on_chip(result, over=tile) puts a result in the place of a tile that is no
+longer needed. What is overwritten lives on in the next turn of the loop.
+"""
+
+from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
+
+
+def attention(hbm, sram, Q, K, V, O, blocks):
+    on_chip = sram.on_chip
+    for i in sram.loop(blocks.T_r):
+        Q_i = sram.load(Q[i])
+        rows = Q_i.shape[0]
+        m_i = sram.full((rows, 1), -float("inf"))
+        l_i = sram.full((rows, 1), 0.0)
+        O_i = sram.full(O[i].shape, 0.0)
+        for j in sram.loop(blocks.T_c):
+            K_j, V_j = sram.load(K[j], V[j])
+            S_ij = on_chip(Q_i @ K_j.T)
+            m_new = on_chip(maximum(m_i, rowmax(S_ij)))
+            P_ij = on_chip(exp(S_ij - m_new), over=S_ij)
+            l_i = on_chip(..., over=l_i)
+            O_i = on_chip(..., over=O_i)
+            m_i = on_chip(..., over=m_i)
+        ...  # divide, once, and store
+'''
+HINTS = (
+    "l_i and O_i are mended by the same factor, exp(m_i - m_new), and then something is added to each.",
+    "To l_i the sum of each row of P_ij is added; to O_i the product P_ij @ V_j.",
+    "l_i: exp(m_i - m_new) * l_i + rowsum(P_ij);  O_i: exp(m_i - m_new) * O_i + P_ij @ V_j;  m_i: m_new",
+    "At the end: O_i = on_chip(O_i / l_i, over=O_i), then sram.store(O[i], O_i).",
+)
+
+
+def grade(work: Work) -> str:
+    attention = work.function("attention")
+    turns = sum(_run(attention, problem) for problem in PROBLEMS)
+    return f"m, l and O were right after each of {turns} inner turns; O was written once and never read: counts =="
+
+
+def _run(attention: Callable[..., object], problem: Problem) -> int:
+    (N_q, d), N_k, blocks = problem.Q.shape, len(problem.K), problem.blocks
+    T_r, T_c = blocks.T_r, blocks.T_c
+    stage, divided = problem.placed(watched := Turns(tiles=("m_i", "l_i", "O_i")))
+    divided.append(stage.output("O", (N_q, d), blocks.B_r))
+    watched.judge(lambda: attention(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c)
+    want, last = over(*problem[:3]), np.arange(N_q)[:, None] >= (T_r - 1) * blocks.B_r
+    mistakes = {
+        "O was never stored: what HBM has not been given reads as NaN.": np.full_like(want.O, np.nan),
+        "O is not divided by l_i: the sum itself was stored.": want.O * want.l,
+        "O is divided by l_i twice.": want.O / want.l,
+        "The last row block's result is everywhere else NaN: the store is outside the loop of i.": (
+            np.where(last, want.O, np.nan)
+        ),
+    }
+    expect("O", stage.hbm.peek("O"), want.O, mistakes)
+    inside = "O is stored in the inner loop, once for each block of keys. After it, once is enough."
+    both = "O is stored in the inner loop and once more after it. After it is enough."
+    writes = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d, "O is stored twice.": 2 * N_q * d}
+    expect_count("Elements of O written", stage.moved("O")[1], N_q * d, writes)
+    loaded = "O is loaded. O_i stays on chip, and is only stored, at the end."
+    expect_count("Elements of O read", stage.moved("O")[0], 0, {loaded: N_q * d, f"{loaded} ": T_c * N_q * d})
+    expect_count("Elements of Q read", stage.moved("Q")[0], N_q * d, {"Q[i] is loaded for each j.": T_c * N_q * d})
+    for name in "KV":
+        expect_count(f"Elements of {name} read", stage.moved(name)[0], T_r * N_k * d, {})
+    return T_r * T_c
+
+
+def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
+    rows, keys, before, want = problem.at(i, j)
+    V, P = problem.V[keys], np.exp(problem.Q[rows] @ problem.K[keys].T - want.m)
+    with np.errstate(all="ignore"):
+        a = np.exp(before.m - want.m)
+    l, O = before.l, before.O * before.l
+    P_sum, PV = P.sum(1, keepdims=True), P @ V
+    sums = State(want.m, want.l, want.O * want.l)
+    early = "O_i is divided by l_i within the inner loop, so each later turn divides again. Divide once, after it."
+    undone = "O_i is multiplied by l_i, as in Algorithm 1. Here it is a sum already, and was never divided."
+    mistakes = {
+        "m_i": {"m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m},
+        "l_i": {
+            "The old l_i is not rescaled by exp(m_i - m_new), or m_i was replaced by m_new too early.": l + P_sum,
+            "This is the block's sum alone. Where is the old l_i?": P_sum,
+            "The factor multiplies both terms. P_ij is against m_new already.": a * (l + P_sum),
+        },
+        "O_i": {
+            "The old O_i is not rescaled: it was summed against the old maximum. The factor is exp(m_i - m_new).": O
+            + PV,
+            "O_i began as O[i], in which nothing was written yet. It begins as 0, on chip.": np.full_like(O, np.nan),
+            early: sums.O / sums.l,
+            early + " ": (a * before.O + PV) / sums.l,
+            "This is the block's product alone. Where is the old O_i?": PV,
+            undone: sums.l * a * O + PV,
+            f"{undone} ": l * a * O + PV,
+            "The factor multiplies both terms. P_ij is against m_new already.": a * (O + PV),
+        },
+    }
+    said = f"After turn i = {i}, j = {j} (keys 0 to {keys.stop - 1})"
+    for name, value in (("m_i", sums.m), ("l_i", sums.l), ("O_i", sums.O)):
+        got = values.get(name)
+        if got is None:
+            raise Wrong(f"{said}, {name} was not computed on chip.", f"{name} = on_chip(…, over={name})")
+        expect(f"{said}, {name}", got, value, mistakes[name])

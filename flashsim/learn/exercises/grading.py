@@ -1,0 +1,97 @@
+"""A student's file graded, and what has been reached so far, kept beside the files."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashsim.learn.exercises import exercise, exercises
+from flashsim.learn.exercises.record import Exercise
+from flashsim.learn.exercises.work import Work, Wrong
+from flashsim.support.files import what_is_there, write_whole
+
+PROGRESS = ".flashsim-exercises.json"
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What came of a student's file: what was verified, or what was seen that is wrong, and the hint that fits it."""
+
+    exercise: Exercise
+    solved: bool
+    said: str
+    hint: str = ""
+
+
+def grade(path: Path) -> Grade:
+    """Grade a student's file. Raises ValueError for one that is no exercise's."""
+    found = exercise_of(path)
+    try:
+        return Grade(found, True, found.grade(Work(path)))
+    except Wrong as wrong:
+        return Grade(found, False, wrong.seen, wrong.hint)
+
+
+def exercise_of(path: Path) -> Exercise:
+    """Return the exercise that a file is of, by its first lines or its name. Raises ValueError."""
+    if not path.is_file():
+        for found in exercises().values():
+            if str(path) in (str(found.number), f"{found.number:02}", found.name):
+                raise ValueError(f"{path} is {what_is_there(path)}; expected a file, perhaps {found.file}")
+        raise ValueError(f"{path} is {what_is_there(path)}; expected a file of `flashsim exercise start`")
+    if path.suffix == ".ipynb":
+        raise ValueError(f"{path} is a notebook: run its cells in Jupyter, one of which checks")
+    try:
+        head = path.read_text(encoding="utf-8-sig")[:400]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no text in UTF-8; expected a file of `flashsim exercise start`") from None
+    numbered = re.search(r"Exercise (\d+):", head) or re.match(r"(\d+)_", path.name)
+    known = {found.number: found for found in exercises().values()}
+    if numbered is None or int(numbered[1]) not in known:
+        raise ValueError(
+            f"{path} is of no exercise: its first line should say which, as in Exercise 1: load a tile, "
+            "or its name, as 01_load_a_tile.py"
+        )
+    return known[int(numbered[1])]
+
+
+def start(which: str, folder: Path, *, overwrite: bool = False, as_notebook: bool = False) -> Path:
+    """Write an exercise's file, or notebook, into a folder, and return its path. Raises ValueError for a file that is there."""
+    found = exercise(which)
+    path = folder / (found.notebook if as_notebook else found.file)
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} is there already: go on with it, or begin anew with --overwrite")
+    return write_whole(path, found.as_notebook() if as_notebook else found.fresh())
+
+
+# ------------------------------------------------------------------------------------------------------------ progress
+
+
+def progress(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what was reached in a folder: for each exercise's name, whether it is solved, and the hints shown."""
+    try:
+        kept = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    reached: dict[str, dict[str, Any]] = {}
+    for name, found in exercises().items():
+        entry = kept.get(name) if isinstance(kept, dict) else None
+        entry = entry if isinstance(entry, dict) else {}
+        hints = entry.get("hints")
+        shown = min(hints, len(found.hints)) if type(hints) is int and hints > 0 else 0
+        reached[name] = {"solved": entry.get("solved") is True, "hints": shown}
+    return reached
+
+
+def keep(folder: Path, name: str, **changes: Any) -> None:
+    """Keep what was reached. A folder that cannot be written to keeps nothing."""
+    reached = progress(folder)
+    if changes.items() <= reached[name].items():
+        return
+    reached[name] |= changes
+    with suppress(OSError):
+        write_whole(folder / PROGRESS, json.dumps(reached, indent=1) + "\n")

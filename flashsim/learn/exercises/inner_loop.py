@@ -1,0 +1,175 @@
+"""Exercise 5: Algorithm 1, lines 9 to 13, judged by Theorem 1's induction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+import flashsim
+from flashsim.learn.exercises.judging import Stage, Turns, expect, expect_count
+from flashsim.learn.exercises.work import Work
+from flashsim.machine.memory import Matrix
+from flashsim.problem.inputs import Array
+from flashsim.problem.shapes import Blocks
+
+NUMBER, TITLE = 5, "Algorithm 1, lines 9 to 13"
+LINES = """\
+ 9  S_ij = Q_i K_j^T
+10  m~_ij = rowmax(S_ij), P~_ij = exp(S_ij - m~_ij), l~_ij = rowsum(P~_ij)
+11  m_i_new = max(m_i, m~_ij)
+    l_i_new = exp(m_i - m_i_new) l_i + exp(m~_ij - m_i_new) l~_ij
+12  O_i <- (l_i exp(m_i - m_i_new) O_i + exp(m~_ij - m_i_new) P~_ij V_j)
+           / l_i_new"""
+TEXT = f'''
+Algorithm 1, but for the lines that do the work. Line 12 keeps O_i divided by
+l_i at all times, so the old sum is l_i * O_i:
+
+{LINES}
+13  l_i <- l_i_new, m_i <- m_i_new; all three are written to HBM
+
+It is judged by the paper's own induction: after the turn (j, i), the rows of
+block i hold m, l and O of attention over the keys of blocks 0 to j.
+"""
+
+from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
+
+
+def flash(hbm, sram, Q, K, V, O, l, m, blocks):
+    on_chip = sram.on_chip
+    for j in sram.loop(blocks.T_c):  # line 5
+        K_j, V_j = sram.load(K[j], V[j])  # line 6
+        for i in sram.loop(blocks.T_r):  # line 7
+            Q_i, O_i, l_i, m_i = sram.load(Q[i], O[i], l[i], m[i])  # line 8
+            S_ij = ...  # line 9
+            m_tilde = ...  # line 10, on chip as all that follow
+            P_tilde = ...
+            l_tilde = ...
+            m_new = ...  # line 11
+            l_new = ...
+            O_new = ...  # line 12
+            ...  # lines 12 and 13: store all three
+'''
+HINTS = (
+    "Each line of the algorithm is a line of code: products are @, what is on chip is wrapped in on_chip(…).",
+    "P_tilde = on_chip(exp(S_ij - m_tilde)), and l_tilde = on_chip(rowsum(P_tilde)).",
+    "m_new = on_chip(maximum(m_i, m_tilde)); l_new has the two factors exp(m_i - m_new) and exp(m_tilde - m_new).",
+    "O_new = on_chip((l_i * exp(m_i - m_new) * O_i + exp(m_tilde - m_new) * (P_tilde @ V_j)) / l_new), then three stores",
+)
+
+
+class State(NamedTuple):
+    """m, l (rows, 1) and O (rows, d_v) of some rows, over some keys."""
+
+    m: Array
+    l: Array
+    O: Array
+
+
+def over(Q: Array, K: Array, V: Array) -> State:
+    """Return the state that attention over these keys has; no key: −∞, 0, 0."""
+    if not len(K):
+        return State(np.full((len(Q), 1), -np.inf), np.zeros((len(Q), 1)), np.zeros((len(Q), V.shape[1])))
+    S = Q @ K.T
+    m = S.max(1, keepdims=True)
+    l = np.exp(S - m).sum(1, keepdims=True)
+    return State(m, l, np.exp(S - m) @ V / l)
+
+
+class Problem(NamedTuple):
+    """Random Q, K and V, and the blocks that they are cut into."""
+
+    Q: Array
+    K: Array
+    V: Array
+    blocks: Blocks
+
+    @classmethod
+    def of(cls, N_q: int, N_k: int, d: int, B_r: int, B_c: int) -> Problem:
+        """Draw one of this size."""
+        rng = np.random.default_rng(N_k)
+        Q, K, V = 1.5 * rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d))
+        return cls(Q, K, V, Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c)))
+
+    def placed(self, watched: Turns) -> tuple[Stage, list[Matrix]]:
+        """Return a stage with Q, K and V, and these in blocks."""
+        stage, B = Stage({"Q": self.Q, "K": self.K, "V": self.V}, observers=[watched]), self.blocks
+        return stage, [stage.divided(name, rows) for name, rows in (("Q", B.B_r), ("K", B.B_c), ("V", B.B_c))]
+
+    def at(self, i: int, j: int) -> tuple[slice, slice, State, State]:
+        """Return the rows of block i, the keys of block j, and the rows' states before these keys and after them."""
+        B_r, B_c, Q, K, V = self.blocks.B_r, self.blocks.B_c, self.Q, self.K, self.V
+        rows, keys = slice(i * B_r, (i + 1) * B_r), slice(j * B_c, min((j + 1) * B_c, len(K)))
+        before, after = (over(Q[rows], K[:end], V[:end]) for end in (keys.start, keys.stop))
+        return rows, keys, before, after
+
+
+PROBLEMS = Problem.of(6, 12, 4, 2, 4), Problem.of(5, 10, 3, 2, 3)
+
+
+def grade(work: Work) -> str:
+    flash = work.function("flash")
+    turns = sum(run(flash, problem) for problem in PROBLEMS)
+    return f"m, l and O were right after each of {turns} inner turns, at two sizes, one ragged; reads and writes =="
+
+
+def run(flash: Callable[..., object], problem: Problem) -> int:
+    """Run a student's Algorithm 1 once and judge it; return the number of inner turns."""
+    (N_q, d), N_k, blocks = problem.Q.shape, len(problem.K), problem.blocks
+    T_r, T_c = blocks.T_r, blocks.T_c
+    stage, divided = problem.placed(watched := Turns(matrices=("m", "l", "O")))
+    for name, columns, value in (("O", d, 0.0), ("l", 1, 0.0), ("m", 1, -np.inf)):
+        divided.append(stage.output(name, (N_q, columns), blocks.B_r, value))
+    watched.judge(lambda: flash(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c)
+    counted = flashsim.count("flash_basic", N_q=N_q, N_k=N_k, d=d, M=10**6, blocks=(blocks.B_r, blocks.B_c))
+    for name, want in counted.hbm.by_array.items():
+        got, reads, writes = stage.moved(name), want.reads, want.writes
+        inside = f"{name}[j] is loaded in the inner loop, {T_r} times as often: line 6 stands outside it."
+        again = f"{name} is loaded more often than line 8 says: the tile is on chip already."
+        more = {inside: T_r * reads, again + " ": reads + N_k * d * T_r} if name in "KV" else {again: 2 * reads}
+        expect_count(f"Elements of {name} read", got[0], reads, more)
+        stored = f"{name} is stored twice a turn. Line 2 writes it once, and then each turn once."
+        twice = {stored: writes + writes * T_c // (T_c + 1)}
+        expect_count(f"Elements of {name} written, line 2 included", got[1], writes, twice)
+    return T_r * T_c
+
+
+def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
+    rows, keys, before, want = problem.at(i, j)
+    S, (m, l, O), l_new = problem.Q[rows] @ problem.K[keys].T, before, want.l
+    m_tilde = S.max(1, keepdims=True)
+    P_tilde = np.exp(S - m_tilde)
+    l_tilde, PV = P_tilde.sum(1, keepdims=True), P_tilde @ problem.V[keys]
+    with np.errstate(all="ignore"):
+        a, b = np.exp(m - want.m), np.exp(m_tilde - want.m)
+        mistakes = {
+            "m": {"This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": m_tilde},
+            "l": {
+                f"The old l_i is not rescaled: where the maximum rose, its terms are too large. {FACTOR}.": l
+                + b * l_tilde,
+                f"l~_ij was summed {OWN}. The factor exp(m~_ij - m_new) brings it to m_new.": a * l + l_tilde,
+                "l_new is l~_ij alone, so the keys before are forgotten.": b * l_tilde,
+            },
+            "O": {
+                f"The old O_i is not rescaled: it was summed against the old maximum. {FACTOR}, as for l_i.": (
+                    (l * O + b * PV) / l_new
+                ),
+                "O_i comes from HBM divided by l_i. Multiply by l_i to have the old sum back.": (a * O + b * PV)
+                / l_new,
+                f"P~_ij V_j was summed {OWN}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV) / l_new,
+                "O is not divided by l_new.": l * a * O + b * PV,
+                "O is divided by l_new twice.": (l * a * O + b * PV) / l_new**2,
+                "O is divided by the old l_i, and it should be by l_new.": (l * a * O + b * PV) / l,
+                "Only the new block's part is divided by l_new. Both are.": l * a * O + b * PV / l_new,
+            },
+        }
+    for name, wrongs in mistakes.items():
+        stays = f"{name} in HBM stayed as it was before the turn. Is {name}_new stored to {name}[i]?"
+        said = f"After turn j = {j}, i = {i} (keys 0 to {keys.stop - 1}), {name}_i"
+        expect(said, values[name][rows], getattr(want, name), {stays: getattr(before, name), **wrongs})
+
+
+OWN = "against the block's own maximum"
+FACTOR = "The factor is exp(m_i - m_new)"

@@ -1,0 +1,63 @@
+"""Exercise 13: a bug planted in Algorithm 1's text."""
+
+from __future__ import annotations
+
+import inspect
+
+from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
+from flashsim.learn.exercises import inner_loop
+from flashsim.learn.exercises.work import Work, Wrong
+from flashsim.tracing.planting import changed
+
+NUMBER, TITLE = 13, "find the planted bug"
+BUG = (
+    "(l_i * exp(m_i - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
+    "(l_i * exp(m_tilde_ij - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
+)
+"""(before, after), of line 12."""
+
+
+def _function() -> str:
+    """Return the text of the function with the bug, from line 5 on as `inner_loop` calls it."""
+    source = inspect.getsource(flash_basic)
+    loops = source[source.index("    for j in sram.loop") : source.index("    # line 15")]
+    return "def flash(hbm, sram, Q, K, V, O, l, m, blocks):\n    on_chip = sram.on_chip\n" + changed(
+        loops, [BUG], "Algorithm 1"
+    )
+
+
+TEXT = f'''
+This is flashsim's Algorithm 1, lines 5 to 15, with one bug. It runs, its
+counts are right, and with a single block of keys so is O. Find the bug, and
+mend it; nothing else is to be changed.
+
+{inner_loop.LINES}
+
+The check says after which turn of the loops which of m, l and O is wrong
+first. Which line made it, and from what?
+"""
+
+from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
+
+
+{_function()}'''
+HINTS = (
+    "Run the check: the first matrix that is wrong narrows it down to one line, since m, l and O are made in that order.",
+    "m and l are right, O is not, and in the first turns O is right too. So it is what is multiplied with the old O_i.",
+    "The old O_i was summed against the old maximum, m_i. Compare its factor with the paper's, letter by letter.",
+)
+
+
+def grade(work: Work) -> str:
+    flash = work.function("flash")
+    try:
+        turns = sum(inner_loop.run(flash, problem) for problem in inner_loop.PROBLEMS)
+    except Wrong as wrong:
+        untouched = BUG[1] in work.path.read_text(encoding="utf-8")
+        hint = UNTOUCHED if untouched else wrong.hint or ELSEWHERE
+        raise Wrong(wrong.seen, hint) from None
+    return f"m, l and O are right after each of {turns} inner turns, and the counts are what they were"
+
+
+UNTOUCHED = "The bug is still there. m and l are right in this turn, and with j = 0 so was O. What counts only later?"
+ELSEWHERE = "The planted bug is gone, but this change makes another. The paper's lines are above."

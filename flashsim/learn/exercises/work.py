@@ -1,0 +1,107 @@
+"""A student's file: run, its holes found, its functions called so that an error is said at the student's own line."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+import numpy as np
+
+from flashsim.machine.memory import NotOnChip, SramOverflow
+from flashsim.machine.source import at_line, reread
+
+HINTS: tuple[tuple[type[Exception], str, str], ...] = (
+    (NotOnChip, "is in HBM. Bring", "What is in HBM is a handle. Load the block first, and compute with the tile you get."),
+    (NotOnChip, "write to it with", "A block in HBM is written by sram.store(block, tile)."),
+    (
+        NotOnChip, "is not on chip",
+        "Register a result with on_chip(…) before you store it, and use it in the turn that made it.",
+    ),
+    (TypeError, "sram.load takes blocks", "Load a block, as X[i], not the whole matrix and not a tile."),
+    (TypeError, "sram.store writes to a block", "The block comes first: sram.store(O[i], O_i)."),
+    (
+        SramOverflow, "",
+        "More is on chip at once than SRAM holds. What does not have to be? (sram.loop evicts; range does not.)",
+    ),
+    (NameError, "", "A name is used that has no value at that point. Is it spelt as it is where it is set?"),
+)  # fmt: skip
+"""By the kind of error, and what its text holds."""
+
+
+class Wrong(Exception):
+    """A student's work is not right yet: `seen`, what shows it, and `hint`, what may be behind it."""
+
+    def __init__(self, seen: str, hint: str = "") -> None:
+        super().__init__(seen)
+        self.seen, self.hint = seen, hint
+
+
+class Work:
+    """What a student's file defines. Raises Wrong where it does not run, or has holes left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, str(path.resolve())
+        text = path.read_text(encoding="utf-8-sig")
+        reread(self.file)
+        try:
+            tree = ast.parse(text, self.file)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line, why = getattr(error, "lineno", None), str(getattr(error, "msg", error)) or "it is nested too deeply"
+            raise Wrong(f"{_at(line)}Python cannot read this: {why}{self._text(line)}") from None
+        if holes := _holes(tree):
+            left = f"{len(holes)} holes are left, at lines" if len(holes) > 1 else "One hole is left, at line"
+            raise Wrong(f"{left} {', '.join(map(str, holes))}. Put your code where it says ...")
+        self._names: dict[str, Any] = {"__name__": "exercise", "__file__": self.file}
+        self._calling(lambda: exec(compile(tree, self.file, "exec"), self._names), {})
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return the student's function of that name; an error in it is raised as Wrong.
+
+        Called with `when`, a dictionary of what an error's text may hold, it gives these hints besides the general ones.
+        """
+        found = self._names.get(name)
+        if not callable(found):
+            raise Wrong(f"The file defines no function {name}.", "Keep the function's name as it was.")
+
+        def call(*args: Any, when: Mapping[str, str] | None = None) -> Any:
+            return self._calling(lambda: found(*args), when or {})
+
+        return call
+
+    def _calling(self, work: Callable[[], Any], when: Mapping[str, str]) -> Any:
+        try:
+            with np.errstate(all="ignore"):
+                return work()
+        except KeyboardInterrupt as stop:
+            if line := self._line(stop):
+                stop.add_note(at_line(str(self.path), line))
+            raise
+        except (Exception, SystemExit) as error:
+            line = self._line(error)
+            said = f"{_at(line)}{type(error).__name__}: {error}{self._text(line)}"
+            hints = [hint for text, hint in when.items() if text in str(error)]
+            hints += [hint for kind, text, hint in HINTS if isinstance(error, kind) and text in str(error)]
+            raise Wrong(said, hints[0] if hints else "") from None
+
+    def _line(self, error: BaseException) -> int | None:
+        lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == self.file]
+        return lines[-1] if lines else None
+
+    def _text(self, line: int | None) -> str:
+        text = linecache.getline(self.file, line).strip() if line else ""
+        return f"\n\n    {text}" if text else ""
+
+
+def _holes(tree: ast.AST) -> list[int]:
+    """Return the lines with a hole, `...`, but for those within brackets, as in m[..., None]."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
+    dots = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value is ...)
+    return sorted({node.lineno for node in dots if id(node) not in inside})
+
+
+def _at(line: int | None) -> str:
+    return f"Line {line}: " if line else ""

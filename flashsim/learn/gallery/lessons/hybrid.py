@@ -1,0 +1,51 @@
+"""Where M is about d², S through HBM moves less than keeping it."""
+
+from __future__ import annotations
+
+import flashsim
+from flashsim.learn.gallery.looking import first, moved, value
+from flashsim.tracing import Trace
+from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Small memories: S through HBM", 48  # after what is optimal among schedules that keep S
+
+
+def record() -> tuple[Trace, ...]:
+    """Record both with the same M, each with its best blocks."""
+    Q, K, V = operands(6, 4)
+    trace = flashsim.trace("small_cache_hybrid", Q, K, V, M=22, blocks=(2, 1))
+    versus = flashsim.trace("q_outer", Q, K, V, M=22, blocks=(1, 1))
+    return trace, versus
+
+
+def teach(trace: Trace, fused: Trace) -> str:
+    about, N, d = trace.about, trace.about.shape.N_q, trace.about.shape.d
+    (S,) = (a for a in about.arrays if a.name == "S")
+    b_r, b_c = value(trace, first(trace, "write O"), "O[0, 0]").shape
+    sides = {"fewer": moved(trace) < moved(fused), "more": moved(trace) > moved(fused)}
+    return f"""
+        FlashAttention keeps S on chip. So a row of Q needs its row of O beside it, and both are d long. Where M is
+        small that is much: with M = {about.M} and d = {d} one row of each fits, and K and V are loaded once for each of
+        {N} rows. That is `q_outer`, on the other side: {moved(fused)} accesses.
+
+        `small_cache_hybrid` takes the two products apart. For S = QKᵀ it holds {about.blocks.B_r} rows of Q and none of
+        O, so K is loaded {moved(trace, "K") // (N * d)} times in place of {N}. S goes to HBM. For O = PV it holds
+        {b_r} × {b_c} tiles of O and none of Q; each product takes a column of S and a piece of V. S costs
+        {S.writes} writes and {S.reads} reads, and all is {moved(trace)} accesses.
+
+        This pays where M is about d², and no longer where it is a few d²: then many rows of Q and O fit, and to write
+        N × N elements is what costs most. FlashAttention is for that side.
+
+        [read K] Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.
+        [write S] S leaves for HBM, which FlashAttention never lets happen.
+        [read S] The second half: a column of S comes back, and is exponentiated on the way.
+        [write O] A {b_r} × {b_c} tile of O is done, and written once.
+        [last step] {moved(trace)} accesses, {moved(trace, "S")} of them to S; `q_outer`, {moved(fused)}.
+
+        [asks @ write S] S is {N} × {N}, written and read again. Will this run move more or fewer elements than
+        `q_outer`?
+        [choices] more | fewer
+        [right] {next((word for word, holds in sides.items() if holds))}
+        [because] {moved(trace)} against {moved(fused)}: K and V cost {moved(trace, "K", "V")} here, and
+        {moved(fused, "K", "V")} there, and S costs {moved(trace, "S")}.
+        """

@@ -1,0 +1,53 @@
+"""One pass over a row’s scores, with a running maximum and a running sum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import flashsim
+from flashsim.learn.gallery.looking import every, first, output, pair, short, value
+from flashsim.tracing import Trace
+
+TITLE, ORDER = "Online softmax", 10
+
+
+def record() -> tuple[Trace, ...]:
+    """Record one query and four keys, in tiles of one score each."""
+    Q, K, V = (np.array(columns, np.float32).T for columns in ([[1]], [[2, 5, 1, 4]], [[10, 20, 30, 40]]))
+    trace = flashsim.trace("q_outer", Q, K, V, scale=1.0, blocks=(1, 1), M=12)
+    return (trace,)
+
+
+def teach(trace: Trace) -> str:
+    scores = [value(trace, s, "S_ij").item() for s in every(trace, "line 9")]
+    rise, still = first(trace, "rescale"), first(trace, "maximum stays")
+    total = first(trace, "line 13", rise.number)
+    (old,), (new,) = (x[0] for x in pair(rise, "m"))
+    before, after = (x.item() for x in pair(total, "l"))
+    l_end = pair(every(trace, "line 13")[-1], "l")[1].item()
+    O_end = output(trace).item()
+    written = ", ".join(map(short, scores))
+    return f"""
+        The softmax of a row seems to need two passes: one for the largest score m, one for the sum ℓ of e^{{S − m}}.
+        Online softmax takes one. It keeps the largest score so far and the sum so far, and when a larger score comes,
+        what was summed before is multiplied by e^{{m − m^new}}, as if the new maximum had been known from the start.
+
+        Here one query meets the scores {written}, one in each tile. Watch m, ℓ, O, old → new, and the factor beside m.
+        It is 1 in every tile but one: there m rises from {short(old)} to {short(new)}, and what ℓ and O were is
+        multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of
+        e^{{S − {short(max(scores))}}} over all of them. `flashsim example online_softmax` prints the same numbers.
+
+        [first maximum] m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet.
+        [rescale] m rises from {short(old)} to {short(new)}; the factor is e^{{{short(old - new)}}} =
+        {short(np.exp(old - new))}.
+        [line 13 @ {total.number}] ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum
+        shrinks, and the new score is added.
+        [maximum stays] {short(scores[dict(still.loops)["j"]])} is less than {short(new)}: the factor is 1.
+        [line 18] Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted.
+
+        [asks @ rescale] m is {short(old)}, and the next score is {short(new)}. By what are ℓ and O multiplied?
+        [choices] e^{{{short(old - new)}}} | 1 | e^{{{short(new - old)}}}
+        [right] e^{{{short(old - new)}}}
+        [because] A larger maximum makes all earlier terms smaller: e^{{{short(old)} − {short(new)}}} =
+        {short(np.exp(old - new))}.
+        """

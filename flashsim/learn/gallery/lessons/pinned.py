@@ -1,0 +1,55 @@
+"""K and V pinned on chip where blocks of Q leave room."""
+
+from __future__ import annotations
+
+import flashsim
+from flashsim.learn.gallery.looking import every, moved
+from flashsim.tracing import Trace
+from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Spare room: rows that stay", 46  # after the optimum, which fills its spare room in the same way
+
+
+def record() -> tuple[Trace, ...]:
+    """Record both with the same M and the same blocks."""
+    Q, K, V = operands(6, 2)
+    trace = flashsim.trace("q_outer_pinned", Q, K, V, M=24, blocks=(2, 1))
+    versus = flashsim.trace("q_outer", Q, K, V, M=24, blocks=(2, 1))
+    return trace, versus
+
+
+def loads(trace: Trace, name: str) -> int:
+    """Return how often a block is loaded."""
+    return sum(e.kind == "load" and e.name == name for e in trace.events)
+
+
+def teach(trace: Trace, plain: Trace) -> str:
+    about = trace.about
+    T_r, rows, d, N = loads(plain, "K[0]"), about.blocks.B_r, about.shape.d, about.shape.N_q
+    pinned = [n for n in range(N) if loads(trace, f"K[{n}]") == 1]
+    at = next(s for s in every(trace, "line 4") if s.first < s.last)
+    again = next(s for s in every(trace, "line 9") if s.tile is not None and s.tile[0] == 1)
+    saved = moved(plain) - moved(trace)
+    assert saved == (T_r - 1) * len(pinned) * 2 * d
+    return f"""
+        With Q outermost each block of Q meets all keys, so each row of K and V is loaded as often as there are blocks
+        of Q: {T_r} times here. Larger blocks of Q are the cure, while they fit. With M = {about.M} elements {rows} rows
+        fit, and a third one, which takes a row of O too, does not. But some room is left over.
+
+        `q_outer_pinned` fills it with rows of K and V, loaded before the loops (line 4) and kept for the whole run:
+        here {len(pinned)}. That saves {T_r - 1} of {T_r} loads of K_1 and V_1, {saved} elements: {moved(trace)} in
+        place of {moved(plain)}. Beside it is `q_outer`, with the same M and the same blocks.
+
+        What is pinned is a share of K and V. So it helps where they are short, and hardly where they are long.
+
+        [line 4 @ {at.number}] K_1 and V_1 come on chip before the loop over blocks of Q, and stay.
+        [line 9] The first block of Q meets K_1: what is pinned comes first, and nothing is loaded.
+        [line 16] The other keys are loaded, and evicted at the end of their turn, as ever.
+        [line 9 @ {again.number}] The second block of Q: K_1 and V_1 are still there. `q_outer` loads them again.
+        [last step] {moved(trace)} accesses; without the pinned row, {moved(plain)}.
+
+        [asks @ {again.number}] In the whole run, how often is K_1 loaded?
+        [choices] once | {T_r} times | {N} times
+        [right] { {1: "once", T_r: f"{T_r} times", N: f"{N} times"}[loads(trace, "K[0]")] }
+        [because] Once, before the loops. The other rows of K are loaded for each of the {T_r} blocks of Q.
+        """

@@ -1,0 +1,73 @@
+"""Two layers fused: the hidden one stays on chip, and dead blocks of weights are never read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flashsim.beyond import mlp
+from flashsim.learn.gallery.looking import first, moved, short, value
+from flashsim.tracing import Trace
+
+TITLE, ORDER = "A sparse MLP in one pass", 110
+
+
+def record() -> tuple[Trace, ...]:
+    """Record an MLP 4 → 8 → 2 on four rows, with half of W1's blocks dead, a whole column of blocks among them."""
+    rng = np.random.default_rng(3)
+    X, W1, W2 = (rng.integers(-2, 3, size=size) + 0.0 for size in ((4, 4), (4, 8), (8, 2)))
+    mask1 = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
+    trace = mlp.run(X, W1, W2, mask1, blocks=(2, 2, 2, 2), M=32, trace=True).trace
+    return (trace,) if trace else ()
+
+
+def teach(trace: Trace) -> str:
+    N, d, f, o = (size for _, size in trace.about.sizes)
+    hidden = sorted({dict(s.loops)["j"] for s in trace.steps if "j" in dict(s.loops)})
+    (dead,) = set(range(trace.about.blocks.T_c)) - set(hidden)
+    relu = first(trace, "line 12")
+    before, after = (value(trace, s, "H_ij") for s in (trace.steps[relu.number - 1], relu))
+    passed = next(s for s in trace.steps if dict(s.loops).get("j", 0) > dead)
+    Y = value(trace, first(trace, "write Y"), "Y[0, 0]")
+    same: dict[str, Any] = {"N": N, "d": d, "f": f, "o": o, "blocks": tuple(n for _, n in trace.about.cuts)}
+    same |= {"mask1": np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool), "dtype": trace.about.stored}
+    unfused = mlp.exact(**same, fused=False).hbm
+    M = 1024**2
+    ways: dict[str, dict[str, Any]] = {"fused": {}, "square": {"fused": False, "tiles": "square"}}
+    large = {
+        (way, size): mlp.exact(N=2048, d=1024, f=4096, M=size, **how).hbm.accesses / (2048 * 4096)
+        for way, how in ways.items()
+        for size in (M // 9, M)
+    }
+    return f"""
+        A perceptron of two layers, Y = relu(X W1) W2, stands behind each attention of a transformer. Done one layer
+        after the other, the hidden layer H, N × {f} here, is written to HBM and read again, as S and P are in standard
+        attention. The same loop removes it: a tile of H is made, passed through relu, multiplied by its rows of W2, and
+        forgotten. Tiles of the picture are H’s; none is ever in HBM.
+
+        The weights come in blocks of 2 × 2, and half of W1’s are zeros. Lines 8 and 13 load live blocks only. Where a
+        whole column of W1’s blocks is dead, line 6 leaves the tile out. This run moves {moved(trace)} elements; with H
+        in HBM and the same blocks it would be {unfused.accesses}.
+
+        It does not always pay. Rows of X and of Y share the chip, so fewer of them fit, and the weights are read more
+        often. A dense MLP 1,024 → 4,096 → 1,024 with M = d²/9 moves {large["fused", M // 9]:g} elements for each of H’s
+        if fused, and {large["square", M // 9]:g} in square tiles that write H; from M ≈ d² on fusing wins,
+        {large["fused", M]:g} against {large["square", M]:g}.
+
+        [read W1] X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.
+        [line 12] relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is
+        {short(after.max())}. H_ij is complete, on chip and nowhere else.
+        [read W2] W2’s rows for this tile. Nothing was written in between.
+        [line 15] Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done.
+        [line 7 @ {passed.number}] From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead.
+        [write Y] Y_i is written once; its first element is {short(Y[0, 0])}.
+        [last step] {moved(trace)} accesses; H’s {N * f} elements were never among them.
+
+        [asks @ {passed.number}] Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of W2’s blocks is not.
+        How often will that row be read?
+        [choices] never | once for each row block | once
+        [right] never
+        [because] H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it would be relu(b), and
+        the row would be needed.
+        """

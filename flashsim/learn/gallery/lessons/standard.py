@@ -1,0 +1,37 @@
+"""Three passes, with the N × N matrices S and P in HBM."""
+
+from __future__ import annotations
+
+from flashsim.learn.gallery.looking import moved
+from flashsim.tracing import Trace
+
+TITLE, ORDER = "Algorithm 0: standard attention", 20
+RUN = {"algorithm": "standard", "N": 12, "d": 4, "M": 64}
+
+
+def teach(trace: Trace) -> str:
+    N_q, N_k = trace.about.shape.N_q, trace.about.shape.N_k
+    sums, both = moved(trace), moved(trace, "S", "P")
+    K = trace.about.arrays[1]
+    groups = {"Q, K and V": "QKV", "S and P": "SP", "O": "O"}
+    return f"""
+        Standard attention is three passes: S = QKᵀ, P = softmax(S), O = PV. Between them the N × N matrices S and P
+        go to HBM and come back. Watch the table of HBM accesses: S is written, {N_q * N_k} elements, then read; P is
+        written, then read. How much that is of all accesses, you are asked on the way. A tile of the grid is visited
+        once in each pass, so it is “done in part” until the last one has been there.
+
+        The rows of K are loaded again for each block of rows of Q, {K.reads // (K.shape[0] * K.shape[1])} times in
+        all: products too large for the chip cost that, and standard attention as it is counted here pays it.
+
+        [write S] The first tile of S leaves for HBM.
+        [read S] The second pass begins: row block by row block, all {N_q * N_k} elements of S come back.
+        [write P] The rows’ softmax leaves for HBM.
+        [read P] The third pass begins: P comes back, to be multiplied by V.
+        [last step] {both:,} of {sums:,} accesses were to S and P, {both / sums:.0%}.
+
+        [asks @ read S] In the whole run, which arrays are accessed most? Guess.
+        [choices] Q, K and V | S and P | O
+        [right] {max(groups, key=lambda names: moved(trace, *groups[names]))}
+        [because] S and P: {both:,} accesses; Q, K and V: {moved(trace, "Q", "K", "V"):,}; O: {moved(trace, "O"):,}. S
+        and P are N × N, the others N × d.
+        """

@@ -1,0 +1,144 @@
+"""A lesson's page: how its traces are made, what there is to say of them, and how it all is shown."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import flashsim
+from flashsim.learn.gallery.looking import number_at
+from flashsim.learn.gallery.thumbnail import thumbnail
+from flashsim.tracing import Lesson, Moment, Place, Stop, Trace
+from flashsim.tracing.bugs import with_bug
+from flashsim.tracing.sample import gradient, operands
+
+
+@dataclass(frozen=True)
+class Page:
+    """A lesson, from its file.
+
+    title    its title
+    order    where it stands among the others, which are read in order of these numbers
+    about    what it is about, in a line
+    run      the options of `flashsim step` that make the same traces; none where Python makes them
+    record   makes its traces: one, or two that are shown side by side
+    teach    returns what there is to say of the traces, as marked text (`parts_of`)
+    place    where it stands in the gallery; None for one alone
+    """
+
+    name: str
+    title: str
+    order: int
+    about: str
+    run: Mapping[str, Any]
+    record: Callable[[], tuple[Trace, ...]]
+    teach: Callable[..., str]
+    place: Place | None = None
+
+    @property
+    def command(self) -> str:
+        """The command that makes the same; "" where there is none."""
+        return " ".join(["flashsim step", *(_option(*item) for item in self.run.items())]) if self.run else ""
+
+    @property
+    def made_by(self) -> str:
+        """The command, or the lines of Python that make `trace`."""
+        return self.command or body_of(self.record)
+
+    @cached_property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces, with the command in them."""
+        return tuple(replace(trace, about=replace(trace.about, command=self.command)) for trace in self.record())
+
+    @cached_property
+    def lesson(self) -> Lesson:
+        """What there is to say of the traces, in order of the steps."""
+        text, moments, stops = parts_of(self.teach(*self.traces), self.traces[0])
+        return Lesson(self.title, text, moments, stops, self.place)
+
+    @cached_property
+    def html(self) -> str:
+        """The page."""
+        trace, *others = self.traces
+        return trace.html(versus=others[0] if others else None, lesson=self.lesson)
+
+    @property
+    def picture(self) -> str:
+        """A small picture, at the moment in the middle."""
+        moments = self.lesson.moments
+        return thumbnail(self.traces[0], self.traces[0].steps[moments[len(moments) // 2].step])
+
+    @property
+    def size(self) -> str:
+        """The page's size, in words."""
+        return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
+
+
+MARK = re.compile(r"(?m)^ *\[(.+?)\]\s")
+
+
+def parts_of(text: str, trace: Trace) -> tuple[str, tuple[Moment, ...], tuple[Stop, ...]]:
+    """Return a lesson's paragraphs, moments and stops, in order of the steps, of its text. Marks begin a line:
+
+    [read K] …                   a moment, at the first step that is this event
+    [read K, j = 1] …            … in this turn of a loop
+    [tiles skipped @ line 18] …  … of another name, at that step, or at a number's
+    [asks @ read K] …            a question, followed by [choices] a | b, [right] a, and [because] …
+    """
+    prose, *marked = MARK.split(text)
+    moments, stops, step, asked = [], [], 0, [""]
+    for mark, said in zip(marked[::2], marked[1::2], strict=True):
+        event, _, where = mark.partition(" @ ")
+        words = " ".join(said.split())
+        if event == "asks":
+            step, asked = number_at(trace, where), [words]
+        elif event in ("choices", "right"):
+            asked.append(words)
+        elif event == "because":
+            asks, choices, right = asked
+            stops.append(Stop(step, asks, tuple(choices.split(" | ")), right, words))
+        else:
+            moments.append(Moment(number_at(trace, where or event), event.partition(", ")[0], words))
+    moments.sort(key=lambda moment: moment.step)
+    return prose, tuple(moments), tuple(sorted(stops, key=lambda stop: stop.step))
+
+
+def traces_of(
+    *, algorithm: str, N: int, d: int, N_k: int | None = None, backward: bool = False, bug: str = "", **options: Any
+) -> tuple[Trace, ...]:
+    """Return the trace of random operands, and of the same with a bug, as `flashsim step` makes them of its options."""
+    if backward:
+        options["dO"] = gradient(N, d)
+    sizes = {} if "blocks" in options else {"sizing": "fit"}
+    algorithms = (algorithm, with_bug(algorithm, bug)) if bug else (algorithm,)
+    return tuple(flashsim.trace(one, *operands(N, d, N_k), **sizes | options) for one in algorithms)
+
+
+def _option(name: str, value: Any) -> str:
+    """Return an option as it is typed: --causal, --M 64, --blocks 3 3, --block-mask butterfly."""
+    words = () if value is True else value if isinstance(value, tuple) else (getattr(value, "__name__", value),)
+    return " ".join([f"--{name.replace('_', '-')}", *map(str, words)])
+
+
+def body_of(function: Callable[..., object]) -> str:
+    """Return a function's lines, but for its head, its docstring and its last statement, which returns; with what they import."""
+    source = dedent(inspect.getsource(function))
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.FunctionDef)
+    *body, last = tree.body[1 if ast.get_docstring(tree) else 0 :]
+    lines = dedent("\n".join(source.splitlines()[body[0].lineno - 1 : last.lineno - 1])).strip()
+    used = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    groups: dict[bool, list[str]] = {False: [], True: []}  # others' modules, and flashsim's
+    for statement in ast.parse(Path(inspect.getfile(function)).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            statement.names = [alias for alias in statement.names if (alias.asname or alias.name) in used]
+            line = ast.unparse(statement)
+            groups["flashsim" in line] += [line] if statement.names else []
+    return "\n\n".join(filter(None, (*map("\n".join, groups.values()), lines)))

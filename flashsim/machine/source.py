@@ -1,0 +1,125 @@
+"""Names for tiles and loops, read from the source line that made them.
+
+The memory wants to say "S_ij does not fit", yet `S_ij = on_chip(Q_i @ K_j.T)` never tells it the name.
+The name stands in the source, so it is looked up there, and only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import os
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+Site = tuple[str, int]
+"""(file name, line number) of a call."""
+
+LABEL = re.compile(r"#\s*(line \d+|equation \d+|summarise|combine|recompute|differentiate)")
+
+PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # spelt as in the frames of its functions
+ALGORITHMS = tuple(f"{PACKAGE}{room}{os.sep}" for room in ("algorithms", "beyond"))
+
+
+def site_of(frame: FrameType) -> Site:
+    """Return where `frame` stands."""
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+@cache
+def _targets(filename: str) -> dict[int, str]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:  # a notebook cell with magics, say
+        return {}
+    names: dict[int, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0].value if isinstance(node.targets[0], ast.Subscript) else node.targets[0]
+            several = target.elts if isinstance(target, ast.Tuple) else [target]
+            found = [one.id for one in several if isinstance(one, ast.Name)]
+            if len(found) == len(several):  # Y_i = …; m_i, l_i = …; or Y_i[k] = …, one of a list of tiles
+                names |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), ", ".join(found))
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            names.setdefault(node.lineno, node.target.id)
+    return names
+
+
+def at_line(file: str, line: int) -> str:
+    """Return a note for an error that occurred there."""
+    linecache.checkcache(file)
+    return f"at line {line} of {file}: {linecache.getline(file, line).strip()}"
+
+
+def note_line(error: BaseException, function: Callable[..., Any]) -> None:
+    """Note at which line of its file a user's function went wrong, or was interrupted: its first, if it could not be called."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_filename.startswith(PACKAGE):
+        return
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == code.co_filename]
+    error.add_note(at_line(code.co_filename, [code.co_firstlineno, *lines][-1]))
+
+
+def reread(file: str) -> None:
+    """Forget what is known of a file, which has been edited."""
+    linecache.checkcache(file)
+    _targets.cache_clear()
+    _unlabelled.cache_clear()
+
+
+def target_at(site: Site, default: str) -> str:
+    """Return the name assigned (or looped over) at `site`, or `default` where the source has none."""
+    filename, line = site
+    return _targets(filename).get(line, default)
+
+
+def label_at(site: Site) -> str | None:
+    """Return what labels the source line in the paper's terms ("line 9", "equation 4", "combine"), or None."""
+    found = LABEL.search(linecache.getline(*site))
+    return found[1] if found else None
+
+
+def label_or_number_at(site: Site) -> str | None:
+    """Return the line's label, or None; in a file of the user's that has no labels, each line's own number is its label."""
+    file, line = site
+    return label_at(site) or (f"line {line}" if _unlabelled(file) else None)
+
+
+@cache
+def _unlabelled(file: str) -> bool:
+    return not file.startswith(PACKAGE) and not any(map(LABEL.search, linecache.getlines(file)))
+
+
+def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
+    """Return which line of the algorithm `site` belongs to, and what it is called.
+
+    That is its label; or, for what MASK or dropout did, the label of the algorithm's line that called them. Where there is
+    none, as in a user's own function, the algorithm's line is called "line 12 of mine.py". `frame` is one that `site`'s frame
+    has called, where all that is around it can be seen.
+    """
+    if (label := label_at(site)) is not None:
+        return site, label
+    own = site if _of_an_algorithm(site[0]) else None
+    inside = False
+    while frame is not None:
+        at = site_of(frame)
+        if _of_an_algorithm(at[0]):
+            if (label := label_at(at)) is not None:
+                return at, label
+            own, inside = own or at, True
+        elif inside:  # what launched the algorithm
+            break
+        frame = frame.f_back
+    file, line = own or site
+    return (file, line), f"line {line} of {Path(file).name}"
+
+
+def _of_an_algorithm(file: str) -> bool:
+    """Say whether a file holds an algorithm: one of the package's, or a user's."""
+    return file.startswith(ALGORITHMS) or not file.startswith(PACKAGE)

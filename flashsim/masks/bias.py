@@ -1,0 +1,57 @@
+"""An additive bias: an array of floats in HBM that is added to the scaled scores, tile by tile, before any mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flashsim.masks.rules import ArrayMask, Head, head_of
+from flashsim.problem.arguments import check_array
+from flashsim.problem.inputs import FLOATS, Array
+
+
+class Bias(ArrayMask):
+    """Floats that broadcast to (..., N_q, N_k), added to the scaled scores: S = τQKᵀ + bias, and then masked. It combines with &.
+
+    In HBM it is "bias", as large as it was given, in its own type; each computed tile of S loads its block, which is counted.
+    The backward pass adds dS to its gradient there, "dB", block by block, in the type that is computed in: a block is loaded,
+    added to, and stored; heads that share the bias, one after another, share dB. `Gradients.dB` has the shape that was given.
+
+    Every forward pass that takes masks takes a bias, and every backward pass. "standard", which has dS in HBM, adds it to dB in a
+    pass of its own. With gqa="grouped" each row of a group has its own row of the bias, and of "dB_parts", which a pass
+    (`flashsim.algorithms.group_sum`) then sums to dB; a bias of one row for all is as it was given. A mask may have one bias.
+    Raises ValueError for what is no float, NaN or ∞; to forbid a key is a mask's part.
+    """
+
+    argument = "Bias's array"
+
+    def __init__(self, array: Any) -> None:
+        self.array: Array = check_array(self.argument, array).copy()
+        if self.array.dtype.name not in FLOATS:
+            raise ValueError(f"Bias's array has dtype {self.array.dtype}; expected one of {', '.join(FLOATS)}")
+        if not np.isfinite(self.array).all():
+            raise ValueError("Bias's array has NaN or ∞ in it; expected finite numbers, and a mask to forbid keys")
+
+    @property
+    def bias(self) -> Bias:
+        return self
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The shape for one head, (1 or N_q, 1 or N_k)."""
+        rows, columns = (1, 1, *self.array.shape)[-2:]
+        return rows, columns
+
+    @property
+    def largest(self) -> float:
+        """The largest entry in absolute value."""
+        return float(np.abs(self.array.astype(np.float64)).max(initial=0.0))
+
+    def at(self, head: Head) -> tuple[int, ...]:
+        """Return where a head's matrix is among the leading axes of the array."""
+        return head_of(head, self.array.shape[:-2])
+
+    def of(self, head: Head) -> Array:
+        """Return a head's matrix, as large as it was given."""
+        return np.asarray(self.array[self.at(head)]).reshape(self.matrix)

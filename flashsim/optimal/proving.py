@@ -1,0 +1,161 @@
+"""What no schedule can beat, beside the best that flashsim knows: `prove`.
+
+proof = flashsim.prove(N=4096, d=64, M=25_600)
+proof.bound.accesses, proof.best.accesses, proof.ratio
+proof.certificate()   # for flashsim.theory.certificate, which checks it on its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.machine.memory import SramOverflow
+from flashsim.masks.rules import All, Mask, as_mask
+from flashsim.optimal.tune import bound_of, tune
+from flashsim.problem.arguments import check_direction, check_shape
+from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.problem.shapes import Shape
+from flashsim.run.api import count
+from flashsim.support.sizes import Size
+from flashsim.theory.lower import LowerBound
+from flashsim.theory.lower_backward import BackwardBound
+
+CLASS = (
+    "Schedules that compute S = QKᵀ and O = PV product by product, in any order and in any tiles, with any recomputation, "
+    "partial sums kept, spilled or split, and statistics of the softmax for free. Left out is algebra that mixes entries, "
+    "such as Strassen's."
+)
+BACKWARD_CLASS = (
+    "Schedules that compute S = QKᵀ, dP = dO Vᵀ, dV = Pᵀ dO, dK = dSᵀ Q and dQ = dS K product by product, in any order and in "
+    "any tiles, with any recomputation, partial sums kept, spilled or split, P given or not, and statistics of rows for free. "
+    "Left out are algebra that mixes entries, such as Strassen's, and products of K or Q with a part of dP's sum."
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule that flashsim has run on shapes, M enforced: what it is, its blocks, and the elements that it moves."""
+
+    algorithm: str
+    B_r: int
+    B_c: int
+    accesses: int
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A lower bound, and the best schedule known here; None where none fits M.
+
+    allowed   "all", "causal", or "given": which pairs of query and key there are
+    queries, keys  how many have any
+    direction  "forward" or "backward"
+    """
+
+    bound: LowerBound | BackwardBound
+    allowed: str
+    queries: int
+    keys: int
+    best: Schedule | None
+    direction: str = "forward"
+
+    @property
+    def ratio(self) -> float | None:
+        """The schedule's accesses, divided by the bound."""
+        return None if self.best is None else self.best.accesses / self.bound.accesses
+
+    @property
+    def how(self) -> str:
+        """What proves the bound, in words."""
+        at = self.bound
+        if at.accesses == at.compulsory:
+            return "as every input that matters is read once and every output written once"
+        kind = "the combined bound of flashsim.theory.lower"
+        if isinstance(at, BackwardBound):
+            kind = "the theorem of flashsim.theory.lower_backward"
+        elif not at.a:
+            kind = "the theorem of flashsim.theory.lower"
+        return f"by {kind} with {at.n:,} phases that touch Y = {at.Y:,} elements each"
+
+    @property
+    def schedules(self) -> str:
+        """The class of schedules, in words."""
+        return CLASS if self.direction == "forward" else BACKWARD_CLASS
+
+    def certificate(self) -> dict[str, Any]:
+        """Return what `flashsim.theory.certificate.check`, or `flashsim.theory.certificate_backward.check`, needs."""
+        at = asdict(self.bound)
+        del at["compulsory"]
+        schedule = None if self.best is None else asdict(self.best)
+        more = {"queries": self.queries, "keys": self.keys, "allowed": self.allowed, "bound": self.bound.accesses}
+        kind = {"kind": "lower bound", "direction": self.direction, "class": self.schedules}
+        return {**kind, **at, **more, "schedule": schedule}
+
+
+def prove(
+    *,
+    N: int | None = None,
+    d: int,
+    M: Size | None = None,
+    N_q: int | None = None,
+    N_k: int | None = None,
+    d_v: int | None = None,
+    dtype: Any = "float32",
+    direction: str = "forward",
+    causal: bool = False,
+    mask: Any = None,
+) -> Proof:
+    """Return the fewest HBM accesses that any schedule can make for one head's pass, and the best schedule known here.
+
+    Arguments as for `flashsim.count`; `mask` is a boolean array (N_q, N_k), True = attend, or a mask object. Raises ValueError
+    for arguments that make no sense.
+    """
+    direction, shape = check_direction(direction), check_shape(N, d, N_q, N_k, d_v)
+    stored = float_dtype(dtype)
+    M = check_M(M, stored.itemsize)
+    rule = as_mask(mask, causal, shape, ())
+    return Proof(*bound_of(rule, shape, M, direction), _best(rule, shape, M, stored.name, direction), direction)
+
+
+def recount(certificate: Mapping[str, Any]) -> str:
+    """Count a certificate's schedule again, and return a sentence; "" for none, or one whose mask the certificate does not hold.
+
+    Raises ValueError for one that does not move what it is said to.
+    """
+    schedule, allowed = certificate.get("schedule"), certificate.get("allowed")
+    if schedule is None or allowed not in ("all", "causal"):
+        return ""
+    sizes = {name: certificate[name] for name in ("N_q", "N_k", "d", "d_v", "M", "direction")}
+    try:
+        said, causal = Schedule(**schedule), allowed == "causal"
+        record = (FORWARD if sizes["direction"] == "forward" else BACKWARD).get(said.algorithm)
+        leaves_out = causal and record is not None and record.skips_as  # as `tune` counts it
+        how: dict[str, Any] = {"causal": causal, **({"block_mask": "live"} if leaves_out else {})}
+        moved = count(leaves_out or said.algorithm, **sizes, blocks=(said.B_r, said.B_c), **how).hbm.accesses
+    except (SramOverflow, TypeError, ValueError) as error:
+        raise ValueError(f"its schedule cannot be counted: {error}") from None
+    what = f"{said.algorithm} with blocks {said.B_r} × {said.B_c}, counted again, moves {moved:,}"
+    if moved != said.accesses:
+        raise ValueError(f"its schedule, {what}; it is said to move {said.accesses:,}")
+    return f"{what}."
+
+
+def _best(rule: Mask, shape: Shape, M: int, dtype: str, direction: str) -> Schedule | None:
+    """Return the schedule of fewest accesses: as `tune` finds it, or, under a mask that is in HBM, of those that fill M."""
+    sizes: dict[str, Any] = {**asdict(shape), "M": M, "dtype": dtype, "direction": direction}
+    if not (rule.dense(()) or rule.tree is not None or rule.bias is not None):
+        try:
+            best = tune(**sizes, mask=None if isinstance(rule, All) else rule).best
+        except ValueError:  # nothing fits
+            return None
+        return Schedule(best.algorithm, best.blocks.B_r, best.blocks.B_c, best.accesses)
+    found = []
+    for name in FORWARD if direction == "forward" else BACKWARD:
+        try:
+            tally = count(name, **sizes, sizing="fit", mask=rule)
+        except (SramOverflow, ValueError):
+            continue
+        found.append(Schedule(name, tally.blocks.B_r, tally.blocks.B_c, tally.hbm.accesses))
+    return min(found, key=lambda schedule: schedule.accesses, default=None)

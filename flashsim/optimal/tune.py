@@ -1,0 +1,323 @@
+"""What is optimal: the loop order and the block sizes that move the fewest elements and truly fit an SRAM of M.
+
+    tuned = tune(N=4096, d=64, M=25_600)
+    tuned.best.algorithm, tuned.best.blocks, tuned.best.accesses
+
+In the model nothing but traffic costs: the best tiles are those that re-read least, however narrow. So one side of the
+tile is often a single row, which no matrix unit likes; `tune(..., least=16)` asks for tiles of at least that on each side.
+
+Accesses depend on the blocks by T_r and T_c alone (by which tiles are live, and, for a small cache, by how many pieces of B_c
+columns d and d_v make), so the search tries every T_c with the most rows that fit, and every T_r with the most columns, by the
+closed forms of `theory`, or, for an algorithm of one's own that has none, by running it on shapes; the winner is then run so,
+M enforced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from heapq import merge
+from itertools import takewhile
+from math import isqrt
+from typing import Any
+
+from flashsim import theory
+from flashsim.algorithms import PASSES, Algorithm
+from flashsim.algorithms.blocks import Fixed, clipped
+from flashsim.algorithms.own import chosen
+from flashsim.masks.rules import All, Causal, Mask, as_mask
+from flashsim.optimal.allowed import allowed_pairs
+from flashsim.problem.arguments import check_callback, check_count, check_direction, check_p, check_shape, shown
+from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.problem.shapes import Blocks, Shape
+from flashsim.run.api import Tally, count
+from flashsim.support.sizes import Size
+from flashsim.theory.counts import peak_of
+from flashsim.theory.lower import LowerBound
+from flashsim.theory.lower_backward import BackwardBound
+
+MOST_TRIED = 2**22
+OnTried = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm with its blocks, and what that costs: elements moved, and the most on chip."""
+
+    algorithm: str
+    loops: str
+    blocks: Blocks
+    accesses: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` found.
+
+    mask        as it is written, "Causal()"; "" for none
+    best        the fewest accesses of all
+    by_loops    each algorithm's best; one that does not fit M at all is absent
+    paper       each with the sizes of its line 1, which may exceed M; absent where M is too small for them
+    compulsory  inputs read once and outputs written once: no algorithm moves less
+    bound       what no schedule moves less than (`flashsim.prove`); None where that would take too long
+    """
+
+    shape: Shape
+    M: int
+    direction: str
+    causal: bool
+    mask: str
+    compulsory: int
+    bound: int | None
+    by_loops: Mapping[str, Choice]
+    paper: Mapping[str, Choice]
+    best: Choice = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "best", min(self.by_loops.values(), key=_cost))
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What one algorithm costs at one problem, by blocks."""
+
+    algorithm: Algorithm
+    shape: Shape
+    options: Mapping[str, Any]
+
+    @cached_property
+    def form(self) -> theory.Form | None:
+        """The closed forms, or None where there are none."""
+        try:
+            return theory.form_of(self.algorithm, self.options["direction"])
+        except theory.NoClosedForm:
+            return None
+
+    @property
+    def counted(self) -> tuple[str | Algorithm, dict[str, Any]]:
+        """What to count, and its options: Algorithm 2 skips as Algorithm 5 does, where there is what to skip."""
+        if self.algorithm.skips_as and self.options["mask"] is not None:
+            return self.algorithm.skips_as, {**self.options, "block_mask": "live"}
+        return self.algorithm, dict(self.options)
+
+    def at(self, **sizes: Any) -> theory.Exact | Tally:
+        """Return what it costs, whether it fits or not."""
+        algorithm, options = self.counted
+        return cost(algorithm, **vars(self.shape), **options, **sizes)
+
+    def choice(self, **sizes: Any) -> Choice:
+        at, loops = self.at(**sizes), self.algorithm.loops or self.algorithm.title
+        return Choice(self.algorithm.name, loops, at.blocks, at.hbm.accesses, at.sram.peak)
+
+    def fits(self, B_r: int, B_c: int) -> bool:
+        """Say whether all tiles fit: the peak does not depend on which are skipped, but for masks that skip all."""
+        how, blocks = self.options, (B_r, B_c)
+        if self.form is None:
+            peak = cost(self.algorithm, **vars(self.shape), **{**how, "mask": None}, blocks=blocks).sram.peak
+        else:
+            peak = peak_of(self.form, self.shape, how["M"], how["dtype"], blocks, dropout=how["dropout_p"] > 0)
+        return bool(peak <= how["M"])
+
+    def candidates(self, least: int) -> Iterator[tuple[int, int]]:
+        """Yield each (B_r, B_c) that fits and can be the best: of one side every T, of the other as many as fit.
+
+        Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the least of the other, too.
+        """
+        n, k = self.shape.N_q, self.shape.N_k
+        B_r = n
+        pieces = (takewhile(k.__ge__, sides(width)) for width in (self.shape.d, self.shape.d_v))
+        for B_c in merge(sides(k, least), *pieces):  # T_c, T_d, T_v
+            if B_c < min(least, k):
+                continue
+            B_r = _most(partial(self.fits, B_c=B_c), min(least, n), B_r)
+            if not B_r:
+                break
+            yield from ((_tight(n, B_r, least), B_c), (B_r, B_c))  # the more rows, the fewer panels of keys
+        B_c = k
+        for B_r in sides(n, least):
+            B_c = _most(partial(self.fits, B_r), min(least, k), B_c)
+            if not B_c:
+                break
+            yield from ((B_r, _tight(k, B_c, least)), (B_r, min(least, k)))  # narrow blocks leave the most room to pin
+        if self.options["mask"] is not None:
+            thin_r, thin_c = min(least, n), min(least, k)
+            yield from ((B_r, thin_c) for B_r in range(thin_r, _most(partial(self.fits, B_c=thin_c), thin_r, n) + 1))
+            yield from ((thin_r, B_c) for B_c in range(thin_c, _most(partial(self.fits, thin_r), thin_c, k) + 1))
+
+    def best(self, least: int) -> Choice | None:
+        """Return the choice of fewest accesses among the candidates; None if there is none."""
+        tried = (blocks for blocks in {*self.candidates(least)} if self._all_at_least(least, blocks))
+        return min((self.choice(blocks=blocks) for blocks in tried), key=_cost, default=None)
+
+    def _all_at_least(self, least: int, blocks: tuple[int, int]) -> bool:
+        """Say whether tiles are that large in each pass: those of single rows are not."""
+        n, k = self.shape.N_q, self.shape.N_k
+        cuts = self.algorithm.cuts(clipped(self.shape, *blocks), n, k)
+        return all(cut.B_r >= min(least, n) and cut.B_c >= min(least, k) for cut in cuts)
+
+
+def cost(algorithm: str | Algorithm, *, direction: str = "forward", **arguments: Any) -> theory.Exact | Tally:
+    """Return what a run costs, whether it fits M or not: by the closed form, or, where there is none, by running it on shapes.
+
+    Arguments as for `flashsim.count`.
+    """
+    try:
+        form = theory.form_of(algorithm, direction)
+    except ValueError:
+        if arguments.get("blocks") is not None:
+            B_r, B_c = arguments.pop("blocks")
+            arguments["sizing"] = Fixed(B_r, B_c, enforced=False)
+        return count(algorithm, direction=direction, **arguments)
+    return theory.exact(form, direction=direction, **arguments)
+
+
+def tune(
+    *,
+    N: int | None = None,
+    d: int,
+    M: Size | None = None,
+    N_q: int | None = None,
+    N_k: int | None = None,
+    d_v: int | None = None,
+    dtype: Any = "float32",
+    direction: str = "forward",
+    causal: bool = False,
+    mask: Mask | None = None,
+    dropout_p: float = 0.0,
+    least: int = 1,
+    algorithms: Iterable[str | Algorithm | Callable[..., Any]] = (),
+    on_tried: OnTried | None = None,
+) -> Tuned:
+    """Find the loop order and (B_r, B_c) of fewest accesses whose peak is at most M elements, for one head.
+
+    Arguments as for `flashsim.count`; `mask` is one of positions, such as `flashsim.Causal(offset=0)`. Empty tiles are skipped.
+    `least` is the fewest rows and columns of a tile (clipped to the lengths). `algorithms` are tried besides those whose
+    records name their loops: names, records, or functions of one's own. `on_tried` is called with (algorithms done,
+    algorithms in all). Of equally few accesses, the fewest tiles win, then the lowest peak.
+
+    No block sizes at all move less than those found; but where a mask skips tiles, that is so only for `causal`, with `least` of
+    1 and for one sweep ("q_outer_two_pass" and "q_outer_streamed" make two): otherwise, of those that were tried. So it is for
+    "snake", and, with `least` above 1, for "q_outer_pinned"; "q_outer_streamed" is then left out, as it has tiles of one row.
+    That of an algorithm of one's own the peak grows with the blocks is taken for granted.
+
+    Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least` fit, or where more than 2²²
+    block sizes would have to be tried.
+    """
+    direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
+    shape, least = check_shape(N, d, N_q, N_k, d_v), check_count("least", least)
+    rule, dropout_p = as_mask(mask, causal, shape, ()), check_p(dropout_p)
+    if rule.dense(()) or rule.tree is not None or rule.bias is not None:
+        raise ValueError(f"mask is {rule!r}; expected one of positions, of which nothing is in HBM")
+    masked = None if isinstance(rule, All) else rule
+    stored = float_dtype(dtype)
+    M = check_M(M, stored.itemsize)
+    sizes = sum(min(2 * isqrt(N), M) + (masked is not None) * min(N, M) for N in (shape.N_q, shape.N_k))
+    if sizes > MOST_TRIED:
+        raise ValueError(
+            f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,} and M = {M:,} leave up to {sizes:,} block sizes to try, for hours; "
+            f"expected at most {MOST_TRIED:,}. Take a smaller M or shorter lengths, or flashsim.count a few block sizes"
+        )
+    options: dict[str, Any] = {
+        "M": M, "dtype": stored.name, "direction": direction, "mask": masked, "dropout_p": dropout_p
+    }  # fmt: skip
+    found: dict[str, Choice] = {}
+    paper: dict[str, Choice] = {}
+    tried = _tried(direction, algorithms)
+    for done, algorithm in enumerate(tried):
+        search = _Search(algorithm, shape, options)
+        best = search.best(least)
+        if best is not None:
+            _confirm(search, best)
+            found[algorithm.name] = best
+        try:
+            algorithm.rows(M, shape.d, shape.d_v)
+        except ValueError:  # M is too small for line 1's sizes
+            pass
+        else:
+            paper[algorithm.name] = search.choice(sizing="paper")
+        if on_tried is not None:
+            on_tried(done + 1, len(tried))
+    if not found:
+        raise ValueError(
+            f"M = {M:,} elements is too small: no algorithm here fits it with tiles of {least} × {least} at d = {shape.d}"
+        )
+    compulsory = theory.compulsory(shape.N_q, shape.N_k, shape.d, shape.d_v, direction)
+    said = "" if masked is None else repr(masked)
+    try:
+        bound = bound_of(rule, shape, M, direction)[0].accesses
+    except ValueError:  # the mask's pairs are too many to look at
+        bound = None
+    return Tuned(shape, M, direction, masked == Causal(), said, compulsory, bound, found, paper)
+
+
+def bound_of(rule: Mask, shape: Shape, M: int, direction: str) -> tuple[LowerBound | BackwardBound, str, int, int]:
+    """Return the lower bound; what is allowed, "all", "causal" or "given"; and how many queries and keys have any.
+
+    Raises ValueError where the mask's pairs are too many to look at.
+    """
+    allowed, pairs, queries, keys = allowed_pairs(rule, shape)
+    lower = theory.lower_bound if direction == "forward" else theory.lower_bound_backward
+    return lower(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys), allowed, queries, keys
+
+
+def best_of(
+    name: str | Algorithm | Callable[..., Any], *, N: int, d: int, M: int, direction: str = "forward"
+) -> Choice | None:
+    """Return one algorithm's choice of fewest accesses that fits M, at N_q = N_k = N and d_v = d; None if nothing fits."""
+    options = {"M": M, "dtype": "float32", "direction": direction, "mask": None, "dropout_p": 0.0}
+    return _Search(chosen(name, direction), Shape(N, N, d, d), options).best(1)
+
+
+def sides(N: int, least: int = 1) -> Iterator[int]:
+    """Yield the block sizes that matter for N rows: for each number of blocks ⌈N/B⌉, the smallest B ≥ `least`; in order."""
+    least = min(least, N)
+    blocks = -(-N // least)
+    while blocks >= 1:
+        B = max(-(-N // blocks), least)
+        yield B
+        blocks = -(-N // B) - 1
+
+
+def _most(fits: Callable[[int], bool], least: int, most: int) -> int:
+    """Return the largest B from `least` to `most` that fits, 0 if not even `least` does. It is sought from `most` down."""
+    low, high, step = most, most + 1, 1
+    while not fits(low):
+        if low == least:
+            return 0
+        low, high, step = max(low - step, least), low, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _tight(N: int, B: int, least: int) -> int:
+    """Return the smallest block size that makes as few blocks of N as B does."""
+    return max(-(-N // -(-N // B)), min(least, N))
+
+
+def _cost(choice: Choice) -> tuple[int, int, int]:
+    return choice.accesses, choice.blocks.tiles, choice.peak
+
+
+def _tried(direction: str, algorithms: Iterable[str | Algorithm | Callable[..., Any]]) -> list[Algorithm]:
+    if isinstance(algorithms, str) or not isinstance(algorithms, Iterable):
+        raise ValueError(f"algorithms is {shown(algorithms)}; expected several: [{shown(algorithms)}]")
+    known = PASSES["forward" if direction == "forward" else "backward"]
+    tried = {name: algorithm for name, algorithm in known.items() if algorithm.loops}
+    tried |= {algorithm.name: algorithm for algorithm in (chosen(given, direction) for given in algorithms)}
+    return list(tried.values())
+
+
+def _confirm(search: _Search, choice: Choice) -> None:
+    """Count the choice by running it on shapes, M enforced: SramOverflow if it did not fit."""
+    algorithm, options = search.counted
+    blocks = choice.blocks.B_r, choice.blocks.B_c
+    tally = count(algorithm, **asdict(search.shape), **options, blocks=blocks)
+    if (tally.hbm.accesses, tally.sram.peak) != (choice.accesses, choice.peak):
+        raise ValueError(
+            f"in blocks of {blocks[0]} × {blocks[1]}, {choice.algorithm!r} makes {tally.hbm.accesses:,} accesses, with a peak "
+            f"of {tally.sram.peak:,}; its closed form says {choice.accesses:,} and {choice.peak:,}"
+        )

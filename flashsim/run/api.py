@@ -1,0 +1,264 @@
+"""`forward`, `backward`, `count` and `trace`: what users call. The steps behind them are in `flashsim.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
+from flashsim.algorithms.blocks import Sizing
+from flashsim.algorithms.own import chosen, forward_of
+from flashsim.machine.memory import Observer
+from flashsim.problem.arguments import (
+    check_array,
+    check_callback,
+    check_flag,
+    check_heads,
+    check_observers,
+    check_shape,
+)
+from flashsim.problem.inputs import HEADS_FIRST, check_inputs, check_layout, check_shape_of_dO, float_dtype, turned
+from flashsim.problem.options import check_options
+from flashsim.run.check import backward_task, check_sizing, count_task, forward_task
+from flashsim.run.gather import gather_gradients, gather_run, gather_tally
+from flashsim.run.launch import OnHead, launch, launch_all
+from flashsim.run.results import Gradients as Gradients
+from flashsim.run.results import Run as Run
+from flashsim.run.results import Tally as Tally
+from flashsim.run.schedule import schedule
+from flashsim.run.task import Lengths, Plan
+from flashsim.support.sizes import Size
+
+if TYPE_CHECKING:
+    from flashsim.tracing import Recorder, Trace
+
+
+def forward(
+    name: str | Algorithm | Callable[..., Any],
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    M: Size | None = None,
+    scale: float | None = None,
+    sizing: str | Sizing = "paper",
+    blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
+    causal: bool = False,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    gqa: str = "separate",
+    layout: str = HEADS_FIRST,
+    check_finite: bool = True,
+    observers: Sequence[Observer] = (),
+    on_head: OnHead | None = None,
+    trace: bool = False,
+    **options: Any,
+) -> Run:
+    """Run dropout(softmax(MASK(scale · QKᵀ))) V with the named algorithm on the counted memory.
+
+    Q is (..., H_q, N_q, d), K (..., H_kv, N_k, d), V (..., H_kv, N_k, d_v), of one dtype among float16, bfloat16, float32,
+    float64, or (N, d) without heads. H_q is a multiple of H_kv: query heads g·k … g·k + g − 1 share KV head k, g = H_q / H_kv
+    (multi-query attention where H_kv = 1). Heads run one after another and the counts add up. 16-bit inputs are computed on
+    in float32 and rounded at every store. Inputs are not modified.
+
+    name     of an algorithm (`flashsim.algorithms.FORWARD` has them all), an `Algorithm`, or a function of one's own
+             `f(hbm, sram, Q, K, V, blocks)` that returns O, in HBM (`flashsim.algorithms.own`)
+    M        SRAM's size in elements; None: 100 KB of the inputs' dtype
+    scale    None: 1/√d. Algorithms 0 and 1 have no τ: there it is folded into Q when Q is placed in HBM. For 16-bit inputs
+             that product is kept in float32 (and counted as 16-bit), since rounding it would shift large scores by more
+             than any kernel does
+    sizing   "paper" (line 1; M only reported against), "fit" (the largest blocks that fit; M enforced), or a policy
+    blocks   (B_r, B_c), overrides `sizing`; M enforced
+    enforce  whether to exceed M is an error, whatever `sizing` says: with False the run is counted all the same, and
+             `run.sram.over` says by how much it exceeds M
+    causal   key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right
+    mask     boolean array that broadcasts to (..., N_q, N_k), True = attend, or a mask object (`flashsim.Causal`,
+             `KeyPadding`, `QueryPadding`, `SlidingWindow`, `Dense`, `Tree`, `Bias`, combined with &). With `causal`, both must
+             allow
+    dropout_p, seed  drop attention weights with this probability; the mask is `flashsim.dropout.keep_mask`
+    gqa      how query heads that share a KV head run ("FlashAttention: Theory and Practice", "GQA Handling in FlashAttention").
+             "separate" (its option B): each on its own, streaming K and V of its KV head anew.
+             "grouped" (option A): a group at once, as one problem of g·N_q queries whose row r is query r // g of the group's
+             head r % g; B_r and `block_mask` count such rows. A tile of K and V that is loaded serves all rows on chip. So
+             where K and V are the outer loop ("flash") they are read once a group, g times less. Where queries are ("q_outer",
+             "split_kv") they are read ⌈g·N_q / B_r⌉ times a group in place of g·⌈N_q / B_r⌉: g times less for a row block
+             that holds the whole group, as in decoding, and no less where B_r divides N_q
+    layout   "BHND": as above. "BNHD": Q, K, V and O, and their gradients, are (..., N, H, d), as flash-attn's kernels have them;
+             masks and statistics stay as they are
+    check_finite  refuse NaN and ∞. Without, they reach those queries only that attend to them
+    observers  called with every memory event (`flashsim.machine.memory.Event`)
+    on_head  called after each head with (heads done, heads in all)
+    trace    record the first head's events as `run.trace`, to step through (`flashsim.trace`)
+    options  the algorithm's own, which its record declares (`flashsim.algorithms.FORWARD[name].options`) and its file explains
+
+    Raises ValueError for arguments that make no sense, TypeError for unknown ones, `SramOverflow` where an enforced M is
+    exceeded.
+    """
+    algorithm, layout = chosen(name, "forward"), check_layout(layout)
+    task = forward_task(
+        algorithm, Q, K, V, M, check_sizing(sizing, blocks, enforce), gqa, check_finite, layout, scale=scale,
+        causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, options=_own(forward, algorithm, options),
+    )  # fmt: skip
+    recorder, observers, on_head = _watching(trace, observers, on_head)
+    plan = schedule(task)
+    run = gather_run(plan, launch_all(plan, observers, on_head))
+    return replace(run, O=turned("O", run.O, layout), layout=layout, trace=_traced(recorder, plan))
+
+
+def backward(
+    name: str | Algorithm,
+    run: Run,
+    dO: Any,
+    *,
+    M: Size | None = None,
+    sizing: str | Sizing | None = None,
+    blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
+    check_finite: bool = True,
+    observers: Sequence[Observer] = (),
+    on_head: OnHead | None = None,
+    trace: bool = False,
+) -> Gradients:
+    """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., H_q, N_q, d_v).
+
+    name     of its backward pass (`flashsim.algorithms.BACKWARD`): the forward pass's own, or another's that belongs to it,
+             as "q_outer_two_pass" does to "q_outer"; or an `Algorithm`
+    dO       of O's shape, layout and dtype
+    M, sizing, blocks, enforce  by default the forward pass's. "block_sparse" keeps its blocks, on which its mask is
+    trace    record the first head's events as the result's `trace`, to step through (`flashsim.trace`)
+
+    Query heads that share a KV head are scheduled as in the forward pass, and dK, dV are sums over them. "grouped" has those
+    sums on chip. "separate" has each query head write its own, "dK_parts" and "dV_parts", in the inputs' dtype; then a pass
+    (`flashsim.algorithms.group_sum`) loads the g parts, adds them up in the chip's dtype, and writes dK and dV.
+
+    Scores computed again in other tiles may be rounded to other numbers, 2(d + 4)·u·Σ|τ||q||k| apart at most (u: the chip's
+    roundoff). Weights are kept at most 1 all the same, so gradients stay finite and within `reference.gradient_bounds`. Where
+    that distance nears 1, as with float32 at scores of 10⁵ and more, the bounds say that rounding decides the softmax.
+
+    Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
+    """
+    task = backward_task(chosen(name, "backward"), run, dO, M, sizing, blocks, enforce, check_finite)
+    recorder, observers, on_head = _watching(trace, observers, on_head)
+    plan = schedule(task)
+    found = gather_gradients(plan, launch_all(plan, observers, on_head), observers)
+    by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
+    return replace(found, **by_layout, trace=_traced(recorder, plan))
+
+
+def count(
+    name: str | Algorithm | Callable[..., Any],
+    *,
+    N: int | None = None,
+    d: int,
+    M: Size | None = None,
+    N_q: int | None = None,
+    N_k: int | None = None,
+    d_v: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    dtype: Any = "float32",
+    direction: str = "forward",
+    sizing: str | Sizing = "paper",
+    blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
+    causal: bool = False,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    gqa: str = "separate",
+    observers: Sequence[Observer] = (),
+    **options: Any,
+) -> Tally:
+    """Count what `forward` or `backward` would move, by running the same algorithm on shapes alone: no arithmetic.
+
+    Give N, or N_q and N_k where they differ; d_v defaults to d. `heads` are the query heads, batch included, of which
+    heads / `kv_heads` share a KV head each, as `gqa` says; None: each has its own. Counts are those of one head (or group)
+    times their number, so a mask must be one head's. `dtype` matters for bytes and for the default M (100 KB); `direction` is
+    "forward" or "backward". Other arguments and errors as in `forward`.
+    """
+    algorithm, observers = chosen(name, direction), check_observers(observers)
+    before = algorithm if direction == "forward" else forward_of(algorithm)
+    shape, (heads, kv_heads) = check_shape(N, d, N_q, N_k, d_v), check_heads(heads, kv_heads)
+    given = Lengths(shape, heads // kv_heads, float_dtype(dtype))
+    task = count_task(
+        algorithm, before, given, M, check_sizing(sizing, blocks, enforce), gqa, causal=causal, mask=mask, dropout_p=dropout_p,
+        options=_own(count, before, options),
+    )  # fmt: skip
+    plan = schedule(task)
+    hbm, sram, _ = launch(plan, observers=observers)
+    return gather_tally(plan, heads, hbm, sram, observers)
+
+
+def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> dict[str, Any]:
+    return check_options(function, options, f"{algorithm.name!r} ({algorithm.title})", algorithm, FORWARD)
+
+
+def _watching(trace: Any, observers: Any, on_head: Any) -> tuple[Recorder | None, tuple[Observer, ...], OnHead | None]:
+    """Return a recorder if there is to be a trace, the observers with it, and `on_head`, checked."""
+    several, on_head = check_observers(observers), check_callback("on_head", on_head)
+    if not check_flag("trace", trace):
+        return None, several, on_head
+    from flashsim.tracing import Recorder
+
+    recorder = Recorder()
+    return recorder, (*several, recorder), on_head
+
+
+def _traced(recorder: Recorder | None, plan: Plan) -> Trace | None:
+    if recorder is None:
+        return None
+    from flashsim.tracing.about import traced
+
+    return traced(recorder, plan)
+
+
+def trace(
+    name: str | Algorithm | Callable[..., Any],
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    dO: Any = None,
+    head: Any = None,
+    **options: Any,
+) -> Trace:
+    """Run `flashsim.forward(name, Q, K, V, **options)` on one head, and return its trace; with dO, its backward pass's.
+
+    dO    the output's gradient, (..., H_q, N_q, d_v): the trace is of `flashsim.backward(name, run, dO)`, where `run` is
+          the forward pass, which is not recorded. `name` is then a backward pass's, "q_outer_two_pass" included, and
+          blocks and M are the forward pass's
+    head  an index into Q's leading axes, (0, 3) or 3; None where there is but one head. K and V are those of its
+          KV head, and dK, dV are this head's part. Options must be one head's: a mask without leading axes
+
+    Raises ValueError as `forward` and `backward` do, and for several heads without `head`.
+    """
+    layout = check_layout(options.pop("layout", HEADS_FIRST))
+    given = check_inputs(Q, K, V, check_finite=False, layout=layout)
+    Q, K, V, dO = given.Q, given.K, given.V, None if dO is None else turned("dO", check_array("dO", dO), layout)
+    if dO is not None:
+        check_shape_of_dO(dO, (*Q.shape[:-1], V.shape[-1]), layout)
+    if head is not None:
+        at = _index(head, given.leading)
+        Q, K, V, dO = Q[at], K[given.kv(at)], V[given.kv(at)], None if dO is None else dO[at]
+    elif any(axis > 1 for axis in given.leading):
+        raise ValueError(f"Q has leading axes {given.leading}; a trace is of one head: give head=")
+    if dO is None:
+        found = forward(name, Q, K, V, trace=True, **options).trace
+    else:
+        algorithm = chosen(name, "backward")
+        run = forward(forward_of(algorithm), Q, K, V, **options)
+        found = backward(algorithm, run, dO, trace=True).trace
+    assert found is not None
+    return found
+
+
+def _index(head: Any, leading: tuple[int, ...]) -> tuple[int, ...]:
+    at = tuple(head) if isinstance(head, tuple | list) else (head,)
+    whole = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in at)
+    if not whole or len(at) != len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=True)):
+        raise ValueError(f"head is {head!r}; expected an index into Q's leading axes {leading}, counted from 0")
+    return at

@@ -1,0 +1,190 @@
+"""MASK, as the algorithms use it: a mask applied to one tile of S on chip; what of it lives in HBM is loaded and counted.
+
+A bias is added first. The backward pass hands each tile of dS back (`gradient`), from which the bias's gradient is made:
+`BiasGradient`, which standard attention is given by itself, as it has dS in HBM.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from flashsim.machine.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
+from flashsim.masks.bias import Bias
+from flashsim.masks.rules import All, Dense, Head, Mask, allowed_by
+from flashsim.masks.tree import WORD, Tree
+from flashsim.problem.inputs import Array
+from flashsim.problem.shapes import Blocks, Shape
+
+
+class TileMask:
+    """MASK, the function of Algorithm 2's line 11, for one head on one chip.
+
+    If it `learns`, a bias's gradient is added to "dB" in HBM: to zeros, or to `dB`, what earlier heads left.
+    """
+
+    def __init__(
+        self, mask: Mask, hbm: HBM, sram: SRAM, blocks: Blocks, shape: Shape, head: Head,
+        learns: bool = False, dB: Array | None = None,
+    ) -> None:  # fmt: skip
+        self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
+        self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense | Tree | Bias)
+        self._arrays = [hbm.place(f"mask{n or ''}", array, np.bool_) for n, array in enumerate(mask.dense(head))]
+        tree, bias = mask.tree, mask.bias
+        self._prefix = shape.N_k - len(tree.parents) if tree else 0
+        self._tree = None
+        if tree is not None:
+            words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
+            self._tree = hbm.place("tree", words, np.uint32)
+        self._bias = None if bias is None else hbm.place("bias", bias.of(head))
+        self._gradient = None if bias is None or not learns else BiasGradient(bias, sram, dB)
+        self._divide(blocks.B_r, blocks.B_c)
+
+    def divided(self, blocks: Blocks) -> TileMask:
+        other = copy(self)
+        other._divide(blocks.B_r, blocks.B_c)
+        return other
+
+    def _divide(self, B_r: int, B_c: int) -> None:
+        self._B_r, self._B_c = B_r, B_c
+        self._tiles = [_by_tile(a, B_r, B_c) for a in self._arrays]
+        self._bias_tiles = self._bias and _by_tile(self._bias, B_r, B_c)
+        self._gradient = self._gradient and self._gradient.divided(B_r, B_c)
+        self._words = None if self._tree is None else self._tree.divide(B_r, 1)
+
+    def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
+        """Return S_ij, plus the bias, with −∞ where the mask forbids. Loads what lives in HBM: its block, its words."""
+        if self._nothing:
+            return S_ij
+        if self._bias_tiles is not None:
+            S_ij = S_ij + self._sram.load(_block(self._bias_tiles, i, j))
+        allowed: Any = True
+        for matrix in self._tiles:
+            allowed = self._sram.load(_block(matrix, i, j)) & allowed
+        if self._words is not None:
+            allowed = self._attends(self._words, i, j * self._B_c, *S_ij.shape) & allowed
+        if self._implicit and self._sram.hbm.arithmetic:
+            top, left = i * self._B_r, j * self._B_c
+            rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
+            own = allowed_by(self._mask, rows, cols, self._shape, self._head)
+            allowed = own if allowed is True else own & allowed
+        if allowed is True and not self._implicit:  # a bias alone
+            return S_ij
+        return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
+
+    def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
+        if self._gradient is not None:
+            self._gradient.add(dS_ij, i, j)
+
+    def room(self, rows: int, columns: int) -> int:
+        """Return the most elements that masking a tile of that size brings on chip: of c keys, ⌈(c − 1)/32⌉ + 1 words at most."""
+        arrays = [*self._arrays, *([] if self._bias is None else [self._bias])]
+        room = sum(math.prod(map(min, a.shape, (rows, columns))) for a in arrays)
+        words = 0 if self._tree is None else min(-(-(columns - 1) // WORD) + 1, self._tree.shape[1])
+        return room + rows * words
+
+    def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
+        """Load the words with the bits of keys left … left + cols − 1, row block i; return the bits, True for the prefix."""
+        prefix = self._prefix
+        first, end = max(left, prefix), left + cols  # the tile's nodes, as keys
+        attends = np.ones((rows, cols), bool)
+        for w in range((first - prefix) // WORD, -(-(end - prefix) // WORD)):
+            word = self._sram.load(words[i, w])
+            if self._sram.hbm.arithmetic:
+                keys = np.arange(max(first, prefix + w * WORD), min(end, prefix + (w + 1) * WORD))
+                attends[:, keys - left] = word >> ((keys - prefix) % WORD).astype(np.uint32) & 1
+        return attends
+
+    def whole(self, sram: SRAM, S: Matrix) -> None:
+        """Mask S in HBM, tile by tile in place: a pass that reads and writes all of it. No pass if nothing is masked."""
+        if self._nothing:
+            return
+        held = 1 + len(self._arrays) + (self._bias is not None)
+        words = 0 if self._tree is None else self._tree.shape[1]
+        rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, words)
+        self._divide(rows, cols)
+        S = S.divide(rows, cols)
+        down, across = S.blocks
+        for i in sram.loop(down):  # line 2
+            for j in sram.loop(across):  # line 2
+                S_ij = sram.load(S[i, j])  # line 2
+                S_masked_ij = sram.on_chip(self(S_ij, i, j), over=S_ij)  # line 2
+                sram.store(S[i, j], S_masked_ij)  # line 2
+
+
+class BiasGradient:
+    """A bias's gradient, "dB" in HBM, to which tiles of dS are added: zeros at first, or what earlier heads left."""
+
+    def __init__(self, bias: Bias, sram: SRAM, so_far: Array | None) -> None:
+        self._sram, hbm = sram, sram.hbm
+        if so_far is None:
+            self._dB = hbm.full("dB", bias.matrix, 0.0, sram.dtype, "output")
+        else:
+            self._dB = hbm.place("dB", so_far, sram.dtype, "output")
+
+    def divided(self, B_r: int, B_c: int) -> BiasGradient:
+        """Return the same for tiles of B_r × B_c."""
+        other = copy(self)
+        other._dB = _by_tile(self._dB, B_r, B_c)
+        return other
+
+    def add(self, dS_ij: Tile, i: int, j: int) -> None:
+        """Add dS_ij to its block of dB, summed up where the block is one row, or one column."""
+        block = _block(self._dB, i, j)
+        dB_ij = self._sram.load(block)
+        for axis in (0, 1):
+            if block.shape[axis] < dS_ij.shape[axis]:
+                dS_ij = dS_ij.sum(axis=axis, keepdims=True)
+        self._sram.store(block, self._sram.on_chip(dB_ij + dS_ij, over=dB_ij))
+
+    def whole(self, sram: SRAM, dS: Matrix) -> None:
+        """Add dS in HBM, tile by tile, each beside its block of dB."""
+        rows, cols = pass_tiles(sram.capacity, dS.shape[1], 2)
+        mine, dS = self.divided(rows, cols), dS.divide(rows, cols)
+        down, across = dS.blocks
+        for i in sram.loop(down):  # line 3
+            for j in sram.loop(across):  # line 3
+                mine.add(sram.load(dS[i, j]), i, j)  # line 3
+
+
+class NoBiasGradient:
+    """What there is without a bias."""
+
+    def whole(self, sram: SRAM, dS: Matrix) -> None:
+        """Do nothing."""
+
+
+class PartialTileMask(TileMask):
+    """MASK for algorithms that skip empty tiles: it masks partial tiles, and full ones not."""
+
+    def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
+        """Return S_ij itself if positions tell that the tile is full; else with −∞ where the mask forbids."""
+        if self._implicit:
+            (rows, cols), top, left = S_ij.shape, i * self._B_r, j * self._B_c
+            tops, bottoms, lefts, rights = np.array([[top], [top + rows], [left], [left + cols]])
+            if self._mask.full(tops, bottoms, lefts, rights, self._shape, self._head)[0]:
+                return S_ij
+        return super().__call__(S_ij, i, j)
+
+
+def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int, int]:
+    """Return `pass_tiles` where each row of a tile also holds the words that it overlaps: all of them, if it is whole.
+
+    A piece of c keys overlaps ⌊(c + 30)/32⌋ + 1 words at most, and fits if held·c + ⌊(c + 30)/32⌋ < M; or with room for all.
+    """
+    rows = M // (held * N_k + words)
+    if rows:
+        return rows, N_k
+    return 1, min(max((WORD * M - WORD + 1) // (WORD * held + 1), (M - words) // held, 1), N_k)
+
+
+def _by_tile(a: Matrix, B_r: int, B_c: int) -> Matrix:
+    return a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1)
+
+
+def _block(matrix: Matrix, i: int, j: int) -> Block:
+    down, across = matrix.blocks
+    return matrix[min(i, down - 1), min(j, across - 1)]

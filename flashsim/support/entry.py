@@ -1,0 +1,163 @@
+"""How a program of flashsim begins and ends: streams that take any text, errors in one line, an exit status.
+
+Exit status: 0 all is well. 1 a claim or a check failed. 2 the arguments or the input make no sense, or a file or a stream
+cannot be read or written. 130 interrupted (Ctrl-C). 143 terminated (SIGTERM). 141 whoever read the output has gone, as in
+`flashsim verify | head`: what a shell says of a program that SIGPIPE ended.
+"""
+
+from __future__ import annotations
+
+import _thread
+import codecs
+import errno
+import io
+import os
+import signal
+import sys
+import threading
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flashsim.gpu.compiling import MissingGPU
+from flashsim.machine.memory import MemoryModelError
+
+REFUSED, INTERRUPTED, READER_GONE, TERMINATED = 2, 130, 141, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """What SIGTERM raises, so that what Ctrl-C tidies up is tidied up."""
+
+
+def guarded(program: str, work: Callable[[], int | None]) -> int:
+    """Return the exit status of `work`, which returns 0, 1 or None, and raises for all else: that is said in one line on stderr.
+
+    An exception that is none of ours is a bug, and keeps its traceback; but not if it has a note of which line of the user's
+    own function it is from (`flashsim.algorithms.own`).
+    """
+    with _prepared():
+        try:
+            if sys.stdout is None:
+                raise OSError("standard output is closed")
+            try:
+                status = work() or 0
+            except SystemExit as stop:  # of argparse's --help and --version
+                status = stop.code if isinstance(stop.code, int) else 0
+            sys.stdout.flush()
+        except BrokenPipeError:
+            status = READER_GONE
+        except Terminated:
+            _say("terminated")
+            status = TERMINATED
+        except KeyboardInterrupt as stop:
+            _say(f"interrupted{_noted(stop)}")
+            status = INTERRUPTED
+        except (MemoryError, OverflowError) as error:
+            _say(f"{program}: error: this is too large for this machine" + (f": {error}" if str(error) else ""))
+            status = REFUSED
+        except OSError as error:
+            if sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None:
+                return READER_GONE  # which is no BrokenPipeError there
+            what = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror or error
+            _say(f"{program}: error: {what}")
+            status = REFUSED
+        except Exception as error:
+            ours, notes = isinstance(error, ValueError | MemoryModelError | MissingGPU), _noted(error)
+            if not ours and not notes:
+                raise
+            said = error if ours else f"{type(error).__name__}: {error}"
+            _say(f"{program}: error: {said}{notes}")
+            status = REFUSED
+        return status
+
+
+def _noted(error: BaseException) -> str:
+    return "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+
+
+def run_script(main: Callable[[], int | None]) -> NoReturn:
+    """Run `main` as a script's whole work, as `guarded` does, and exit with its status."""
+    sys.exit(guarded(Path(sys.argv[0]).name, main))
+
+
+@contextmanager
+def _prepared() -> Iterator[None]:
+    """Have streams spell what their encoding lacks, SIGTERM raise `Terminated`, Ctrl-C arrive; afterwards all is as before."""
+    with ExitStack() as after:
+        if sys.stderr is None:  # it is closed; print would say errors on stdout
+            after.enter_context(redirect_stderr(io.StringIO()))
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                after.callback(_restore, stream, stream.errors)
+                stream.reconfigure(errors="flashsim.spelled")
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _terminate)
+            after.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+
+        def hook(dropped: Any) -> None:
+            """Raise a KeyboardInterrupt again, which Python drops where it comes while garbage is collected."""
+            if not issubclass(dropped.exc_type, KeyboardInterrupt):
+                before(dropped)
+                return
+            timer = threading.Timer(0.02, _thread.interrupt_main)
+            after.callback(timer.cancel)
+            timer.start()
+
+        before, sys.unraisablehook = sys.unraisablehook, hook
+        after.callback(setattr, sys, "unraisablehook", before)
+        yield
+
+
+def _terminate(_number: int, _frame: object) -> NoReturn:
+    raise Terminated
+
+
+def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
+    """Have a stream as it was; where it cannot be written to, what it holds, and Python would write at its end, goes nowhere."""
+    try:
+        stream.reconfigure(errors=errors)  # which flushes
+    except OSError:
+        with suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+
+
+def one_line(text: object) -> str:
+    r"""Return text on one line that a terminal can show: other white space as a space, what is not printable as \x1b."""
+    return "".join(c if c.isprintable() else _escaped(c) for c in " ".join(str(text).split()))
+
+
+def _say(message: str) -> None:
+    with suppress(OSError):
+        print(one_line(message), file=sys.stderr, flush=True)
+
+
+SPELLED = {"×": "x", "·": "*", "−": "-", "–": "-", "─": "-", "≤": "<=", "≥": ">=", "≠": "!=", "⌈": "ceil(", "⌉": ")",
+           "τ": "tau", "∞": "inf", "√": "sqrt ", "→": "->", "←": "<-", "↑": "^", "↓": "v", "⁄": "/", "\u0303": "~"}  # fmt: skip
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """Spell what an encoding lacks: in ASCII letters where there are some, else as an escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_plain, error.object[error.start : error.end])), error.end
+
+
+def _plain(character: str) -> str:
+    if character in SPELLED:
+        return SPELLED[character]
+    alike = "".join(SPELLED.get(c, c) for c in unicodedata.normalize("NFKD", character))
+    return alike.encode("ascii", "ignore").decode() or _escaped(character)
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is no UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape" if character.isascii() else "ascii", "backslashreplace").decode()
+
+
+codecs.register_error("flashsim.spelled", _spelled)

@@ -1,0 +1,95 @@
+"""Results as JSON and as a pandas table, every count exactly the integer it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
+
+from flashsim.support.files import write_whole
+
+LARGEST = 2**63 - 1
+
+
+class Exported:
+    """What has `to_dict`, as JSON; and, where its HBM accesses are by array, as a table of them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data: dictionaries, lists, numbers, text."""
+        raise NotImplementedError
+
+    @overload
+    def to_json(self, path: None = None) -> str: ...
+    @overload
+    def to_json(self, path: str | os.PathLike[str]) -> None: ...
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str | None:
+        """Return `to_dict` as JSON; with a path, write it to that file, completely or not at all, and return None."""
+        text = json.dumps(plain(self.to_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return given(text, path)
+
+    def to_pandas(self) -> Any:
+        """Return HBM accesses as a `pandas.DataFrame`, a row for each array; all else is in its `attrs`.
+
+        Counts are in elements, exactly the integers they are. Needs pandas: pip install "flashsim[pandas]".
+        """
+        found = self.to_dict()
+        traffic = found.pop("hbm", found)
+        by_array = traffic.pop("by_array")
+        rows = [{"array": name, **entry} for name, entry in by_array.items()]
+        return to_pandas(rows, list(rows[0]), index="array", attrs={**traffic, **found})
+
+
+def given(text: str, path: str | os.PathLike[str] | None) -> str | None:
+    """Return a text; with a path, write it to that file, completely or not at all, and return None."""
+    if path is None:
+        return text
+    write_whole(path, text)
+    return None
+
+
+def plain(value: Any) -> Any:
+    """Return JSON's kinds of things: None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_pandas(
+    rows: Iterable[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    index: str | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return rows as a `pandas.DataFrame` of these columns, `index` among them if it is to be that.
+
+    Integers are int64; Int64, which has gaps, where some are missing; Python's own where one is larger. `attrs` are those of
+    the table. Raises ModuleNotFoundError, with what to install, where there is no pandas.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as missing:
+        if missing.name != "pandas":
+            raise
+        raise ModuleNotFoundError(
+            'to_pandas needs the package pandas: pip install "flashsim[pandas]"', name="pandas"
+        ) from None
+    listed = list(rows)
+    table = pd.DataFrame({name: _series(pd, [row.get(name) for row in listed]) for name in columns})
+    table.attrs.update(attrs or {})
+    return table if index is None else table.set_index(index)
+
+
+def _series(pd: Any, values: list[Any]) -> Any:
+    kinds, gaps = {type(value) for value in values if value is not None}, None in values
+    if kinds == {bool}:
+        return pd.Series(values, dtype="boolean" if gaps else "bool")
+    if kinds == {int} and max(abs(value) for value in values if value is not None) <= LARGEST:
+        return pd.Series(values, dtype="Int64" if gaps else "int64")
+    if float in kinds <= {int, float}:
+        return pd.Series(values, dtype="float64")
+    return pd.Series(values, dtype=None if kinds == {str} else "object")

@@ -1,0 +1,99 @@
+"""Check a certificate of `flashsim prove`, by whole numbers alone.
+
+    python -m flashsim.theory.certificate FILE
+
+This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside flashsim/theory/lower.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any
+
+MOST_CELLS = 10**6
+FINE = 20  # bits behind the point of roots, which are rounded up
+FIELDS = ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys", "Y", "n", "a", "b", "H", "bound")
+
+
+def check(certificate: Mapping[str, Any]) -> str:
+    """Return what is proved, in a sentence. Raises ValueError for a certificate that proves nothing, and says why."""
+    if not isinstance(certificate, Mapping) or certificate.get("direction") != "forward":
+        raise ValueError("its direction is not 'forward'")
+    for name in FIELDS:
+        value = certificate.get(name)
+        if type(value) is not int or not 0 <= value < 10**30:
+            raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number below 10³⁰")
+    N_q, N_k, d, d_v, M, pairs, queries, keys, Y, n, a, b, H, bound = (int(certificate[name]) for name in FIELDS)
+    if min(N_q - queries, N_k - keys, d - 1, d_v - 1, M - 1, pairs - queries, pairs - keys, queries * keys - pairs) < 0:
+        raise ValueError("there is no such problem")
+    allowed = certificate.get("allowed")
+    if allowed == "all" and (pairs, queries, keys) != (N_q * N_k, N_q, N_k):
+        raise ValueError(f"pairs are {pairs}; all allowed, they are {N_q * N_k}")
+    if allowed == "causal":  # the last query attends to all keys, the one before it to one less, and so on
+        rows = min(N_q, N_k)
+        if (pairs, queries, keys) != (rows * N_k - rows * (rows - 1) // 2, rows, N_k):
+            raise ValueError(f"pairs are {pairs}; causal, they are {rows * N_k - rows * (rows - 1) // 2}")
+    compulsory = queries * d + keys * (d + d_v) + N_q * d_v
+    if bound <= compulsory:
+        how = "Every input that matters is read once, and every output written once"
+    else:
+        how = by_phases(d, d_v, M, pairs, Y, n, a, b, H, bound)
+    given = allowed if allowed in ("all", "causal") else f"{pairs} allowed pairs, taken as given"
+    sizes = f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, M = {M}, {given}"
+    return f"{how}: no schedule moves fewer than {bound} elements ({sizes})"
+
+
+def by_phases(d: int, d_v: int, M: int, pairs: int, Y: int, n: int, a: int, b: int, H: int, bound: int) -> str:
+    """Return how n phases prove the bound. Raises ValueError if they do not."""
+    if n < 2 or Y <= M or b < 1:
+        raise ValueError(f"n = {n} phases of Y = {Y} with M = {M} prove nothing: expected n ≥ 2 and Y > M")
+    if bound > Y + (n - 2) * (Y - M):
+        raise ValueError(f"bound is {bound}; {n} phases of Y = {Y} prove {Y + (n - 2) * (Y - M)}")
+    if not a and not H:
+        if fewer_phases(pairs * d_v, d, Y) < n - 1:
+            raise ValueError(f"{n - 1} phases of Y = {Y} are enough: they may have all {pairs * d_v} terms")
+        return f"There are at least {n} phases, which touch {Y} elements each"
+    if (n - 1) * H >= pairs * (a * d + b * d_v):
+        raise ValueError(f"{n - 1} phases are enough, if each may give H = {H}")
+    if not most_in_a_phase(Y, d, M, a, b, H):
+        raise ValueError(f"a phase may give more than H = {H}")
+    return f"There are at least {n} phases, which touch {Y} elements each and multiply no more than H = {H} allows"
+
+
+def fewer_phases(T: int, d: int, Y: int) -> int:
+    """Return the most phases that together have fewer than T terms: each has Y²/16d at most, or (Y/3)^{3/2}."""
+    return min((16 * d * T - 1) // Y**2, isqrt((27 * T**2 - 1) // Y**3))
+
+
+def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
+    """Say whether a·s/2·√(s²/4d² + c + M) + b·t/2·√(s²/4d² + c) ≤ H for all whole s, t, c ≥ 0 with s + t + c ≤ Y.
+
+    In a cell of s and c it is at most what the upper corner gives, with t from the lower one. What exceeds H is halved; a single
+    point that does is a counterexample, as far as roots are rounded up. What takes too many cells is not shown either.
+    """
+
+    def root_up(x: int) -> int:  # in units of 2^−FINE
+        return isqrt(x << (2 * FINE)) + 1
+
+    cells, left = [(0, Y, 0, Y)], MOST_CELLS
+    while cells:
+        left -= 1
+        s0, s1, c0, c1 = cells.pop()
+        t = Y - s0 - c0
+        one = a * s1 * root_up(s1 * s1 + 4 * d * d * (c1 + M))
+        if t < 0 or one + b * t * root_up(s1 * s1 + 4 * d * d * c1) <= (4 * d * H) << FINE:
+            continue
+        if (s0, c0) == (s1, c1) or not left:
+            return False
+        s, c = (s0 + s1) // 2, (c0 + c1) // 2
+        wide = s1 - s0 >= c1 - c0
+        cells += [(s0, s, c0, c1), (s + 1, s1, c0, c1)] if wide else [(s0, s1, c0, c), (s0, s1, c + 1, c1)]
+    return True
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], encoding="utf-8") as file:
+        print(check(json.load(file)))

@@ -1,0 +1,210 @@
+"""Runs beside naive attention and beside theory: how far each result is off, and whether each count is the closed form's."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from flashsim import reference, theory
+from flashsim.algorithms import Algorithm
+from flashsim.algorithms.blocks import Fixed
+from flashsim.algorithms.own import backward_of, chosen
+from flashsim.machine.traffic import Occupancy, Traffic
+from flashsim.masks.dropout import keep_mask
+from flashsim.problem.inputs import Array
+from flashsim.problem.qkv import QKV
+from flashsim.problem.shapes import Blocks
+from flashsim.run.api import Gradients, Run, Tally, backward, count, forward
+from flashsim.run.interleaving import interleave
+from flashsim.run.task import attended
+from flashsim.tracing.observers import Ledger
+
+OnHead = Callable[[int, int], None]
+Watch = Callable[[str, int], OnHead]
+Compared = tuple[Array, Array, Array]
+"""Of one result: what was got, what naive attention says, and the bound."""
+
+ROWS_AT_ONCE = 1_024  # of the N_q × N_k score matrix that the naive reference forms
+LARGEST_GRADIENT = 2**25  # elements of that matrix up to which gradients are compared: its 20-odd copies fill 8 GB
+
+
+@dataclass(frozen=True)
+class Result:
+    """One pass of one algorithm over all heads: what it cost, how far from naive attention, whether theory agrees.
+
+    The errors are None where naive attention was too large to form.
+    """
+
+    title: str
+    hbm: Traffic
+    sram: Occupancy
+    blocks: Blocks
+    max_error: float | None
+    error_of_bound: float | None
+    equals_theory: bool | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the counts equal theory and the error is within rounding, as far as compared."""
+        return self.equals_theory is not False and (self.error_of_bound is None or self.error_of_bound <= 1.0)
+
+
+def run_all(
+    given: QKV, algorithms: Sequence[Any], watch: Watch, *, both_ways: bool, **options: Any
+) -> tuple[dict[str, Result], dict[str, Result]]:
+    """Run each algorithm forward, and backward for a random dO if `both_ways`; return the results of each direction, by name.
+
+    `watch(title, heads)` is called before each pass, and what it returns after each head, as `flashsim.forward`'s `on_head`.
+    """
+    forwards, backwards = {}, {}
+    for what in algorithms:
+        algorithm = chosen(what, "forward")
+        name, back = algorithm.name, backward_of(algorithm) if both_ways else None
+        sizes = dict(options) if back is None else sized_for_both(back, given.Q, given.K, given.V, options)
+        on_head = watch(algorithm.title, given.heads)
+        start = time.perf_counter()
+        run = forward(algorithm, given.Q, given.K, given.V, **sizes, on_head=on_head)
+        forwards[name] = _result(run, run, forward_errors(run), time.perf_counter() - start)
+        if back is None:
+            continue
+        dO = np.random.default_rng(0).standard_normal(run.O.shape).astype(run.O.dtype)
+        on_head = watch(back.title, given.heads)
+        start = time.perf_counter()
+        found = backward(back, run, dO, on_head=on_head)
+        backwards[name] = _result(run, found, backward_errors(run, found, dO), time.perf_counter() - start)
+    return forwards, backwards
+
+
+def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a forward pass's options, with blocks that fit its backward pass too where that keeps them.
+
+    Block-sparse attention's does: its mask is on them.
+    """
+    asked = dict(options)
+    if "block_mask" not in back.parts or asked.get("sizing") != "fit" or asked.get("blocks") is not None:
+        return asked
+    shape = {"N_q": Q.shape[-2], "N_k": K.shape[-2], "d": Q.shape[-1], "d_v": V.shape[-1], "dtype": Q.dtype.name}
+    heads: dict[str, Any] = {"heads": math.prod(Q.shape[:-2]), "kv_heads": math.prod(K.shape[:-2])}
+    plain = {name: value for name, value in asked.items() if name not in ("scale", "seed", "blocks", "mask")}
+    fitting = count(back, **shape, **heads, **plain, direction="backward").blocks
+    return asked | {"sizing": Fixed(fitting.B_r, fitting.B_c)}
+
+
+def _result(run: Run, cost: Run | Gradients, compared: Iterable[Compared], seconds: float) -> Result:
+    worst, of_bound = _worst(compared) or (None, None)
+    title = cost.plan.task.algorithm.title
+    return Result(title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, _agrees(run, cost), seconds)
+
+
+def _agrees(run: Run, cost: Run | Gradients) -> bool | None:
+    """Whether theory says the same; None where it says nothing: of an algorithm without a form, and of masks by head."""
+    algorithm, variant = cost.plan.task.algorithm, run.variant
+    if variant.mask.per_head or not _has_form(algorithm):
+        return None
+    want = theory.exact(
+        algorithm,
+        **asdict(run.inputs.shape),
+        M=cost.sram.capacity,
+        heads=math.prod(run.inputs.leading),
+        kv_heads=math.prod(run.inputs.K.shape[:-2]),
+        gqa=run.gqa,
+        dtype=run.inputs.dtype.name,
+        blocks=(cost.blocks.B_r, cost.blocks.B_c),
+        direction=algorithm.direction,
+        mask=variant.mask,
+        dropout_p=variant.dropout_p,
+        **variant.options,
+    )
+    return (cost.hbm, cost.sram.peak, cost.blocks) == (want.hbm, want.sram.peak, want.blocks)
+
+
+def _has_form(algorithm: Algorithm) -> bool:
+    try:
+        theory.form_of(algorithm, algorithm.direction)
+    except ValueError:
+        return False
+    return True
+
+
+def forward_errors(run: Run) -> Iterator[Compared]:
+    """Yield O, naive attention and the bound, some rows of one head at a time."""
+    given, variant, shape = run.inputs, run.variant, run.inputs.shape
+    rounded = reference.rounding(run.plan.task.algorithm, run.blocks)
+    for number, head in enumerate(np.ndindex(given.leading)):
+        Q, K, V = given.Q[head], given.K[given.kv(head)], given.V[given.kv(head)]
+        whole, keep = _whole_masks(run, head, number)
+        for top in range(0, shape.N_q, ROWS_AT_ONCE):
+            rows = slice(top, top + ROWS_AT_ONCE)
+            mask, kept = (None if a is None else a[rows] for a in (whole, keep))
+            parts: dict[str, Any] = {"scale": run.scale, "mask": mask, "keep": kept, "dropout_p": variant.dropout_p}
+            bound = reference.error_bound(Q[rows], K, V, **rounded, **parts)
+            yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
+
+
+def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
+    """Yield dQ, dK and dV, with what they should be and the bound, one KV head with its query heads at a time."""
+    given, variant, shape, g = run.inputs, run.variant, run.inputs.shape, run.inputs.group
+    if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
+        return
+    rounded = reference.backward_rounding(found.plan.task.algorithm, run.blocks, found.blocks)
+    heads = list(enumerate(np.ndindex(given.leading)))
+    for first in range(0, len(heads), g):
+        sharing = heads[first : first + g]
+        shared = given.kv(sharing[0][1])
+        masks = [_whole_masks(run, head, number) for number, head in sharing]
+        whole, keep = (None if of[0] is None else np.stack(of) for of in zip(*masks, strict=True))
+        Q, dO_h, dQ = (np.stack([a[head] for _, head in sharing]) for a in (given.Q, dO, found.dQ))
+        if run.gqa == "grouped":
+            whole, keep = (None if a is None else interleave(a, g) for a in (whole, keep))
+            Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
+        operands = Q, given.K[shared], given.V[shared], dO_h
+        parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": variant.dropout_p}
+        want, bound = reference.gradients(*operands, **parts), reference.gradient_bounds(*operands, **rounded, **parts)
+        yield dQ, want.dQ, bound.dQ
+        for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
+            off = off[0] if len(exact) == 1 else reference.group_bound(exact, off, stored=given.dtype)
+            yield got[shared], exact.sum(axis=0), off
+
+
+def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:
+    shape, variant = run.inputs.shape, run.variant
+    keep = keep_mask(variant.seed, variant.dropout_p, shape.N_q, shape.N_k, number) if variant.dropout_p else None
+    return attended(variant, run.blocks, shape, head, run.inputs.group if run.gqa == "grouped" else 1), keep
+
+
+def _worst(compared: Iterable[Compared]) -> tuple[float, float] | None:
+    """Return the largest error, plain and as a part of its bound; None if nothing was compared. NaN is ∞."""
+    worst: tuple[float, float] | None = None
+    for got, want, bound in compared:
+        plain = float(np.nan_to_num(np.abs(got.astype(np.float64) - want), nan=np.inf, posinf=np.inf).max())
+        before = worst or (0.0, 0.0)
+        worst = max(before[0], plain), max(before[1], reference.of_bound(got, want, bound))
+    return worst
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A tally with its line-by-line ledger, and whether the closed form agrees: None where there is none."""
+
+    algorithm: Algorithm
+    tally: Tally
+    ledger: Ledger
+    arguments: Mapping[str, Any]
+    agrees: bool | None
+
+
+def count_lines(what: Any, arguments: Mapping[str, Any]) -> Counted:
+    """Count a run and keep which line moved what. Arguments as for `flashsim.count`."""
+    algorithm, ledger = chosen(what, arguments["direction"]), Ledger()
+    tally = count(algorithm, **arguments, observers=[ledger])
+    agrees = None
+    if _has_form(algorithm):
+        want = theory.exact(algorithm, **arguments)
+        agrees = (tally.hbm, tally.sram, tally.blocks) == (want.hbm, want.sram, want.blocks)
+    return Counted(algorithm, tally, ledger, arguments, agrees)

@@ -1,0 +1,3 @@
+"""flashsim's version."""
+
+__version__ = "0.1.0"
