@@ -285,7 +285,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool split, bool turns, bool lazy, bool sums>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool split, bool turns, bool lazy, bool sums, bool mends>
 struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
     const Sram& sram;
@@ -407,13 +407,16 @@ struct Consumer {
         if (last) sram.free_Q(q);
         if (masked) mask(t);
         constexpr bool quick = sums && (!masked || begun);  // without maxima, as rows had some key before
-        float alpha[2];
+        float alpha[2], sum[2];
         bool grown = false;
         Word P_next[B_c / 16][4];
-        if (!quick || !softmax_as_before<T, B_c>(P_next, S_ij, rows, p.c)) {
-            grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
-            if (dropping) drop(t);
-            if (quick) round_to_operands<T, B_c>(P_next, S_ij);
+        if (!quick || !softmax_as_before<T, B_c>(P_next, S_ij, rows, sum, p.c)) {
+            grown = quick && mends && mend<T, B_c>(P_next, S_ij, rows, alpha, sum, p.c);
+            if (!grown) {
+                grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
+                if (dropping) drop(t);
+                if (quick) round_to_operands<T, B_c>(P_next, S_ij);
+            }
         }
         if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
         if (!last) sram.wait_K(kv + 2);
@@ -554,7 +557,8 @@ struct Consumer {
     }
 };
 
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool longest, bool split, bool turns, bool lazy, bool sums>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool longest, bool split, bool turns, bool lazy, bool sums,
+          bool mends>
 __global__ void __launch_bounds__((Memory<d, B_r, B_c>::TEAMS * (B_r / 64) + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -570,7 +574,7 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     } else {
         take_registers<Sram::JOINT ? 112 : 232>();
         const int w = consumer - team * Sram::consumers;
-        Consumer<T, d, B_r, B_c, kind, dropping, split, turns, lazy, sums>(sram, p, w).consume(O, L, totals);
+        Consumer<T, d, B_r, B_c, kind, dropping, split, turns, lazy, sums, mends>(sram, p, w).consume(O, L, totals);
     }
 }
 

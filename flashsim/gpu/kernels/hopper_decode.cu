@@ -206,9 +206,9 @@ template <typename T, int d> struct Consumer {
 
     // S_ij becomes P̃_ij, and O_i is multiplied by α where a maximum has grown. Of whole tiles mostly no maximum is looked for.
     __device__ __forceinline__ void weigh(int j, int whole) {
-        if (j < whole && !rows.exact() && softmax_as_before<T, B_c>(P_ij, S_ij, rows, p.c)) return;
+        float alpha[2], sum[2];
+        if (j < whole && !rows.exact() && softmax_as_before<T, B_c>(P_ij, S_ij, rows, sum, p.c)) return;
         if (j >= whole) mask(j);
-        float alpha[2];
         const bool grown = softmax<B_c, true>(S_ij, rows, alpha, p.c);
         round_to_operands<T, B_c>(P_ij, S_ij);
         if (grown) rescale<d>(O_i, alpha);
