@@ -1,4 +1,4 @@
-"""Write the tables of measured rates in the headers of the Hopper kernels: from "// measured:" to "// end of measured".
+"""Write the tables of the Hopper kernels' measured rates in docs/gpu-tried.md: between "measured: FILE" and "end of measured".
 
 python scripts/header_tables.py       # from figures/gpu_hopper*.json
 """
@@ -15,8 +15,8 @@ from flashsim.entry import run_script
 from flashsim.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNELS = ROOT / "flashsim" / "gpu" / "kernels"
-START, END = "// measured:\n", "// end of measured\n"
+PAGE = ROOT / "docs" / "gpu-tried.md"
+START, END = "<!-- measured: {} -->\n", "<!-- end of measured -->\n"
 LABELS = {
     "hopper deterministic": "deterministic",
     "torch_cudnn": "cuDNN",
@@ -31,28 +31,29 @@ def main() -> None:
     """Write the tables and print what has changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
+    before = text = PAGE.read_text(encoding="utf-8")
     for name in TABLES:
-        before = (KERNELS / name).read_text(encoding="utf-8")
-        after = written(name, before)
-        write_whole(KERNELS / name, after)
-        print(f"{name}: " + ("unchanged" if after == before else "written"))
+        text = written(name, text)
+    write_whole(PAGE, text)
+    print(f"{PAGE.relative_to(ROOT)}: " + ("unchanged" if text == before else "written"))
 
 
 def written(name: str, text: str) -> str:
-    """Return a kernel's source with its table made anew. Raises ValueError where a marker is not there exactly once."""
-    if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
-        raise ValueError(f"{name}: expected {START.strip()!r} and then {END.strip()!r}, once each")
-    before, _, rest = text.partition(START)
+    """Return the page with a kernel's table made anew. Raises ValueError where a marker is not there exactly once."""
+    start = START.format(name)
+    if text.count(start) != 1 or END not in text.partition(start)[2]:
+        raise ValueError(f"{name}: expected {start.strip()!r} once, and then {END.strip()!r}")
+    before, _, rest = text.partition(start)
     record, rows = TABLES[name]
     made = json.loads((ROOT / "figures" / f"{record}.json").read_text(encoding="utf-8"))
     table = list(rows(made["results"]))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
-        "//     " + "    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
+        "    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
     ]
     on = f"{made['machine']['gpu']}, NVRTC {made['machine']['nvrtc']}, PyTorch {made['machine']['torch'].partition('+')[0]}"
-    lines.append(f"//     {on}, {made['date'][:10]}, {made['commit'][:7]}: figures/{record}.json")
-    return before + START + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
+    lines.append(f"{on}, {made['date'][:10]}, {made['commit'][:7]}: figures/{record}.json")
+    return before + start + "\n```text\n" + "\n".join(lines) + "\n```\n\n" + END + rest.partition(END)[2]
 
 
 def forward(results: list[dict[str, Any]]) -> Iterator[list[str]]:

@@ -159,7 +159,7 @@ def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(monkey
     monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
     monkeypatch.setattr(benchmark, "_extra_bytes", lambda call: 0)
     monkeypatch.setattr(benchmark, "_free", lambda: freed.append(1))
-    monkeypatch.setattr(benchmark, "_time", lambda call, launches: call())
+    monkeypatch.setattr(benchmark, "_time", lambda call, launches, *_: call())
     calls = {"hopper": 0, "standard": 0, "torch_flash": 0}
 
     def call(name: str) -> float:
@@ -184,7 +184,7 @@ def test_what_takes_much_memory_leaves_none_of_it_to_the_others(monkeypatch: pyt
     monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
     monkeypatch.setattr(benchmark, "_extra_bytes", lambda name: extra[name])
     monkeypatch.setattr(benchmark, "_free", lambda: freed.append(made[-1]))
-    monkeypatch.setattr(benchmark, "_time", lambda call, launches: 2.0)
+    monkeypatch.setattr(benchmark, "_time", lambda call, launches, *_: 2.0)
     monkeypatch.setattr(benchmark, "interleaved", lambda calls, *_: {name: [2.0] for name in calls})
     made: list[str] = []
 
@@ -201,7 +201,7 @@ def test_a_turn_is_as_many_launches_as_fill_it_and_one_of_a_slow_call(monkeypatc
     ms = {"short": 0.5, "medium": 4.0, "slow": 50.0}
     measured: dict[str, list[int]] = {name: [] for name in ms}
 
-    def timed(call: Callable[[], str], launches: int) -> float:
+    def timed(call: Callable[[], str], launches: int, *_: Any) -> float:
         measured[call()].append(launches)
         return ms[call()] + 30 * (len(measured[call()]) == 1)
 
@@ -730,21 +730,18 @@ def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.C
     assert functools.reduce(operator.iadd, rows, [])[2:] == ["4,362,338,304", "==", "8.728", "0.263"]
 
 
-def test_the_headers_tables_are_as_made() -> None:
+def test_the_tables_of_what_was_tried_are_as_made() -> None:
     script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "header_tables.py"))
+    page = script["PAGE"].read_text(encoding="utf-8")
     for name in script["TABLES"]:
-        source = (script["KERNELS"] / name).read_text(encoding="utf-8")
-        assert script["written"](name, source) == source, "python scripts/header_tables.py"
-        assert (
-            script["written"](name, source.replace("//       cuDNN", "//       dNN").replace("hopper  ", "  "))
-            == source
-        )
-    with pytest.raises(ValueError, match="end of measured"):
-        script["written"]("hopper.cu", "// measured:\n")
+        assert script["written"](name, page) == page, "python scripts/header_tables.py"
+        assert script["written"](name, page.replace("  cuDNN", "  dNN").replace("hopper  ", "  ")) != page
+    with pytest.raises(ValueError, match=r"measured: hopper.cu"):
+        script["written"]("hopper.cu", "<!-- measured: hopper_fp8.cu -->\n")
 
 
 @pytest.mark.parametrize(
-    "more", [("--N", "1", "2"), ("--direction", "backward"), ("--only", "hopper"), ("--dropout", "0.1")]
+    "more", [("--N", "1", "2"), ("--distribution", "wide", "sink"), ("--direction", "backward"), ("--only", "hopper"), ("--dropout", "0.1")]
 )
 def test_the_ladder_is_one_problem(more: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--ladder", "--quiet", *more]) == 2

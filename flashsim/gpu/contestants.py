@@ -111,6 +111,13 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
             yield name, partial(_torchs, TORCH[name], setting, torch)
 
 
+def absent() -> dict[str, str]:
+    """Return why peers do not take part on this machine, by name."""
+    if torch_if_there() is None:
+        return dict.fromkeys((*TORCH, FA4), "PyTorch is not installed, or sees no GPU")
+    return {} if version("flash-attn-4") else {FA4: "flash-attn-4 is not installed"}
+
+
 def share(name: str, setting: Setting) -> float:
     """Return how many of S's elements a contestant is asked for, of all that a setting has."""
     N, more = setting.N, SPARSE.get(name, {})
@@ -166,7 +173,9 @@ def drawn(setting: Setting, normal: Sequence[Any], xp: Any) -> list[Any]:
         Q = Q * xp.float32(LARGE)
     elif setting.distribution == "growing":
         K = K * xp.linspace(LARGE, 1.0, setting.N, dtype="float32")[:, None]
-    elif setting.distribution == "sink":  # the first column of all rows has the same sign, and the first key that column alone
+    elif (
+        setting.distribution == "sink"
+    ):  # the first column of all rows has the same sign, and the first key that column alone
         Q[..., 0] = abs(Q[..., 0]) * 0.1 + 4.0
         K[..., 0] = 0.0
         K[:, :, 0] = 0.0

@@ -76,8 +76,7 @@ class Tiles(NamedTuple):
     def function(self, dtype: str, d: int, kind: str, dropout: bool) -> str:
         """Return the kernel's name for one case."""
         switches = ", ".join(
-            str(on).lower()
-            for on in (dropout, self.longest, self.split, self.turns, self.lazy, self.sums, self.mends)
+            str(on).lower() for on in (dropout, self.longest, self.split, self.turns, self.lazy, self.sums, self.mends)
         )
         return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {kind}, {switches}>"
 
@@ -100,8 +99,9 @@ def choose_tiles(
 ) -> Tiles:
     """Return what the kernel is compiled for; ValueError for other blocks.
 
-    More than two consumers have too few registers for Philox, and d = 256 with a window or a list for `sums`. In windows of
-    d = 64 these pay if all rows have begun with the first tile of their warpgroup: if they see some of it.
+    More than two consumers have too few registers for Philox, d = 256 with a window or a list for `sums`, and d = 64 with a
+    window for `mends`. In windows of d = 64 sums pay if all rows have begun with the first tile of their warpgroup: if they
+    see some of it. Turns pay where d = 128, and two consumers see the same tiles.
     """
     tiles = TILES[d][min(1 if dropout else 2 if kind != "FULL" else 0, len(TILES[d]) - 1)]
     if (d, kind, dropout) == (64, "LISTED", False):
@@ -111,7 +111,7 @@ def choose_tiles(
         of = masks.get(kind, "") + ", with dropout" * dropout
         raise ValueError(f"blocks is {blocks}; hopper takes {tiles.blocks} where d = {d}{of}")
     sums = {256: kind in ("FULL", "CAUSAL"), 128: True, 64: kind != "WINDOW" or begun}[d] and not dropout
-    return tiles._replace(sums=sums, mends=sums, turns=tiles.turns and sums)
+    return tiles._replace(sums=sums, mends=sums and (d, kind) != (64, "WINDOW"), turns=tiles.turns and sums)
 
 
 def all_begin(window: tuple[int, int], N_q: int, N_k: int) -> bool:
@@ -126,7 +126,9 @@ def as_list(d: int, kind: str, dropout: bool) -> str:
 
 def steps(d: int) -> dict[str, Tiles]:
     """Return the kernel without its ideas, and with one more each time; `forward` takes the last, or that without turns."""
-    tiles = TILES[d][0]._replace(longest=False, split=False, turns=False, lazy=False, sums=False, mends=False, persistent=False)
+    tiles = TILES[d][0]._replace(
+        longest=False, split=False, turns=False, lazy=False, sums=False, mends=False, persistent=False
+    )
     found = {"plain": tiles}
     for idea in ("split", "persistent", "longest", "lazy", "sums", "mends", "turns"):
         tiles = tiles._replace(**{idea: True})

@@ -41,6 +41,17 @@ struct Rows {
     }
     // Whether in some row of the warp m is −∞, or |m c| so large that S c − m c would round to anything: S − m is taken first.
     __device__ bool exact() const { return shift[0] != shift[0]; }
+    // At the end: ℓ over the row's four lanes, and L, if P̃ was 2^(c (S − m) + offset).
+    __device__ __forceinline__ void sum_l() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            l[r] += __shfl_xor_sync(~0u, l[r], 1);
+            l[r] += __shfl_xor_sync(~0u, l[r], 2);
+        }
+    }
+    __device__ float L(int r, float c, int offset = 0) const {
+        return l[r] == 0.0f ? -INFINITY : (m[r] * c - offset) * 0.693147180559945f + logf(l[r]);
+    }
 };
 
 // S becomes P̃ = 2^(c (S − m) + offset), and ℓ grows. Where some row's maximum has grown, if lazy by a factor above 2^limit, all
@@ -166,4 +177,21 @@ template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const floa
     for (int t = 0; t < d / 8; ++t)
 #pragma unroll
         for (int e = 0; e < 4; ++e) O[t][e] *= alpha[e / 2];
+}
+
+// `columns` of O from column x on, times a factor by row, rounded to T, to shared memory: this warp's 16 rows of halves that are
+// `half_bytes` apart, swizzled as TMA reads them. Lane l gives the address of row l mod 16.
+template <typename T, int columns, int half_bytes, int d>
+__device__ __forceinline__ void round_rows(Word row, const float (&O)[d / 8][4], int x, const float (&factor)[2]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < columns / 8; t += 2) {
+        Word rounded[4];
+#pragma unroll
+        for (int of = 0; of < 4; ++of) {
+            const float(&four)[4] = O[x / 8 + t + of / 2];
+            rounded[of] = pack<T>(four[of % 2 * 2] * factor[of % 2], four[of % 2 * 2 + 1] * factor[of % 2]);
+        }
+        store_operand<false>(row + t / 8 * half_bytes + ((t % 8 + lane / 16 ^ lane % 8) << 4), rounded);
+    }
 }
