@@ -48,9 +48,7 @@ def written(name: str, text: str) -> str:
     made = json.loads((ROOT / "figures" / f"{record}.json").read_text(encoding="utf-8"))
     table = list(rows(made["results"]))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
-    ]
+    lines = ["    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
     on = f"{made['machine']['gpu']}, NVRTC {made['machine']['nvrtc']}, PyTorch {made['machine']['torch'].partition('+')[0]}"
     lines.append(f"{on}, {made['date'][:10]}, {made['commit'][:7]}: figures/{record}.json")
     return before + start + "\n```text\n" + "\n".join(lines) + "\n```\n\n" + END + rest.partition(END)[2]

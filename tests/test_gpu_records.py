@@ -741,7 +741,14 @@ def test_the_tables_of_what_was_tried_are_as_made() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [("--N", "1", "2"), ("--distribution", "wide", "sink"), ("--direction", "backward"), ("--only", "hopper"), ("--dropout", "0.1")]
+    "more",
+    [
+        ("--N", "1", "2"),
+        ("--distribution", "wide", "sink"),
+        ("--direction", "backward"),
+        ("--only", "hopper"),
+        ("--dropout", "0.1"),
+    ],
 )
 def test_the_ladder_is_one_problem(more: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--ladder", "--quiet", *more]) == 2
