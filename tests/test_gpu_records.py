@@ -730,14 +730,69 @@ def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.C
     assert functools.reduce(operator.iadd, rows, [])[2:] == ["4,362,338,304", "==", "8.728", "0.263"]
 
 
-def test_the_tables_of_what_was_tried_are_as_made() -> None:
+def test_tables_of_rates_are_as_made() -> None:
     script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "header_tables.py"))
-    page = script["PAGE"].read_text(encoding="utf-8")
-    for name in script["TABLES"]:
+    for name, (at, *_) in script["TABLES"].items():
+        page = at.read_text(encoding="utf-8")
         assert script["written"](name, page) == page, "python scripts/header_tables.py"
-        assert script["written"](name, page.replace("  cuDNN", "  dNN").replace("hopper  ", "  ")) != page
+        start = script["START"].format(name)
+        before, _, rest = page.partition(start)
+        _, end, after = rest.partition(script["END"])
+        assert script["written"](name, before + start + end + after) == page
     with pytest.raises(ValueError, match=r"measured: hopper.cu"):
         script["written"]("hopper.cu", "<!-- measured: hopper_fp8.cu -->\n")
+
+
+def test_no_peer_is_faster_on_any_distribution() -> None:
+    ratios: dict[str, list[float]] = {}
+    for r in figure("gpu_distributions")["results"]:
+        rates = {t["name"]: t["tflops"] for t in r["timings"]}
+        ratios.setdefault(r["distribution"], []).append(rates.pop("hopper") / max(rates.values()))
+        assert {"torch_cudnn", "fa4"} <= set(rates)
+    assert set(ratios) == set(contestants.DISTRIBUTIONS)
+    every = [ratio for of in ratios.values() for ratio in of]
+    assert min(every) >= 1.0
+    assert min(ratios["normal"]) >= 1.05
+    assert f"at {min(every):.2f} to {max(every):.2f} times the rate of the fastest peer" in " ".join(PAGE.split())
+    steps = {s["name"]: s["tflops"] for s in figure("gpu_ladder_wide")["steps"] if not s["failed"]}
+    names = ["hopper, + lazy", "hopper, + sums", "hopper, + mends", "hopper, + turns"]
+    lazy, sums, mends, turns = (f"{steps[name]:.0f}" for name in names)
+    assert f"{lazy} with lazy rescaling, {sums} with sums, {mends} with mending, {turns} with turns" in " ".join(
+        PAGE.split()
+    )
+
+
+def test_the_benchmarks_table_says_what_was_drawn_and_who_was_absent(capsys: pytest.CaptureFixture[str]) -> None:
+    record = benchmark_record()
+    record["absent"] = {"fa4": "flash-attn-4 is not installed"}
+    record["results"][0]["distribution"] = "wide"
+    bench.print_results(record)
+    said = capsys.readouterr().out
+    assert "absent: fa4: flash-attn-4 is not installed\n" in said
+    assert said.count(" wide ") == 1
+
+
+@pytest.mark.parametrize("distribution", contestants.DISTRIBUTIONS)
+def test_distributions_are_what_they_say(distribution: str) -> None:
+    setting = Setting(512, 64, B=1, H=2, distribution=distribution)
+    normal = [np.random.default_rng(0).standard_normal((1, 2, 512, 64), dtype=np.float32) for _ in "qkv"]
+    Q, K, V = contestants.drawn(setting, normal, np)
+    S = Q @ K.swapaxes(-1, -2) / 8
+    assert Q.shape == K.shape == V.shape == (1, 2, 512, 64)
+    if distribution == "growing":
+        deviations = S.std(axis=2).mean(axis=(0, 1))
+        assert deviations[:16].mean() == pytest.approx(9, rel=0.1)
+        assert deviations[-16:].mean() == pytest.approx(1, rel=0.1)
+    elif distribution == "sink":
+        assert S[..., 0].min() > 14
+        assert S[..., 1:].std() == pytest.approx(1, rel=0.1)
+    elif distribution == "captured":
+        sample = np.load(contestants.SAMPLE)
+        q, k = (sample[name].astype(np.float32)[:2, sample["attend"]] for name in "qk")
+        n = min(512, q.shape[1])
+        assert np.allclose(S[0, :, :n, :n], q[:, :n] @ k[:, :n].swapaxes(-1, -2) / 32**0.5, rtol=1e-3, atol=1e-3)
+    else:
+        assert S.std() == pytest.approx({"normal": 1, "wide": 9}[distribution], rel=0.1)
 
 
 @pytest.mark.parametrize(
