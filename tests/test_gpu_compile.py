@@ -197,6 +197,7 @@ SHARED = {  # bytes that the launchers ask for, in the order of the headers' tab
 def test_headers_of_hoppers_kernels_say_what_they_take_and_do(file: str) -> None:
     """Tiles, roles, shared memory, registers, the order of events, what moves and what binds; and the numbers are the code's."""
     header, code = (KERNELS / file).read_text(encoding="utf-8").split('#include "', 1)
+    assert len(header.splitlines()) <= 30
     for topic in (
         "B_r × B_c",
         "shared memory",

@@ -716,6 +716,25 @@ def test_bytes_of_a_ladder_have_labels_that_can_be_read(name: str) -> None:
     assert all(right < left for (_, right), (left, _) in pairwise(boxes))
 
 
+def test_rates_are_drawn_of_normal_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record has a row for each distribution, and a picture a point for each setting."""
+    record = figure("gpu_bench")
+    record["results"] = [{**r, "distribution": name} for r in record["results"] for name in ("wide", "normal")]
+    own = tmp_path / "mine.json"
+    own.write_text(json.dumps(record), encoding="utf-8")
+    script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "gpu_figures.py"))
+    drawn: list[Any] = []
+
+    def plot(of: Any) -> Any:
+        drawn.append(of)
+        return plot_times(of)
+
+    script["main"].__globals__["DRAWN"]["mine"] = {"mine": plot}
+    monkeypatch.setattr("sys.argv", ["gpu_figures.py", "--record", str(own), "-o", str(tmp_path)])
+    script["main"]()
+    assert [r["distribution"] for r in drawn[0]["results"]] == ["normal"] * (len(record["results"]) // 2)
+
+
 def test_a_ladder_is_drawn_as_one_whatever_its_file_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "mine.json"
     own.write_text(json.dumps(figure("gpu_ladder_causal")), encoding="utf-8")
@@ -776,12 +795,12 @@ def test_the_benchmarks_table_says_what_was_drawn_and_who_was_absent(capsys: pyt
 @pytest.mark.parametrize("distribution", contestants.DISTRIBUTIONS)
 def test_distributions_are_what_they_say(distribution: str) -> None:
     setting = Setting(512, 64, B=1, H=2, distribution=distribution)
-    normal = [np.random.default_rng(0).standard_normal((1, 2, 512, 64), dtype=np.float32) for _ in "qkv"]
+    normal = [np.random.default_rng(seed).standard_normal((1, 2, 512, 64), dtype=np.float32) for seed in range(3)]
     Q, K, V = contestants.drawn(setting, normal, np)
     S = Q @ K.swapaxes(-1, -2) / 8
     assert Q.shape == K.shape == V.shape == (1, 2, 512, 64)
     if distribution == "growing":
-        deviations = S.std(axis=2).mean(axis=(0, 1))
+        deviations = (S.std(axis=2) / normal[1].std(axis=-1)).mean(axis=(0, 1))
         assert deviations[:16].mean() == pytest.approx(9, rel=0.2)
         assert deviations[-16:].mean() == pytest.approx(1, rel=0.2)
     elif distribution == "sink":
