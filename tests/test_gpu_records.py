@@ -792,6 +792,24 @@ def test_the_benchmarks_table_says_what_was_drawn_and_who_was_absent(capsys: pyt
     assert " wide " in said
 
 
+def test_a_quick_look_ends_with_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    def timed(settings: Any, **how: Any) -> Any:
+        asked.append((settings, how))
+        return benchmark_record()["results"]
+
+    monkeypatch.setattr(benchmark, "benchmark", timed)
+    monkeypatch.setattr(machine, "machine", lambda: benchmark_record()["machine"])
+    assert main(["bench", "--quick", "--N", "512", "--quiet"]) == 0
+    (settings, how), said = asked[0], capsys.readouterr().out
+    assert {(s.N, s.d, s.distribution) for s in settings} == {(512, 128, "normal")}
+    assert (how["rounds"], how["turn_ms"]) == (3, 8)
+    rates = {t["name"]: t["tflops"] for t in benchmark_record()["results"][0]["timings"] if not t["failed"]}
+    most = max(rates, key=lambda name: rates[name])
+    assert f"{most:<14}{'█' * bench.BAR} {rates[most]:.0f}\n" in said
+
+
 @pytest.mark.parametrize("distribution", contestants.DISTRIBUTIONS)
 def test_distributions_are_what_they_say(distribution: str) -> None:
     setting = Setting(512, 64, B=1, H=2, distribution=distribution)

@@ -18,6 +18,7 @@ from flashsim.tables import print_table, print_words
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (
+    "flashsim bench --quick\n"
     "flashsim bench --N 1024 4096 16384 --d 128\n"
     "flashsim bench --only tensor_core torch_flash --N 4096 --d 64 128 --json bench.json\n"
     "flashsim bench --only hopper torch_cudnn fa4 --d 64 128 --heads 32 16 --direction forward --rounds 9\n"
@@ -27,11 +28,15 @@ EXAMPLES = (
     "flashsim bench --ladder --json ladder.json"
 )
 LENGTHS, LADDERS = [2**e for e in range(7, 17)], 4096
+QUICK: dict[str, Any] = {"N": [1024, 4096], "d": [128], "distribution": ["normal"], "rounds": 3, "turn": 8}
+BAR = 50  # characters of the longest
 
 
 def add_options(parser: Any) -> None:
     what = "what each idea buys: every rung's time, rate and traffic, forward, on one problem; with ncu on the PATH"
     add(parser, "--ladder", **FLAG, help=what)
+    quick = f"a look, in a minute: --N {' '.join(map(str, QUICK['N']))}, --d 128, normal numbers, 3 rounds; with bars at its end"
+    add(parser, "--quick", **FLAG, help=quick)
     add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; of the ladder, {LADDERS}")
     dims = "head dimensions. Default: 64 128; of the ladder, 128"
     add(parser, "--d", nargs="+", required=False, help=dims)
@@ -63,6 +68,10 @@ def run(options: argparse.Namespace) -> int:
 
     if options.ladder:
         return _climb(options)
+    if options.quick:
+        for name, value in QUICK.items():
+            if name in ("rounds", "turn") or not getattr(options, name):
+                setattr(options, name, value)
     options.N, options.d = options.N or LENGTHS, options.d or [64, 128]
     if len(options.heads) not in (1, len(options.d)):
         raise ValueError(f"--heads is {options.heads}; expected one number, or one for each of --d {options.d}")
@@ -81,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     with progress(options) as told:
         results = benchmark(asked, names=options.only, rounds=options.rounds, turn_ms=options.turn, on_setting=told)
     record = {**_made(options), "machine": on, "absent": absent(), "results": results}
-    finish(options, record, lambda: print_results(record))
+    finish(options, record, lambda: print_results(record, bars=options.quick))
     return 0
 
 
@@ -149,7 +158,7 @@ def _rounded(number: float | None, digits: int) -> str | None:
     return None if number is None else f"{number:.{digits}f}"
 
 
-def print_results(record: Mapping[str, Any]) -> None:
+def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
     """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention.
 
     And at what power and clock it ran, where that was read; who was absent, and who failed.
@@ -185,3 +194,8 @@ def print_results(record: Mapping[str, Any]) -> None:
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
     for name, why in sorted(failed):
         print(f"{name} failed: {why}")
+    for r in record["results"] if bars else []:
+        rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
+        print(f"\n{r['direction']}, N = {r['N']:,}, d = {r['d']}{', causal' if r['causal'] else ''}: TFLOP/s")
+        for name, rate in rates.items():
+            print(f"{name:<14}{'█' * max(1, round(BAR * rate / max(rates.values())))} {rate:.0f}")
