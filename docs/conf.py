@@ -39,6 +39,7 @@ SECTIONS = {
             "docs/beyond",
             "docs/real-data",
             "docs/gpu",
+            "docs/gpu-tried",
             "docs/speed",
             "docs/checked",
         ),

@@ -1,4 +1,4 @@
-"""Write the tables of measured rates in the headers of the Hopper kernels: from "// measured:" to "// end of measured".
+"""Write tables of measured rates in docs/gpu-tried.md and docs/gpu.md: between "measured: NAME" and "end of measured".
 
 python scripts/header_tables.py       # from figures/gpu_hopper*.json
 """
@@ -15,8 +15,8 @@ from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNELS = ROOT / "flashsim" / "gpu" / "kernels"
-START, END = "// measured:\n", "// end of measured\n"
+TRIED, REACHED = ROOT / "docs" / "gpu-tried.md", ROOT / "docs" / "gpu.md"
+START, END = "<!-- measured: {} -->\n", "<!-- end of measured -->\n"
 LABELS = {
     "hopper deterministic": "deterministic",
     "torch_cudnn": "cuDNN",
@@ -31,28 +31,28 @@ def main() -> None:
     """Write the tables and print what has changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
-    for name in TABLES:
-        before = (KERNELS / name).read_text(encoding="utf-8")
-        after = written(name, before)
-        write_whole(KERNELS / name, after)
-        print(f"{name}: " + ("unchanged" if after == before else "written"))
+    for page in (TRIED, REACHED):
+        before = text = page.read_text(encoding="utf-8")
+        for name in (name for name, (at, *_) in TABLES.items() if at == page):
+            text = written(name, text)
+        write_whole(page, text)
+        print(f"{page.relative_to(ROOT)}: " + ("unchanged" if text == before else "written"))
 
 
 def written(name: str, text: str) -> str:
-    """Return a kernel's source with its table made anew. Raises ValueError where a marker is not there exactly once."""
-    if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
-        raise ValueError(f"{name}: expected {START.strip()!r} and then {END.strip()!r}, once each")
-    before, _, rest = text.partition(START)
-    record, rows = TABLES[name]
+    """Return the page with a kernel's table made anew. Raises ValueError where a marker is not there exactly once."""
+    start = START.format(name)
+    if text.count(start) != 1 or END not in text.partition(start)[2]:
+        raise ValueError(f"{name}: expected {start.strip()!r} once, and then {END.strip()!r}")
+    before, _, rest = text.partition(start)
+    _, record, rows = TABLES[name]
     made = json.loads((ROOT / "figures" / f"{record}.json").read_text(encoding="utf-8"))
     table = list(rows(made["results"]))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "//     " + "    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
-    ]
+    lines = ["    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
     on = f"{made['machine']['gpu']}, NVRTC {made['machine']['nvrtc']}, PyTorch {made['machine']['torch'].partition('+')[0]}"
-    lines.append(f"//     {on}, {made['date'][:10]}, {made['commit'][:7]}: figures/{record}.json")
-    return before + START + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
+    lines.append(f"{on}, {made['date'][:10]}, {made['commit'][:7]}: figures/{record}.json")
+    return before + start + "\n```text\n" + "\n".join(lines) + "\n```\n\n" + END + rest.partition(END)[2]
 
 
 def forward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
@@ -85,6 +85,19 @@ def by_length(results: list[dict[str, Any]], own: str, peers: list[str]) -> Iter
             yield [label, *(f"{rates[N, False][name]:.0f} / {rates[N, True][name]:.0f}" for N in lengths)]
 
 
+def distributions(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield `hopper`'s rate over the fastest peer's, full / causal: a column for each distribution."""
+    found = {}
+    for r in results:
+        rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
+        found[r["d"], r["N"], r["distribution"], r["causal"]] = rates.pop("hopper") / max(rates.values())
+    names = list(dict.fromkeys(r["distribution"] for r in results))
+    yield ["÷ the fastest peer, full / causal", *names]
+    for d, N in dict.fromkeys((r["d"], r["N"]) for r in sorted(results, key=lambda r: -r["d"])):
+        both = [[found[d, N, name, causal] for causal in (False, True)] for name in names]
+        yield [f"d = {d}, N = {N:,}", *(f"{full:.2f} / {causal:.2f}" for full, causal in both)]
+
+
 def decoding(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield GB/s of K and V, with 1 and with 8 queries."""
     cases = {(r["sequences"], r["N_k"], r["N_q"]): r for r in results if r["case"] == "decode"}
@@ -99,11 +112,12 @@ def decoding(results: list[dict[str, Any]]) -> Iterator[list[str]]:
         ]
 
 
-TABLES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Iterator[list[str]]]]] = {
-    "hopper.cu": ("gpu_hopper", forward),
-    "hopper_backward.cu": ("gpu_hopper_backward", backward),
-    "hopper_decode.cu": ("gpu_hopper_cases", decoding),
-    "hopper_fp8.cu": ("gpu_hopper_fp8", eight_bits),
+TABLES: dict[str, tuple[Path, str, Callable[[list[dict[str, Any]]], Iterator[list[str]]]]] = {
+    "hopper.cu": (TRIED, "gpu_hopper", forward),
+    "hopper_backward.cu": (TRIED, "gpu_hopper_backward", backward),
+    "hopper_decode.cu": (TRIED, "gpu_hopper_cases", decoding),
+    "hopper_fp8.cu": (TRIED, "gpu_hopper_fp8", eight_bits),
+    "distributions": (REACHED, "gpu_distributions", distributions),
 }
 
 if __name__ == "__main__":

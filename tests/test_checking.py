@@ -284,7 +284,9 @@ def test_checks_know_neither_simulator_nor_theory() -> None:
     for module in (checking, flashsim.problem.inputs):
         with open(str(module.__file__)) as file:
             imported = set(re.findall(r"from (flashsim\S*) import", file.read()))
-        assert imported <= {f"flashsim.{name}" for name in ("checking", "dlpack", "records", "sizes")}
+        assert imported <= {f"flashsim.problem.{name}" for name in ("arguments", "dlpack", "shapes")} | {
+            "flashsim.support.sizes"
+        }
 
 
 def test_a_run_imports_no_masked_arrays() -> None:

@@ -197,6 +197,7 @@ SHARED = {  # bytes that the launchers ask for, in the order of the headers' tab
 def test_headers_of_hoppers_kernels_say_what_they_take_and_do(file: str) -> None:
     """Tiles, roles, shared memory, registers, the order of events, what moves and what binds; and the numbers are the code's."""
     header, code = (KERNELS / file).read_text(encoding="utf-8").split('#include "', 1)
+    assert len(header.splitlines()) <= 30
     for topic in (
         "B_r × B_c",
         "shared memory",
@@ -444,24 +445,24 @@ def test_the_plan_of_a_backward_pass(capability: str, d: int, asked: tuple[str, 
 def test_hoppers_tiles() -> None:
     found = [hopper.choose_tiles(64, kind) for kind in hopper.KINDS]
     assert [(tiles.B_r, tiles.sums) for tiles in found] == [(256, True), (128, True), (128, False), (128, True)]
-    assert hopper.choose_tiles(64, "WINDOW", begun=True) == hopper.PAIR
+    assert hopper.choose_tiles(64, "WINDOW", begun=True) == hopper.PAIR._replace(mends=False)
     begun = [hopper.all_begin((9, right), 100, 164) for right in (-1, 0, 1, 63, 64, 99)]
     assert begun == [True, True, False, False, True, True]
-    assert hopper.choose_tiles(64, "FULL", dropout=True) == hopper.SMALL._replace(sums=False)
+    assert hopper.choose_tiles(64, "FULL", dropout=True) == hopper.SMALL._replace(sums=False, mends=False)
     assert hopper.choose_tiles(64, "FULL", blocks=(256, 64)) == hopper.FINE
     listed = hopper.choose_tiles(64, "LISTED", blocks=(128, 128))
     assert listed == hopper.PAIR._replace(abreast=2)
     assert [tiles.teams(64) for tiles in (hopper.FINE, hopper.PAIR, hopper.SMALL)] == [1, 2, 1]
     assert hopper.choose_tiles(64, "CAUSAL", blocks=(128, 64)) == hopper.PAIR
-    assert hopper.choose_tiles(64, "LISTED", dropout=True) == hopper.SMALL._replace(sums=False)
+    assert hopper.choose_tiles(64, "LISTED", dropout=True) == hopper.SMALL._replace(sums=False, mends=False)
     assert hopper.choose_tiles(128, "WINDOW") == hopper.WIDE
     with pytest.raises(
         ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128, with a window"
     ):
         hopper.choose_tiles(128, "WINDOW", blocks=(64, 64))
-    assert hopper.choose_tiles(256, "LISTED") == hopper.DEEP._replace(sums=False)
+    assert hopper.choose_tiles(256, "LISTED") == hopper.DEEP._replace(sums=False, mends=False)
     assert hopper.choose_tiles(128, "CAUSAL") in hopper.steps(128).values()
-    assert hopper.choose_tiles(256, "WINDOW", dropout=True) == hopper.DEEP._replace(sums=False)
+    assert hopper.choose_tiles(256, "WINDOW", dropout=True) == hopper.DEEP._replace(sums=False, mends=False)
     assert [hopper.as_list(256, "WINDOW", drops) for drops in (False, True)] == ["WINDOW", "LISTED"]
     most = 227 * 1024  # of a block's shared memory on Hopper
     assert all(tiles.shared_bytes(d) <= most for d in hopper.TILES for tiles in hopper.TILES[d])

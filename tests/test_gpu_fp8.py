@@ -343,6 +343,11 @@ def test_numbers_are_rounded_as_ml_dtypes_rounds_them() -> None:
             x[0, 0, 0, place] = number
         wanted = np.clip(x.get().astype(np.float32), -448, 448).astype(hopper_fp8.dtype())
         assert (gpu.to_fp8(x).view("uint8").get() == wanted.view(np.uint8)).all()
+        tensor = torch.from_dlpack(x.astype("float32")).to(getattr(torch, dtype)).requires_grad_()
+        for keys_contiguous in (False, True):
+            rounded = gpu.to_fp8(tensor, keys_contiguous=keys_contiguous)
+            assert rounded.dtype == torch.float8_e4m3fn
+            assert (rounded.view(torch.uint8).cpu().numpy() == wanted.view(np.uint8)).all()
     q = torch.randn(1, 2, 100, 128, device="cuda").to(torch.float8_e4m3fn)
     o = gpu.forward(q, q, q)
     wanted = torch.nn.functional.scaled_dot_product_attention(*[q.float()] * 3)

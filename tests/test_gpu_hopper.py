@@ -14,6 +14,7 @@ import flashsim
 from flashsim import gpu
 from flashsim.gpu import hopper, hopper_decode
 from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.contestants import DISTRIBUTIONS, Setting, drawn
 from flashsim.masks.dropout import keep_mask
 from flashsim.problem.shapes import Shape
 from tests.hopper import ON_HOPPER
@@ -200,6 +201,20 @@ def test_scores_that_grow_from_tile_to_tile(d: int, dtype: str, causal: bool) ->
     problem.k[...] = (levels + problem.k.astype(np.float64)).astype(problem.k.dtype)
     found = run(rung, problem, causal=causal)
     assert_near(rung, problem, found, problem.causal if causal else None)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("dtype", "d"), [("float16", 64), ("float16", 128), ("bfloat16", 128), ("float16", 256)])
+def test_what_the_benchmark_draws(dtype: str, d: int, causal: bool, distribution: str) -> None:
+    """Where a row's maximum grows by a factor that a sum of weights tells, they are multiplied, and not computed again."""
+    shape = (1, 2, 2, 1000, 1000, d)
+    setting = Setting(1000, d, B=1, H=2, distribution=distribution)
+    problem, rung = given(shape, dtype), gpu.kernel("hopper")
+    normal = [x.astype(np.float32) for x in (problem.q, problem.k, problem.v)]
+    for name, x in zip("qkv", drawn(setting, normal, np), strict=True):
+        getattr(problem, name)[...] = x.astype(problem.q.dtype)
+    assert_near(rung, problem, run(rung, problem, causal=causal), problem.causal if causal else None)
 
 
 def test_a_window_is_an_array_to_kernels_that_take_masks() -> None:

@@ -402,6 +402,46 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monke
     assert wanted == {launch[0] for launch in launches}
 
 
+class Named:
+    """A dtype as PyTorch's: it has no name, but says it."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+
+    def __str__(self) -> str:
+        return self.said
+
+
+class TensorLike:
+    """What `to_fp8` asks of a tensor before anything is on a GPU: as PyTorch's, `size` is a method."""
+
+    def __init__(self, dtype: str, *shape: int, memory: str = "GPU") -> None:
+        self.dtype, self.shape, self.memory = Named(dtype), shape, memory
+
+    def size(self) -> tuple[int, ...]:
+        return self.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return {"GPU": 2, "CPU": 1}[self.memory], 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (TensorLike("torch.int64", 8), "x has dtype int64 and 8 elements; expected float16, bfloat16, float32"),
+        (TensorLike("torch.float16", 3, 5), "x has dtype float16 and 15 elements; .*, and a multiple of 4"),
+        (TensorLike("torch.float16", 8, memory="CPU"), "x is a tensor in the CPU's memory; expected one on a GPU"),
+    ],
+    ids=["dtype", "elements", "place"],
+)
+def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(
+    given: TensorLike, message: str, launches: Launches
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        hopper_fp8.to_fp8(given)
+    assert not launches
+
+
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any], launches: Launches) -> None:
     """DLPack may give such axes the stride of one element."""

@@ -20,6 +20,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from flashsim.qkv import SAMPLE
 
 import flashsim
 from flashsim import gpu, theory
@@ -160,7 +161,7 @@ def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(monkey
     monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
     monkeypatch.setattr(benchmark, "_extra_bytes", lambda call: 0)
     monkeypatch.setattr(benchmark, "_free", lambda: freed.append(1))
-    monkeypatch.setattr(benchmark, "_time", lambda call, launches: call())
+    monkeypatch.setattr(benchmark, "_time", lambda call, launches, *_: call())
     calls = {"hopper": 0, "standard": 0, "torch_flash": 0}
 
     def call(name: str) -> float:
@@ -185,7 +186,7 @@ def test_what_takes_much_memory_leaves_none_of_it_to_the_others(monkeypatch: pyt
     monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
     monkeypatch.setattr(benchmark, "_extra_bytes", lambda name: extra[name])
     monkeypatch.setattr(benchmark, "_free", lambda: freed.append(made[-1]))
-    monkeypatch.setattr(benchmark, "_time", lambda call, launches: 2.0)
+    monkeypatch.setattr(benchmark, "_time", lambda call, launches, *_: 2.0)
     monkeypatch.setattr(benchmark, "interleaved", lambda calls, *_: {name: [2.0] for name in calls})
     made: list[str] = []
 
@@ -202,7 +203,7 @@ def test_a_turn_is_as_many_launches_as_fill_it_and_one_of_a_slow_call(monkeypatc
     ms = {"short": 0.5, "medium": 4.0, "slow": 50.0}
     measured: dict[str, list[int]] = {name: [] for name in ms}
 
-    def timed(call: Callable[[], str], launches: int) -> float:
+    def timed(call: Callable[[], str], launches: int, *_: Any) -> float:
         measured[call()].append(launches)
         return ms[call()] + 30 * (len(measured[call()]) == 1)
 
@@ -716,6 +717,25 @@ def test_bytes_of_a_ladder_have_labels_that_can_be_read(name: str) -> None:
     assert all(right < left for (_, right), (left, _) in pairwise(boxes))
 
 
+def test_rates_are_drawn_of_normal_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record has a row for each distribution, and a picture a point for each setting."""
+    record = figure("gpu_bench")
+    record["results"] = [{**r, "distribution": name} for r in record["results"] for name in ("wide", "normal")]
+    own = tmp_path / "mine.json"
+    own.write_text(json.dumps(record), encoding="utf-8")
+    script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "gpu_figures.py"))
+    drawn: list[Any] = []
+
+    def plot(of: Any) -> Any:
+        drawn.append(of)
+        return plot_times(of)
+
+    script["main"].__globals__["DRAWN"]["mine"] = {"mine": plot}
+    monkeypatch.setattr("sys.argv", ["gpu_figures.py", "--record", str(own), "-o", str(tmp_path)])
+    script["main"]()
+    assert [r["distribution"] for r in drawn[0]["results"]] == ["normal"] * (len(record["results"]) // 2)
+
+
 def test_a_ladder_is_drawn_as_one_whatever_its_file_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "mine.json"
     own.write_text(json.dumps(figure("gpu_ladder_causal")), encoding="utf-8")
@@ -731,21 +751,98 @@ def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.C
     assert functools.reduce(operator.iadd, rows, [])[2:] == ["4,362,338,304", "==", "8.728", "0.263"]
 
 
-def test_the_headers_tables_are_as_made() -> None:
+def test_tables_of_rates_are_as_made() -> None:
     script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "header_tables.py"))
-    for name in script["TABLES"]:
-        source = (script["KERNELS"] / name).read_text(encoding="utf-8")
-        assert script["written"](name, source) == source, "python scripts/header_tables.py"
-        assert (
-            script["written"](name, source.replace("//       cuDNN", "//       dNN").replace("hopper  ", "  "))
-            == source
-        )
-    with pytest.raises(ValueError, match="end of measured"):
-        script["written"]("hopper.cu", "// measured:\n")
+    for name, (at, *_) in script["TABLES"].items():
+        page = at.read_text(encoding="utf-8")
+        assert script["written"](name, page) == page, "python scripts/header_tables.py"
+        start = script["START"].format(name)
+        before, _, rest = page.partition(start)
+        _, end, after = rest.partition(script["END"])
+        assert script["written"](name, before + start + end + after) == page
+    with pytest.raises(ValueError, match=r"measured: hopper.cu"):
+        script["written"]("hopper.cu", "<!-- measured: hopper_fp8.cu -->\n")
+
+
+def test_no_peer_is_faster_on_any_distribution() -> None:
+    ratios: dict[str, list[float]] = {}
+    for r in figure("gpu_distributions")["results"]:
+        rates = {t["name"]: t["tflops"] for t in r["timings"]}
+        ratios.setdefault(r["distribution"], []).append(rates.pop("hopper") / max(rates.values()))
+        assert {"torch_cudnn", "fa4"} <= set(rates)
+    assert set(ratios) == set(contestants.DISTRIBUTIONS)
+    every = [ratio for of in ratios.values() for ratio in of]
+    assert min(every) >= 1.0
+    assert min(ratios["normal"]) >= 1.05
+    assert f"at {min(every):.2f} to {max(every):.2f} times the rate of the fastest peer" in " ".join(PAGE.split())
+    steps = {s["name"]: s["tflops"] for s in figure("gpu_ladder_wide")["steps"] if not s["failed"]}
+    names = ["hopper, + lazy", "hopper, + sums", "hopper, + mends", "hopper, + turns"]
+    lazy, sums, mends, turns = (f"{steps[name]:.0f}" for name in names)
+    assert f"{lazy} with lazy rescaling, {sums} with sums, {mends} with mending, {turns} with turns" in " ".join(
+        PAGE.split()
+    )
+
+
+def test_the_benchmarks_table_says_what_was_drawn_and_who_was_absent(capsys: pytest.CaptureFixture[str]) -> None:
+    record = benchmark_record()
+    record["absent"] = {"fa4": "flash-attn-4 is not installed"}
+    record["results"][0]["distribution"] = "wide"
+    bench.print_results(record)
+    said = capsys.readouterr().out
+    assert "absent: fa4: flash-attn-4 is not installed\n" in said
+    assert " wide " in said
+
+
+def test_a_quick_look_ends_with_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    def timed(settings: Any, **how: Any) -> Any:
+        asked.append((settings, how))
+        return benchmark_record()["results"]
+
+    monkeypatch.setattr(benchmark, "benchmark", timed)
+    monkeypatch.setattr(machine, "machine", lambda: benchmark_record()["machine"])
+    assert main(["bench", "--quick", "--N", "512", "--quiet"]) == 0
+    (settings, how), said = asked[0], capsys.readouterr().out
+    assert {(s.N, s.d, s.distribution) for s in settings} == {(512, 128, "normal")}
+    assert (how["rounds"], how["turn_ms"]) == (3, 8)
+    rates = {t["name"]: t["tflops"] for t in benchmark_record()["results"][0]["timings"] if not t["failed"]}
+    most = max(rates, key=lambda name: rates[name])
+    assert f"{most:<14}{'█' * bench.BAR} {rates[most]:.0f}\n" in said
+
+
+@pytest.mark.parametrize("distribution", contestants.DISTRIBUTIONS)
+def test_distributions_are_what_they_say(distribution: str) -> None:
+    setting = Setting(512, 64, B=1, H=2, distribution=distribution)
+    normal = [np.random.default_rng(seed).standard_normal((1, 2, 512, 64), dtype=np.float32) for seed in range(3)]
+    Q, K, V = contestants.drawn(setting, normal, np)
+    S = Q @ K.swapaxes(-1, -2) / 8
+    assert Q.shape == K.shape == V.shape == (1, 2, 512, 64)
+    if distribution == "growing":
+        deviations = (S.std(axis=2) / normal[1].std(axis=-1)).mean(axis=(0, 1))
+        assert deviations[:16].mean() == pytest.approx(9, rel=0.2)
+        assert deviations[-16:].mean() == pytest.approx(1, rel=0.2)
+    elif distribution == "sink":
+        assert S[..., 0].min() > 14
+        assert S[..., 1:].std() == pytest.approx(1, rel=0.1)
+    elif distribution == "captured":
+        sample = np.load(SAMPLE)
+        q, k = (sample[name].astype(np.float32)[:2, sample["attend"]] for name in "qk")
+        n = min(512, q.shape[1])
+        assert np.allclose(S[0, :, :n, :n], q[:, :n] @ k[:, :n].swapaxes(-1, -2) / 32**0.5, rtol=1e-3, atol=1e-3)
+    else:
+        assert S.std() == pytest.approx({"normal": 1, "wide": 9}[distribution], rel=0.1)
 
 
 @pytest.mark.parametrize(
-    "more", [("--N", "1", "2"), ("--direction", "backward"), ("--only", "hopper"), ("--dropout", "0.1")]
+    "more",
+    [
+        ("--N", "1", "2"),
+        ("--distribution", "wide", "sink"),
+        ("--direction", "backward"),
+        ("--only", "hopper"),
+        ("--dropout", "0.1"),
+    ],
 )
 def test_the_ladder_is_one_problem(more: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--ladder", "--quiet", *more]) == 2

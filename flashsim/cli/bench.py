@@ -5,37 +5,47 @@ from __future__ import annotations
 import argparse
 import datetime
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import FLAG, add
 from flashsim.cli.values import whole
-from flashsim.gpu.contestants import NAMES
+from flashsim.gpu.contestants import DISTRIBUTIONS, NAMES
 from flashsim.problem.arguments import DIRECTIONS
 from flashsim.support.tables import print_table, print_words
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (
+    "flashsim bench --quick\n"
     "flashsim bench --N 1024 4096 16384 --d 128\n"
     "flashsim bench --only tensor_core torch_flash --N 4096 --d 64 128 --json bench.json\n"
     "flashsim bench --only hopper torch_cudnn fa4 --d 64 128 --heads 32 16 --direction forward --rounds 9\n"
+    "flashsim bench --N 4096 --d 128 --direction forward --distribution wide captured\n"
     "flashsim bench --N 1024 --d 64 --dropout 0.1 --causal yes\n"
     "flashsim bench --only standard hopper hopper_window hopper_butterfly torch_flash --d 64 --causal no --direction forward\n"
     "flashsim bench --ladder --json ladder.json"
 )
 LENGTHS, LADDERS = [2**e for e in range(7, 17)], 4096
+QUICK: dict[str, Any] = {"N": [1024, 4096], "d": [128], "distribution": ["normal"], "rounds": 3, "turn": 8}
+BAR = 50  # characters of the longest
 
 
 def add_options(parser: Any) -> None:
     what = "what each idea buys: every rung's time, rate and traffic, forward, on one problem; with ncu on the PATH"
     add(parser, "--ladder", **FLAG, help=what)
+    quick = f"a look, in a minute: --N {' '.join(map(str, QUICK['N']))}, --d 128, normal numbers, 3 rounds; with bars at its end"
+    add(parser, "--quick", **FLAG, help=quick)
     add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; of the ladder, {LADDERS}")
     dims = "head dimensions. Default: 64 128; of the ladder, 128"
     add(parser, "--d", nargs="+", required=False, help=dims)
     ways = ["no", "yes", "both"]
     add(parser, "--causal", action="store", choices=ways, default="both", help="a causal mask? Default: both")
     add(parser, "--direction", choices=[*DIRECTIONS, "both"], default="both", help="which pass. Default: both")
+    drawn = "; ".join(f"{name}: {what}" for name, what in DISTRIBUTIONS.items())
+    drawn = f"what forward's inputs are drawn from. {drawn}. Default: all; backward, and of the ladder, normal"
+    add(parser, "--distribution", nargs="+", choices=DISTRIBUTIONS, metavar="NAME", help=drawn)
     add(parser, "--dropout")
     why = "not float32 as elsewhere: the fast kernels are for matrix units of 16 bits"
     dtypes = ["float16", "bfloat16", "float32"]
@@ -53,11 +63,15 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from flashsim.gpu.benchmark import benchmark
-    from flashsim.gpu.contestants import settings
+    from flashsim.gpu.contestants import absent, settings
     from flashsim.gpu.machine import machine
 
     if options.ladder:
         return _climb(options)
+    if options.quick:
+        for name, value in QUICK.items():
+            if name in ("rounds", "turn") or not getattr(options, name):
+                setattr(options, name, value)
     options.N, options.d = options.N or LENGTHS, options.d or [64, 128]
     if len(options.heads) not in (1, len(options.d)):
         raise ValueError(f"--heads is {options.heads}; expected one number, or one for each of --d {options.d}")
@@ -65,12 +79,18 @@ def run(options: argparse.Namespace) -> int:
     directions = DIRECTIONS if options.direction == "both" else [options.direction]
     others = {"dtype": options.dtype, "B": options.batch, "dropout_p": options.dropout_p}
     pairs = list(zip(options.d, cycle(options.heads), strict=False))
-    asked = [one for N in options.N for d, H in pairs for one in settings([N], [d], causal, directions, H=H, **others)]
+    asked = [
+        replace(one, distribution=distribution)
+        for N in options.N
+        for d, H in pairs
+        for one in settings([N], [d], causal, directions, H=H, **others)
+        for distribution in options.distribution or (DISTRIBUTIONS if one.direction == "forward" else ["normal"])
+    ]
     on = machine()
     with progress(options) as told:
         results = benchmark(asked, names=options.only, rounds=options.rounds, turn_ms=options.turn, on_setting=told)
-    record = {**_made(options), "machine": on, "results": results}
-    finish(options, record, lambda: print_results(record))
+    record = {**_made(options), "machine": on, "absent": absent(), "results": results}
+    finish(options, record, lambda: print_results(record, bars=options.quick))
     return 0
 
 
@@ -88,12 +108,18 @@ def _climb(options: argparse.Namespace) -> int:
 
     lengths, dims = options.N or [LADDERS], options.d or [128]
     more = {"--N": len(lengths) > 1, "--d": len(dims) > 1, "--heads": len(options.heads) > 1, "--only": options.only}
-    more |= {"--direction backward": options.direction == "backward", "--dropout": options.dropout_p}
+    drawn = options.distribution or ["normal"]
+    more |= {
+        "--distribution": len(drawn) > 1,
+        "--direction backward": options.direction == "backward",
+        "--dropout": options.dropout_p,
+    }
     for name, given in more.items():
         if given:
             raise ValueError(f"--ladder is one problem, forward, of all rungs: {name} asks for something else")
     causal = options.causal == "yes"
-    setting = Setting(lengths[0], dims[0], causal, dtype=options.dtype, B=options.batch, H=options.heads[0])
+    sizes = {"dtype": options.dtype, "B": options.batch, "H": options.heads[0], "distribution": drawn[0]}
+    setting = Setting(lengths[0], dims[0], causal, **sizes)
     on = machine()
     with progress(options) as told:
         found = climb(setting, rounds=options.rounds, on_step=lambda what: told(what=what))
@@ -122,12 +148,21 @@ def print_ladder(record: Mapping[str, Any]) -> None:
     print_table(("step", "ms", "TFLOP/s", "elements", "counted", "L2 GB", "DRAM GB"), rows)
 
 
+def _drawn(result: Mapping[str, Any]) -> str:
+    """Return a distribution in a row's name, if it is another than normal; old records have none."""
+    distribution = result.get("distribution", "normal")
+    return "" if distribution == "normal" else f" {distribution}"
+
+
 def _rounded(number: float | None, digits: int) -> str | None:
     return None if number is None else f"{number:.{digits}f}"
 
 
-def print_results(record: Mapping[str, Any]) -> None:
-    """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention."""
+def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
+    """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention.
+
+    And at what power and clock it ran, where that was read; who was absent, and who failed.
+    """
     from flashsim.gpu.contestants import FA4, TORCH
     from flashsim.gpu.rungs import ladder
 
@@ -137,17 +172,30 @@ def print_results(record: Mapping[str, Any]) -> None:
     rows = []
     for r in record["results"]:
         rate = {t["name"]: None if t["failed"] else t["tflops"] for t in r["timings"]}
-        ours = next((rate[name] for name in reversed(ladder()) if rate.get(name)), None)
+        own = next((name for name in reversed(ladder()) if rate.get(name)), "")
+        ours = rate.get(own)
+        at: dict[str, Any] = next((t for t in r["timings"] if t["name"] == own), {})
         best = max(filter(None, map(rate.get, (*TORCH, FA4))), default=None)
         against = ((rate.get("torch_flash"), 2), (best, 2), (rate.get("standard"), 1), (rate.get("torch_unfused"), 1))
         rows.append(
             (
-                f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}",
+                f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}{_drawn(r)}",
                 *(_rounded(rate.get(name), 1) for name in names),
                 *(_rounded(ours / other if ours and other else None, digits) for other, digits in against),
+                *(_rounded(at.get(what), 0) for what in ("watts", "mhz")),
             )
         )
-    print_table(("setting", *names, "ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused"), rows)
+    print_table(
+        ("setting", *names, "ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused", "our W", "our MHz"),
+        rows,
+    )
+    if record.get("absent"):
+        print("absent: " + "; ".join(f"{name}: {why}" for name, why in record["absent"].items()))
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
     for name, why in sorted(failed):
         print(f"{name} failed: {why}")
+    for r in record["results"] if bars else []:
+        rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
+        print(f"\n{r['direction']}, N = {r['N']:,}, d = {r['d']}{', causal' if r['causal'] else ''}: TFLOP/s")
+        for name, rate in rates.items():
+            print(f"{name:<14}{'█' * max(1, round(BAR * rate / max(rates.values())))} {rate:.0f}")

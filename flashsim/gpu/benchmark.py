@@ -3,9 +3,10 @@
     results = benchmark(settings(lengths=(1024, 4096), head_dims=(128,)))
 
 Contestants of a setting take turns: in every round each runs as many launches as fill some milliseconds, one at least,
-between two CUDA events; what is reported is the median over the rounds, with the least and the most. Inputs are normal random
-numbers, since zeros would draw less power and clock higher. All share one limit of power: who comes after one that drew much
-runs slower. Times are of whole calls, Python included where the GPU does not hide it.
+between two CUDA events; what is reported is the median over the rounds, with the least and the most. Inputs are of a
+distribution, never zeros, which would draw less power and clock higher. All share one limit of power: who comes after one that
+drew much runs slower; what power and clock were at the end of a turn stands beside its rate. Times are of whole calls, Python
+included where the GPU does not hide it.
 
 All our kernels are compiled before, side by side.
 """
@@ -16,16 +17,19 @@ import gc
 import math
 import random
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from flashsim.gpu.compiling import current_device, import_cupy
 from flashsim.gpu.contestants import Call, Setting, contestants, share
 from flashsim.gpu.machine import torch_if_there
 from flashsim.gpu.rungs import ladder
+from flashsim.gpu.sensors import Sensors
 
 OnSetting = Callable[[int, int, str], None]
 TURN_MS, MOST_LAUNCHES, LEAST_ROUNDS = 30.0, 1000, 3
@@ -34,7 +38,10 @@ MUCH = 2**30  # bytes that a call takes, and leaves in pools
 
 @dataclass(frozen=True)
 class Timing:
-    """A contestant's time of one call in ms: median, least and most over the rounds; TFLOP/s; peak bytes beyond inputs."""
+    """A contestant's time of one call in ms: median, least and most over the rounds; TFLOP/s; peak bytes beyond inputs.
+
+    Watts and MHz are medians too, or None where they cannot be read.
+    """
 
     name: str
     median: float = math.nan
@@ -42,6 +49,8 @@ class Timing:
     most: float = math.nan
     tflops: float = math.nan
     extra_bytes: int | None = None
+    watts: float | None = None
+    mhz: float | None = None
     failed: str = ""
 
 
@@ -111,26 +120,41 @@ def race(
         cupy.cuda.runtime.deviceSynchronize()
         if extra.get(name, MUCH) >= MUCH:  # else left for later: it takes 80 ms
             _free()
-    times = interleaved(calls, rounds, failed, turn_ms)
+    sensors, readings = Sensors(cupy.cuda.runtime.getDevice()), defaultdict[str, list[tuple[float, int]]](list)
+
+    def look(name: str) -> None:
+        reading = sensors.read()
+        if reading is not None:
+            readings[name].append(reading)
+
+    times = interleaved(calls, rounds, failed, turn_ms, look)
     for name, reason in failed.items():
         yield Timing(name, failed=reason)
     for name, measured in times.items():
         median = statistics.median(measured)
         rate = setting.flops * share(name, setting) / median / 1e9
-        yield Timing(name, median, min(measured), max(measured), rate, extra[name])
+        watts, mhz = (
+            (statistics.median(x) for x in zip(*readings[name], strict=True)) if readings[name] else (None, None)
+        )
+        yield Timing(name, median, min(measured), max(measured), rate, extra[name], watts, mhz)
     del calls
     _free()
 
 
 def interleaved(
-    calls: Mapping[str, Call], rounds: int, failed: dict[str, str] | None = None, turn_ms: float = TURN_MS
+    calls: Mapping[str, Call],
+    rounds: int,
+    failed: dict[str, str] | None = None,
+    turn_ms: float = TURN_MS,
+    look: Callable[[str], None] = lambda _: None,
 ) -> dict[str, list[float]]:
     """Return the ms of each call, a number a round: all take turns, each with as many launches as take `turn_ms`.
 
     Rounds have orders of their own: who comes after one that draws little power would clock higher each time. There is one
     round more, to find how many launches; it counts for those of which it is one. In it a first call is not timed: where pools
     are empty it asks the driver for memory, which may take longer than the call. One that fails twice goes to `failed`, with
-    the reason, and the others go on; without `failed` the error is raised.
+    the reason, and the others go on; without `failed` the error is raised. `look` is called in each turn, while the last of its
+    launches run.
     """
     rounds, shuffled = max(rounds, LEAST_ROUNDS), random.Random(0)
     launches: dict[str, int] = {}
@@ -142,7 +166,7 @@ def interleaved(
                 known = name in launches
                 if not known:
                     _tried_twice(_time, calls[name], 1)
-                taken = _tried_twice(_time, calls[name], launches.get(name, 1))
+                taken = _tried_twice(_time, calls[name], launches.get(name, 1), partial(look, name))
                 if not known:
                     again = _time(calls[name], 10) if taken < turn_ms / 10 else taken
                     launches[name] = max(1, min(MOST_LAUNCHES, int(turn_ms / max(again, 1e-3))))
@@ -161,7 +185,7 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def _tried_twice(measure: Callable[..., Any], call: Call, *how: int) -> Any:
+def _tried_twice(measure: Callable[..., Any], call: Call, *how: Any) -> Any:
     """Return what is measured of a call; where what others keep in their pools is in the way, at a second try."""
     with suppress(Exception):  # CuPy and PyTorch free their own pools when memory ends, and not each other's
         return measure(call, *how)
@@ -170,12 +194,14 @@ def _tried_twice(measure: Callable[..., Any], call: Call, *how: int) -> Any:
     return measure(call, *how)
 
 
-def _time(call: Call, launches: int) -> float:
-    """Return the ms of one call, of so many between two events."""
+def _time(call: Call, launches: int, look: Callable[[], None] = lambda: None) -> float:
+    """Return the ms of one call, of so many between two events; `look` is called while the GPU is at the last ones."""
     cupy = import_cupy()
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
-    for _ in range(launches):
+    for n in range(launches):
+        if n == launches - 1:
+            look()
         call()
     end.record()
     end.synchronize()

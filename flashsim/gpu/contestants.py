@@ -17,6 +17,7 @@ from flashsim.gpu.machine import torch_if_there, version
 from flashsim.gpu.rungs import ladder
 from flashsim.masks.patterns import butterfly
 from flashsim.masks.rules import SlidingWindow
+from flashsim.problem.qkv import SAMPLE
 
 Call = Callable[[], Any]
 TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
@@ -31,11 +32,20 @@ NAMES = (*ladder(), *SPARSE, *TORCH, FA4)
 LONGEST = {"torch_unfused": 16_384, "torch_math": 16_384}
 """Beyond these lengths the N × N matrices are too large to be worth the time. Our kernels' records have their own."""
 TOKENS, HEADS = 16_384, 16
+DISTRIBUTIONS = {
+    "normal": "random normal numbers: scores' standard deviation is 1",
+    "wide": "normal, Q 9 times as large: scores' is 9",
+    "growing": "normal, K_j grows from 1 to 9 times towards the first key, where kernels end",
+    "sink": "normal, and the first key's scores are 16 above the others'",
+    "captured": "a real model's, the bundled sample, head by head and token by token again and again",
+}
+"""What Q, K and V are drawn from: how much the maxima of scores grow while keys go by."""
+LARGE, SINK = 9.0, 16.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One problem: B·N tokens in H heads, self-attention. `dropout_p` and `mask` as in GPT-2 medium's (Figure 1 right)."""
+    """One problem: B·N tokens in H heads, self-attention, of numbers of a distribution. `dropout_p` as in GPT-2 medium's."""
 
     N: int
     d: int
@@ -45,6 +55,7 @@ class Setting:
     B: int = 0
     H: int = HEADS
     dropout_p: float = 0.0
+    distribution: str = "normal"
 
     @property
     def batch(self) -> int:
@@ -59,7 +70,8 @@ class Setting:
 
     def __str__(self) -> str:
         causal = ", causal" if self.causal else ""
-        return f"{self.direction}, N = {self.N:,}, d = {self.d}, B = {self.batch}, H = {self.H}, {self.dtype}{causal}"
+        sizes = f"N = {self.N:,}, d = {self.d}, B = {self.batch}, H = {self.H}, {self.dtype}"
+        return f"{self.direction}, {sizes}{causal}, {self.distribution}"
 
 
 def settings(
@@ -99,6 +111,13 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
             yield name, partial(_torchs, TORCH[name], setting, torch)
 
 
+def absent() -> dict[str, str]:
+    """Return why peers do not take part on this machine, by name."""
+    if torch_if_there() is None:
+        return dict.fromkeys((*TORCH, FA4), "PyTorch is not installed, or sees no GPU")
+    return {} if version("flash-attn-4") else {FA4: "flash-attn-4 is not installed"}
+
+
 def share(name: str, setting: Setting) -> float:
     """Return how many of S's elements a contestant is asked for, of all that a setting has."""
     N, more = setting.N, SPARSE.get(name, {})
@@ -136,14 +155,52 @@ def _can(rung: Kernel, setting: Setting) -> bool:
 
 
 def arrays(setting: Setting, count: int, dtype: str = "") -> list[Any]:
-    """Return so many arrays of normal random numbers, shaped as a setting's q, of its dtype or another."""
+    """Return so many arrays, shaped as a setting's q, of its dtype or another: Q, K, V of its distribution, dO normal."""
     cupy = import_cupy()
     rng = cupy.random.default_rng(0)
     shape = setting.batch, setting.H, setting.N, setting.d
-    made = (rng.standard_normal(shape, dtype=cupy.float32) for _ in range(count))
+    made = [rng.standard_normal(shape, dtype=cupy.float32) for _ in range(count)]
+    made[:3] = drawn(setting, made[:3], cupy)
     if dtype == hopper_fp8.NAME:
         return [hopper_fp8.to_fp8(x) for x in made]
     return [x.astype(dtype or setting.dtype) for x in made]
+
+
+def drawn(setting: Setting, normal: Sequence[Any], xp: Any) -> list[Any]:
+    """Return Q, K, V of a setting's distribution, from normal numbers (B, H, N, d), as arrays of the module xp."""
+    (Q, K, V), d = normal, setting.d
+    if setting.distribution == "wide":
+        Q = Q * xp.float32(LARGE)
+    elif setting.distribution == "growing":
+        K = K * xp.linspace(LARGE, 1.0, setting.N, dtype="float32")[:, None]
+    elif (
+        setting.distribution == "sink"
+    ):  # the first column of all rows has the same sign, and the first key that column alone
+        Q[..., 0] = abs(Q[..., 0]) * 0.1 + 4.0
+        K[..., 0] = 0.0
+        K[:, :, 0] = 0.0
+        K[:, :, 0, 0] = SINK * d**0.5 / 4.0
+    elif setting.distribution == "captured":
+        return [xp.asarray(x) for x in captured(setting)]
+    return [Q, K, V]
+
+
+def captured(setting: Setting) -> list[Any]:
+    """Return the bundled Q, K, V, (B, H, N, d): its heads and tokens, and each head's columns, repeated until they fill that.
+
+    Columns that are there n times make scores n times as large: Q is divided by what makes τ Q Kᵀ the sample's.
+    """
+    sample = np.load(SAMPLE)
+    attend = sample["attend"]
+    B, H, N, d = setting.batch, setting.H, setting.N, setting.d
+    found = []
+    for name in "qkv":
+        x = sample[name].astype(np.float32)[:, attend]  # (heads, tokens, width)
+        width = x.shape[-1]
+        x = np.take(np.take(x, np.arange(B * H) % len(x), axis=0), np.arange(N) % x.shape[1], axis=1)
+        found.append(np.tile(x, d // width).reshape(B, H, N, d))
+    found[0] *= (width / d) ** 0.5
+    return found
 
 
 def _ours(name: str, setting: Setting, **more: Any) -> Call:
@@ -164,7 +221,7 @@ def _ours(name: str, setting: Setting, **more: Any) -> Call:
 
 def _torchs(backend: str, setting: Setting, torch: Any) -> Call:
     attention = _fused(backend, setting) if backend else _unfused(setting, torch)
-    return _peer(attention, (setting.batch, setting.H, setting.N, setting.d), setting, torch)
+    return _peer(attention, setting, torch)
 
 
 def _fa4(setting: Setting, torch: Any) -> Call:
@@ -177,15 +234,15 @@ def _fa4(setting: Setting, torch: Any) -> Call:
 
     if setting.dropout_p:
         raise ValueError("FlashAttention-4 has no dropout")
-    return _peer(attention, (setting.batch, setting.N, setting.H, setting.d), setting, torch)
+    return _peer(attention, setting, torch, rows_first=True)
 
 
-def _peer(attention: Callable[..., Any], shape: tuple[int, ...], setting: Setting, torch: Any) -> Call:
-    """Return a call of attention on tensors of that shape, or of its backward pass, which PyTorch's autograd has."""
+def _peer(attention: Callable[..., Any], setting: Setting, torch: Any, *, rows_first: bool = False) -> Call:
+    """Return a call of attention on our numbers as tensors, (B, N, H, d) if rows come first, or of its backward pass."""
     backward = setting.direction == "backward"
-    q, k, v = (
-        torch.randn(shape, device="cuda", dtype=getattr(torch, setting.dtype), requires_grad=backward) for _ in range(3)
-    )
+    made = (torch.from_dlpack(x).to(getattr(torch, setting.dtype)) for x in arrays(setting, 3, "float32"))
+    laid = (x.transpose(1, 2).contiguous() if rows_first else x for x in made)
+    q, k, v = (x.requires_grad_(backward) for x in laid)
     if not backward:
         return partial(attention, q, k, v)
     o = attention(q, k, v)

@@ -51,7 +51,7 @@ class CuPy:
 
     def own(self, name: str, array: Any) -> Any:
         """Return an array of whatever library, on a GPU, as this one's, or ValueError."""
-        return _cupy(name, array)
+        return as_cupy(name, array)
 
     def dtype(self, name: str) -> Any:
         """Return a dtype as `new` takes it."""
@@ -204,7 +204,7 @@ class Taken:
         self.enter()
         try:
             if "mask" in everything:
-                self.mask = _cupy("mask", mask)
+                self.mask = as_cupy("mask", mask)
             self.given = [self.library.own(name, everything[name]) for name in self.names]
             looked = self.library.look(self.given, self.device)
         except BaseException:
@@ -217,7 +217,7 @@ class Taken:
         """Return the arrays, and others of their library that are to be filled, as CuPy's."""
         self.enter()
         names = (*self.names, *["result"] * len(filled))
-        return [_cupy(name, x) for name, x in zip(names, (*self.given, *filled), strict=True)]
+        return [as_cupy(name, x) for name, x in zip(names, (*self.given, *filled), strict=True)]
 
     def make_contiguous(self, n: int) -> None:
         """Have a contiguous copy in the place of the nth array."""
@@ -238,7 +238,8 @@ def _device(name: str, array: Any) -> int:
     return int(number)
 
 
-def _cupy(name: str, array: Any) -> Any:
+def as_cupy(name: str, array: Any) -> Any:
+    """Return an array of whatever library, on a GPU, as CuPy's, or ValueError."""
     cupy = import_cupy()
     if isinstance(array, cupy.ndarray):
         return array
@@ -257,4 +258,4 @@ def _cupy(name: str, array: Any) -> Any:
 def host(block_mask: Any) -> Any:
     """Return a block mask, of a GPU's memory a copy in NumPy."""
     kind = block_mask.__dlpack_device__()[0] if hasattr(block_mask, "__dlpack_device__") else None
-    return _cupy("block_mask", block_mask).get() if kind in CUDA else block_mask
+    return as_cupy("block_mask", block_mask).get() if kind in CUDA else block_mask

@@ -47,6 +47,7 @@ class Tiles(NamedTuple):
     split       masks are applied in a loop of their own, and nothing is in that of other tiles
     lazy        O_i is rescaled only where a maximum has grown by much
     sums        of whole tiles no maximum is found, unless sums of weights say that it has grown by much
+    mends       where these say so, most weights are multiplied, and not computed again
     turns       consumers start their products one after the other
     persistent  a block of threads takes row block after row block; otherwise it has one
     abreast     how many tiles, side by side, a block mask's block is
@@ -58,6 +59,7 @@ class Tiles(NamedTuple):
     split: bool = True
     lazy: bool = True
     sums: bool = True
+    mends: bool = True
     turns: bool = False
     persistent: bool = True
     abreast: int = 1
@@ -74,7 +76,7 @@ class Tiles(NamedTuple):
     def function(self, dtype: str, d: int, kind: str, dropout: bool) -> str:
         """Return the kernel's name for one case."""
         switches = ", ".join(
-            str(on).lower() for on in (dropout, self.longest, self.split, self.turns, self.lazy, self.sums)
+            str(on).lower() for on in (dropout, self.longest, self.split, self.turns, self.lazy, self.sums, self.mends)
         )
         return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {kind}, {switches}>"
 
@@ -85,7 +87,7 @@ class Tiles(NamedTuple):
         return self.teams(d) * (tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12)
 
 
-WIDE, SMALL, DEEP = Tiles(128, 128), Tiles(128, 128), Tiles(128, 64)
+WIDE, SMALL, DEEP = Tiles(128, 128, turns=True), Tiles(128, 128), Tiles(128, 64)
 FINE, PAIR = Tiles(256, 64), Tiles(128, 64)
 TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL, PAIR)}  # without a mask; with dropout; with one, without dropout
 KINDS = ("FULL", "CAUSAL", "WINDOW", "LISTED")  # of masks, as the kernel calls them
@@ -97,8 +99,9 @@ def choose_tiles(
 ) -> Tiles:
     """Return what the kernel is compiled for; ValueError for other blocks.
 
-    More than two consumers have too few registers for Philox, and d = 256 with a window or a list for `sums`. In windows of
-    d = 64 these pay if all rows have begun with the first tile of their warpgroup: if they see some of it.
+    More than two consumers have too few registers for Philox, d = 256 with a window or a list for `sums`, and d = 64 with a
+    window for `mends`. In windows of d = 64 sums pay if all rows have begun with the first tile of their warpgroup: if they
+    see some of it. Turns pay where d = 128, and two consumers see the same tiles.
     """
     tiles = TILES[d][min(1 if dropout else 2 if kind != "FULL" else 0, len(TILES[d]) - 1)]
     if (d, kind, dropout) == (64, "LISTED", False):
@@ -107,8 +110,8 @@ def choose_tiles(
         masks = {"CAUSAL": ", causal", "WINDOW": ", with a window", "LISTED": ", with a block mask"}
         of = masks.get(kind, "") + ", with dropout" * dropout
         raise ValueError(f"blocks is {blocks}; hopper takes {tiles.blocks} where d = {d}{of}")
-    sums = {256: kind in ("FULL", "CAUSAL"), 128: True, 64: kind != "WINDOW" or begun}[d]
-    return tiles._replace(sums=sums and not dropout)
+    sums = {256: kind in ("FULL", "CAUSAL"), 128: True, 64: kind != "WINDOW" or begun}[d] and not dropout
+    return tiles._replace(sums=sums, mends=sums and (d, kind) != (64, "WINDOW"), turns=tiles.turns and sums)
 
 
 def all_begin(window: tuple[int, int], N_q: int, N_k: int) -> bool:
@@ -122,10 +125,12 @@ def as_list(d: int, kind: str, dropout: bool) -> str:
 
 
 def steps(d: int) -> dict[str, Tiles]:
-    """Return the kernel without its ideas, and with one more each time; `forward` takes, without a mask, the last but one."""
-    tiles = TILES[d][0]._replace(longest=False, split=False, turns=False, lazy=False, sums=False, persistent=False)
+    """Return the kernel without its ideas, and with one more each time; `forward` takes the last, or that without turns."""
+    tiles = TILES[d][0]._replace(
+        longest=False, split=False, turns=False, lazy=False, sums=False, mends=False, persistent=False
+    )
     found = {"plain": tiles}
-    for idea in ("split", "persistent", "longest", "lazy", "sums", "turns"):
+    for idea in ("split", "persistent", "longest", "lazy", "sums", "mends", "turns"):
         tiles = tiles._replace(**{idea: True})
         found[f"+ {idea}"] = tiles
     return found

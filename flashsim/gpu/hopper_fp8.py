@@ -5,6 +5,8 @@ The kernel needs a GPU of compute capability 9.0 and d = 128; no other rung take
 
 from __future__ import annotations
 
+import importlib
+import math
 from functools import cache, lru_cache
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
+from flashsim.gpu.dlpack import CUDA, as_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import ELEMENTS, WORDS_EACH, Launch, Prepared, check_rows, counter, ready, section, totals
 from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_map
@@ -45,29 +48,40 @@ def function(causal: bool, keys_contiguous: bool) -> str:
 
 
 def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
-    """Return x rounded to e4m3: CuPy's array of ml_dtypes' type, contiguous, of an array of float32, float16 or bfloat16.
+    """Return x rounded to e4m3: of an array of float32, float16 or bfloat16, CuPy's of ml_dtypes' type, contiguous.
+
+    Of a PyTorch tensor on a GPU a tensor of its float8_e4m3fn, without a gradient.
 
     keys_contiguous  of V, (…, N, d): lay the keys next to each other, rows of d in steps of 16. The shape stays. `forward`
                      takes it as it is, where it has to transpose V otherwise
 
     What is beyond ±448 becomes ±448: divide by a scale before, and let `forward` have it in its own `scale`, as in
-    `forward(to_fp8(q / s), to_fp8(k / t), to_fp8(v), scale=s * t / d**0.5)`. Raises ValueError for other dtypes.
+    `forward(to_fp8(q / s), to_fp8(k / t), to_fp8(v), scale=s * t / d**0.5)`. Raises ValueError for other dtypes, and for a
+    tensor that is not on a GPU.
     """
     cupy = import_cupy()
-    if x.dtype.name not in ELEMENTS or x.size % 4:
+    name = getattr(x.dtype, "name", None) or str(x.dtype).removeprefix("torch.")
+    size = math.prod(x.shape)
+    if name not in ELEMENTS or size % 4:
         raise ValueError(
-            f"x has dtype {x.dtype.name} and {x.size:,} elements; expected {', '.join(ELEMENTS)}, and a multiple of 4"
+            f"x has dtype {name} and {size:,} elements; expected {', '.join(ELEMENTS)}, and a multiple of 4"
         )
-    x = cupy.ascontiguousarray(x)
+    tensor = str(x.dtype).startswith("torch.")
+    if tensor and x.__dlpack_device__()[0] not in CUDA:
+        raise ValueError("x is a tensor in the CPU's memory; expected one on a GPU")
+    x = cupy.ascontiguousarray(as_cupy("x", x) if tensor else x)
     rounded = cupy.empty(x.shape, "uint8")
-    name = f"round_to_8<{ELEMENTS[x.dtype.name]}>"
-    kernel = load(FILE, (name,), {"COUNT": 0})[name]
-    kernel((-(-x.size // (4 * ROUNDS)),), (ROUNDS,), (x, rounded, np.int64(x.size // 4)))
+    function = f"round_to_8<{ELEMENTS[name]}>"
+    kernel = load(FILE, (function,), {"COUNT": 0})[function]
+    kernel((-(-size // (4 * ROUNDS)),), (ROUNDS,), (x, rounded, np.int64(size // 4)))
     if keys_contiguous:
         *others, N, d = x.shape
         turned = cupy.empty((*others, d, -(-N // 16) * 16), "uint8")[..., :N].swapaxes(-1, -2)
         turned[...] = rounded
         rounded = turned
+    if tensor:
+        torch = importlib.import_module("torch")
+        return torch.from_dlpack(rounded).view(torch.float8_e4m3fn)
     return rounded.view(dtype())
 
 

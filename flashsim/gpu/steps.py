@@ -6,8 +6,8 @@ Of each the time and rate, all in one interleaved run; the accesses that the sim
 kernel, in elements; and what the hardware's counters saw, in bytes: between the L2 and the multiprocessors, and of DRAM.
 
 A step of `hopper` is the kernel with fewer of its ideas, as far as they are choices that it is compiled for, or a matter of
-the launch: two loops, a persistent grid, the longest row blocks first, lazy rescaling, sums for maxima, turns. Others are its
-structure: its header has them.
+the launch: two loops, a persistent grid, the longest row blocks first, lazy rescaling, sums for maxima, mending, turns.
+Others are its structure: docs/gpu-tried.md has them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,14 @@ def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None
     on_step("time")
     timings = {timing.name: asdict(timing) for timing in race(setting, [*makers, *contestants(setting, PEERS)], rounds)}
     on_step("counters")
-    seen = profiled("flashsim.gpu.steps", str(setting.N), str(setting.d), str(int(setting.causal)), str(setting.H))
+    seen = profiled(
+        "flashsim.gpu.steps",
+        str(setting.N),
+        str(setting.d),
+        str(int(setting.causal)),
+        str(setting.H),
+        setting.distribution,
+    )
     rows: list[dict[str, Any]] = []
     for step, counters in zip(taking_part, seen, strict=True):
         on_step(step.name)
@@ -117,8 +124,8 @@ def simulated(step: Step, setting: Setting) -> dict[str, int]:
 
 def main() -> None:
     """Run every step once: what ncu watches."""
-    N, d, causal, H = map(int, sys.argv[1:])
-    setting = Setting(N, d, bool(causal), H=H)
+    N, d, causal, H = map(int, sys.argv[1:5])
+    setting = Setting(N, d, bool(causal), H=H, distribution=sys.argv[5])
     run_marked(step.call(setting) for step in steps(setting))
 
 

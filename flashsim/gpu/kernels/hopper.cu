@@ -1,19 +1,13 @@
 // FlashAttention, forward, on Hopper's own instructions: wgmma and TMA (hopper.cuh); fp16 or bf16, sums in fp32.
 //
-// tensor_core.cu's loops; what is new is who does what, and when, and that most tiles have no maximum found.
-//
-//     S_ij = Q_i K_jᵀ
-//     P̃_ij = e^{τ (MASK(S_ij) − m_i)}
-//     where there is no m_i yet, the tile has a mask, or P̃_ij might not fit into fp16, as a sum of it in some lane exceeds 2^15:
-//         where e^{τ (rowmax(MASK(S_ij)) − m_i)} > 2^8 in some row of a warp:
-//             m_i^new = max(m_i, rowmax(MASK(S_ij))),   ℓ_i, O_i ← e^{τ (m_i − m_i^new)} (ℓ_i, O_i),   m_i ← m_i^new
-//         P̃_ij again
-//     ℓ_i ← ℓ_i + rowsum(P̃_ij),   O_i ← O_i + dropout(P̃_ij) V_j
+//     S_ij = Q_i K_jᵀ,   P̃_ij = e^{τ (MASK(S_ij) − m_i)},   ℓ_i ← ℓ_i + rowsum(P̃_ij),   O_i ← O_i + dropout(P̃_ij) V_j
 //     at the end:   O_i ← diag(ℓ_i)⁻¹ O_i,   L_i = τ m_i + log ℓ_i
 //
+// m_i is a row's maximum at its first tile. Later it grows where it has to: hopper_softmax.cuh.
+//
 // Roles. A block of threads is a producer, one thread of which starts all copies, and 2 or 4 consumers, warpgroups of 128
-// threads that have 64 rows of Q_i each. One block a multiprocessor, which takes row block after row block until none is left.
-// Four consumers of row blocks of 128 are two teams, each with a thread that copies, barriers and shared memory of its own.
+// threads that have 64 rows of Q_i each. One block a multiprocessor takes row block after row block until none is left. Four
+// consumers of row blocks of 128 are two teams, each with a thread that copies, barriers and shared memory of its own.
 //
 //     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j + O_i
 //     256    128 × 64     2 × 232, 40                          64 + 2·32 + 2·32 + 32 = 224 KB; O_i leaves by halves
@@ -22,74 +16,17 @@
 //     64     128 × 64     2·2 × 112, 32   causal, any mask     2·(2·16 + 4·8 + 4·8 + 16) = 224 KB
 //     64     128 × 128    2 × 232, 40     dropout              16 + 2·16 + 2·16 + 16 = 96 KB
 //
-// A consumer's thread holds S_ij (B_c/2 registers), P̃_ij as operands (B_c/4), O_i (d/2), and to do without maxima the next
-// P̃_ij (B_c/4) beside S_ij. For that there is no room in windows and block masks of d = 256; nor, in its windows, for Philox:
-// with dropout these are lists.
-//
 // Order of events: time runs to the right, tiles from the last to the first, since only the last ones need masks.
 //
 //     producer        K_2, Q_i    K_1, V_2           K_0, V_1           V_0       next row block: K, Q as soon as there is room
 //     tensor cores    S_2         S_1   O += P̃_2 V_2   S_0   O += P̃_1 V_1   O += P̃_0 V_0
 //     registers           P̃_2           P̃_1                P̃_0                    O / ℓ ──> shared memory ──> TMA
 //
-// While a consumer's P̃ is computed the tensor cores have its last P̃ V to do and the other consumers' products. Each step and
-// what it bought, in TFLOP/s; numbers that are compared are of one interleaved run (d = 64 and full, if nothing else is said). What
-// wgmma and TMA, two loops, the persistent grid and its order, lazy rescaling, sums and turns make, one after the other, is in
-// figures/gpu_ladder.json, and causally in gpu_ladder_causal.json.
-// - The persistent grid: a block draws its next row block (atomicInc, which is 0 again after the last) before it has loaded
-//   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
-//   many heads as have K and V in the L2 together.
-// - Lazy rescaling. Without the threshold, wherever a maximum grows: 396, not 423; 515, not 545, with tiles of 192 × 128. A vote
-//   of the warp says whether it must ask neighbours for their maxima.
-// - Sums for maxima: a whole tile's weights are found with the m of before, and only if their sums say so, again. The scores stay
-//   till then. 64 maxima a thread and tile less, and exponentials start at once. d = 128, full / causal: 1.07 / 1.00 of the rate
-//   at N = 512, 1.09 / 1.04 at 1024, 1.13 / 1.13 at 16384; d = 64: 1.08 / 1.10, 1.12 / 1.10 and 1.14 / 1.12; d = 256, at 1024, 2048,
-//   4096 and 16384: 1.01 / 1.02, 0.96 / 1.04, 1.00 / 1.02 and 0.99 / –.
-// - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
-//   different times. Three consumers had use for it (423 for 402); two have not (0.97 to 1.01 of the rate), and four do not see
-//   the same tiles. A step of the ladder only.
-// - Exponentials above the wait for O_i, where they belong: the compiler moves them below, but not beyond a barrier in a loop
-//   (K's) and not if their sum is looked at. Without, the kernel ran at 0.94 to 1.04 of cuDNN's rate, with, 1.06 to 1.19.
-// - Two loops, of a window three: masks are applied in the first only, and cost nothing in the second: ~370 instructions a warp and
-//   tile at d = 128, ~205 at d = 64, where one on the causal edge takes ~530 and ~285.
-// - Four consumers with tiles half as wide, d = 64: more warpgroups that wait at different times, and a warpgroup passes by the
-//   tiles that its own 64 rows do not see. Of three with 192 × 128 and turns: 1.21 / 1.53 at N = 1024, 1.08 / 1.12 at 16384. K_j
-//   and V_j come together there: half the barriers.
-// - Two teams, d = 64: all four still wait at different times, but a row block is over when two are done. Causally 1.03,
-//   1.03, 1.02 and 1.01 of the rate at N = 512, 1024, 4096 and 16384; full 0.98 to 0.99.
-// - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
-//   d = 64, N = 16384, a block mask of s = 1/2 of the tiles: 0.97 of the dense kernel's rate, with one team of 128 × 128 0.68;
-//   s = 1/4 0.94, not 0.64; d = 128: 0.86 to 0.93 and 0.88 to 0.91. What a consumer looks up in a list it looks up for masked tiles
-//   alone, before 0.89 of that rate with two teams.
-// - Windows. In one of 128 keys, N = 8192, Q, K, V and O move at 0.78 to 0.82 of a copy's rate; FlashAttention-4's at 0.34. One
-//   comparison masks in both rows of a thread, as one is 8 below the other, and what only L needs waits for L: 1.03 to 1.08
-//   together. A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see
-//   are freed when the next has come that it does: 1.02 to 1.04 together, half of that each.
-// - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
-//   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
-// - O_i leaves by TMA from shared memory of its own; rows past N_q are not stored, rows past N are loaded as zeros.
-//
 // HBM, in elements a head (flashsim.count("q_outer", …), to the element: the counting build sums up its copies): Q read once,
-// O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once. The
-// list of live tiles is not counted.
+// O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once.
 //
-// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711.
-// At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products.
-//
-// fp16, H d = 2048, B N = 16384.
-// measured:
-//     TFLOP/s, full / causal    N = 512      N = 1024     N = 2048     N = 4096     N = 16384
-//     d = 128                   523 / 326    590 / 456    638 / 560    672 / 607    694 / 677
-//       cuDNN                   489 / 314    503 / 392    563 / 439    568 / 498    610 / 509
-//       FlashAttention-4        398 / 250    511 / 379    578 / 481    623 / 568    663 / 642
-//       tensor_core             272 / 195    294 / 236    305 / 260    313 / 281    315 / 295
-//     d = 64                    474 / 343    513 / 425    530 / 485    541 / 530    547 / 541
-//       cuDNN                   356 / 239    402 / 308    426 / 354    433 / 393    446 / 425
-//       FlashAttention-4        298 / 167    377 / 244    461 / 358    488 / 426    542 / 514
-//       tensor_core             267 / 184    290 / 221    305 / 256    311 / 274    309 / 293
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, f41ec05: figures/gpu_hopper.json
-// end of measured
-//
+// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711. At d = 64 a tile's
+// exponentials, 16 a cycle and multiprocessor, need as many cycles as its products. What was tried: docs/gpu-tried.md.
 // no spills, no stack
 #include "hopper_softmax.cuh"
 
@@ -285,7 +222,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool split, bool turns, bool lazy, bool sums>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool split, bool turns, bool lazy, bool sums, bool mends>
 struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
     const Sram& sram;
@@ -407,13 +344,16 @@ struct Consumer {
         if (last) sram.free_Q(q);
         if (masked) mask(t);
         constexpr bool quick = sums && (!masked || begun);  // without maxima, as rows had some key before
-        float alpha[2];
+        float alpha[2], sum[2];
         bool grown = false;
         Word P_next[B_c / 16][4];
-        if (!quick || !softmax_as_before<T, B_c>(P_next, S_ij, rows, p.c)) {
-            grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
-            if (dropping) drop(t);
-            if (quick) round_to_operands<T, B_c>(P_next, S_ij);
+        if (!quick || !softmax_as_before<T, B_c>(P_next, S_ij, rows, sum, p.c)) {
+            grown = quick && mends && mend<T, B_c>(P_next, S_ij, rows, alpha, sum, p.c);
+            if (!grown) {
+                grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
+                if (dropping) drop(t);
+                if (quick) round_to_operands<T, B_c>(P_next, S_ij);
+            }
         }
         if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
         if (!last) sram.wait_K(kv + 2);
@@ -457,21 +397,14 @@ struct Consumer {
         const RowBlock at = sram.row_block(q);
         const int first = at.i * B_r + 64 * w;
         const Word mine = O_w + thread / 32 * (16 * Sram::O_COLUMNS * 2);
-        float l[2], factor[2];
+        rows.sum_l();
+        float factor[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            l[r] = rows.l[r];
-            l[r] += __shfl_xor_sync(~0u, l[r], 1);
-            l[r] += __shfl_xor_sync(~0u, l[r], 2);
-            factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l[r]));
-        }
-        if (p.wants_L && lane % 4 == 0) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int query = first + row + 8 * r;
-                if (query >= p.N_q) continue;
-                L[(Offset(at.b) * p.H + at.h) * p.N_q + query] =
-                    l[r] == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l[r]);
+            factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(rows.l[r]));
+            const int query = first + row + 8 * r;
+            if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
+                L[(Offset(at.b) * p.H + at.h) * p.N_q + query] = rows.L(r, p.c);
                 Tally(totals + 9).add(1, 1);
             }
         }
@@ -479,16 +412,7 @@ struct Consumer {
         for (int x = 0; x < d; x += Sram::O_COLUMNS) {
             if (lane == 0) wait_stores_read();
             __syncwarp();
-#pragma unroll
-            for (int t = 0; t < Sram::O_COLUMNS / 8; t += 2) {
-                Word O[4];
-#pragma unroll
-                for (int of = 0; of < 4; ++of) {
-                    const float(&four)[4] = O_i[x / 8 + t + of / 2];
-                    O[of] = pack<T>(four[of % 2 * 2] * factor[of % 2], four[of % 2 * 2 + 1] * factor[of % 2]);
-                }
-                store_operand<false>(mine + t / 8 * (16 * 128) + lane % 16 * 128 + ((t % 8 + lane / 16 ^ lane % 8) << 4), O);
-            }
+            round_rows<T, Sram::O_COLUMNS, 16 * 128, d>(mine + lane % 16 * 128, O_i, x, factor);
             show_writes();
             __syncwarp();
             if (lane == 0) {
@@ -554,7 +478,8 @@ struct Consumer {
     }
 };
 
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool longest, bool split, bool turns, bool lazy, bool sums>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool longest, bool split, bool turns, bool lazy, bool sums,
+          bool mends>
 __global__ void __launch_bounds__((Memory<d, B_r, B_c>::TEAMS * (B_r / 64) + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -570,34 +495,6 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     } else {
         take_registers<Sram::JOINT ? 112 : 232>();
         const int w = consumer - team * Sram::consumers;
-        Consumer<T, d, B_r, B_c, kind, dropping, split, turns, lazy, sums>(sram, p, w).consume(O, L, totals);
+        Consumer<T, d, B_r, B_c, kind, dropping, split, turns, lazy, sums, mends>(sram, p, w).consume(O, L, totals);
     }
 }
-
-// ------------------------------------------------------------------------------------------------------- what else was tried
-//
-// Numbers are of the kernel's rate at that time, where nothing else is said.
-//
-// d = 128. Before there were sums for maxima, a tile took 2550 cycles at 1.41 GHz, 2048 of products; its consumer spent 1300 on
-// exponentials. Of no use:
-// - Q_i as operands in registers: 0.99 to 1.02.
-// - Two blocks that share K_j, V_j by multicast: 0.99 full, 0.87 causally.
-// - Three consumers of 192 × 128, without overlap inside of one: 1.02 / 0.96.
-//
-// d = 64. Three consumers of 192 × 96, of those of 192 × 128: 0.97 / 1.05 and 1.06 / 1.06 at N = 1024 and 16384.
-//
-// Windows, d = 64, N = 8192. It is instructions that bind: 64 rows were 1223 a warp, and a scheduler had one in 0.59 of its
-// cycles; out of the L2 it was no faster (0.98 to 1.02), without masks and their maxima 1.18, without softmax 1.36. So power
-// binds as well: at lower clocks it is 0.68 to 0.75 of a copy.
-// - Two teams: 1.00 in (127, 0), 1.02 in (64, 63), 1.05 in (255, 0).
-// - Both rows masked at once, and what only L needs waits for L: at low clocks 1.03 to 1.08 in (127, 0), 1.02 in (64, 63), 1.04
-//   in (255, 0).
-// - Sums for maxima: 1.02 with two teams where each row sees some of its first tile; else, in (64, 63), 0.91 to 0.93, as rows
-//   without a maximum ask for it; in tiles with a window's left edge, too: 1.03 more in (127, 0), 1.07 in (255, 0).
-// - Groups of 16 columns that a warp does not see left out of masked tiles: 0.97 to 0.98; with code for each of their numbers
-//   0.87 to 0.90.
-// - Three consumers: 0.90; with all scores of 64 rows started together 0.92 to 0.97.
-// - Teams that go down neighbouring row blocks and keep what the next one sees, so that K and V are loaded once: 0.87 to 0.98,
-//   though loads and stores alone gain 1.02 to 1.05.
-// - No lazy rescaling: 0.94. The next row block's S_ij started before O_i is written: 0.92. One loop for all tiles: 0.99 to
-//   1.03.

@@ -1,30 +1,20 @@
 // FlashAttention, backward, on Hopper's own instructions: wgmma and TMA (hopper.cuh); fp16 or bf16, sums in fp32.
 //
-// tensor_core_backward.cu's mathematics: S_ij = Q_i K_jᵀ is computed again, and with the forward pass's L
-//
 //     P_ij = e^{min(τ MASK(S_ij) − L_i, 0)},   dV_j = Σ_i dropout(P_ij)ᵀ dO_i,   dP_ij = dropout(dO_i V_jᵀ),
 //     D_i = rowsum(dO_i ∘ O_i),   dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
 //
-// Two kernels. `prepare` writes L log₂e, D and zeros for dQ's sums, in fp32. `hopper_backward` is persistent: each
-// multiprocessor's block of threads draws key blocks, 128 keys each, past which all row blocks that see them come, of all heads
-// of the group.
+// Two kernels. `prepare` writes L log₂e, D and zeros for dQ's sums, in fp32. Of `hopper_backward` each multiprocessor's block of
+// threads draws key blocks, 128 keys each, past which all row blocks that see them come, of all heads of the group.
 //
 // Roles. A producer, one thread of which draws key blocks and starts all loads; two consumers, warpgroups that have 64 keys each;
-// for each of them a thread that adds its half of dQ_i to HBM, and stores its rows of dK_j and dV_j; and a warp that rounds sums
-// which are complete. The 504 registers of three threads, one of each warpgroup, are all that a block of 384 threads gets.
+// for each of them a thread that adds its half of dQ_i to HBM, and stores its rows of dK_j and dV_j; a warp that rounds dQ.
 //
 //     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i | to be rounded
 //     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1          | 16 = 210 KB
 //     64     128 × 128   2 × 240, 24                48    | 32    | 32     | 64      | 32   | 2          | 16 = 227 KB
 //
-// At d = 64 the next K_j has a place, but with dropout, whose bits take 4 KB.
-//
-// S_ij and dP_ij are computed transposed: 64 keys of a consumer by B_r queries. Their accumulators, rounded, are then the left
-// operands P_ijᵀ and dS_ijᵀ of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i, and stay in registers. Only dQ_i, a sum over
-// all keys, needs dS_ij in shared memory: each consumer computes half of it, of all 128 keys. A thread's registers:
-//
-//     d = 128    dK_j 64 + dV_j 64 + S_ij 32 + dP_ij 32 + P_ij 16 = 208    dQ_i 32 and dS_ij 16 in the places of those that
-//     d = 64     dK_j 32 + dV_j 32 + S_ij 64 + dP_ij 64 + P_ij 32 = 224    are no longer needed
+// S_ij and dP_ij are transposed: their accumulators, rounded, are the left operands of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i.
+// Only dQ_i, a sum over all keys, needs dS_ij in shared memory: each consumer computes half of it, of all 128 keys.
 //
 // Order of events, of either consumer: time runs to the right.
 //
@@ -32,69 +22,11 @@
 //     registers       dS_i ──> shared                                                        dQ_{i-1} ──> shared     P_{i+1}
 //     HBM                                                                                    dQ_{i-1} added by TMA
 //
-// Each step's reason; what it bought in same-run ratios, N = 4096 and 16384:
-// - Whatever the registers are busy with, a product is under way that does not need it. A warp may have about 8 wgmma under way:
-//   starting one more waits. So P_{i+1} is what follows the start of dP_{i+1}, and all that dQ wants is done before.
-// - dQ_{i-1}, not dQ_i: dS_i has to come from both consumers, and so they have the time of a whole row block to bring it. Neither
-//   waits for the other, and one computes exponentials while the other's products run: 1.08 to 1.24 times as fast as dQ_i in
-//   its place with both meeting there.
-// - Where d = 128 they have to be kept apart: only one at a time may be between dK_j and dP_{i+1}. Without turns some builds of
-//   the same source fall into step, and lose 8 to 16%. Turns around the exponentials alone are worse. At d = 64 turns cost 1%.
-// - A loop's end must find no product under way, or ptxas runs all of them one by one. The place for it is before dV_j:
-//   P_{i+1} takes longer than dP_{i+1}.
-// - dQ_i is added by one instruction (cp.reduce.async.bulk) for 16 KB, in the order of the accumulators, so nothing is sorted.
-//   The threads' own additions (red.v4) took 2 to 7% longer, and where they had to be in turn half as long again.
-// - In turn (deterministic): a counter for each half row block says who comes next. Of a full problem that is the next key block;
-//   causally the one before, since the last starts at the diagonal. Only the adding thread waits, and a consumer's next dQ_i. With
-//   a second fence at each step, N = 4096, d = 128 took 14, 10%, d = 64 8, 1% longer.
-// - Causally, key blocks that are seen by most come first, across as many heads as have Q, dO, dQ in the L2 together: else the
-//   last head's first block begins when most others are done.
-// - A persistent grid: the next K_j, V_j and Q_i are loaded before the last dQ_i is added. dK_j and dV_j leave by dQ_i's way,
-//   without a place of their own, while the next key block's S and dP are computed. N = 1024, 4096, 16384: d = 64 full 1.03,
-//   1.01, 0.99, causally 1.07, 1.04, 1.06 times as fast; d = 128 N = 4096, 16384 full 1.07, 1.05, causally 1.06, 1.07.
-// - dQ_i is rounded out of the L2 by a warp that has nothing else to do, where a third kernel took 52 µs. A block of threads has
-//   no row blocks of its own to round: it waits for the next of all of them, about in the order in which they are done.
-//   Together with the persistent grid, N = 1024, 4096, 16384: d = 64 full 1.12, 1.04, 1.01, causally 1.14, 1.08, 1.05 times as
-//   fast; d = 128 full 1.12, 1.09, 1.06, causally 1.02, 1.08, 1.07; in turn, d = 64, N = 4096, 16384 1.08, 1.14 and 1.11, 1.08.
-// - Dropout: two warps whose keys are 16 apart make half of the calls of Philox each, and tell each other by a bit an element, in
-//   shared memory; and they come before dP_{i+1} takes its registers, four calls at once. Where each warp made all its calls within
-//   P_{i+1}, it took at d = 64 1.6, 1.6 times as long, at d = 128 1.25, 1.27 (N = 2048). Without Philox it would be 1.25 times as fast.
-// - min(x, 0) is x − |x| here, since that is not the ALU's; without it, it would be up to 5% faster.
-// - Query heads of a group add to one dK_j, dV_j in one block: no additions in HBM there.
-// - L_i and D_i of a transposed tile belong to its columns: a thread reads those of its queries from shared memory.
-// - P ≤ 1 however large scores are and however they and L_i are rounded. Rows past N_q, and rows that see no key, have L = +∞.
-// - Only tiles on the causal edge, or past N_k, test positions. Those above the edge are skipped.
+// HBM, in elements a head (flashsim.count("q_outer", direction="backward", …), to the element): Q, dO, L, D read once for each of
+// the T_c key blocks, live tiles only, and dQ read and written as often; K and V read, dK and dV written once.
 //
-// HBM, in elements a head (flashsim.count("q_outer", direction="backward", …), to the element: the counting build sums up its
-// copies): Q, dO, L, D read once for each of the T_c key blocks, live tiles only, and dQ read and written as often; K and V read,
-// dK and dV written once; O, dO read, D and dQ's zeros written by `prepare`. Besides, not in the simulator's: L is copied, since
-// copies start at multiples of 16 bytes, and to be rounded dQ's sums are read and dQ written. DRAM sees what is compulsory.
-//
-// Roofline. Tensor cores: as hopper.cu's. The shared memory's 128 bytes a cycle would do for 0.87 (d = 128) and 0.91 (d = 64) of
-// their rate. At d = 64 P_ij's exponentials take 1024 cycles of a tile's 2560, of which dP_{i+1} hides 512.
-//
-// Five products counted (2.5 times the forward pass), `prepare` included; fp16, H d = 2048, B N = 16384.
-// measured:
-//     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
-//     d = 128                   512 / 354    633 / 575    653 / 652
-//       deterministic           443 / 322    537 / 535    623 / 607
-//       cuDNN                   412 / 308    502 / 423    515 / 486
-//       FlashAttention-4        457 / 354    572 / 515    607 / 592
-//       FlashAttention-2        206 / 157    259 / 223    254 / 260
-//       tensor_core             227 / 178    245 / 231    253 / 262
-//     d = 64                    452 / 328    542 / 493    552 / 551
-//       deterministic           357 / 314    437 / 480    560 / 532
-//       cuDNN                   348 / 240    414 / 338    409 / 390
-//       FlashAttention-4        410 / 310    507 / 461    517 / 535
-//       FlashAttention-2        200 / 147    251 / 210    251 / 240
-//       tensor_core             243 / 188    266 / 244    269 / 265
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 6245c00: figures/gpu_hopper_backward.json
-// end of measured
-//
-// Deterministic, it costs up to 19% from N = 4096 on. With dropout, N = 2048, full / causal: 1.84 / 1.95 of tensor_core's rate at
-// d = 128, 1.42 / 1.44 at d = 64.
-//
-// no spills, no stack
+// Roofline. Tensor cores, as hopper.cu's; shared memory's 128 bytes a cycle would do for 0.87 (d = 128) and 0.91 (d = 64) of
+// their rate. What was tried: docs/gpu-tried.md. no spills, no stack
 #include "hopper.cuh"
 
 constexpr int B_c = 128, CONSUMERS = B_c / 64;
@@ -656,16 +588,3 @@ prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row,
         Tally(totals + 7).add(end, 1), Tally(totals + 9).add(end, d);  // D, dQ written
     }
 }
-
-// ------------------------------------------------------------------------------------------------------- what else was tried
-//
-// Numbers are of the rate of the kernel before, at N = 4096 and 16384, where nothing else is said.
-//
-// - Who adds last has dQ_i rounded. For a counter that says what it was the adding thread waits, and no longer keeps up: d = 64
-//   0.94 to 0.98, d = 128 0.77 to 0.90.
-// - The first dQ_i stored rather than added to zeros, by another such counter: d = 64 0.87 to 0.95, d = 128, N = 4096, 0.66 to
-//   0.67.
-// - Room for a second K_j at d = 128: 0.95 to 1.00; N = 1024 causally 1.02.
-// - `prepare` by the idle warp: slower, as 24 registers have too few loads under way.
-// - Exponentials by polynomial, one in 4 or 2: 4 to 20% slower.
-// - D_i subtracted by the tensor cores, as what dP_i begins with: 10% slower.

@@ -1,23 +1,14 @@
 // Decoding on Hopper: few queries, a long cache of keys and values (FlashDecoding); fp16 or bf16, sums in fp32.
 //
-// What binds is HBM's bandwidth, for K and V are read once and each element is used for a few queries only. So all queries
-// that share a KV head, those of the group's heads and of several positions, are the rows of one tile: row r is query r / group
-// of the group's head r mod group, 64 rows at most; fewer are filled up with zeros. The steps are those of hopper.cu.
+// All queries that share a KV head, those of the group's heads and of several positions, are the rows of one tile: row r is query
+// r / group of the group's head r mod group, 64 rows at most; fewer are filled up with zeros. The steps are those of hopper.cu.
 //
 // Flat list of tiles. KV heads, one after the other, have T_c tiles of B_c keys each, T in all; of G blocks of threads the b-th
 // takes tiles ⌊bT/G⌋ to ⌊(b+1)T/G⌋ − 1. A head whose tiles all fall to one block is done when that block is. Others are cut:
-// each block leaves its part (O, ℓ, m), neither divided nor rounded, and a second kernel merges a head's parts:
+// each block leaves its part (O, ℓ, m), neither divided nor rounded, and a second kernel merges a head's parts. A block's part of
+// a head goes to place b + head, which no other part has. How many blocks: hopper_decode.py, `grid`.
 //
 //     m = max_s m_s,   ℓ = Σ_s 2^(c (m_s − m)) ℓ_s,   O = diag(ℓ)⁻¹ Σ_s 2^(c (m_s − m)) O_s
-//
-// A block's part of a head goes to place b + head, which no other part has: where the next block begins, or the next head,
-// one of the two grows by one.
-//
-// The rule for splitting (hopper_decode.py, `grid`). The machine has places for 2 blocks a multiprocessor. No head is split,
-// G = heads, where that fills the places to 95%, or, of more than 32 rows, whose parts are larger, to 70%; nor where there is a
-// head for each multiprocessor and it has 64 tiles at most, nor where it has 8. Else each is cut into as many equal parts as
-// there are places for, if that fills 90% of them; else the flat list is, into as many as there are places. 4 tiles make a part
-// at least.
 //
 //     d      B_r × B_c    blocks a multiprocessor, shared memory of each        registers: S_ij + P̃_ij + O_i of at most 168
 //     128    64 × 64      2: Q + 2 K_j + 2 V_j = 16 + 32 + 32 = 80 KB           32 + 16 + 64
@@ -33,34 +24,9 @@
 // way from HBM keep it busy; here are up to 128.
 //
 // HBM, in elements (`flashsim.count`, to the element, by the counting build): of a head that is not split, as "q_outer" with the
-// heads of a group together: Q, O, L, K and V once. Of one in t parts, as "split_kv" with splits = t: Q once a part, parts
-// written and read once.
+// heads of a group together: Q, O, L, K and V once. Of one in t parts, as "split_kv" with splits = t: parts written and read once.
 //
-// Roofline: HBM. A copy reaches 4.2 TB/s of the 4.8 that the H200 is said to have, reading alone 4.4 to 4.6: at 32 × 8192 1.03 of
-// this kernel's rate with 1 query, 1.04 with 8, by 16-byte loads or TMA, a head a block or all blocks side by side.
-//
-// Sequences × keys; 64 heads, 8 of K and V, fp16, d = 128.
-// measured:
-//     GB/s of K and V, 1 / 8 queries    32 × 8192      8 × 8192       1 × 131072
-//     hopper_decode                     4426 / 4284    3948 / 3684    4211 / 4055
-//     cuDNN                             4411 / 582     3851 / 645     4163 / 354
-//     FlashAttention-4                  4392 / 4304    2963 / 2759    400 / 402
-//     a copy                            4196 / 4153    4204 / 4213    4220 / 4223
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, f41ec05: figures/gpu_hopper_cases.json
-// end of measured
-//
-// What the steps bought, in GB/s at 8 × 8192, 1 / 8 queries: cutting heads alike, 4 blocks each, not 264 through all 64: 3829 /
-// 2976 to 3890 / 3575. Rows leave whole, by way of shared memory, and several warps merge a row: 3783 / 2814 to those 3829 / 2976.
-// A second launch costs about 4 µs, and a part of 64 rows as much as 2 tiles.
-// With 8 queries Q was there 8 to 9 µs after the start, behind all the K and V that were asked for. Now its loads are the first
-// thing that the warpgroup does, all at once, while the producer sets up the barriers and starts: 5 to 7 µs. That, sums for
-// maxima (as in hopper.cu: 1.005 / 1.008) and two stages, not three (1.00 to 1.01 with 1 query, 0.99 to 1.00 with 8), are worth
-// 1.006 / 1.010 and 1.007 / 1.022 at 32 × 8192, in two runs, 1.013 / 1.029 at 8 × 8192 and 1.00 / 1.017 at 1 × 131072.
-// Where the rest is, at 32 × 8192, 1 / 8 queries: HBM gives 4.7 TB/s, but for short dips, until 224 µs of 240. At 232 µs 120 of
-// the 256 blocks are left, on the multiprocessors that get least of it, and have 1.8 / 2.9 TB/s. Without products (1.016 / 1.020
-// of the rate) the last block is done 5.5 / 3.3 µs sooner. Before that, compute does not bind: all of K and V out of the L2 ran
-// at 1.9. With 8 queries no block has Q before 4 µs.
-//
+// Roofline: HBM. A copy reaches 4.2 TB/s of an H200's 4.8, reading alone 4.4 to 4.6. What was tried: docs/gpu-tried.md.
 // no spills, no stack
 #include "hopper_softmax.cuh"
 
@@ -206,9 +172,9 @@ template <typename T, int d> struct Consumer {
 
     // S_ij becomes P̃_ij, and O_i is multiplied by α where a maximum has grown. Of whole tiles mostly no maximum is looked for.
     __device__ __forceinline__ void weigh(int j, int whole) {
-        if (j < whole && !rows.exact() && softmax_as_before<T, B_c>(P_ij, S_ij, rows, p.c)) return;
+        float alpha[2], sum[2];
+        if (j < whole && !rows.exact() && softmax_as_before<T, B_c>(P_ij, S_ij, rows, sum, p.c)) return;
         if (j >= whole) mask(j);
-        float alpha[2];
         const bool grown = softmax<B_c, true>(S_ij, rows, alpha, p.c);
         round_to_operands<T, B_c>(P_ij, S_ij);
         if (grown) rescale<d>(O_i, alpha);
@@ -245,15 +211,6 @@ template <typename T, int d> struct Consumer {
         ++kv;
     }
 
-    // Sums over a row's four lanes.
-    __device__ __forceinline__ void sum_l() {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            rows.l[r] += __shfl_xor_sync(~0u, rows.l[r], 1);
-            rows.l[r] += __shfl_xor_sync(~0u, rows.l[r], 2);
-        }
-    }
-
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i of a head that is not split. By way of Q's place, so that whole rows leave together.
     __device__ __forceinline__ void write(T* O, float* L, char* shared, int head, Tally& O_writes, Tally& L_writes) {
         char* const mine = shared + threadIdx.x / 32 * 2048;  // 16 rows of Q
@@ -261,9 +218,9 @@ template <typename T, int d> struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int below = lane / 4 + 8 * r;
-            const float l = rows.l[r], factor = __fdividef(1.0f, nonzero(l));
+            const float factor = __fdividef(1.0f, nonzero(rows.l[r]));
             if (p.wants_L && lane % 4 == 0 && row + 8 * r < p.rows) {
-                L[place(p, head, row + 8 * r)] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
+                L[place(p, head, row + 8 * r)] = rows.L(r, p.c);
                 L_writes.add(1, 1);
             }
 #pragma unroll
@@ -327,7 +284,7 @@ template <typename T, int d> struct Consumer {
             tile == first ? meet(READY, THREADS) : meet(TOGETHER, WARPGROUP);  // all warps are done with the head before
             put_Q(chunks, shared);
             attend(j, last, whole);
-            sum_l();
+            rows.sum_l();
             if (last - j == p.T_c)
                 write(O, L, shared, head, O_writes, L_writes);
             else
@@ -424,11 +381,3 @@ merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m
         L_writes.add(1, 1);
     }
 }
-
-// ------------------------------------------------------------------------------------------------------- what else was tried
-//
-// Of no use: a ring that K_j and V_j share; softmax only in warps that have rows; other orders of K and V; heads that begin at
-// other tiles; K and V of a batch side by side. Of the rate, at 32 × 8192:
-// - Tiles that wait for Q, a second one or V_0: 1.00.
-// - `evict_unchanged`: 0.995.
-// - Boxes that the L2 fetches by 256 bytes: 0.90; by 64, or as it likes: 1.00.

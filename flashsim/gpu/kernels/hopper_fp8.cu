@@ -1,39 +1,16 @@
 // FlashAttention, forward, of e4m3 numbers, 8 bits each, on Hopper's wgmma and TMA (hopper.cuh); d = 128, O in fp16, sums in fp32.
 //
 // hopper.cu's loops and roles. What 8 bits change:
-//
-// - wgmma takes 8-bit operands of shared memory only with the summed index along rows. For S_ij = Q_i K_jᵀ that is d, as Q and K
-//   have it; for O_i += P̃_ij V_j it is the key, so V is wanted transposed. A V whose keys lie next to each other is so, and is
-//   taken as it is. Any other the producer's three idle warps transpose, far ahead of the row blocks: TMA brings V_j, they write
-//   V_jᵀ beside it as wgmma wants to find it, TMA takes it to HBM as it lies, 2 N d bytes a KV head. Who is ready draws the next
-//   tile. A row block waits until all tiles of its KV head are there; who transposes waits for nobody, so that all ends though a
-//   grid may not be on the GPU as a whole.
-// - P̃_ij stays in registers. Rounded to 8 bits, a thread's accumulators of columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 (q = lane
-//   mod 4) are the 4 bytes that an operand wants to be of columns 4q to 4q + 3. No lane asks another for its bytes: `turn` puts
-//   the keys of each 16 in that order, and a sum does not care about the order of its terms. Where V is taken as it is, K's rows
-//   change places: TMA takes them to go by fours, and brings the first two of each four of 64 keys to 32 rows of K_j, the others to
-//   the next 32. Then columns 8n + 2q and 8n + 2q + 1 of both are keys 16n + 4q to 16n + 4q + 3.
-// - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is 2^OFFSET = 16 at most where m is the maximum,
-//   and may be 448 where m lags behind. What is less than 2^-14 of a row's largest weight becomes 0. ℓ is the sum of P̃ before
-//   rounding.
-// - A tile's products take half the cycles that they take in 16 bits, as many as its exponentials: all must run at once. Two
-//   warpgroups do not see to that, though each computes the next tile's scores during its exponentials: both wait for the same
-//   things at the same time. Three do, so B_r is 192. Then a thread has 160 registers, so a warpgroup takes half a tile at a time,
-//   its upper 64 keys and then its lower ones: S_ij once, and during its exponentials O_i += P̃ V of the half before.
-// - Q_i is in registers, 16 a thread: shared memory is read less. There it stays for scores that are computed again.
-// - Each warpgroup begins with the last half that one of its rows sees, and skips tiles that none of its rows sees.
-// - What does not fill a row block is, causally, the first one's, which sees the fewest keys: its first warpgroups have no rows.
-//   1.08 / 1.03 times as fast at N = 1024 (V given by its rows / by its keys), 1.05 / 1.08 at 2048, 1.00 / 1.03 at 4096.
-// - Maxima are not taken where that can be helped. P̃ is computed with the m of before; that it fits, its sums say, which ℓ
-//   needs anyway: no weight is above 448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by
-//   mma.sync, and m becomes the maximum itself: were it to lag behind, though by little, sums would be too large in half
-//   after half. Of the first tile that a warpgroup sees maxima are taken, of two where it sees no upper half of the first: there a
-//   row may see one key.
-// - How often sums are too large is a property of data. Where they were in more than a few halves of a row block, its warpgroup
-//   takes maxima of all halves of the next, and m follows where it lags by more than a factor of 2^LIMIT. Of the rate without
-//   this, with two warpgroups, N = 4096, full / causal: 2.5 / 2.1 where scores have a standard deviation of 9, 1.5 full where it is
-//   2.25, and 0.98 / 0.95 where it is 1 (N = 1024: 0.97 / 0.97, 16384: 0.99 / 0.96).
-// - A row block's first scores are computed with the last product of the one before, and wait while that one's O_i is written.
+// - wgmma takes 8-bit operands with the summed index along rows only: V is wanted transposed. A V whose keys lie next to each
+//   other is taken as it is. Any other the producer's three idle warps transpose, tile after tile, by way of HBM.
+// - P̃_ij stays in registers. Its columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 are the 4 bytes that an operand wants of columns 4q to
+//   4q + 3: `turn` puts V's keys in that order; where V is taken as it is, TMA brings K's rows in it.
+// - e4m3 ends at 448, and has 3 bits after the point: P̃ = 2^(c (S − m) + OFFSET). ℓ is the sum of P̃ before rounding.
+// - A tile's products take half the cycles, as many as its exponentials. Three warpgroups keep both busy. Each takes half a tile
+//   at a time, for want of registers, and has its Q_i in registers.
+// - P̃ is computed with the m of before; where sums are too large S_ij is computed again, by mma.sync. A warpgroup that had to
+//   do so in more than one of FEW halves takes maxima of all halves of its next row block.
+// - What does not fill a row block is, causally, the first one's, which sees the fewest keys.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
 //     B_r × B_c = 192 × 128    consumers 3 × 160 registers, producer 32
@@ -45,38 +22,9 @@
 //     tensor cores    S_2  O += P̃_3 V_3     S_1  O += P̃_2 V_2     S_0  O += P̃_1 V_1     O += P̃_0 V_0   S of the next row block
 //     registers            P̃_2                   P̃_1                   P̃_0              O / ℓ ──> shared ──> TMA
 //
-// A loop's end must find no product under way, or ptxas runs all of them one by one: so O_i is waited for behind the exponentials,
-// which take longer. What is asked of shared memory queues behind other warps' exponentials: so whether the next K_j is there is
-// asked before a half's own. Where maxima are taken, O_i is waited for before, for want of registers.
-//
-// Three warpgroups, of the rate with two, each of which took a tile at a time and had S_ij twice, full / causal, in two runs: 1.01
-// to 1.02 / 1.05 at N = 1024, where a head's last row block has rows for one warpgroup; 1.11 / 1.13 at 2048, 1.10 to 1.11 / 1.10 to
-// 1.11 at 4096, 1.08 to 1.09 / 1.10 to 1.11 at 16384; causally at 4096, 1.06 where scores have a standard deviation of 2, and 1.02
-// where it is 9. Of that, Q_i in registers makes 1.01 to 1.10, and asking early for K_j, with nothing spilled, 1.00 to 1.06.
-//
-// Where the time goes: at N = 16384, full, tensor cores and the exponentials' unit are busy for 0.56 of it. Three warpgroups that do
-// nothing else keep the former busy all the time, S in 64 columns and Q in registers: 769 cycles for 768 of a half of 192 rows.
-// Without any exponentials, the first version with three was 1.08 to 1.20 times as fast.
-//
-// A V whose keys lie next to each other, of the rate of other V, full / causal: 1.02 / 1.04 to 1.06 at N = 1024, 0.99 to 1.04 / 1.02
-// at 2048, 1.00 to 1.02 / 1.03 at 4096, 1.00 to 1.02 / 1.01 at 16384. The same code at other addresses: 0.95 to 1.03.
-//
-// Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
-// measured:
-//     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
-//     d = 128                   760 / 568    946 / 847    978 / 978
-//       V by keys               790 / 601    952 / 877    991 / 989
-//       hopper                  590 / 456    668 / 624    701 / 690
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, f41ec05: figures/gpu_hopper_fp8.json
-// end of measured
-//
-// O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.7% from
-// that of the numbers before they were rounded.
-//
 // HBM, in elements a head: as hopper.cu's, causally K and V as if `ahead` queries more came before the first; besides, V is read and
 // written once where it is transposed.
-//
-// no spills, no stack
+// Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. What was tried: docs/gpu-tried.md. no spills, no stack
 #include "hopper_softmax.cuh"
 
 constexpr int d = 128, B_r = 192, B_c = 128, CONSUMERS = B_r / 64;
@@ -612,29 +560,19 @@ template <bool causal, bool keys_contiguous> struct Consumer {
         hard = load_word(sram.hard(w)) == q + 1;  // before all meet again, since then it may change
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
         const int first = first_query(p, at.i) + 64 * w;
+        rows.sum_l();
         float factor[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float l = rows.l[r];
-            l += __shfl_xor_sync(~0u, l, 1);
-            l += __shfl_xor_sync(~0u, l, 2);
+            factor[r] = __fdividef(1.0f, nonzero(rows.l[r]));
             const int query = first + 16 * warp + lane / 4 + 8 * r;
             if (p.wants_L && lane % 4 == 0 && query >= 0 && query < p.N_q) {
-                L[query] = l == 0.0f ? -INFINITY : (rows.m[r] * p.c - OFFSET) * 0.693147180559945f + logf(l);
+                L[query] = rows.L(r, p.c, OFFSET);
                 Tally(totals + 9).add(1, 1);
             }
-            factor[r] = __fdividef(1.0f, nonzero(l));
         }
-        const int row = 16 * warp + lane % 16;
-        const Word to = __cvta_generic_to_shared(O_w) + row * 128;
-#pragma unroll
-        for (int t = 0; t < d / 8; t += 2) {  // 16 columns
-            Word out[4];
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                out[e] = pack<__half>(O_i[t + e / 2][e % 2 * 2] * factor[e % 2], O_i[t + e / 2][e % 2 * 2 + 1] * factor[e % 2]);
-            store_operand<false>(to + t / 8 * (64 * 128) + ((t % 8 + lane / 16 ^ row % 8) << 4), out);
-        }
+        const Word row = __cvta_generic_to_shared(O_w) + (16 * warp + lane % 16) * 128;
+        round_rows<__half, d, 64 * 128, d>(row, O_i, 0, factor);
         show_writes();
         meet(TOGETHER + w, WARPGROUP);
         if (thread == 0 && first >= 0) {  // a copy to HBM may end behind the last query, and not begin before the first
@@ -714,54 +652,3 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
         consumer.consume(shared, O, L);
     }
 }
-
-// ------------------------------------------------------------------------------------------------------- what else was tried
-//
-// With three warpgroups, of the kernel's rate:
-// - A quarter of a tile at a time, and S twice: 0.82 to 0.92.
-// - A whole tile at a time, S once, no product during exponentials (with a few registers spilled): 0.74 to 0.82.
-// - A polynomial for 1/8 of the exponentials: 0.90 to 0.98; for 1/4: 0.86 to 0.95.
-// - Places in rings without a division: 0.96 to 1.02.
-//
-// V was transposed by a kernel before this one, in 20 µs. Transposed within, of the rate then, full / causal: 1.03 to 1.08 /
-// 1.10 to 1.12 at N = 1024, 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 to 1.01 at 2048;
-// 0.91 and 0.93 for 128 queries of 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin
-// all at once, and so wait for their V all at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where
-// 128 would stay in the L2. Then a last section of as many heads as stay there, and ldmatrix and stmatrix in `turn`, where words
-// were read and written by themselves, in five runs: 1.03 to 1.07 / 1.06 to 1.09 at N = 1024, 1.00 to 1.04 / 1.05 to 1.07 at 2048,
-// 1.00 to 1.02 / 1.01 to 1.03 at 4096, 0.99 to 1.00 / 1.00 to 1.01 at 16384. Of this rate:
-// - `turn`'s loop unrolled twice: 0.89 to 0.98.
-// - Sections of 16 heads, but the last: 0.97 to 1.02; of 64 0.96 to 1.01; a last one of 64 heads: 0.96 to 1.01.
-//
-// What follows was measured with two warpgroups that took a tile at a time. By the clock, at 1.76 GHz: a tile 1670 cycles. A
-// row block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last product 580, O_i 1030. So O_i
-// leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for under the last product (0.99 to 1.05). At 690 W
-// the card is at its limit.
-//
-// - Two warpgroups, half a tile at a time, and S twice: 0.70 to 0.94.
-// - Turns between consumers, for exponentials: 18 to 26% slower. Alone, a warp does not keep that unit busy.
-// - V_jᵀ made by the producer's idle warps for their own row block alone, again for each: 3 to 12% slower than by a kernel
-//   before.
-// - A polynomial for 1/8 of the exponentials: 3 to 7% slower.
-// - ℓ summed by tensor cores, of rows of ones below V_jᵀ: 9 to 17% faster; but they keep about 14 bits of sums of 8-bit
-//   products, and at N = 2048 O was off by 3.4%, not 2.6%.
-// - m of a tile's first 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again.
-// - Q_i K_jᵀ started before P̃_ij V_j: 0.98 to 1.02.
-// - Two V_j on their way to be transposed, with room for 3 V_jᵀ: 0.91 without a mask.
-// - A first section as small as V is transposed at once: 0.96 to 1.00.
-// - Tiles from the first to the last, so that causally, too, only the first needs maxima: 0.96 to 0.99 without a mask, 0.97 to
-//   1.02 causally.
-// - Q, V and O marked for the L2 to forget first: 0.96 to 1.01.
-// - Half of the diagonal's exponentials left out for the upper warpgroup: 0.97 to 1.01.
-// - Maxima of all tiles, causally: 0.93 to 1.01 at N = 1024, 0.87 to 0.99 from 4096 on.
-// - P̃ by shared memory: 0.87 to 0.94 from N = 4096 on.
-// - P̃ rounded when its sums are known, not before, so that a lagging m may be corrected in it: 0.84 to 0.96 there.
-// - O_i written during the next row block's first exponentials: 0.98 to 1.01.
-// - One warpgroup 400 or 800 cycles behind the other from the start: 0.98 to 1.03.
-// - Row blocks of one head after the other, causally: 0.91 to 0.93.
-// - V transposed in the order in which it is needed, and waited for one j at a time: 0.97 to 1.02 causally; and the consumers
-//   transpose the first tiles, too: 0.94 to 1.01.
-// - K's rows in boxes of 32, 16 or 8, so that columns of four keys are nearer to each other: 0.97 to 1.02, 0.97 to 1.03, 0.91
-//   to 0.96.
-// - Room for 6 V_j where none is transposed: 0.96 to 1.02.
-// - OFFSET of 2, so that fewer tiles are computed again: O is off by 1.3%, not 0.8%, where one key of 4096 outweighs all.

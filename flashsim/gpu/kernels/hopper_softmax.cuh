@@ -5,8 +5,32 @@
 
 constexpr int LAZY = 8;               // log₂ of how far P̃ may exceed 1
 constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
-constexpr float MOST = 32768.0f;      // of a sum of P̃: fp16 ends at 65504
+constexpr float HUGE = 1.2676506e30f;  // 2^100
 #define NO_SHIFT __int_as_float(0x7fffffff)  // NaN, and what is computed with it
+
+// What P̃ is rounded to. MOST: what a sum of P̃ may be, so that each fits: fp16 ends at 65504; bf16 does not, but O is not to.
+// GROWTH: log₂ of what P̃ may be divided by, once it is rounded: fp16 has no number below 2^-24.
+template <typename T> struct Rounded;
+template <> struct Rounded<__half> {
+    static constexpr float MOST = 65504.0f;
+    static constexpr int GROWTH = 24;
+    static constexpr bool ENDS = true;  // between MOST and 2^GROWTH, at ∞
+};
+template <> struct Rounded<__nv_bfloat16> {
+    static constexpr float MOST = 1099511627776.0f;
+    static constexpr int GROWTH = 100;
+    static constexpr bool ENDS = false;
+};
+
+// Two numbers times two.
+template <typename T> __device__ inline Word times(Word two, Word by);
+#define DEFINE_TIMES(T, type)                                                  \
+    template <> __device__ inline Word times<T>(Word two, Word by) {           \
+        asm("mul.rn." type " %0, %0, %1;" : "+r"(two) : "r"(by));              \
+        return two;                                                            \
+    }
+DEFINE_TIMES(__half, "f16x2")
+DEFINE_TIMES(__nv_bfloat16, "bf16x2")
 
 // What a thread knows of its two rows: m, near the maximum so far; m c, as it is subtracted; ℓ, of this lane's columns alone.
 struct Rows {
@@ -17,6 +41,17 @@ struct Rows {
     }
     // Whether in some row of the warp m is −∞, or |m c| so large that S c − m c would round to anything: S − m is taken first.
     __device__ bool exact() const { return shift[0] != shift[0]; }
+    // At the end: ℓ over the row's four lanes, and L, if P̃ was 2^(c (S − m) + offset).
+    __device__ __forceinline__ void sum_l() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            l[r] += __shfl_xor_sync(~0u, l[r], 1);
+            l[r] += __shfl_xor_sync(~0u, l[r], 2);
+        }
+    }
+    __device__ float L(int r, float c, int offset = 0) const {
+        return l[r] == 0.0f ? -INFINITY : (m[r] * c - offset) * 0.693147180559945f + logf(l[r]);
+    }
 };
 
 // S becomes P̃ = 2^(c (S − m) + offset), and ℓ grows. Where some row's maximum has grown, if lazy by a factor above 2^limit, all
@@ -66,11 +101,12 @@ __device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, floa
     return grown;
 }
 
-// P = P̃, rounded to T, with m as it is; S stays, and ℓ grows. Returns false, with ℓ as it was, where some row of the warp has no
-// m yet, or may need another: where sums are so large that P might not hold some P̃. So no maximum has to be found.
+// P = P̃, rounded to T, with m as it is; S stays, `sum` is of P̃ by row, and ℓ grows by it. Returns false, with ℓ as it was, where
+// some row of the warp has no m yet, or may need another: where sums are too large. So no maximum has to be found.
 template <typename T, int B_c>
-__device__ __forceinline__ bool softmax_as_before(Word (&P)[B_c / 16][4], const float (&S)[B_c / 8][4], Rows& rows, float c) {
-    float sum[2] = {};
+__device__ __forceinline__ bool softmax_as_before(Word (&P)[B_c / 16][4], const float (&S)[B_c / 8][4], Rows& rows,
+                                                  float (&sum)[2], float c) {
+    sum[0] = sum[1] = 0.0f;
 #pragma unroll
     for (int t = 0; t < B_c / 8; ++t)
 #pragma unroll
@@ -83,8 +119,56 @@ __device__ __forceinline__ bool softmax_as_before(Word (&P)[B_c / 16][4], const 
             }
             P[t / 2][t % 2 * 2 + r] = pack<T>(two[0], two[1]);
         }
-    if (__any_sync(~0u, !(sum[0] <= MOST && sum[1] <= MOST))) return false;  // NaN, too
+    if (__any_sync(~0u, !(sum[0] <= Rounded<T>::MOST && sum[1] <= Rounded<T>::MOST))) return false;  // NaN, too
     rows.l[0] += sum[0], rows.l[1] += sum[1];
+    return true;
+}
+
+// After it has returned false: raise m by a power of two that the sums give, so that 1/2 <= ℓ < 4, and mend P: multiply it by
+// α, and find anew only what T could not hold. Returns false, with all as it was, where sums do not say by how much.
+template <typename T, int B_c>
+__device__ __forceinline__ bool mend(Word (&P)[B_c / 16][4], const float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2],
+                                     const float (&sum)[2], float c) {
+    int growth[2];
+    bool known = 1 / HUGE <= c && c <= HUGE;  // m = shift / c
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float most = rows.l[r] + sum[r];
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        growth[r] = max(0, (__float_as_int(most) >> 23) - 126);  // most < 2^growth; large, where it is ∞
+        known = known && growth[r] <= Rounded<T>::GROWTH && fabsf(rows.shift[r] + growth[r]) < EXACT;
+    }
+    if (__any_sync(~0u, !known)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        alpha[r] = __int_as_float(127 - growth[r] << 23);
+        rows.l[r] = (rows.l[r] + sum[r]) * alpha[r];
+        rows.shift[r] += growth[r];
+        rows.m[r] = __fdividef(rows.shift[r], c);
+    }
+    Word lost = 0;  // a bit for 16 columns, if P̃ of some row has become ∞
+#pragma unroll
+    for (int t = 0; t < B_c / 16; ++t) {
+        Word beyond = 0;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            if (Rounded<T>::ENDS) beyond |= P[t][e] + 0x04000400;
+            P[t][e] = times<T>(P[t][e], pack<T>(alpha[e % 2], alpha[e % 2]));
+        }
+        if (beyond & 0x80008000) lost |= 1 << t;
+    }
+    lost = __reduce_or_sync(~0u, lost);
+#pragma unroll
+    for (int t = 0; t < B_c / 16; ++t)
+        if (lost >> t & 1) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float(&four)[4] = S[2 * t + e / 2];
+                const int r = e % 2;
+                P[t][e] = pack<T>(exp_2(fmaf(four[2 * r], c, -rows.shift[r])), exp_2(fmaf(four[2 * r + 1], c, -rows.shift[r])));
+            }
+        }
     return true;
 }
 
@@ -93,4 +177,21 @@ template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const floa
     for (int t = 0; t < d / 8; ++t)
 #pragma unroll
         for (int e = 0; e < 4; ++e) O[t][e] *= alpha[e / 2];
+}
+
+// `columns` of O from column x on, times a factor by row, rounded to T, to shared memory: this warp's 16 rows of halves that are
+// `half_bytes` apart, swizzled as TMA reads them. Lane l gives the address of row l mod 16.
+template <typename T, int columns, int half_bytes, int d>
+__device__ __forceinline__ void round_rows(Word row, const float (&O)[d / 8][4], int x, const float (&factor)[2]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < columns / 8; t += 2) {
+        Word rounded[4];
+#pragma unroll
+        for (int of = 0; of < 4; ++of) {
+            const float(&four)[4] = O[x / 8 + t + of / 2];
+            rounded[of] = pack<T>(four[of % 2 * 2] * factor[of % 2], four[of % 2 * 2 + 1] * factor[of % 2]);
+        }
+        store_operand<false>(row + t / 8 * half_bytes + ((t % 8 + lane / 16 ^ lane % 8) << 4), rounded);
+    }
 }
