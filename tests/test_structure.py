@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 
+import pytest
+
 import flashsim
 from flashsim.verify import checks
 
@@ -52,6 +54,79 @@ def cycles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     assert cycles({name: imported(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}) == set()
+
+
+ROOMS = [
+    "version",
+    "support",
+    "machine",
+    "problem",
+    "masks",
+    "algorithms",
+    "theory",
+    "reference",
+    "run",
+    "tracing",
+    "beyond",
+    "optimal",
+    "hardware",
+    "sweeping",
+    "verify",
+    "testing",
+    "gpu",
+    "learn",
+    "plots",
+    "cli",
+]
+SIBLINGS = {("algorithms", "theory"), ("theory", "algorithms"), ("theory", "reference"), ("reference", "theory")}
+STILL_UP = {("run", "plots"), ("run", "tracing"), ("sweeping", "plots")}
+"""Arrows that are to be turned: `run.plot()`, `trace=True`, `sweep(…).plot()`."""
+
+
+def named(source: str) -> set[str]:
+    """The modules that a source imports in any way: in functions, under `if TYPE_CHECKING`, or by name, as a string."""
+    everywhere = ast.parse(source.replace("if TYPE_CHECKING:", "if True:"))
+    strings = {
+        node.value for node in ast.walk(everywhere) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return imported(ast.unparse(everywhere)) | (strings & MODULES.keys())
+
+
+def arrows(sources: dict[str, str]) -> set[tuple[str, str]]:
+    """The pairs of rooms, (a, b), where a imports what is in b."""
+    found = {
+        (name, to) for name, source in sources.items() for to in named(source) if to.count(".") and name.count(".")
+    }
+    return {(a.split(".")[1], b.split(".")[1]) for a, b in found}
+
+
+def upward(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    return {(a, b) for a, b in pairs if a != b and (ROOMS.index(b) > ROOMS.index(a) or (a, b) in SIBLINGS)}
+
+
+def test_imports_run_downwards() -> None:
+    sources = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items() if name != "flashsim.__main__"}
+    assert upward(arrows(sources)) == STILL_UP
+
+
+def test_an_arrow_upwards_is_found_however_it_is_written() -> None:
+    inside = "def f():\n    from flashsim.plots import plot_run\n"
+    for_types = "if TYPE_CHECKING:\n    from flashsim.tracing import Trace\n"
+    by_name = 'import_module("flashsim.theory.form")'
+    found = arrows({"flashsim.machine.a": inside, "flashsim.run.a": for_types, "flashsim.algorithms.a": by_name})
+    assert upward(found) == {("machine", "plots"), ("run", "tracing"), ("algorithms", "theory")}
+    assert not upward(arrows({"flashsim.run.a": "from flashsim.machine.memory import HBM"}))
+
+
+@pytest.mark.parametrize(
+    ("module", "most"), [("flashsim", 1), ("flashsim.machine.memory", 10), ("flashsim.run.api", 72)]
+)
+def test_an_import_loads_few_modules(module: str, most: int) -> None:
+    code = f"import sys, {module}; print(sum(name.split('.')[0] == 'flashsim' for name in sys.modules), *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    number, *loaded = done.stdout.split()
+    assert int(number) <= most
+    assert not {"matplotlib", "flashsim.tracing", "flashsim.plots", "flashsim.gpu"} & {*loaded}
 
 
 FILLED = {  # as something goes on

@@ -1,1 +1,1 @@
-"""beyond."""
+"""What else the tiling does: kernel products, MLPs, cross-entropy, linear attention, approximations."""

@@ -1,1 +1,1 @@
-"""learn."""
+"""Lessons, exercises, worked examples, and the playground."""

@@ -1,1 +1,1 @@
-"""masks."""
+"""Masks, as rules, bands, paddings, trees and biases; block patterns; dropout."""

@@ -21,9 +21,6 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flashsim.gpu.compiling import MissingGPU
-from flashsim.machine.memory import MemoryModelError
-
 REFUSED, INTERRUPTED, READER_GONE, TERMINATED = 2, 130, 141, 143
 
 
@@ -64,7 +61,7 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             _say(f"{program}: error: {what}")
             status = REFUSED
         except Exception as error:
-            ours, notes = isinstance(error, ValueError | MemoryModelError | MissingGPU), _noted(error)
+            ours, notes = isinstance(error, ValueError) or type(error).__module__.startswith("flashsim."), _noted(error)
             if not ours and not notes:
                 raise
             said = error if ours else f"{type(error).__name__}: {error}"

@@ -1,1 +1,1 @@
-"""beyond/parts."""
+"""What programs take besides matrices: kernel functions, labels, clusters, block patterns of weights."""
