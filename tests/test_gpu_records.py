@@ -20,7 +20,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from flashsim.qkv import SAMPLE
+from flashsim.problem.qkv import SAMPLE
 
 import flashsim
 from flashsim import gpu, theory
