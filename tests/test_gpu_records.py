@@ -20,7 +20,6 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from flashsim.problem.qkv import SAMPLE
 
 import flashsim
 from flashsim import gpu, theory
@@ -49,6 +48,7 @@ from flashsim.plots.gpu import (
     plot_validation,
 )
 from flashsim.plots.same_curve import plot_same_curve
+from flashsim.problem.qkv import SAMPLE
 from flashsim.reference import attention
 
 CSV = """==PROF== Connected to process 1
