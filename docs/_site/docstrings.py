@@ -227,7 +227,8 @@ def complete(app: Any, env: Any) -> None:
     there = env.domains["py"].objects
     for name in flashsim.__all__:
         thing = getattr(flashsim, name)
-        if f"flashsim.{name}" not in there and not (isinstance(thing, ModuleType) and thing.__name__ in there):
+        where = thing.__name__ if isinstance(thing, ModuleType) else f"{getattr(thing, '__module__', '')}.{name}"
+        if f"flashsim.{name}" not in there and where not in there:
             LOG.warning("docs/reference lacks flashsim.%s", name, type="docstring")
 
 
