@@ -19,8 +19,8 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 CORE = (
-    "memory.py", "matrices.py", "masks.py", "tile_masks.py", "tree_mask.py", "band.py", "live.py", "dropout.py", "groups.py",
-    "cache.py", "tune.py", "reference/*.py", "run/*.py", "theory/*.py", "algorithms/*.py",
+    "machine/memory.py", "problem/matrices.py", "masks/rules.py", "masks/tree.py", "masks/band.py", "masks/dropout.py",
+    "hardware/cache.py", "optimal/tune.py", "reference/*.py", "run/*.py", "theory/*.py", "algorithms/*.py", "beyond/parts/*.py",
 )  # fmt: skip
 
 Entry = dict[str, Any]
