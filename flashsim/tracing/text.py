@@ -69,7 +69,7 @@ def _step(trace: Recording, step: Step, line: str) -> Iterator[str]:
 def _column(name: str, old: NDArray[Any] | None, new: NDArray[Any]) -> Iterator[str]:
     factor = ""
     if name == MAXIMUM and old is not None:
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             factor = f"   e^(m − m_new) = {_numbers(np.where(old == -np.inf, 0.0, np.exp(old - new)))}"
     before = "" if old is None else f"{_numbers(old)} "
     yield f"    {plain(name)}  {before}→ {_numbers(new)}{factor}"
