@@ -12,7 +12,7 @@ import pytest
 
 import flashsim
 from flashsim import gpu
-from flashsim.gpu import hopper, hopper_decode
+from flashsim.gpu import hopper, hopper_backward, hopper_decode
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.contestants import DISTRIBUTIONS, Setting, drawn
 from flashsim.masks.dropout import keep_mask
@@ -60,7 +60,7 @@ def test_windows_lie_within_rounding_and_skip_dead_tiles(
     allowed = mask.whole(Shape(N_q, N_k, d, d), ())
     keep = np.stack([keep_mask(7, dropout_p, N_q, N_k, head) for head in range(B * H)]).reshape(B, H, N_q, N_k)
     rung = gpu.kernel("hopper")
-    found = run(rung, problem, window=window, dropout_p=dropout_p, seed=7)
+    found = run(rung, problem, backward=True, window=window, dropout_p=dropout_p, seed=7)
     assert_near(rung, problem, found, allowed, keep if dropout_p else None, dropout_p)
     tiles = hopper.choose_tiles(d, "WINDOW", dropout_p > 0)
     _, counted = gpu.forward(*on_gpu(problem), mask=mask, dropout_p=dropout_p, count=True, kernel="hopper")
@@ -77,7 +77,7 @@ def test_block_masks_lie_within_rounding_and_skip_dead_tiles(d: int, causal: boo
     table[3] = False  # rows without a tile
     spread = table.repeat(128, axis=0)[:1000].repeat(128, axis=1)[:, :1300]
     rung = gpu.kernel("hopper")
-    found = run(rung, problem, block_mask=table, causal=causal)
+    found = run(rung, problem, backward=True, block_mask=table, causal=causal, deterministic=True)
     assert_near(rung, problem, found, spread & problem.causal if causal else spread)
     _, counted = gpu.forward(*on_gpu(problem), block_mask=table, causal=causal, count=True)
     live = table.copy()
@@ -87,6 +87,60 @@ def test_block_masks_lie_within_rounding_and_skip_dead_tiles(d: int, causal: boo
     assert moved(counted)["K"] == moved(counted)["V"] == (2 * columns * d, 0)
     butterfly = gpu.forward(*on_gpu(problem), block_mask=flashsim.patterns.butterfly, kernel="hopper")
     assert (butterfly == gpu.forward(*on_gpu(problem), block_mask=flashsim.patterns.butterfly(8, 11))).all()
+
+
+def counted_backward(shape: tuple[int, ...], live: Any) -> dict[str, tuple[int, int]]:
+    """Return what the kernel moves of a problem's tiles (T_r, T_c) that are live, (reads, writes) by array."""
+    B, H, H_kv, N_q, N_k, d = shape
+    B_r, B_c = hopper_backward.choose_blocks(d)
+    rows, keys = (np.minimum(step, N - np.arange(0, N, step)) for N, step in ((N_q, B_r), (N_k, B_c)))
+    often, seen = B * H * int((rows @ live).sum()), B * H * int(rows @ live.any(axis=1))
+    keys_seen, all_rows, all_keys = B * H_kv * int(live.any(axis=0) @ keys) * d, B * H * N_q, B * H_kv * N_k * d
+    return {
+        "Q": (often * d, 0),
+        "K": (keys_seen, 0),
+        "V": (keys_seen, 0),
+        "O": (all_rows * d, 0),
+        "dO": ((often + all_rows) * d, 0),
+        "L": (often + all_rows, all_rows),
+        "D": (often, all_rows),
+        "dQ": ((often + seen) * d, (all_rows + often + seen) * d),
+        "dK": (0, all_keys),
+        "dV": (0, all_keys),
+    }
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("shape", [(1, 2, 1, 1000, 1000, 64), (1, 4, 2, 300, 777, 128), (2, 1, 1, 777, 300, 64)])
+def test_gradients_of_windows_and_block_masks_count(shape: tuple[int, ...], window: tuple[int, int]) -> None:
+    """A window's as q_outer's, but for what `test_hoppers_backward_pass_counts` says, and keys that nobody sees; bits repeat."""
+    cupy = import_cupy()
+    _, _, _, N_q, N_k, d = shape
+    problem, mask = given(shape, "float16"), flashsim.SlidingWindow(*window)
+    q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
+    o, lse = gpu.forward(q, k, v, return_lse=True, mask=mask)
+    assert gpu.plan(q, k, v, direction="backward", mask=mask).kernel == "hopper"
+    asked: dict[str, Any] = {"mask": mask, "deterministic": True}
+    *found, counted = gpu.backward(q, k, v, o, lse, do, count=True, **asked)
+    again = gpu.backward(q, k, v, o, lse, do, **asked)
+    assert all((a == b).all() for a, b in zip(found, again, strict=True))
+    blocks = hopper_backward.choose_blocks(d)
+    sees = mask.whole(Shape(N_q, N_k, d, d), ())
+    live = np.array(
+        [
+            [sees[r : r + blocks[0], c : c + blocks[1]].any() for c in range(0, N_k, blocks[1])]
+            for r in range(0, N_q, blocks[0])
+        ]
+    )
+    wanted = counted_backward(shape, live)
+    assert moved(counted) == wanted
+    model = tally("q_outer", (*shape, blocks), "backward", mask=mask)
+    assert all(model[name] == wanted[name] for name in ("Q", "O", "dO", "dK", "dV"))
+    table = np.random.default_rng(1).random((-(-N_q // 128), -(-N_k // 128))) < 0.5
+    o, lse = gpu.forward(q, k, v, return_lse=True, mask=mask, block_mask=table)
+    *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, block_mask=table, **asked)
+    spread = table.repeat(128 // blocks[0], axis=0)[: len(live)]
+    assert moved(counted) == counted_backward(shape, live & spread)
 
 
 DRAWN: dict[str, dict[str, Any]] = {
@@ -107,7 +161,7 @@ def test_row_blocks_beyond_the_places_are_drawn(asked: dict[str, Any]) -> None:
     if "block_mask" in asked:
         allowed = asked["block_mask"].repeat(128, axis=0)[:130].repeat(128, axis=1)[:, :140]
     for _ in range(2):
-        assert_near(rung, problem, run(rung, problem, **asked), allowed)
+        assert_near(rung, problem, run(rung, problem, backward=True, **asked), allowed)
 
 
 WIDE_CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {

@@ -101,6 +101,7 @@ def backward(
     causal: bool = False,
     scale: float | None = None,
     mask: Any = None,
+    block_mask: Any = None,
     dropout_p: float = 0.0,
     seed: int = 0,
     blocks: tuple[int, int] | None = None,
@@ -115,7 +116,7 @@ def backward(
     if kernel is not None and rungs.kernel(kernel).backward is None:
         raise ValueError(f"kernel {kernel!r} has no backward pass")
     plain = kernel, causal, scale, dropout_p, seed, deterministic, False
-    return tuple(_called("backward", GIVEN, (q, k, v, o, lse, do), plain, (mask, None, blocks, count)))
+    return tuple(_called("backward", GIVEN, (q, k, v, o, lse, do), plain, (mask, block_mask, blocks, count)))
 
 
 def _called(

@@ -19,9 +19,8 @@ from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, hopper_variants
 from flashsim.gpu.launching import DROPOUT, Launch, Prepared, counter, dropout, ready, section, totals, warn
+from flashsim.gpu.listing import computed, live_tiles, to_gpu
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
-from flashsim.masks.rules import SlidingWindow
-from flashsim.problem.arguments import check_tiles
 from flashsim.problem.shapes import Blocks, Shape
 
 FILE = "hopper.cu"
@@ -185,8 +184,7 @@ def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: 
     lists: Any = ()
     kind = as_list(q.shape[3], kind, options.dropout_p > 0)
     if kind == "LISTED":
-        computed = options.block_mask if options.block_mask is not None else _everything
-        lists = _listed(device, tiles, computed, window, q.shape[2], k.shape[2])
+        lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
     strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, options.counters is not None)
     start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, *asked)
@@ -247,33 +245,20 @@ def _launch(
     return Launch(kernel, blocks, threads, shared, arguments)
 
 
-def _everything(*tiles: int) -> Any:
-    return np.ones(tiles, bool)
-
-
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:
     """Return where each row block's live tiles start in their list, and the list: arrays on the GPU."""
-    B_r, B_c = tiles.blocks
-    blocks, shape = Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c)), Shape(N_q, N_k, 1, 1)
-    computed = check_tiles(block_mask, blocks, shape)
-    return _on_gpu(device, np.packbits(computed).tobytes(), blocks, shape, window, tiles.B_c)
+    shape = Shape(N_q, N_k, 1, 1)
+    return _on_gpu(device, computed(block_mask, tiles.blocks, shape), tiles.blocks, shape, window, tiles.B_c)
 
 
 @lru_cache(maxsize=64)
 def _on_gpu(
-    device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tuple[int, int], B_c: int
+    device: int, bits: bytes, asked: tuple[int, int], shape: Shape, window: tuple[int, int], B_c: int
 ) -> tuple[Any, Any]:
-    T = blocks.T_r, blocks.T_c
-    computed = np.unpackbits(np.frombuffer(bits, np.uint8), count=T[0] * T[1]).reshape(T).astype(bool)
-    rows, columns = np.arange(T[0])[:, None] * blocks.B_r, np.arange(T[1]) * blocks.B_c
-    ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(columns + blocks.B_c, shape.N_k)
-    computed &= SlidingWindow(*window).live(rows, ends[0], columns, ends[1], shape, ())
-    computed = computed.repeat(blocks.B_c // B_c, axis=1)[:, : -(-shape.N_k // B_c)]
-    starts = np.concatenate([[0], computed.sum(axis=1).cumsum()])
-    cupy = import_cupy()
-    found = cupy.asarray(starts, "int32"), cupy.asarray(np.nonzero(computed)[1], "int32")
-    cupy.cuda.get_current_stream().synchronize()  # other streams may use them next
-    return found
+    blocks = Blocks(*asked, -(-shape.N_q // asked[0]), -(-shape.N_k // asked[1]))
+    live = live_tiles(bits, asked, blocks, shape, window).repeat(asked[1] // B_c, axis=1)[:, : -(-shape.N_k // B_c)]
+    starts, tiles = to_gpu(np.concatenate([[0], live.sum(axis=1).cumsum()]), np.nonzero(live)[1])
+    return starts, tiles
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
@@ -329,7 +314,7 @@ KERNEL = Kernel(
     prepare=prepare,
     prepare_backward=prepare_backward,
     takes=("causal", "window", "block_mask", "dropout_p", "blocks", "count"),
-    forward_only=("blocks", "window", "block_mask"),
+    forward_only=("blocks",),
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,

@@ -15,23 +15,29 @@ import numpy as np
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options, hopper_variants
 from flashsim.gpu.launching import DROPOUT, Launches, Prepared, dropout, ready, section, totals
+from flashsim.gpu.listing import computed, live_tiles, to_gpu
 from flashsim.gpu.tensor_core import ELEMENTS, LOG2_E
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
+from flashsim.problem.shapes import Blocks, Shape
 
 FILE = "hopper_backward.cu"
 HEAD_DIMS = (64, 128)
+MASK_BLOCKS = 128, 128  # of a block mask: the forward pass's
 ROWS = 64  # of the boxes in which dK_j and dV_j are stored
 PREPARES, SUMS = 256, 384  # threads of the two kernels
 GRID = 2**31 - 1
+KINDS = ("FULL", "CAUSAL", "LISTED")  # of masks, as the kernel calls them
 MOVES = (  # what each kernel's totals are of, in its order
-    ("O", "dO", "L", "D", "dQ"),
+    ("O", "dO", "L", "D", "dQ", "dK", "dV"),
     ("Q", "K", "V", "dO", "L", "D", "dQ", "dK", "dV"),
 )
 NOT_COUNTED = 0, 0
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "H_kv", "group", "T_r", "T_c")]
-    + [("heads", "i4"), ("section", "i4"), ("unseen", "i4"), ("tau", "f4"), ("half_c", "f4"), ("dropout", DROPOUT)]
+    + [(name, "i4") for name in ("heads", "section", "unseen", "left", "right")]
+    + [(name, "u8") for name in ("starts", "adders", "tiles")]
+    + [("tau", "f4"), ("half_c", "f4"), ("dropout", DROPOUT)]
     + [(name, "u8") for name in ("rows", "sums", "turns", "drawn")],
     align=True,
 )
@@ -47,14 +53,14 @@ def shared_bytes(d: int, drops: bool) -> int:
     B_r, B_c = choose_blocks(d)
     keys = 3 if d == 64 and not drops else 2  # tiles: K_j, V_j, and the next K_j
     tiles = 2 * (keys * B_c * d + 4 * B_r * d + 2 * B_r * B_c) + 4 * B_r * d + 2 * 8 * B_r
-    return tiles + drops * 2 * 2048 + 8 * (8 * 64 * 4 + 16) + 304
+    return tiles + drops * 2 * 2048 + 8 * (8 * 64 * 4 + 16) + 320
 
 
-def functions(dtype: str, d: int, causal: bool, drops: bool, deterministic: bool) -> tuple[str, str]:
+def functions(dtype: str, d: int, kind: str, drops: bool, deterministic: bool) -> tuple[str, str]:
     """Return the kernels for one case, in the order in which they are launched."""
     T = f"{ELEMENTS[dtype]}, {d}"
-    switches = ", ".join(str(on).lower() for on in (causal, drops, deterministic))
-    return f"prepare<{T}>", f"hopper_backward<{T}, {switches}>"
+    switches = ", ".join(str(on).lower() for on in (drops, deterministic))
+    return f"prepare<{T}>", f"hopper_backward<{T}, {kind}, {switches}>"
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
@@ -66,15 +72,37 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
 def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared:
     """Return `backward` for arrays of these shapes, strides and dtypes."""
     strides = q.strides, k.strides, v.strides, do.strides
-    asked = options.causal, options.scale, options.dropout_p, options.seed, options.deterministic
+    asked = options.scale, options.dropout_p, options.seed, options.deterministic
+    window, lists = options.window or (-1, 0 if options.causal else -1), ()
+    if options.window or options.block_mask is not None:
+        lists = _listed(device, options.block_mask, window, q.shape, k.shape)
+    kind, listed = "LISTED" if lists else KINDS[options.causal], tuple(array.data.ptr for array in lists)
     counting = options.counters is not None
-    start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, *asked, counting)
+    start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, kind, window, listed, *asked, counting)
 
     def run(stream: int, at: int, *addresses: int) -> None:
         moved = [totals(options, names) for names in MOVES] if counting else NOT_COUNTED
         start(stream, at, *addresses, *moved)
 
     return Prepared(run, scratch)
+
+
+def _listed(
+    device: int, block_mask: Any, window: tuple[int, int], q: tuple[int, ...], k: tuple[int, ...]
+) -> tuple[Any, Any, Any]:
+    """Return where each key block's live tiles start in their list, in how many a row block is, and the list: on the GPU."""
+    B_r, B_c = choose_blocks(q[3])
+    blocks, shape = Blocks(B_r, B_c, -(-q[2] // B_r), -(-k[2] // B_c)), Shape(q[2], k[2], 1, 1)
+    return _on_gpu(device, computed(block_mask, MASK_BLOCKS, shape), blocks, shape, window)
+
+
+@lru_cache(maxsize=64)
+def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tuple[int, int]) -> tuple[Any, Any, Any]:
+    live = live_tiles(bits, MASK_BLOCKS, blocks, shape, window)
+    j, i = np.nonzero(live.T)
+    tiles = np.stack([i, (live.cumsum(axis=1) - 1)[i, j]], axis=1)
+    starts = np.concatenate([[0], live.sum(axis=0).cumsum()])
+    return to_gpu(starts, live.sum(axis=1), tiles)
 
 
 @lru_cache(maxsize=1024)
@@ -84,7 +112,9 @@ def _launches(
     k: tuple[int, ...],
     strides: tuple[tuple[int, ...], ...],
     dtype: Any,
-    causal: bool,
+    kind: str,
+    window: tuple[int, int],
+    listed: tuple[int, ...],
     scale: float,
     dropout_p: float,
     seed: int,
@@ -93,6 +123,7 @@ def _launches(
 ) -> tuple[Launches, int]:
     """Return what `run` starts, for q and k of these shapes, and the bytes of scratch; strides are q's, k's, v's and do's.
 
+    `listed` is where lists of live tiles are, which are kept.
     It is called with the addresses of scratch memory, of Q, K, V, O, L, dO, dQ, dK, dV, and of each kernel's totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
@@ -110,13 +141,17 @@ def _launches(
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["H_kv"], problem["group"] = N_q, N_k, H, H_kv, H // H_kv
     problem["T_r"], problem["T_c"], problem["heads"] = T_r, T_c, B * H_kv
-    problem["unseen"] = min(T_r, max(0, N_q - N_k) // B_r) if causal else 0
+    problem["unseen"] = min(T_r, max(0, N_q - N_k) // B_r) if kind == "CAUSAL" else 0
     a_head = 8 * N_q * d * H / H_kv  # bytes of Q, dO, and dQ in fp32
-    problem["section"] = section(a_head, attributes["L2CacheSize"], B * H_kv) if causal else 1
+    problem["section"] = section(a_head, attributes["L2CacheSize"], B * H_kv) if kind == "CAUSAL" else 1
+    problem["left"], problem["right"] = (
+        N - 1 if side == -1 else min(side, N - 1) for side, N in zip(window, (N_k, N_q), strict=True)
+    )
+    problem["starts"], problem["adders"], problem["tiles"] = listed or (0, 0, 0)
     most = float(np.finfo(np.float32).max)
     problem["tau"], problem["half_c"] = (max(-most, min(x, most)) for x in (scale, scale * LOG2_E / 2))
     problem["dropout"] = dropout(dropout_p, seed)
-    names = functions(dtype.name, d, causal, dropout_p > 0, deterministic)
+    names = functions(dtype.name, d, kind, dropout_p > 0, deterministic)
     kernels = ready(device, FILE, names, names[1], shared, counting)
     sums, rows, turns = (
         4 * row_blocks * B_r * d,
@@ -144,7 +179,7 @@ def _launches(
         each = zip(sides, (Q, K, V, dO, dK, dV), strict=True)
         maps = (tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in each)
         return (
-            (np.uint64(O), np.uint64(dO), *do_strides, np.uint64(L), np.uint64(dQ), placed, counts[0]),
+            (np.uint64(O), np.uint64(dO), *do_strides, *map(np.uint64, (L, dQ, dK, dV)), placed, counts[0]),
             (*maps, np.uint64(dQ), placed, counts[1]),
         )
 
@@ -155,9 +190,9 @@ def _launches(
 
 def _functions(dtype: str, count: bool) -> Iterator[str]:
     """Yield what the tests compile."""
-    for d, causal, drops, deterministic in product(HEAD_DIMS, (False, True), (False, True), (False, True)):
+    for d, kind, drops, deterministic in product(HEAD_DIMS, KINDS, (False, True), (False, True)):
         if not (drops and count):
-            yield from functions(dtype, d, causal, drops, deterministic)
+            yield from functions(dtype, d, kind, drops, deterministic)
 
 
 VARIANTS = hopper_variants(FILE, _functions)

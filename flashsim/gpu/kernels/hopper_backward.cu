@@ -32,10 +32,21 @@
 constexpr int B_c = 128, CONSUMERS = B_c / 64;
 template <int d> constexpr int B_r = d == 64 ? 128 : 64;
 
+// What is masked: nothing; keys after the query's own position; keys outside a window around it, and whole tiles, where the live
+// ones of each key block come as a list.
+enum Kind { FULL, CAUSAL, LISTED };
+
+struct Tile {
+    int i, before;  // row block, and how many key blocks add to its dQ_i before
+};
+
 struct Problem {
     int N_q, N_k, H, H_kv, group, T_r, T_c;  // H query heads, `group` to each of H_kv KV heads
     int heads, section;                      // KV heads, over the batch; those whose key blocks take turns
-    int unseen;                              // row blocks that see no key, a head's first
+    int unseen;                              // row blocks that see no key, a head's first; listed: 0
+    int left, right;                         // the window: keys from position − left to position + right
+    const int *starts, *adders;  // key block j's live tiles: tiles[starts[j]] to before tiles[starts[j + 1]]; how many i is in
+    const Tile* tiles;
     float tau, half_c;                       // τ and τ log₂e / 2, at most finite
     Dropout dropout;
     float *rows, *sums;  // L_i log₂e / 2 and D_i, row block after row block; dQ_i, in the order of accumulators
@@ -64,14 +75,26 @@ template <bool backwards> __device__ inline KeyBlock in_order(const Problem& p, 
     return {backwards ? T_c - 1 - j : j, first + within % heads};
 }
 
-// The first row block that sees key `key`.
-template <bool causal, int d> __device__ inline int first_row_block(const Problem& p, int key) {
-    return causal ? max(key - int(here(p.N_k) - p.N_q), 0) / B_r<d> : 0;
+// The live tiles of key block j, from `begin` to before `end`, and the row block of the t-th of all tiles.
+template <Kind kind, int d> __device__ inline int begin_of(const Problem& p, int j) {
+    if (kind == LISTED) return __ldg(p.starts + j);
+    return kind == CAUSAL ? max(j * B_c - int(here(p.N_k) - p.N_q), 0) / B_r<d> : 0;
 }
+template <Kind kind> __device__ inline int end_of(const Problem& p, int j) {
+    return kind == LISTED ? __ldg(p.starts + j + 1) : p.T_r;
+}
+template <Kind kind> __device__ inline int row_block(const Problem& p, int t) { return kind == LISTED ? __ldg(&p.tiles[t].i) : t; }
 
-// How many key blocks a row block sees that sees any: so many add to its dQ_i.
-template <bool causal, int d> __device__ inline int key_blocks(const Problem& p, int i) {
-    return causal ? Word(min(i * B_r<d> + B_r<d>, p.N_q) - 1 + p.N_k - p.N_q) / B_c + 1 : p.T_c;
+// How many key blocks add to the dQ_i of row block i, which sees some or is listed; and how many before key block j, whose t-th
+// tile it is.
+template <Kind kind, int d> __device__ inline Word key_blocks(const Problem& p, int i) {
+    if (kind == LISTED) return __ldg(p.adders + i);
+    if (kind == FULL) return p.T_c;
+    return Word(min(i * B_r<d> + B_r<d>, p.N_q) - 1 + p.N_k - p.N_q) / B_c + 1;
+}
+template <Kind kind, int d> __device__ inline Word key_blocks_before(const Problem& p, int j, int t) {
+    if (kind == LISTED) return __ldg(&p.tiles[t].before);
+    return kind == CAUSAL ? key_blocks<kind, d>(p, t) - 1 - j : j;
 }
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
@@ -108,6 +131,8 @@ template <int d, bool dropping> struct Memory {
     __device__ Barrier sums_there() const { return {base + END + 224}; }
     __device__ Word which_j(Word k) const { return base + END + 256 + k % K_STAGES * 8; }  // until K_j is free; none: < 0
     __device__ Word which_head(Word k) const { return which_j(k) + 4; }
+    __device__ Word which_i(Word n) const { return base + END + 304 + n % STAGES * 8; }  // where tiles are listed; until Q_i is free
+    __device__ Word whose_i(Word n) const { return which_i(n) + 4; }
     // A bit for each element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
     __device__ Word dropped(Word n, Word pair) const { return base + DROPPED_AT + n % 2 * DROPPED_BYTES + pair * 512; }
     __device__ void init() const {
@@ -137,7 +162,7 @@ constexpr int TOGETHER = 1, TURN = 3;
 // -------------------------------------------------------------------------------------------------------------- producer
 
 // One thread draws key blocks, and starts all loads: K_j, V_j, and the row blocks that see K_j, of head after head.
-template <bool causal, bool backwards, int d, bool dropping>
+template <Kind kind, bool backwards, int d, bool dropping>
 __device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
                                         const TensorMap& dO, const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>, Q_BYTES = B_r * d * 2, ROWS_BYTES = B_r * 8, KV_BYTES = B_c * d * 2;
@@ -148,12 +173,18 @@ __device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const T
     for (Word k = 0;; ++k) {
         sram.V_j.wait_free(k);
         sram.K_j.wait_free(k);
-        if (drawn >= int(here(p.heads)) * p.T_c) {
+        const int all = int(here(p.heads)) * p.T_c;
+        KeyBlock at = in_order<backwards>(p, drawn);
+        if (kind == LISTED) {
+#pragma unroll 1
+            while (drawn < all && begin_of<kind, d>(p, at.j) == end_of<kind>(p, at.j))  // nobody sees it: `prepare` writes zeros
+                at = in_order<backwards>(p, drawn = atomicAdd(p.drawn, 1));
+        }
+        if (drawn >= all) {
             store_word(sram.which_j(k), ~0u);
             sram.K_j.there(k).arrive();
             break;
         }
-        const KeyBlock at = in_order<backwards>(p, drawn);
         const int H_kv = here(p.H_kv);
         store_word(sram.which_j(k), at.j), store_word(sram.which_head(k), at.head);
         sram.K_j.there(k).arrive_and_expect(KV_BYTES);
@@ -165,8 +196,10 @@ __device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const T
         for (int g = 0; g < p.group; ++g) {
             const int head = load_word(sram.which_head(k)) * p.group + g, H = here(p.H), h = head % H, b = head / H;
 #pragma unroll 1
-            for (int i = first_row_block<causal, d>(p, load_word(sram.which_j(k)) * B_c); i < p.T_r; ++i, ++n) {
+            for (int t = begin_of<kind, d>(p, load_word(sram.which_j(k))); t < end_of<kind>(p, load_word(sram.which_j(k))); ++t, ++n) {
+                const int i = row_block<kind>(p, t);
                 sram.Q_i.wait_free(n);
+                if (kind == LISTED) store_word(sram.which_i(n), i), store_word(sram.whose_i(n), head);
                 sram.Q_i.there(n).arrive_and_expect(Q_BYTES + ROWS_BYTES);
                 load(sram.Q_i.tile(n), Q, i * B_r, h, b, sram.Q_i.there(n));
                 load(sram.L_i(n), p.rows + Offset(Word(head * p.T_r + i)) * (2 * B_r), ROWS_BYTES, sram.Q_i.there(n));
@@ -186,7 +219,7 @@ __device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const T
 
 // A thread adds to HBM what warpgroup w has of dQ_i, and then stores the warpgroup's rows of dK_j and dV_j, which leave by the
 // same way. In turn: after as many other blocks as see row block i and come before.
-template <bool causal, bool in_turn, int d, bool dropping>
+template <Kind kind, bool in_turn, int d, bool dropping>
 __device__ __forceinline__ void add(const Memory<d, dropping>& sram, int w, const TensorMap& dK, const TensorMap& dV,
                                     const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>;
@@ -196,16 +229,18 @@ __device__ __forceinline__ void add(const Memory<d, dropping>& sram, int w, cons
 #pragma unroll 1
     for (Word k = 0;; ++k) {
         sram.K_j.wait_there(k);
-        const int j = load_word(sram.which_j(k)), head = load_word(sram.which_head(k));
+        const int j = load_word(sram.which_j(k));
         if (j < 0) break;
+        int h = load_word(sram.which_head(k)) * p.group;
         sram.K_j.free(k).arrive();
 #pragma unroll 1
-        for (int h = head * p.group; h < (head + 1) * p.group; ++h)
+        do {
 #pragma unroll 1
-            for (int i = first_row_block<causal, d>(p, j * B_c); i < p.T_r; ++i, ++n) {
+            for (int t = begin_of<kind, d>(p, j); t < end_of<kind>(p, j); ++t, ++n) {
+                const int i = row_block<kind>(p, t);
                 const Offset half = p.row_block(h, i) * 2 + w;
                 dQ_i.wait_there(n);
-                if (in_turn) wait_until(p.turns + half, causal ? key_blocks<causal, d>(p, i) - 1 - j : j);
+                if (in_turn) wait_until(p.turns + half, key_blocks_before<kind, d>(p, j, t));
                 add_to(p.sums + half * 4096, dQ_i.tile(n), 64 * 64 * 4);
                 wait_stores_read();
                 dQ_i.free(n).arrive();
@@ -213,6 +248,8 @@ __device__ __forceinline__ void add(const Memory<d, dropping>& sram, int w, cons
                 step(p.turns + half);
                 added.rows += max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
             }
+        } while (++h % int(here(p.group)));
+        const int head = h / p.group - 1;
 #pragma unroll 1
         for (int second = 0; second < 2; ++second, ++n) {
             dQ_i.wait_there(n);
@@ -229,7 +266,7 @@ __device__ __forceinline__ void add(const Memory<d, dropping>& sram, int w, cons
 
 // A warp rounds dQ_i = τ times its sums, when all have added to them: each block of threads the same number of halves of row
 // blocks, about in the order in which they are done, section after section. A lane has 8 columns of a row.
-template <bool causal, typename T, int d, bool dropping>
+template <Kind kind, typename T, int d, bool dropping>
 __device__ __forceinline__ void round_dQ(const Memory<d, dropping>& sram, T* dQ, const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>, STRIDE = Memory<d, dropping>::SUMS_STRIDE, BYTES = Memory<d, dropping>::SUMS_BYTES;
     const Word lane = threadIdx.x % 32, sums = sram.base + Memory<d, dropping>::SUMS_AT;
@@ -240,9 +277,9 @@ __device__ __forceinline__ void round_dQ(const Memory<d, dropping>& sram, T* dQ,
         const Word section = here(p.section) * p.group, whole = section * here(p.T_r) * 2, before = n / whole * section;
         const Word heads = min(section, p.heads * p.group - before), within = n % whole / 2;
         const int head = before + within % heads, i = within / heads, w = n % 2;
-        if (i < p.unseen) continue;
+        if (kind == LISTED ? key_blocks<kind, d>(p, i) == 0 : i < p.unseen) continue;
         const Word half = (head * here(p.T_r) + i) * 2 + w;
-        wait_until(p.turns + half, key_blocks<causal, d>(p, i));
+        wait_until(p.turns + half, key_blocks<kind, d>(p, i));
         show_hbm();
         if (lane == 0) sram.sums_there().arrive_and_expect(8 * BYTES);
         if (lane < 8) load(sums + lane * STRIDE, p.sums + Offset(half) * 4096 + lane * (BYTES / 4), BYTES, sram.sums_there());
@@ -272,7 +309,7 @@ __device__ __forceinline__ void round_dQ(const Memory<d, dropping>& sram, T* dQ,
 
 // A warpgroup, which has keys 64w to 64w + 63 of K_j and V_j: rows of the transposed S_ij, P_ij, dP_ij, dS_ij. A thread has two
 // keys, key and key + 8; element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2, and key + 8 (e / 2).
-template <typename T, int d, bool causal, bool dropping> struct Consumer {
+template <typename T, int d, Kind kind, bool dropping> struct Consumer {
     static constexpr int B_r = ::B_r<d>, CALLS = B_r / 16;  // of Philox, for half of the queries
     const Memory<d, dropping>& sram;
     const Problem& p;
@@ -312,8 +349,10 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
                 S_ij[t][e] = exp_2(x - fabsf(x));  // 2 min(x, 0)
             }
         }
-        const int after = (here(j) + 1) * B_c;  // this key block
-        if (after > p.N_k || (causal && after - 1 - (p.N_k - p.N_q) > i * B_r)) mask(key, lane);
+        const int after = (here(j) + 1) * B_c, top = i * B_r;
+        const bool to_the_right = kind != FULL && after - 1 - (p.N_k - p.N_q) - p.right > top;
+        const bool to_the_left = kind == LISTED && after - B_c - (p.N_k - p.N_q) + p.left < top + B_r - 1;
+        if (after > p.N_k || to_the_right || to_the_left) mask(key, top, lane);
         if (dropping) drop(n);
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
@@ -323,18 +362,19 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
                 P_ij[t / 2][t % 2 * 2 + r] = dropping ? pack_positive<T>(x, y) : pack<T>(x, y);
             }
     }
-    __device__ __forceinline__ void mask(int key, int lane) {
-        int first[2];  // query, from here on, that sees the key
+    __device__ __forceinline__ void mask(int key, int top, int lane) {
+        int first[2], last[2];  // queries that see the key, from the tile's `top` on
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            first[r] = causal ? key + 8 * r - (p.N_k - p.N_q) - i * B_r - lane % 4 * 2 : 0;
+            const int own = key + 8 * r - (p.N_k - p.N_q) - top - lane % 4 * 2;
+            first[r] = kind == FULL ? 0 : own - p.right, last[r] = own + p.left;
             if (key + 8 * r >= p.N_k) first[r] = B_r;
         }
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                if (8 * t + e % 2 < first[e / 2]) S_ij[t][e] = 0.0f;
+                if (8 * t + e % 2 < first[e / 2] || (kind == LISTED && 8 * t + e % 2 > last[e / 2])) S_ij[t][e] = 0.0f;
     }
     // What dropout drops of the n-th row block. A call of Philox serves four of a thread's elements, and four of the thread's whose
     // keys are 16 further on, or before: each of the two makes the calls for half of the queries, for both.
@@ -440,19 +480,24 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
     template <bool first> __device__ __forceinline__ void scores(Word n) {
         start_S(n);
         if (!first) write_dQ<1>(n - 2);
-        if (dropping) next(), decide(n);
+        if (dropping) next(n), decide(n);
         float L[B_r / 8][2];
         load_L(n, L);
         start_dP(n);
         pass_turn();
-        if (!dropping) next();
+        if (!dropping) next(n);
         softmax(n, L);
         sram.dO_i.wait_there(n);  // it is there: a loop, beyond which the compiler does not move exponentials
         finish<0>(dP_ij);
     }
 
-    __device__ __forceinline__ void next() {
-        if (++i == p.T_r) i = first_row_block<causal, d>(p, here(j) * B_c), ++head;
+    // The n-th row block's number and head, which where tiles are listed the producer says.
+    __device__ __forceinline__ void next(Word n) {
+        if (kind == LISTED) {
+            i = load_word(sram.which_i(n)), head = load_word(sram.whose_i(n));
+        } else if (++i == p.T_r) {
+            i = begin_of<kind, d>(p, here(j)), ++head;
+        }
     }
 
     // 64 rows of dK_j or dV_j to shared memory, from where another thread stores them.
@@ -485,9 +530,11 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             sram.K_j.wait_there(k);
             j = load_word(sram.which_j(k));
             if (j < 0) break;
+            const int tiles = end_of<kind>(p, j) - begin_of<kind, d>(p, j);
+            const Word last = n + tiles * p.group - 1;
             if (dropping) head = load_word(sram.which_head(k)) * p.group;
-            i = first_row_block<causal, d>(p, j * B_c);
-            const Word last = n + (p.T_r - i) * p.group - 1;
+            i = begin_of<kind, d>(p, j);
+            if (kind == LISTED) sram.Q_i.wait_there(n), next(n);
             if (dropping) decide(n);
             start_S(n);
             sram.V_j.wait_there(k);
@@ -525,7 +572,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
     }
 };
 
-template <typename T, int d, bool causal, bool dropping, bool in_turn>
+template <typename T, int d, Kind kind, bool dropping, bool in_turn>
 __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
                 const __grid_constant__ TensorMap dO, const __grid_constant__ TensorMap dK, const __grid_constant__ TensorMap dV,
@@ -535,13 +582,13 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
     sram.init();
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
-        if (threadIdx.x == 0) produce<causal, causal && in_turn>(sram, Q, K, V, dO, p, totals);
-        if (threadIdx.x == 32 || threadIdx.x == 64) add<causal, in_turn>(sram, threadIdx.x / 64, dK, dV, p, totals);
-        if (threadIdx.x >= 96) round_dQ<causal>(sram, dQ, p, totals);
+        if (threadIdx.x == 0) produce<kind, kind == CAUSAL && in_turn>(sram, Q, K, V, dO, p, totals);
+        if (threadIdx.x == 32 || threadIdx.x == 64) add<kind, in_turn>(sram, threadIdx.x / 64, dK, dV, p, totals);
+        if (threadIdx.x >= 96) round_dQ<kind>(sram, dQ, p, totals);
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, causal, dropping> consumer{sram, p, w};
+        Consumer<T, d, kind, dropping> consumer{sram, p, w};
         consumer.consume();
     }
 }
@@ -551,10 +598,16 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
 constexpr int THREADS = 256;
 constexpr float HALF_LOG2_E = 0.721347520444481704f;
 
-// L_i log₂e / 2 and D_i of a row block, and zeros for dQ_i. Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
+// So many zeros, of 16 bits, by all threads.
+template <typename T> __device__ inline void clear(T* to, int elements) {
+    for (int x = threadIdx.x; x < elements / 8; x += THREADS) reinterpret_cast<uint4*>(to)[x] = make_uint4(0, 0, 0, 0);
+}
+
+// L_i log₂e / 2 and D_i of a row block, and zeros for dQ_i; where tiles are listed, for dK_j and dV_j that no row block adds to.
+// Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
 template <typename T, int d>
 __global__ void __launch_bounds__(THREADS)
-prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, T* dQ,
+prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, T* dQ, T* dK, T* dV,
         const __grid_constant__ Problem p, Total* totals) {
     constexpr int B_r = ::B_r<d>, LANES = d / 8;  // lanes for a row, 16 bytes each
     const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, lane = threadIdx.x % LANES, end = min(B_r, p.N_q - i * B_r);
@@ -577,9 +630,17 @@ prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row,
             p.rows[at * (2 * B_r) + B_r + row] = D;
         }
     }
-    uint4* zeros = i < p.unseen ? reinterpret_cast<uint4*>(dQ + first * d) : reinterpret_cast<uint4*>(p.sums + at * (B_r * d));
-    for (int x = threadIdx.x, all = i < p.unseen ? end * d / 8 : B_r * d / 4; x < all; x += THREADS)
-        zeros[x] = make_uint4(0, 0, 0, 0);
+    if (i < p.unseen || (p.adders && p.adders[i] == 0))
+        clear(dQ + first * d, end * d);
+    else
+        clear(reinterpret_cast<T*>(p.sums + at * (B_r * d)), 2 * B_r * d);
+    for (int n = blockIdx.x; p.starts && n < p.heads * p.T_c; n += gridDim.x) {
+        const int j = n % p.T_c, keys = min(B_c, p.N_k - j * B_c);
+        const Offset to = (Offset(n / p.T_c) * p.N_k + j * B_c) * d;
+        if (p.starts[j] < p.starts[j + 1]) continue;
+        clear(dK + to, keys * d), clear(dV + to, keys * d);
+        if (threadIdx.x == 0) Tally(totals + 11).add(keys, d), Tally(totals + 13).add(keys, d);
+    }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.drawn = 0;
     if (threadIdx.x < 2) p.turns[at * 2 + threadIdx.x] = 0;
     if (threadIdx.x == 0) {
