@@ -51,6 +51,8 @@ DECODED = [
 ]  # sequences, KV, queries
 BACKWARD = [1024, 4096, 16_384]  # N
 WINDOWS = [(127, 0), (64, 63), (255, 0)]
+BACKWARD_WINDOWS = [(127, 0), (255, 256), (1023, 0)]
+SHARES = (1.0, 0.5, 0.25)  # of the tiles of block masks that are live
 ROUNDS = 9
 
 
@@ -132,6 +134,48 @@ def backward() -> Iterator[dict[str, Any]]:
         tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
         sizes = {key: getattr(setting, key) for key in ("N", "d", "causal", "dropout_p", "H")}
         yield {"case": "backward", **sizes, "B": setting.batch, "ms": ms, "tflops": tflops}
+
+
+def masked_backward() -> Iterator[dict[str, Any]]:
+    """Yield cases of windows, beside the scalar rung, and of block masks beside no mask: ms of the backward pass."""
+    N = 8192
+    for d, H in ((64, 64), (128, 32)):
+        q, k, v, do = (normal(1, H, N, d) for _ in range(4))
+        sizes = {"N": N, "heads": H, "d": d}
+        for window in BACKWARD_WINDOWS:
+            mask = flashsim.SlidingWindow(*window)
+            o, lse = gpu.forward(q, k, v, return_lse=True, mask=mask)
+            given = q, k, v, o, lse, do
+            calls: Calls = {
+                name: partial(gpu.backward, *given, mask=mask, kernel=name) for name in ("hopper", "algorithm_2")
+            }
+            yield {
+                "case": "window, backward",
+                "window": window,
+                **sizes,
+                "ms": race(calls | fa4_gradients(q, k, v, window)),
+            }
+        tables: dict[str, Any] = {"dense": None}
+        tables |= {f"s = {s}": np.random.default_rng(0).random((64, 64)) < s for s in SHARES}
+        calls = {}
+        for name, table in tables.items():
+            o, lse = gpu.forward(q, k, v, return_lse=True, block_mask=table)
+            calls[name] = replayed(partial(gpu.backward, q, k, v, o, lse, do, block_mask=table, kernel="hopper"))
+        live = {name: 1.0 if table is None else float(table.mean()) for name, table in tables.items()}
+        yield {"case": "block-sparse, backward", **sizes, "live": live, "ms": race(calls)}
+
+
+def fa4_gradients(q: Any, k: Any, v: Any, window: tuple[int, int]) -> Calls:
+    """Return the call of FlashAttention-4's backward pass in a window; none without it."""
+    try:
+        import torch
+        from flash_attn.cute import flash_attn_func
+    except ImportError:
+        return {}
+    theirs = [torch.from_dlpack(X).transpose(1, 2).contiguous().requires_grad_() for X in (q, k, v)]
+    found = flash_attn_func(*theirs, window_size=window)
+    o = found[0] if isinstance(found, tuple) else found
+    return {"fa4": partial(torch.autograd.grad, o, theirs, torch.randn_like(o), retain_graph=True)}
 
 
 def eight_bits() -> Iterator[dict[str, Any]]:
@@ -283,13 +327,18 @@ def normal(*shape: int) -> Any:
 
 def captured(*arrays: Any, **asked: Any) -> Callable[[], Any]:
     """Return a call of `gpu.forward` as a graph to replay."""
+    return replayed(partial(gpu.forward, *arrays, **asked))
+
+
+def replayed(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call as a graph to replay."""
     cupy = import_cupy()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        gpu.forward(*arrays, **asked)  # compiles, and fills the pool of memory
+        call()  # compiles, and fills the pool of memory
         stream.synchronize()
         stream.begin_capture()
-        kept = gpu.forward(*arrays, **asked)
+        kept = call()
         graph = stream.end_capture()
     return lambda: graph.launch(cupy.cuda.get_current_stream()) or kept
 
@@ -341,6 +390,7 @@ CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "window": windows,
     "block-sparse": block_sparse,
     "backward": backward,
+    "masked-backward": masked_backward,
     "fp8": eight_bits,
     "heads256": heads_of_256,
     "clocks": clocks,

@@ -283,6 +283,8 @@ DECODED = {  # B, H_q, H_kv, N_q, N_k, d
     "one": (1, 1, 1, 1, 1, 64),
     "a split head": (1, 8, 1, 1, 5000, 128),
     "alike": (2, 16, 4, 2, 4096, 64),
+    "a cluster": (8, 16, 8, 2, 2000, 128),
+    "clusters, 64 rows": (1, 64, 8, 8, 9000, 64),
     "unlike": (3, 24, 3, 8, 3001, 128),
     "full": (40, 8, 8, 1, 700, 128),
     "64 rows": (1, 64, 8, 8, 9000, 128),
@@ -304,11 +306,15 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
     group, T_c = H_q // H_kv, -(-N_k // 64)
     places = 2 * import_cupy().cuda.Device().attributes["MultiProcessorCount"]
     reads, writes = Counter[str](), Counter[str]()
-    for t in hopper_decode.parts(B * H_kv, T_c, hopper_decode.grid(B * H_kv, T_c, group * N_q, places)):
+    blocks = hopper_decode.grid(B * H_kv, T_c, group * N_q, places)
+    merged = blocks // hopper_decode.cluster(
+        B * H_kv, blocks
+    )  # what a cluster's blocks have leaves the chip as one part
+    for t in hopper_decode.parts(B * H_kv, T_c, merged):
         one = (1, group, 1, N_q, N_k, d, (64, 64))
         split: dict[str, Any] = {"splits": t} if t > 1 else {}
         for array, (read, written) in tally("split_kv" if t > 1 else "q_outer", one, gqa="grouped", **split).items():
-            reads[array] += read
+            reads[array] += read * (blocks // merged if array == "Q" else 1)  # each of its blocks reads Q
             writes[array] += written
     writes["L"] = B * H_q * N_q  # which split_kv does not make
     assert moved(counted) == {a: (reads[a], writes[a]) for a in (*reads, "L") if reads[a] or writes[a]}

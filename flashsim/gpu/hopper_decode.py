@@ -28,6 +28,7 @@ WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp has on their wa
 FILLED = 0.95  # is as good as all
 SHORT, MEDIUM = 8, 64  # tiles of a head up to which a second launch costs more than it saves: always; if all have work
 LEAST = 4  # tiles of a part
+CLUSTER = 4  # blocks of threads that read each other's shared memory
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
 
 _PROBLEM = np.dtype(
@@ -44,9 +45,14 @@ def grid(heads: int, T_c: int, rows: int, places: int) -> int:
     one_each = FILLED * multiprocessors <= heads <= multiprocessors
     if filled >= (0.7 if rows > 32 else FILLED) or (one_each and T_c <= MEDIUM) or T_c <= SHORT:
         return heads
-    alike = heads * (places // heads)
-    wanted = alike if alike >= 0.9 * places else places
-    return max(heads, min(wanted, heads * (T_c // LEAST)))
+    each = places // heads
+    alike = next((heads * n for n in (each // CLUSTER * CLUSTER, each) if heads * n >= 0.9 * places), places)
+    return max(heads, min(alike, heads * (T_c // LEAST)))
+
+
+def cluster(heads: int, blocks: int) -> int:
+    """Return how many blocks merge what they have of a head before it leaves the chip: 1 unless heads are cut alike."""
+    return 1 if blocks == heads or blocks % (heads * CLUSTER) else CLUSTER
 
 
 def parts(heads: int, T_c: int, blocks: int) -> list[int]:
@@ -124,16 +130,18 @@ def _launches(
         raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}")
     places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     blocks = grid(heads, T_c, rows, places)
+    together = cluster(heads, blocks)
+    merged = blocks // together  # so many parts, or heads
     problem = np.zeros((), _PROBLEM)
     problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
     problem["tiles"], problem["N_q"], problem["N_k"], problem["H_kv"] = heads * T_c, N_q, N_k, H_kv
     problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
     problem["causal"], problem["wants_L"] = causal, wants_L
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    names = functions(dtype.name, d)
+    names = functions(dtype.name, d, together)
     kernels = ready(device, FILE, names, names[0], shared_bytes(d), counting)
-    places = 0 if blocks == heads else (blocks + heads - 1) * rows
-    share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-blocks // heads) <= PARTS * share)
+    places = 0 if merged == heads else (merged + heads - 1) * rows
+    share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-merged // heads) <= PARTS * share)
     by_value = np.void(problem.tobytes())
 
     def cut(parts: int) -> tuple[Any, ...]:
@@ -148,10 +156,10 @@ def _launches(
         return (np.uint64(Q), *maps, np.uint64(O), np.uint64(L), *cut(parts), by_value, np.uint64(totals))
 
     def merging(O: int, L: int, parts: int, totals: int) -> tuple[Any, ...]:
-        return (np.uint64(O), np.uint64(L), *cut(parts), np.int32(blocks), np.int32(share), by_value, np.uint64(totals))
+        return (np.uint64(O), np.uint64(L), *cut(parts), np.int32(merged), np.int32(share), by_value, np.uint64(totals))
 
     decode = Launch(kernels[0], blocks, THREADS, shared_bytes(d), decoding)
-    if blocks == heads:
+    if merged == heads:
         return _Launches(decode)
     merge = Launch(kernels[1], -(-heads * rows * share // WARPS), 32 * WARPS, 0, merging)
     return _Launches(decode, merge, 4 * places * (d + 2))
@@ -163,9 +171,9 @@ def shared_bytes(d: int) -> int:
     return 2 * d * (ROWS + 2 * stages * KEYS) + 2 * stages * 16
 
 
-def functions(dtype: str, d: int) -> tuple[str, str]:
+def functions(dtype: str, d: int, together: int) -> tuple[str, str]:
     """Return the kernels' names for one case."""
-    return f"hopper_decode<{ELEMENTS[dtype]}, {d}>", f"merge<{ELEMENTS[dtype]}, {d}>"
+    return f"hopper_decode<{ELEMENTS[dtype]}, {d}, {together}>", f"merge<{ELEMENTS[dtype]}, {d}>"
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
@@ -184,7 +192,9 @@ KERNEL = Kernel(
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
     head_dims=tensor_core.HEAD_DIMS,
-    variants=hopper_variants(FILE, lambda dtype, _: (name for d in HEAD_DIMS for name in functions(dtype, d))),
+    variants=hopper_variants(
+        FILE, lambda dtype, _: (name for d in HEAD_DIMS for n in (1, CLUSTER) for name in functions(dtype, d, n))
+    ),
     forward=forward,
     prepare=prepare,
     takes=("causal", "count"),

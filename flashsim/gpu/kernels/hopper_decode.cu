@@ -112,10 +112,58 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------------- parts
+
+// What is known of a row from some of its parts: a lane has d/32 of its columns.
+template <int d> struct Part {
+    float m = -INFINITY, l = 0.0f, O[d / 32] = {};
+
+    __device__ void add(float m_s, float l_s, const float (&O_s)[d / 32], float c) {
+        const float m_new = fmaxf(m, m_s);
+        const float alpha = exp_2((m - finite(m_new)) * c), weight = exp_2((m_s - finite(m_new)) * c);
+        m = m_new, l = alpha * l + weight * l_s;
+#pragma unroll
+        for (int x = 0; x < d / 32; ++x) O[x] = alpha * O[x] + weight * O_s[x];
+    }
+    // The row of O and L at `at`.
+    template <typename T> __device__ void write(T* to, float* L, Offset at, const Problem& p, Tally& O_writes, Tally& L_writes) const {
+        const int lane = threadIdx.x % 32;
+        const float factor = 1.0f / nonzero(l);
+#pragma unroll
+        for (int x = 0; x < d / 64; ++x)
+            reinterpret_cast<Word*>(to + at * d)[lane + 32 * x] = pack<T>(O[2 * x] * factor, O[2 * x + 1] * factor);
+        O_writes.add(1, d / 32);
+        if (p.wants_L && lane == 0) {
+            L[at] = l == 0.0f ? -INFINITY : m * p.c * 0.693147180559945f + logf(l);
+            L_writes.add(1, 1);
+        }
+    }
+};
+
+// Of a cluster's blocks: this one's number, a wait for all, and where another one's shared memory is.
+__device__ inline Word rank() {
+    Word found;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(found));
+    return found;
+}
+__device__ inline void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ inline Word in_block(Word at, Word block) {
+    Word found;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(found) : "r"(at), "r"(block));
+    return found;
+}
+__device__ inline float2 load_from(Word at) {
+    float2 found;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(found.x), "=f"(found.y) : "r"(at));
+    return found;
+}
+
 // ------------------------------------------------------------------------------------------------------------- consumer
 
 // The warpgroup that has all rows. A thread has two of them, row and row + 8, with three other lanes.
-template <typename T, int d> struct Consumer {
+template <typename T, int d, int cluster> struct Consumer {
     const Memory<d>& sram;
     const Problem& p;
     const int lane, row;
@@ -270,6 +318,54 @@ template <typename T, int d> struct Consumer {
         }
     }
 
+    // A row of (O_i, ℓ_i, m_i) in shared memory, where K_j and V_j were: d numbers, ℓ, m; 8 words besides let rows go by other banks.
+    static constexpr int SHOWN = (d + 8) * 4;
+    // The part of this block, for the cluster's others to read.
+    __device__ __forceinline__ void show(char* ring) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float m = finite(rows.m[r]), factor = rows.exact() ? 1.0f : exp_2(fmaf(-m, p.c, rows.shift[r]));  // m c rounded
+            char* const to = ring + (row + 8 * r) * SHOWN;
+            if (row + 8 * r >= p.rows) continue;
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+                *reinterpret_cast<float2*>(to + t * 32 + lane % 4 * 8) =
+                    make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+            if (lane % 4 == 0) *reinterpret_cast<float2*>(to + d * 4) = make_float2(rows.l[r] * factor, rows.m[r]);
+        }
+    }
+    // The parts of the cluster's blocks become one, or O and L, if that is all of the head: a warp has every so many-th row.
+    __device__ __forceinline__ void gather(Word ring, int head, bool all, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
+                                           Tally& O_writes, Tally& L_writes, Tally& O_parts_writes, Tally& l_writes, Tally& m_writes) {
+#pragma unroll 1
+        for (int r = rank() * 4 + threadIdx.x / 32; r < p.rows; r += cluster * 4) {
+            Part<d> part;
+#pragma unroll
+            for (int s = 0; s < cluster; ++s) {
+                const Word from = in_block(ring + r * SHOWN, s);
+                float O_s[d / 32];
+#pragma unroll
+                for (int x = 0; x < d / 64; ++x) {
+                    const float2 two = load_from(from + (lane + 32 * x) * 8);
+                    O_s[2 * x] = two.x, O_s[2 * x + 1] = two.y;
+                }
+                const float2 l_m = load_from(from + d * 4);
+                part.add(l_m.y, l_m.x, O_s, p.c);
+            }
+            if (all) {
+                part.write(O, L, place(p, head, r), p, O_writes, L_writes);
+                continue;
+            }
+            const Offset at = (Offset(blockIdx.x / cluster) + head) * p.rows + r;
+#pragma unroll
+            for (int x = 0; x < d / 64; ++x)
+                __stcg(reinterpret_cast<float2*>(O_parts + at * d) + lane + 32 * x, make_float2(part.O[2 * x], part.O[2 * x + 1]));
+            O_parts_writes.add(1, d / 32);
+            if (lane == 0) l_parts[at] = part.l, m_parts[at] = part.m;
+            l_writes.add(lane == 0, 1), m_writes.add(lane == 0, 1);
+        }
+    }
+
     __device__ __forceinline__ void consume(char* shared, const T* Q, T* O, float* L, float* O_parts, float* l_parts,
                                             float* m_parts, Offset first, Offset end, Total* totals) {
         Tally Q_reads(totals), O_writes(totals + 7), L_writes(totals + 9);
@@ -285,7 +381,15 @@ template <typename T, int d> struct Consumer {
             put_Q(chunks, shared);
             attend(j, last, whole);
             rows.sum_l();
-            if (last - j == p.T_c)
+            if (cluster > 1) {  // each block has one part of one head
+                char* const ring = shared + Memory<d>::Q_BYTES;
+                meet(TOGETHER, WARPGROUP);  // nobody reads the last V_j any more
+                show(ring);
+                meet_cluster();
+                gather(sram.Q + Memory<d>::Q_BYTES, head, gridDim.x == p.heads * cluster, O, L, O_parts, l_parts, m_parts, O_writes,
+                       L_writes, O_parts_writes, l_parts_writes, m_parts_writes);
+                meet_cluster();  // a block that is over has no shared memory to be read
+            } else if (last - j == p.T_c)
                 write(O, L, shared, head, O_writes, L_writes);
             else
                 leave(O_parts, l_parts, m_parts, shared, Offset(blockIdx.x) + head, O_parts_writes, l_parts_writes,
@@ -295,8 +399,8 @@ template <typename T, int d> struct Consumer {
     }
 };
 
-template <typename T, int d>
-__global__ void __launch_bounds__(THREADS, 2)
+template <typename T, int d, int cluster>
+__global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(THREADS, 2)
 hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V, T* O, float* L,
               float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
@@ -309,25 +413,12 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
         come(READY, THREADS);  // and do not wait
         if (copies) produce(sram, K, V, p, first, end, totals);
     } else {
-        Consumer<T, d> consumer(sram, p);
+        Consumer<T, d, cluster> consumer(sram, p);
         consumer.consume(shared, Q, O, L, O_parts, l_parts, m_parts, first, end, totals);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------- merging
-
-// What is known of a row from some of its parts: a lane has d/32 of its columns.
-template <int d> struct Part {
-    float m = -INFINITY, l = 0.0f, O[d / 32] = {};
-
-    __device__ void add(float m_s, float l_s, const float (&O_s)[d / 32], float c) {
-        const float m_new = fmaxf(m, m_s);
-        const float alpha = exp_2((m - finite(m_new)) * c), weight = exp_2((m_s - finite(m_new)) * c);
-        m = m_new, l = alpha * l + weight * l_s;
-#pragma unroll
-        for (int x = 0; x < d / 32; ++x) O[x] = alpha * O[x] + weight * O_s[x];
-    }
-};
 
 // The parts of heads that were cut among `blocks` blocks become O and L. `share` of the block's 8 warps have a row.
 template <typename T, int d>
@@ -369,15 +460,5 @@ merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m
             part.add(shared[other][d], shared[other][d + 1], O_s, p.c);
         }
     }
-    if (!split) return;
-    const Offset at = place(p, head, r);
-    const float factor = 1.0f / nonzero(part.l);
-#pragma unroll
-    for (int x = 0; x < d / 64; ++x)
-        reinterpret_cast<Word*>(O + at * d)[lane + 32 * x] = pack<T>(part.O[2 * x] * factor, part.O[2 * x + 1] * factor);
-    O_writes.add(1, d / 32);
-    if (p.wants_L && lane == 0) {
-        L[at] = part.l == 0.0f ? -INFINITY : part.m * p.c * 0.693147180559945f + logf(part.l);
-        L_writes.add(1, 1);
-    }
+    if (split) part.write(O, L, place(p, head, r), p, O_writes, L_writes);
 }
