@@ -170,13 +170,13 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             yield f"hopper, d = {d}, {name}{', dropout' * (p > 0)}", call
         if d == hopper.WIDEST:
             continue
-        for causal, p, deterministic in itertools.product((False, True), (0.0, 0.3), (False, True)):
-            way = "causal" * causal or "full", "dropout" * (p > 0), "deterministic" * deterministic or "in any order"
-            options = {"causal": causal, "dropout_p": p}
-            call = partial(_backward, q, k, v, do, deterministic, options)
+        masks = ("full", "causal", "window", "block mask")
+        for mask, p, deterministic in itertools.product(masks, (0.0, 0.3), (False, True)):
+            way = mask, "dropout" * (p > 0), "deterministic" * deterministic or "in any order"
+            call = partial(_backward, q, k, v, do, deterministic, {**ways[mask], "dropout_p": p})
             yield f"hopper_backward, d = {d}, {', '.join(filter(None, way))}", call
         few = _normal(2, 8, 3, d)
-        for N_k in (300, 3000):  # whole heads, and split ones
+        for N_k in (300, 3000, 3100):  # whole heads, split ones, and by pairs of blocks
             cache = [_normal(2, 2, N_k, d) for _ in "kv"]
             asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
             yield f"hopper_decode, d = {d}, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
@@ -189,8 +189,8 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _backward(q: Any, k: Any, v: Any, do: Any, deterministic: bool, asked: dict[str, Any]) -> Any:
-    # by tensor_core, since initcheck misses what TMA writes
-    o, lse = gpu.forward(q, k, v, return_lse=True, kernel="tensor_core", **asked)
+    # by tensor_core, since initcheck misses what TMA writes; without windows and block masks, which it has not
+    o, lse = gpu.forward(q, k, v, return_lse=True, kernel="tensor_core", dropout_p=asked["dropout_p"])
     return gpu.backward(q, k, v, o, lse, do, deterministic=deterministic, kernel="hopper", **asked)
 
 

@@ -479,8 +479,8 @@ def test_hoppers_tiles() -> None:
         (256, 128, 8, 256),  # they fill 264 places
         (192, 128, 8, 264),  # they do not
         (192, 128, 64, 192),  # nearly, and their parts are large
-        (64, 128, 8, 256),  # each in 4
-        (8, 2048, 64, 264),  # each in 33
+        (64, 128, 8, 128),  # each in 2, a block a multiprocessor
+        (8, 2048, 64, 256),  # each in 32: pairs
         (48, 128, 8, 240),  # each in 5
         (100, 128, 8, 264),  # in 2 would leave places empty
         (128, 64, 8, 128),  # one a multiprocessor

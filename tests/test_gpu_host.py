@@ -177,6 +177,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
     runtime.setDevice = lambda device: None
     monkeypatch.setattr(launching, "InMemory", InMemory)
+    monkeypatch.setattr(launching, "launch_early", launch_kernel)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     torch = ModuleType("torch")
     torch.Tensor, torch.nn, torch.strided = Tensor, SimpleNamespace(Parameter=Tensor), "strided"  # type: ignore[attr-defined]
@@ -394,6 +395,7 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monke
     monkeypatch.setattr(gpu, "to_fp8", eight_bits)
     monkeypatch.setattr(tensor_core, "_ready", lambda *_: lambda *_, **__: None)
     monkeypatch.setattr(hopper, "_on_gpu", lambda *_: (Array((9,), "int32"), Array((9,), "int32")))
+    monkeypatch.setattr(hopper_backward, "_on_gpu", lambda *_: tuple(Array((9,), "int32") for _ in range(3)))
     for _, launch in sanitize_gpu.launches():
         launch()
     rungs = (gpu.kernel(name) for name in ("hopper", "hopper_decode", "hopper_fp8"))
@@ -480,9 +482,10 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
 
 def test_what_hopper_takes_forward_alone_another_rung_has_backward(launches: Launches) -> None:
     X = Array((1, 2, 300, 64), np.float16)
-    for asked in ({"blocks": (128, 128)}, {"mask": flashsim.SlidingWindow(9, 0)}):
-        assert gpu.plan(X, X, X, **asked).kernel == "hopper"
-        assert gpu.plan(X, X, X, direction="backward", **asked).kernel == "algorithm_2"
+    assert gpu.plan(X, X, X, blocks=(128, 128)).kernel == "hopper"
+    assert gpu.plan(X, X, X, direction="backward", blocks=(128, 128)).kernel == "algorithm_2"
+    for asked in ({"mask": flashsim.SlidingWindow(9, 0)}, {"block_mask": np.eye(3, dtype=bool)}):
+        assert gpu.plan(X, X, X, direction="backward", **asked).kernel == "hopper"
 
 
 def test_causally_row_blocks_that_see_no_key_are_not_waited_for(launches: Launches) -> None:

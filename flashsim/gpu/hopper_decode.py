@@ -7,14 +7,14 @@ heads, at all positions. Elsewhere this rung runs `hopper` in its place, with a 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, hopper_variants
-from flashsim.gpu.launching import STRIDES, Launch, Prepared, check_rows, ready, totals, warn
+from flashsim.gpu.launching import STRIDES, Launches, Prepared, check_rows, ready, totals, warn
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE = "hopper_decode.cu"
@@ -28,7 +28,7 @@ WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp has on their wa
 FILLED = 0.95  # is as good as all
 SHORT, MEDIUM = 8, 64  # tiles of a head up to which a second launch costs more than it saves: always; if all have work
 LEAST = 4  # tiles of a part
-CLUSTER = 4  # blocks of threads that read each other's shared memory
+CLUSTER = 2  # blocks of threads that read each other's shared memory
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
 
 _PROBLEM = np.dtype(
@@ -45,9 +45,13 @@ def grid(heads: int, T_c: int, rows: int, places: int) -> int:
     one_each = FILLED * multiprocessors <= heads <= multiprocessors
     if filled >= (0.7 if rows > 32 else FILLED) or (one_each and T_c <= MEDIUM) or T_c <= SHORT:
         return heads
-    each = places // heads
-    alike = next((heads * n for n in (each // CLUSTER * CLUSTER, each) if heads * n >= 0.9 * places), places)
-    return max(heads, min(alike, heads * (T_c // LEAST)))
+    if FILLED * multiprocessors <= CLUSTER * heads <= multiprocessors:  # a block for each, and no second launch
+        wanted = CLUSTER * heads
+    else:
+        each = places // heads
+        alike = (heads * n for n in (each // CLUSTER * CLUSTER, each))
+        wanted = next((blocks for blocks in alike if blocks >= 0.9 * places), places)
+    return max(heads, min(wanted, heads * (T_c // LEAST)))
 
 
 def cluster(heads: int, blocks: int) -> int:
@@ -88,26 +92,12 @@ def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
     strides = q.strides, k.strides, v.strides
     asked = wants_L, options.causal, options.scale, options.counters is not None
-    decode, merge, parts = _launches(device, q.shape, k.shape, strides, q.dtype, *asked)
+    start, parts = _launches(device, q.shape, k.shape, strides, q.dtype, *asked)
 
     def run(stream: int, at: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
-        moved = totals(options, ARRAYS)
-        decode(stream, Q, K, V, O, L, at, moved)
-        if merge is not None:
-            merge(stream, O, L, at, moved)
+        start(stream, at, Q, K, V, O, L, totals(options, ARRAYS))
 
     return Prepared(run, parts)
-
-
-class _Launches(NamedTuple):
-    """Called with the addresses of Q, K, V, O, L, parts and totals; if heads are split, the second with the last four.
-
-    And the bytes of parts.
-    """
-
-    decode: Launch
-    merge: Launch | None = None
-    parts: int = 0
 
 
 @lru_cache(maxsize=1024)
@@ -121,8 +111,11 @@ def _launches(
     causal: bool,
     scale: float,
     counting: bool,
-) -> _Launches:
-    """Return them for q and k of these shapes; strides are q's, k's and v's."""
+) -> tuple[Launches, int]:
+    """Return what is started, for q and k of these shapes, and the bytes of parts; strides are q's, k's and v's.
+
+    It is called with the addresses of parts, Q, K, V, O, L and totals.
+    """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
     rows = group * N_q
@@ -147,22 +140,20 @@ def _launches(
     def cut(parts: int) -> tuple[Any, ...]:
         return tuple(np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
 
-    def decoding(Q: int, K: int, V: int, O: int, L: int, parts: int, totals: int) -> tuple[Any, ...]:
+    def arguments(parts: int, Q: int, K: int, V: int, O: int, L: int, totals: int) -> Any:
         check_rows("q", Q, q, strides[0])
         maps = (
             tensor_map(name, at, k, given, dtype.name, KEYS)
             for name, at, given in (("k", K, strides[1]), ("v", V, strides[2]))
         )
-        return (np.uint64(Q), *maps, np.uint64(O), np.uint64(L), *cut(parts), by_value, np.uint64(totals))
+        written = np.uint64(O), np.uint64(L), *cut(parts)
+        decoding = np.uint64(Q), *maps, *written, by_value, np.uint64(totals)
+        merging = *written, np.int32(merged), np.int32(share), by_value, np.uint64(totals)
+        return (decoding, merging)[: len(each)]
 
-    def merging(O: int, L: int, parts: int, totals: int) -> tuple[Any, ...]:
-        return (np.uint64(O), np.uint64(L), *cut(parts), np.int32(merged), np.int32(share), by_value, np.uint64(totals))
-
-    decode = Launch(kernels[0], blocks, THREADS, shared_bytes(d), decoding)
-    if merged == heads:
-        return _Launches(decode)
-    merge = Launch(kernels[1], -(-heads * rows * share // WARPS), 32 * WARPS, 0, merging)
-    return _Launches(decode, merge, 4 * places * (d + 2))
+    grids = (blocks, THREADS, shared_bytes(d)), (-(-heads * rows * share // WARPS), 32 * WARPS, 0)
+    each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)][: 1 if merged == heads else 2]
+    return Launches(each, arguments, early=True), 4 * places * (d + 2)
 
 
 def shared_bytes(d: int) -> int:

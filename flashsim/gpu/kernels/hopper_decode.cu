@@ -406,6 +406,7 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
     extern __shared__ __align__(1024) char shared[];
     const Memory<d> sram(shared);
     const Offset first = first_tile(p, blockIdx.x, gridDim.x), end = first_tile(p, blockIdx.x + 1, gridDim.x);
+    asm volatile("griddepcontrol.launch_dependents;");  // `merge` may be launched
     if (threadIdx.x >= WARPGROUP) {
         const bool copies = threadIdx.x == WARPGROUP;
         if (copies) sram.init();
@@ -428,6 +429,7 @@ merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m
     __shared__ float shared[8][d + 2];
     Tally O_writes(totals + 7), L_writes(totals + 9);
     Tally O_parts_reads(totals + 10), l_parts_reads(totals + 12), m_parts_reads(totals + 14);
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // until all parts have been written
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = blockIdx.x * (8 / share) + warp / share, head = row / p.rows, r = row % p.rows;
     const Offset first = Offset(head) * p.T_c;
