@@ -177,7 +177,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
     runtime.setDevice = lambda device: None
     monkeypatch.setattr(launching, "InMemory", InMemory)
-    monkeypatch.setattr(launching, "launch_early", launch_kernel)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     torch = ModuleType("torch")
     torch.Tensor, torch.nn, torch.strided = Tensor, SimpleNamespace(Parameter=Tensor), "strided"  # type: ignore[attr-defined]

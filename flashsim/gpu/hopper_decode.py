@@ -153,7 +153,7 @@ def _launches(
 
     grids = (blocks, THREADS, shared_bytes(d)), (-(-heads * rows * share // WARPS), 32 * WARPS, 0)
     each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)][: 1 if merged == heads else 2]
-    return Launches(each, arguments, early=True), 4 * places * (d + 2)
+    return Launches(each, arguments), 4 * places * (d + 2)
 
 
 def shared_bytes(d: int) -> int:

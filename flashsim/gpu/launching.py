@@ -146,15 +146,11 @@ class Launches:
     Of `each` a kernel, its grid, threads and shared memory. `arguments` makes the arguments of each of addresses, and is to
     depend on nothing else that changes, since what it made is kept: so memory may be freed and come back at the same address.
 
-    What is called again is a graph from then on, which takes the host less time to launch than one kernel does. `early`: each
-    kernel but the first may start while the one before runs, and waits for it itself (griddepcontrol).
+    What is called again is a graph from then on, which takes the host less time to launch than one kernel does.
     """
 
     def __init__(
-        self,
-        each: Sequence[tuple[Any, int, int, int]],
-        arguments: Callable[..., Sequence[Sequence[Any]]],
-        early: bool = False,
+        self, each: Sequence[tuple[Any, int, int, int]], arguments: Callable[..., Sequence[Sequence[Any]]]
     ) -> None:
         cuda = import_cupy().cuda
         self._runtime, self._launch = cuda.runtime, cuda.driver.launchKernel  # CuPy would look at each argument
@@ -165,7 +161,6 @@ class Launches:
             lambda *addresses: Repeated(list(zip(hows, map(InMemory, arguments(*addresses)), strict=True)))
         )
         self._one_at_a_time = threading.Lock()
-        self._early = early
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Launch the kernels."""
@@ -183,8 +178,8 @@ class Launches:
             self._runtime.graphLaunch(kept.graph.graphExec, stream)
 
     def _launch_each(self, kept: Repeated, stream: int) -> None:
-        for n, (how, arguments) in enumerate(kept.each):
-            (launch_early if n and self._early else self._launch)(*how, stream, arguments.at, 0)
+        for how, arguments in kept.each:
+            self._launch(*how, stream, arguments.at, 0)
 
 
 @dataclass(eq=False)
@@ -222,36 +217,6 @@ class Prepared(NamedTuple):
         cuda.runtime.setDevice(cuda.runtime.getDevice())
         memory = cuda.alloc(self.scratch)
         self.run(cuda.get_current_stream().ptr, memory.ptr, *[x.data.ptr for x in arrays if x is not None])
-
-
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute of the driver."""
-
-    _fields_ = (("id", ctypes.c_int), ("_", ctypes.c_int), ("value", ctypes.c_int * 16))
-
-
-class _Config(ctypes.Structure):
-    """CUlaunchConfig of the driver."""
-
-    _fields_ = (
-        ("shape", ctypes.c_uint * 7),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", ctypes.c_uint),
-    )
-
-
-EARLY = _Attribute(6, 0, (ctypes.c_int * 16)(1))  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-
-
-def launch_early(function: int, *given: int) -> None:
-    """Launch as CuPy's driver.launchKernel, but before the kernel before has ended: once all its blocks allow that."""
-    *shape, stream, arguments, _ = given
-    config = _Config((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(EARLY), 1)
-    launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-    status = launch(ctypes.byref(config), ctypes.c_void_p(function), ctypes.c_void_p(arguments), None)
-    if status:
-        raise RuntimeError(f"cuLaunchKernelEx returned {status}")
 
 
 class InMemory:

@@ -4,7 +4,8 @@
 //     D_i = rowsum(dO_i ∘ O_i),   dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
 //
 // Two kernels. `prepare` writes L log₂e, D and zeros for dQ's sums, in fp32. Of `hopper_backward` each multiprocessor's block of
-// threads draws key blocks, 128 keys each, past which all row blocks that see them come, of all heads of the group.
+// threads draws key blocks, 128 keys each, past which all row blocks that see them come, of all heads of the group. Of windows and
+// block masks these come as a list (hopper_backward.py, `_listed`); whether all of a tile is seen, its place says.
 //
 // Roles. A producer, one thread of which draws key blocks and starts all loads; two consumers, warpgroups that have 64 keys each;
 // for each of them a thread that adds its half of dQ_i to HBM, and stores its rows of dK_j and dV_j; a warp that rounds dQ.
@@ -15,7 +16,6 @@
 //
 // S_ij and dP_ij are transposed: their accumulators, rounded, are the left operands of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i.
 // Only dQ_i, a sum over all keys, needs dS_ij in shared memory: each consumer computes half of it, of all 128 keys.
-//
 // Order of events, of either consumer: time runs to the right.
 //
 //     tensor cores    dV_j += P_i dO_i      dK_j += dS_i Q_i       dQ_{i-1} = dS_{i-1} K_j    S_{i+1}                 dP_{i+1}

@@ -5,8 +5,9 @@
 //
 // Flat list of tiles. KV heads, one after the other, have T_c tiles of B_c keys each, T in all; of G blocks of threads the b-th
 // takes tiles ⌊bT/G⌋ to ⌊(b+1)T/G⌋ − 1. A head whose tiles all fall to one block is done when that block is. Others are cut:
-// each block leaves its part (O, ℓ, m), neither divided nor rounded, and a second kernel merges a head's parts. A block's part of
-// a head goes to place b + head, which no other part has. How many blocks: hopper_decode.py, `grid`.
+// each block has a part (O, ℓ, m), neither divided nor rounded. Of heads that are cut alike, two blocks, a cluster, read each
+// other's part in shared memory, and leave one. A second kernel merges a head's parts, if there is more than one; the b-th's of a
+// head is at place b + head, which no other part has. How many blocks: hopper_decode.py, `grid`.
 //
 //     m = max_s m_s,   ℓ = Σ_s 2^(c (m_s − m)) ℓ_s,   O = diag(ℓ)⁻¹ Σ_s 2^(c (m_s − m)) O_s
 //
@@ -24,7 +25,7 @@
 // way from HBM keep it busy; here are up to 128.
 //
 // HBM, in elements (`flashsim.count`, to the element, by the counting build): of a head that is not split, as "q_outer" with the
-// heads of a group together: Q, O, L, K and V once. Of one in t parts, as "split_kv" with splits = t: parts written and read once.
+// heads of a group together. Of one in t parts, as "split_kv" with splits = t; in a cluster both blocks read Q.
 //
 // Roofline: HBM. A copy reaches 4.2 TB/s of an H200's 4.8, reading alone 4.4 to 4.6. What was tried: docs/gpu-tried.md.
 // no spills, no stack
@@ -406,7 +407,6 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
     extern __shared__ __align__(1024) char shared[];
     const Memory<d> sram(shared);
     const Offset first = first_tile(p, blockIdx.x, gridDim.x), end = first_tile(p, blockIdx.x + 1, gridDim.x);
-    asm volatile("griddepcontrol.launch_dependents;");  // `merge` may be launched
     if (threadIdx.x >= WARPGROUP) {
         const bool copies = threadIdx.x == WARPGROUP;
         if (copies) sram.init();
@@ -429,7 +429,6 @@ merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m
     __shared__ float shared[8][d + 2];
     Tally O_writes(totals + 7), L_writes(totals + 9);
     Tally O_parts_reads(totals + 10), l_parts_reads(totals + 12), m_parts_reads(totals + 14);
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // until all parts have been written
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = blockIdx.x * (8 / share) + warp / share, head = row / p.rows, r = row % p.rows;
     const Offset first = Offset(head) * p.T_c;
