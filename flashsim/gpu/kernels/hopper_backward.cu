@@ -196,7 +196,8 @@ __device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const T
         for (int g = 0; g < p.group; ++g) {
             const int head = load_word(sram.which_head(k)) * p.group + g, H = here(p.H), h = head % H, b = head / H;
 #pragma unroll 1
-            for (int t = begin_of<kind, d>(p, load_word(sram.which_j(k))); t < end_of<kind>(p, load_word(sram.which_j(k))); ++t, ++n) {
+            for (int t = begin_of<kind, d>(p, load_word(sram.which_j(k)));
+                 t < end_of<kind>(p, load_word(sram.which_j(k))); ++t, ++n) {
                 const int i = row_block<kind>(p, t);
                 sram.Q_i.wait_free(n);
                 if (kind == LISTED) store_word(sram.which_i(n), i), store_word(sram.whose_i(n), head);

@@ -21,8 +21,7 @@
 //     tensor cores    S_0                     O += P̃_0 V_0, S_1                 O += P̃_1 V_1, S_2
 //     registers             P̃_0 = 2^(…)                          P̃_1 = 2^(…)
 //
-// Nothing overlaps within a block: the two blocks of a multiprocessor do each other's waiting. 64 KB a multiprocessor on their
-// way from HBM keep it busy; here are up to 128.
+// Nothing overlaps within a block. 64 KB a multiprocessor on their way from HBM keep it busy; here are up to 128.
 //
 // HBM, in elements (`flashsim.count`, to the element, by the counting build): of a head that is not split, as "q_outer" with the
 // heads of a group together. Of one in t parts, as "split_kv" with splits = t; in a cluster both blocks read Q.
@@ -127,7 +126,8 @@ template <int d> struct Part {
         for (int x = 0; x < d / 32; ++x) O[x] = alpha * O[x] + weight * O_s[x];
     }
     // The row of O and L at `at`.
-    template <typename T> __device__ void write(T* to, float* L, Offset at, const Problem& p, Tally& O_writes, Tally& L_writes) const {
+    template <typename T>
+    __device__ void write(T* to, float* L, Offset at, const Problem& p, Tally& O_writes, Tally& L_writes) const {
         const int lane = threadIdx.x % 32;
         const float factor = 1.0f / nonzero(l);
 #pragma unroll
@@ -319,7 +319,7 @@ template <typename T, int d, int cluster> struct Consumer {
         }
     }
 
-    // A row of (O_i, ℓ_i, m_i) in shared memory, where K_j and V_j were: d numbers, ℓ, m; 8 words besides let rows go by other banks.
+    // Bytes of a row of (O_i, ℓ_i, m_i) in shared memory, where K_j and V_j were, of which some are there for the banks' sake.
     static constexpr int SHOWN = (d + 8) * 4;
     // The part of this block, for the cluster's others to read.
     __device__ __forceinline__ void show(char* ring) {
@@ -336,8 +336,9 @@ template <typename T, int d, int cluster> struct Consumer {
         }
     }
     // The parts of the cluster's blocks become one, or O and L, if that is all of the head: a warp has every so many-th row.
-    __device__ __forceinline__ void gather(Word ring, int head, bool all, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
-                                           Tally& O_writes, Tally& L_writes, Tally& O_parts_writes, Tally& l_writes, Tally& m_writes) {
+    __device__ __forceinline__ void gather(Word ring, int head, bool all, T* O, float* L, float* O_parts, float* l_parts,
+                                           float* m_parts, Tally& O_writes, Tally& L_writes, Tally& O_parts_writes,
+                                           Tally& l_writes, Tally& m_writes) {
 #pragma unroll 1
         for (int r = rank() * 4 + threadIdx.x / 32; r < p.rows; r += cluster * 4) {
             Part<d> part;
