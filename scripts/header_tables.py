@@ -112,11 +112,27 @@ def decoding(results: list[dict[str, Any]]) -> Iterator[list[str]]:
         ]
 
 
+def masked_backward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield ms of windows, and of block masks: what part of the tiles is live, and what part of the time it takes."""
+    windows = [r for r in results if "window" in r["case"]]
+    sides = list(dict.fromkeys(tuple(r["window"]) for r in windows))
+    yield ["ms, d = 64 / 128", *(f"window {left}, {right}" for left, right in sides)]
+    for name in ("hopper", "fa4", "algorithm_2"):
+        ms = {(tuple(r["window"]), r["d"]): r["ms"][name] for r in windows}
+        yield [LABELS.get(name, name), *(f"{ms[of, 64]:.3g} / {ms[of, 128]:.3g}" for of in sides)]
+    masks = {r["d"]: r for r in results if "window" not in r["case"]}
+    names = list(masks[64]["live"])[1:]
+    yield ["÷ without a mask", *(f"{masks[64]['live'][name]:.3f} of the tiles" for name in names)]
+    shares = ([masks[d]["ms"][name] / masks[d]["ms"]["dense"] for d in (64, 128)] for name in names)
+    yield ["hopper", *(f"{of_64:.3f} / {of_128:.3f}" for of_64, of_128 in shares)]
+
+
 TABLES: dict[str, tuple[Path, str, Callable[[list[dict[str, Any]]], Iterator[list[str]]]]] = {
     "hopper.cu": (TRIED, "gpu_hopper", forward),
     "hopper_backward.cu": (TRIED, "gpu_hopper_backward", backward),
     "hopper_decode.cu": (TRIED, "gpu_hopper_cases", decoding),
     "hopper_fp8.cu": (TRIED, "gpu_hopper_fp8", eight_bits),
+    "masked backward": (REACHED, "gpu_hopper_masked_backward", masked_backward),
     "distributions": (REACHED, "gpu_distributions", distributions),
 }
 

@@ -438,6 +438,7 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
         "gpu_hopper_backward",
         "gpu_hopper_cases",
         "gpu_hopper_fp8",
+        "gpu_hopper_masked_backward",
         "gpu_ladder",
         "gpu_ladder_causal",
         "gpu_sanitizer",
@@ -581,13 +582,14 @@ def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
     assert f"d = 128 at N = 512, causally: {forward[512, 128, True]:.2f} times cuDNN's rate" in said
     assert min(ratio for (N, *_), ratio in backward.items() if N >= 4096) >= 0.98
     wide = beside_the_faster_peer("gpu_hopper_cases", "heads256")
-    assert [of for of, ratio in wide.items() if ratio < 0.98] == [(16_384, 256, True)]
+    assert [of for of, ratio in wide.items() if ratio < 0.98] == [(512, 256, True), (16_384, 256, True)]
     assert f"d = 256 at N = 16,384, causally: {min(wide.values()):.2f} of FlashAttention-4's rate" in said
+    assert f"at N = 512, causally, {wide[512, 256, True]:.2f} of cuDNN's" in said
     assert f"where d = 256, at {min(wide.values()):.2f} to {max(wide.values()):.2f} times" in page
     cases = figure("gpu_hopper_cases")["results"]
     decoding = [(r["N_q"], r["ms"]) for r in cases if r["case"] == "decode"]
     ratios = [(N_q, min(ms["fa4"], ms["torch_cudnn"]) / ms["hopper_decode"]) for N_q, ms in decoding]
-    assert min(ratio for _, ratio in ratios) >= 0.98
+    assert min(ratio for _, ratio in ratios) >= 1
     assert max(ratio for N_q, ratio in ratios if N_q == 1) < 1.05
     assert "With 1 query, decoding is level and hardly more" in said
     assert min(r["ms"]["s = 0.5"] / r["ms"]["dense"] for r in cases if r["case"] == "block-sparse") > 0.5
