@@ -68,10 +68,10 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.run.api import backward as backward
     from flashsim.run.api import count as count
     from flashsim.run.api import forward as forward
-    from flashsim.run.api import trace as trace
     from flashsim.sweeping import sweep as sweep
     from flashsim.tracing import load_trace as load_trace
     from flashsim.tracing import observers as observers
+    from flashsim.tracing import trace as trace
     from flashsim.version import __version__ as __version__
 
 if not Path(__file__).is_file():

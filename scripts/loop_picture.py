@@ -14,7 +14,7 @@ import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 import flashsim
-from flashsim.plots.by_array import COLOURS
+from flashsim.drawing.bars import COLOURS
 from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 from flashsim.tracing import Step, Trace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
-from flashsim.machine.memory import MemoryModelError, SramOverflow
+from flashsim.machine.memory import MemoryModelError, Observer, SramOverflow
 from flashsim.masks.dropout import keep_mask
 from flashsim.masks.rules import All, Both, Head, Mask
 from flashsim.problem.shapes import Shape
+from flashsim.tracing import Recorder, Trace, traced
 from flashsim.tracing.planting import mutated
 
 Array = NDArray[Any]
@@ -382,3 +383,12 @@ def exact_of(name: str, **asked: Any) -> theory.Exact | None:
         if asked["mask"].band(Shape(1, 1, 1, 1), ()) is not None:
             raise
         return None
+
+
+def with_trace(
+    call: Callable[..., Any], *given: Any, observers: Sequence[Observer] = (), **options: Any
+) -> tuple[Any, Trace]:
+    """What a call returns that takes observers, and its trace."""
+    recorder = Recorder()
+    run = call(*given, observers=[*observers, recorder], **options)
+    return run, traced(recorder, run)

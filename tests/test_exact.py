@@ -21,6 +21,8 @@ from flashsim.optimal.games.game import Game
 from flashsim.optimal.games.search import Search
 from flashsim.optimal.optima import Optimum
 
+from .cases import with_trace
+
 # --------------------------------------------------------------------------------------------------- a plain Dijkstra
 
 
@@ -146,13 +148,12 @@ def test_schedules_are_run_with_real_numbers(problem: dict[str, Any], dtype: str
     found = optimum(**problem)
     shape, rng = found.shape, np.random.default_rng(3)
     lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
-    run = found.replay(*(rng.normal(size=size).astype(dtype) for size in lengths), trace=True)
+    run, run_trace = with_trace(found.replay, *(rng.normal(size=size).astype(dtype) for size in lengths))
     assert run.hbm.accesses == found.upper == found.moved[-1]
     assert run.sram.enforced
     assert run.sram.peak <= found.M
     assert found.off(run) <= 1
-    assert run.trace is not None
-    products = {step.tile for step in run.trace.steps if step.label == "line 11"}
+    products = {step.tile for step in run_trace.steps if step.label == "line 11"}
     assert products == set(
         zip(*np.nonzero(found.allowed), strict=True)
     )  # the player's picture shows the product's own tile

@@ -43,7 +43,7 @@ from flashsim.run.task import attended
 from flashsim.tracing.about import tiles_of
 from flashsim.tracing.observers import InductionInvariant
 
-from .cases import DTYPES, FEW, MASKS, Array, exact_of, of_bound, room_for, same, swap, unnoticed
+from .cases import DTYPES, FEW, MASKS, Array, exact_of, of_bound, room_for, same, swap, unnoticed, with_trace
 
 SCHEDULES = ("separate", "grouped")
 DROPPING = [name for name, algorithm in FORWARD.items() if "dropout" in algorithm.parts]
@@ -293,15 +293,13 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
         assert tree.paths() == mask.tree.paths()
     turn = [*MASKS, *PER_HEAD].index(kind) % 3 if kind != "tree" else None
     for name in DROPPING if turn is None else DROPPING[turn::3]:
-        run = flashsim.forward(name, Q, K, V, gqa="grouped", trace=True, **case.options(name))
+        run, run_trace = with_trace(flashsim.forward, name, Q, K, V, gqa="grouped", **case.options(name))
         assert of_output(case, name, run) <= 1
-        assert run.trace is not None
-        assert run.trace.about.tiles == tiles_of(want, run.blocks)
+        assert run_trace.about.tiles == tiles_of(want, run.blocks)
         for back in backward_of(name):
-            got = flashsim.backward(back, run, dO, trace=True)
+            got, got_trace = with_trace(flashsim.backward, back, run, dO)
             assert of_gradients(case, back, run, got) <= 1
-            assert got.trace is not None
-            assert got.trace.about.tiles == tiles_of(want, got.blocks)
+            assert got_trace.about.tiles == tiles_of(want, got.blocks)
 
 
 @pytest.mark.parametrize("name", FORWARD)

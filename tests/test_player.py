@@ -36,6 +36,7 @@ from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.film import film
 from flashsim.tracing.writing import as_json
 
+from .cases import with_trace
 from .conftest import DESK, PHONE, until
 
 FRAME = {"width": 960, "height": 480}
@@ -216,12 +217,11 @@ def test_shown_gradients_are_the_tensors(open_page: Opener, name: str) -> None:
     dO = np.random.default_rng(1).standard_normal((12, 4)).astype(np.float32)
     sizing = Fixed(3, 4, enforced=False)
     run = flashsim.forward(name.removesuffix("_two_pass"), Q, K, V, sizing=sizing, M=64)
-    made = flashsim.backward(name, run, dO, trace=True)
-    assert made.trace is not None
-    page = open_page(made.trace)
+    made, made_trace = with_trace(flashsim.backward, name, run, dO)
+    page = open_page(made_trace)
     shown = {array: np.full((12, 4), np.nan, np.float32) for array in ("dQ", "dK", "dV")}
-    for at in made.trace.steps:
-        inside = made.trace.events[at.first : at.last + 1]
+    for at in made_trace.steps:
+        inside = made_trace.events[at.first : at.last + 1]
         changed = {event.name[:2] for event in inside if event.kind == "compute"} & set(shown)
         page.evaluate(f"player.go({at.number})")
         for array in changed:
@@ -1001,17 +1001,16 @@ def test_a_formula_s_numbers_give_its_result(open_page: Opener, name: str, direc
 def test_formulas_of_programs_hold_too(open_page: Opener) -> None:
     """Of one tile of several, X_i[c], and of their functions."""
     X, W1, W2 = np.random.default_rng(0).normal(size=(3, 4, 4))
-    runs = (
-        mlp.run(X, W1, W2, blocks=(2, 2, 2, 4), trace=True),
-        linear.attention(X, W1, W2, chunk=3, trace=True),
-        cross_entropy.loss(X, W1, [3, 0, -1, 2], blocks=(2, 2), ignore=-1, trace=True),
+    traces = (
+        flashsim.trace(mlp.run, X, W1, W2, blocks=(2, 2, 2, 4)),
+        flashsim.trace(linear.attention, X, W1, W2, chunk=3),
+        flashsim.trace(cross_entropy.loss, X, W1, [3, 0, -1, 2], blocks=(2, 2), ignore=-1),
     )
     of_a_loss = {*range(8, 14), 15, 16}  # 4 tiles of 6, two of them with a −∞ twice, and 2 losses
-    for run, lines, all_of_them in zip(runs, ({10, 12, 15}, {6, 7, 9}, of_a_loss), (16, 6, 22), strict=True):
-        assert run.trace is not None
-        page = open_page(run.trace)
-        assert formulas_that_hold(page, run.trace) == all_of_them
-        spelled = {s.label for s, said in zip(run.trace.steps, page.evaluate(SAID), strict=True) if said}
+    for trace, lines, all_of_them in zip(traces, ({10, 12, 15}, {6, 7, 9}, of_a_loss), (16, 6, 22), strict=True):
+        page = open_page(trace)
+        assert formulas_that_hold(page, trace) == all_of_them
+        spelled = {s.label for s, said in zip(trace.steps, page.evaluate(SAID), strict=True) if said}
         assert spelled == {f"line {line}" for line in lines}
 
 

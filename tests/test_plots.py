@@ -29,6 +29,7 @@ import flashsim
 from flashsim import plots, theory
 from flashsim.algorithms import FORWARD
 from flashsim.beyond import approximate
+from flashsim.drawing.style import compared, looks
 from flashsim.optimal.tune import best_of
 from flashsim.plots import lower
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
@@ -38,7 +39,6 @@ from flashsim.plots.footprint import memory_data, plot_memory
 from flashsim.plots.fusing import pays_from
 from flashsim.plots.lower import lower_backward_data, lower_data
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
-from flashsim.plots.style import compared, looks
 from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
 from flashsim.plots.traffic import plot_traffic, traffic_data
 from tests.own import two_sweeps

@@ -14,6 +14,7 @@ from flashsim.support.tables import print_paragraphs, print_table, print_words, 
 
 if TYPE_CHECKING:
     from flashsim.optimal.optima import Optimum
+    from flashsim.tracing import Trace
 
 SEARCHED = "Checked by machine, but for the game's normal form, which is hand-proved."
 
@@ -21,6 +22,7 @@ SEARCHED = "Checked by machine, but for the game's normal form, which is hand-pr
 def run_exact(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     """Search for the optimum, replay it, and show it; return 0. Ctrl-C shows the bounds so far, and goes on its way."""
     from flashsim.optimal.optima import Optimum
+    from flashsim.tracing import Recorder, traced
 
     found = Optimum(**problem)
     states, seconds = found.estimate
@@ -39,12 +41,13 @@ def run_exact(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
     rng = np.random.default_rng(0)
     Q, K, V = (rng.normal(size=size).astype(found.dtype) for size in lengths)
-    played = found.replay(Q, K, V, trace=options.output is not None)
-    off = found.off(played)
-    if played.trace is not None:
-        replace(played.trace, about=replace(played.trace.about, command=options.command_line)).save(options.output)
+    recorder = Recorder()
+    played = found.replay(Q, K, V, observers=[recorder])
+    off, trace = found.off(played), traced(recorder, played)
+    if options.output is not None:
+        replace(trace, about=replace(trace.about, command=options.command_line)).save(options.output)
     certificate = {"command": options.command_line, **found.certificate()}
-    finish(options, certificate, lambda: _show(options, found, played, off))
+    finish(options, certificate, lambda: _show(options, found, trace, off))
     return 0
 
 
@@ -71,7 +74,7 @@ def _show_bounds(found: Optimum) -> None:
     print()
 
 
-def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) -> None:
+def _show(options: argparse.Namespace, found: Optimum, trace: Trace, off: float) -> None:
     from flashsim.optimal.optima import CLASS
 
     _show_bounds(found)
@@ -80,9 +83,10 @@ def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) 
         units = (" ".join(f"{X}{n}" for X, n in part) for part in (turn.evict, turn.load))
         steps.append((number, *units, " ".join(f"{i},{j}" for i, j in turn.products), moved))
     print_table(("turn", "evict =", "load =", "products =", "moved so far"), steps)
+    end = trace.events[-1]
     print_paragraphs(
-        f"Replayed on the memory with random numbers, M enforced: {played.hbm.accesses:,} elements counted, and O differs from "
-        f"naive attention's by {off:.2g} of its error bound at most.",
+        f"Replayed on the memory with random numbers, M enforced: {end.reads + end.writes:,} elements counted, and O differs "
+        f"from naive attention's by {off:.2g} of its error bound at most.",
         f"No schedule of the row game moves less than {found.upper:,} elements: a search went through "
         f"{len(found.search.prices):,} states, and --json writes what --check needs to verify that without a search. That the "
         "search passes over no better schedule is proved by hand.",
@@ -93,4 +97,4 @@ def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) 
         print_words(f"{best.algorithm} moves less: it keeps S, and is no schedule of this game.")
     if options.output is not None:
         print()
-        saved(options.output, f", {len(played.trace.steps):,} steps")
+        saved(options.output, f", {len(trace.steps):,} steps")

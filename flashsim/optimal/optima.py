@@ -2,13 +2,13 @@
 
 found = flashsim.optimum(N=4, d=4, M=24)
 found.upper, found.schedule                   # 128 elements, and the turns that move them
-found.replay(Q, K, V, trace=True).trace       # on the memory, with real numbers
+flashsim.trace(found.replay, Q, K, V)         # on the memory, with real numbers
 found.certificate()                           # for flashsim.optimal.games.certificate, which checks it on its own
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import SramOverflow
+from flashsim.machine.memory import Observer, SramOverflow
 from flashsim.masks.rules import as_mask
 from flashsim.optimal.games.certificate import MOST, game_of, text_of
 from flashsim.optimal.games.replay import REPLAY, Schedule, turns
@@ -132,14 +132,16 @@ class Optimum:
             found.append(total)
         return found
 
-    def replay(self, Q: Any, K: Any, V: Any, *, trace: bool = False) -> Run:
+    def replay(self, Q: Any, K: Any, V: Any, *, observers: Sequence[Observer] = ()) -> Run:
         """Run the schedule on Q (N_q, d), K (N_k, d), V (N_k, d_v), with M enforced. Raises ValueError for other shapes."""
         shape = self.shape
         wanted = [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)]
         found = [check_array(name, a).shape for name, a in zip("QKV", (Q, K, V), strict=True)]
         if found != wanted:
             raise ValueError(f"Q, K, V are {found}; expected {wanted}")
-        return forward(REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, schedule=self.schedule, trace=trace)
+        return forward(
+            REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, schedule=self.schedule, observers=observers
+        )
 
     def off(self, run: Run) -> float:
         """Return by how much O of a replay differs from naive attention's, as a part of its error bound."""

@@ -18,8 +18,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
+from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 

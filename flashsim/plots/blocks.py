@@ -14,9 +14,9 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
 from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import check_M, float_dtype
 from flashsim.run.api import Run, Tally, count, forward

@@ -9,9 +9,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
+from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.machine.traffic import ArrayTraffic
 from flashsim.plots.chart import Chart, setting
-from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.run.api import count
 from flashsim.support.sizes import Size, first
 

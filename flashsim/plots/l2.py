@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.style import GREY, hang, looks, ticks
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES
 from flashsim.machine.memory import Event
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import GREY, hang, looks, ticks
 from flashsim.problem.arguments import check_callback
 from flashsim.run.api import count, forward
 from flashsim.support.sizes import Size

@@ -14,10 +14,10 @@ from matplotlib.ticker import LogLocator
 from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.own import backward_of, chosen
 from flashsim.algorithms.record import Direction
+from flashsim.drawing.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 from flashsim.problem.arguments import is_one_of, shown
 from flashsim.run.api import backward, forward
 

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, LogLocator
 from numpy.typing import NDArray
 
+from flashsim.drawing.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.masks import patterns
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 

@@ -15,8 +15,8 @@ from matplotlib.ticker import LogLocator
 from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.plots.chart import Chart, setting
-from flashsim.plots.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flashsim.machine.traffic import Flops, Occupancy, Traffic
@@ -17,8 +16,6 @@ from flashsim.support.exporting import Exported
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from flashsim.tracing import Trace
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,9 +30,9 @@ class Costs(Exported):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the accesses by array as one bar, on `ax` or on a new figure, which a notebook shows; return the axes."""
-        plots = import_module("flashsim.plots")  # by name, as plots are made of runs
-        drawn: Axes = plots.plot_run({self.algorithm: self}, ax)
-        return drawn
+        from flashsim.drawing.bars import plot_run
+
+        return plot_run({self.algorithm: self}, ax)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was asked and what it cost as plain data; the arrays are not in it."""
@@ -78,12 +75,10 @@ class Finished(Costs):
     """A finished pass: what it cost, as in `Tally`.
 
     plan   what was asked, and how it was run: with the algorithm's record, `plan.task.algorithm`
-    trace  the first head's events, if `trace=True` asked for them; else None. In Jupyter, such a run shows as their player
     """
 
     blocks: Blocks
     plan: Plan
-    trace: Trace | None = None
 
     def _asked(self) -> dict[str, Any]:
         task = self.plan.task
@@ -102,9 +97,6 @@ class Finished(Costs):
             "options": {name: v if isinstance(v, plain) else shown(v) for name, v in variant.options.items()},
         }
 
-    def _repr_html_(self) -> str:
-        return super()._repr_html_() if self.trace is None else self.trace._repr_html_()
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Run(Finished):
@@ -114,7 +106,7 @@ class Run(Finished):
     l, m  (..., H_q, N_q), softmax statistics of the scaled scores in the chip's dtype; None where the algorithm keeps none
     lse   (..., H_q, N_q), the scaled scores' log-sum-exp, m + log ℓ; where an algorithm returns neither it nor ℓ and m, it is
           made of what the run left in HBM, uncounted. −∞ for a row without a key. None for a function that returns O alone
-    hbm, sram, blocks, plan, trace  as in `Finished`
+    hbm, sram, blocks, plan  as in `Finished`
     layout  of O, as in `forward`
     gqa   the schedule of query heads that share a KV head, as in `forward`
     inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays

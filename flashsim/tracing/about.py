@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,23 +16,29 @@ from flashsim.masks.rules import All, Causal
 from flashsim.problem.inputs import Array
 from flashsim.problem.matrices import symbols
 from flashsim.problem.shapes import Blocks, Shape
+from flashsim.run.programs import Launch, ProgramRun
+from flashsim.run.results import Finished
 from flashsim.run.task import Plan
 from flashsim.tracing.data import STANDARD, About, Counts, Kind
 from flashsim.tracing.listing import listing_of, source_of
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
 
-if TYPE_CHECKING:
-    from flashsim.run.programs import Launch
-
 LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by tile
 
 
-def traced(recorder: Recorder, plan: Plan) -> Trace:
-    """Return what the recorder recorded of a run's first problem, with what there is to say of it. ValueError if it saw none."""
-    sram, task = recorder.sram, plan.task
-    if sram is None:
+def traced(recorder: Recorder, run: Finished | ProgramRun) -> Trace:
+    """Return the trace of a run that the recorder was an observer of, with what there is to say of it.
+
+    Raises ValueError where the recorder saw nothing of it.
+    """
+    if recorder.sram is None:
         raise ValueError(f"the run has no head number {recorder.head}, counted from 0")
+    return _traced_program(recorder, run.launch) if isinstance(run, ProgramRun) else _traced(recorder, run.plan)
+
+
+def _traced(recorder: Recorder, plan: Plan) -> Trace:
+    task = plan.task
     shape, blocks, algorithm = plan.shape, plan.blocks, plan.task.algorithm
     exact = _closed_form(algorithm, plan, (blocks.B_r, blocks.B_c))
     standard = None if algorithm.name == STANDARD else _closed_form(STANDARD, plan, None)
@@ -56,7 +62,7 @@ def traced(recorder: Recorder, plan: Plan) -> Trace:
     )
 
 
-def traced_program(recorder: Recorder, launch: Launch) -> Trace:
+def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
     """Return the trace of a program's run. Its plane's symbols are N_q and N_k there, as the player knows rows and columns."""
     program, sizes, blocks = launch.program, launch.sizes, launch.blocks
     rows, columns = program.plane

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator
 from matplotlib.transforms import ScaledTranslation
 
-from flashsim.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, canvas, looks, styled, ticks
+from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, canvas, looks, styled, ticks
 from flashsim.problem.arguments import shown
 
 if TYPE_CHECKING:
