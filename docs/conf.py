@@ -28,7 +28,7 @@ smartquotes_action = "qe"  # not dashes: --causal is an option
 
 SECTIONS = {
     "Tutorial": ["docs/run", "docs/watch", "figures/gallery/README", "docs/exercises"],
-    "How to": ["docs/use", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
+    "How to": ["docs/code", "docs/use", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
     "Reference": ["docs/reference/index"],
     "Explanation": [
         *(

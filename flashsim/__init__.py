@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.algorithms.blocks import Fit as Fit
     from flashsim.algorithms.blocks import Fixed as Fixed
     from flashsim.algorithms.blocks import Paper as Paper
+    from flashsim.attention.problem import Problem as Problem
     from flashsim.beyond import approximate as approximate
     from flashsim.beyond import cross_entropy as cross_entropy
     from flashsim.beyond import kernels as kernels

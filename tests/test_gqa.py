@@ -39,7 +39,6 @@ from flashsim.reference import (
 )
 from flashsim.run import gather, launch
 from flashsim.run import interleaving as groups
-from flashsim.run.task import attended
 from flashsim.tracing.about import tiles_of
 from flashsim.tracing.observers import InductionInvariant
 
@@ -720,9 +719,9 @@ PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
     ("a mean, not a sum", group_sum.sum_over_group, "sum_i + part_hi", "sum_i + part_hi / g", {"gradients, separate"}),
     ("last head left out", group_sum.sum_over_group, "sram.loop(g)", "sram.loop(g - 1)",
      {"gradients, separate", "counts backward, separate"}),
-    ("parts of neighbouring groups", gather.key_gradients, "a.reshape(-1, task.given.group, prod(a.shape[-2:]))",
-     "a.reshape(task.given.group, -1, prod(a.shape[-2:])).swapaxes(0, 1)", {"gradients, separate"}),
-    ("K and V as large as their copies", gather._once_per_group, "// plan.task.given.group", "", {"counts, separate"}),
+    ("parts of neighbouring groups", gather.key_gradients, "a.reshape(-1, plan.problem.group, prod(a.shape[-2:]))",
+     "a.reshape(plan.problem.group, -1, prod(a.shape[-2:])).swapaxes(0, 1)", {"gradients, separate"}),
+    ("K and V as large as their copies", launch.cost_of, "// plan.problem.group", "", {"counts, separate"}),
     ("parts not written", launch.Cost.with_sums, "replace(a, role=\"extra\")", "replace(a, role=\"extra\", writes=0)",
      {"counts backward, separate"}),
     ("parts as large twice", launch.Cost.with_sums, "replace(a, size=0)", "a", {"counts backward, separate"}),
@@ -739,7 +738,7 @@ def test_bugs_are_caught(
 
 
 def test_the_mask_of_each_query_head_of_a_group_is_what_its_result_attends_to() -> None:
-    """A mask by head and a block mask of interleaved rows, as the reference needs them: `variant.attended`."""
+    """A mask by head and a block mask of interleaved rows, as the reference needs them: `Plan.attended`."""
     rng = np.random.default_rng(0)
     Q, K, V = rng.normal(size=(4, 9, 3)), rng.normal(size=(2, 7, 3)), rng.normal(size=(2, 7, 2))
     skip = np.ones((6, 3), bool)  # 2 · 9 rows in blocks of 3, 7 keys in blocks of 3
@@ -748,5 +747,5 @@ def test_the_mask_of_each_query_head_of_a_group_is_what_its_result_attends_to() 
         "block_sparse", Q, K, V, mask=rng.random((4, 9, 7)) < 0.7, block_mask=skip, gqa="grouped", blocks=(3, 3), M=200
     )
     for head in range(4):
-        mask = attended(run.variant, run.blocks, Shape(9, 7, 3, 2), (head,), group=2)
+        mask = run.plan.attended((head,))
         assert np.allclose(run.O[head], attention(Q[head], K[head // 2], V[head // 2], mask=mask), rtol=1e-12)

@@ -17,7 +17,7 @@ from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, algorithm_1_flash_
 from flashsim.algorithms.own import PARTS as PARTS_OF_ONES_OWN
 from flashsim.plots import FIGURES
 
-from .pages import README, ROOT, blocks, links, said, table, text_of
+from .pages import OWN, README, ROOT, blocks, links, said, table, text_of
 
 TEXT = text_of(README)
 
@@ -91,7 +91,7 @@ def test_algorithm_1_s_table_is_its_source() -> None:
 
 
 def test_an_algorithm_of_ones_own_does_what_is_said(tmp_path: Path) -> None:
-    (script,) = (block for block in blocks(README, "python") if block.startswith("# mine.py"))
+    (script,) = (block for block in blocks(OWN, "python") if block.startswith("# mine.py"))
     assert len(script.splitlines()) <= 25
     scope: dict[str, Any] = {}
     exec(script, scope)

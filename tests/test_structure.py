@@ -6,13 +6,19 @@ import ast
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from inspect import signature
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import flashsim
+from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
 from flashsim.verify import checks
 
 ROOT = Path(flashsim.__file__).parent
@@ -62,6 +68,7 @@ ROOMS = [
     "machine",
     "problem",
     "masks",
+    "attention",
     "algorithms",
     "theory",
     "reference",
@@ -115,6 +122,49 @@ def test_an_arrow_upwards_is_found_however_it_is_written() -> None:
     found = arrows({"flashsim.machine.a": inside, "flashsim.run.a": for_types, "flashsim.algorithms.a": by_name})
     assert upward(found) == {("machine", "plots"), ("run", "tracing"), ("algorithms", "theory")}
     assert not upward(arrows({"flashsim.run.a": "from flashsim.machine.memory import HBM"}))
+
+
+def executed(call: Callable[[], object]) -> dict[str, set[int]]:
+    """The lines of flashsim that a call executes, by file."""
+    lines: dict[str, set[int]] = {}
+
+    def follow(frame: FrameType, event: str, _: object) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(str(ROOT)):
+            return None
+        if event == "line":
+            lines.setdefault(file, set()).add(frame.f_lineno)
+        return follow
+
+    before = sys.gettrace()
+    sys.settrace(follow)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def directly(X: NDArray[np.float64]) -> None:
+    hbm = flashsim.HBM()
+    Q, K, V = (hbm.place(name, X) for name in "QKV")
+    flash_basic(hbm, flashsim.SRAM(hbm, 104), Q, K, V, flashsim.Blocks(4, 3, 3, 4))
+
+
+def test_a_reader_who_steps_through_a_run_sees_few_lines_in_few_files() -> None:
+    X = np.random.default_rng(0).normal(size=(12, 4))
+    for call, most, files in (
+        (partial(directly, X), 190, 4),
+        (partial(flashsim.forward, "flash_basic", X, X, X, M=104), 424, 14),
+    ):
+        call()  # what is cached is looked up once
+        lines = executed(call)
+        assert (sum(map(len, lines.values())) <= most, len(lines) <= files) == (True, True), lines
+
+
+def test_modules_are_short() -> None:
+    long = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
+    assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def check_array(name: str, value: Any) -> NDArray[Any]:
 
     Masked arrays are refused: their masks would be ignored.
     """
+    if type(value) is np.ndarray and value.dtype.isnative:
+        return value
     if _is_masked(value):
         raise ValueError(f"{name} is a masked array (numpy.ma), whose mask would be ignored; expected a plain array")
     try:

@@ -9,23 +9,18 @@ from typing import Any
 from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
+from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer
-from flashsim.problem.arguments import (
-    check_callback,
-    check_heads,
-    check_observers,
-    check_shape,
-)
-from flashsim.problem.inputs import HEADS_FIRST, check_layout, float_dtype, turned
+from flashsim.problem.arguments import check_callback, check_observers
+from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned
 from flashsim.problem.options import check_options
-from flashsim.run.check import backward_task, check_sizing, count_task, forward_task
-from flashsim.run.gather import gather_gradients, gather_run, gather_tally
-from flashsim.run.launch import OnHead, launch, launch_all
+from flashsim.run.gather import gather_gradients, gather_tally
+from flashsim.run.launch import OnHead, finished, launch, launch_all
+from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan
 from flashsim.run.results import Gradients as Gradients
 from flashsim.run.results import Run as Run
 from flashsim.run.results import Tally as Tally
-from flashsim.run.schedule import schedule
-from flashsim.run.task import Lengths
+from flashsim.run.results import check_run
 from flashsim.support.sizes import Size
 
 
@@ -90,15 +85,14 @@ def forward(
     Raises ValueError for arguments that make no sense, TypeError for unknown ones, `SramOverflow` where an enforced M is
     exceeded.
     """
-    algorithm, layout = chosen(name, "forward"), check_layout(layout)
-    task = forward_task(
-        algorithm, Q, K, V, M, check_sizing(sizing, blocks, enforce), gqa, check_finite, layout, scale=scale,
-        causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, options=_own(forward, algorithm, options),
-    )  # fmt: skip
+    algorithm, policy = chosen(name, "forward"), check_sizing(sizing, blocks, enforce)
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
-    plan = schedule(task)
-    run = gather_run(plan, launch_all(plan, observers, on_head))
-    return replace(run, O=turned("O", run.O, layout), layout=layout)
+    plan = forward_plan(
+        algorithm, _own(forward, algorithm, options), policy, Q, K, V, check_layout(layout), check_finite, launch, M=M,
+        scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
+    )  # fmt: skip
+    run = finished(plan, launch_all(plan, observers, on_head))
+    return run if layout == HEADS_FIRST else replace(run, O=turned("O", run.O, layout), layout=layout)
 
 
 def backward(
@@ -131,9 +125,10 @@ def backward(
 
     Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
-    task = backward_task(chosen(name, "backward"), run, dO, M, sizing, blocks, enforce, check_finite)
+    algorithm = chosen(name, "backward")
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
-    plan = schedule(task)
+    run = check_run(algorithm, run)
+    plan = backward_plan(algorithm, run, dO, M, sizing, blocks, enforce, check_finite, launch)
     found = gather_gradients(plan, launch_all(plan, observers, on_head), observers)
     by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
     return replace(found, **by_layout)
@@ -141,9 +136,10 @@ def backward(
 
 def count(
     name: str | Algorithm | Callable[..., Any],
+    problem: Problem | None = None,
     *,
     N: int | None = None,
-    d: int,
+    d: int | None = None,
     M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
@@ -164,23 +160,26 @@ def count(
 ) -> Tally:
     """Count what `forward` or `backward` would move, by running the same algorithm on shapes alone: no arithmetic.
 
-    Give N, or N_q and N_k where they differ; d_v defaults to d. `heads` are the query heads, batch included, of which
-    heads / `kv_heads` share a KV head each, as `gqa` says; None: each has its own. Counts are those of one head (or group)
-    times their number, so a mask must be one head's. `dtype` matters for bytes and for the default M (100 KB); `direction` is
-    "forward" or "backward". Other arguments and errors as in `forward`.
+    Give a `flashsim.Problem`, such as `run.problem`; or d, and N, or N_q and N_k where they differ; d_v defaults to d. `heads`
+    are the query heads, batch included, of which heads / `kv_heads` share a KV head each, as `gqa` says; None: each has its
+    own. Counts are those of one head (or group) times their number, so a mask must be one head's. `dtype` matters for bytes
+    and for the default M (100 KB); `direction` is "forward" or "backward". Other arguments and errors as in `forward`.
     """
     algorithm, observers = chosen(name, direction), check_observers(observers)
     before = algorithm if direction == "forward" else forward_of(algorithm)
-    shape, (heads, kv_heads) = check_shape(N, d, N_q, N_k, d_v), check_heads(heads, kv_heads)
-    given = Lengths(shape, heads // kv_heads, float_dtype(dtype))
-    task = count_task(
-        algorithm, before, given, M, check_sizing(sizing, blocks, enforce), gqa, causal=causal, mask=mask, dropout_p=dropout_p,
-        options=_own(count, before, options),
+    problem = Problem.asked(
+        problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask,
+        dropout_p=dropout_p, gqa=gqa,
     )  # fmt: skip
-    plan = schedule(task)
+    plan = count_plan(
+        algorithm, before, problem, _own(count, before, options), check_sizing(sizing, blocks, enforce), launch
+    )
     hbm, sram, _ = launch(plan, observers=observers)
-    return gather_tally(plan, heads, hbm, sram, observers)
+    return gather_tally(plan, problem.heads, hbm, sram, observers)
 
 
-def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> dict[str, Any]:
+def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the algorithm's own options, checked."""
+    if not options and not algorithm.options:
+        return options
     return check_options(function, options, f"{algorithm.name!r} ({algorithm.title})", algorithm, FORWARD)
