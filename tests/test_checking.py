@@ -113,7 +113,6 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     ("on_head is .*Causal.*; expected a function that takes 2", (*RUNS, backward), {"on_head": flashsim.Causal}),
     ("observers is .*; expected a sequence of functions of an event", RUNS, {"observers": [lambda: None]}),
     ("on_tried is 3; expected a function that takes 2 arguments, or None", (tuned,), {"on_tried": 3}),
-    ("trace is 3; expected True or False", (forward, backward), {"trace": 3}),
     ("check_finite is 'no'; expected True or False", (forward, backward), {"check_finite": "no"}),
     (r"\[\]", (*COUNTED, *RUNS), {"name": []}),
     ("'flash'.* takes no option splits; 'split_kv' does", (*COUNTED, *RUNS), {"splits": 3}),

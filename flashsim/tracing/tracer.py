@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.algorithms.record import Algorithm
-from flashsim.problem.arguments import check_array
+from flashsim.machine.memory import Observer
+from flashsim.problem.arguments import check_array, check_observers
 from flashsim.problem.inputs import HEADS_FIRST, check_inputs, check_layout, check_shape_of_dO, turned
 from flashsim.run.api import backward, forward
 from flashsim.tracing.about import traced
@@ -40,8 +41,9 @@ def trace(
 
     Raises ValueError as what it runs does, and for several heads without `head`.
     """
+    observers = check_observers(options.pop("observers", ()))
     if callable(what) and "observers" in signature(what).parameters:
-        return _recorded(partial(what, *given, **options), options.pop("observers", ()))
+        return _recorded(partial(what, *given, **options), observers)
     layout = check_layout(options.pop("layout", HEADS_FIRST))
     Q, K, V = given
     inputs = check_inputs(Q, K, V, check_finite=False, layout=layout)
@@ -54,13 +56,13 @@ def trace(
     elif any(axis > 1 for axis in inputs.leading):
         raise ValueError(f"Q has leading axes {inputs.leading}; a trace is of one head: give head=")
     if dO is None:
-        return _recorded(partial(forward, what, Q, K, V, **options))
+        return _recorded(partial(forward, what, Q, K, V, **options), observers)
     algorithm = chosen(what, "backward")
     run = forward(forward_of(algorithm), Q, K, V, **options)
-    return _recorded(partial(backward, algorithm, run, dO))
+    return _recorded(partial(backward, algorithm, run, dO), observers)
 
 
-def _recorded(call: Callable[..., Any], observers: Any = ()) -> Trace:
+def _recorded(call: Callable[..., Any], observers: Sequence[Observer]) -> Trace:
     recorder = Recorder()
     return traced(recorder, call(observers=[*observers, recorder]))
 
