@@ -28,7 +28,6 @@ from flashsim.learn.examples import (
     exp_overflow,
     not_bit_for_bit,
     online_attention,
-    online_softmax,
     prefill,
     same_curve,
 )
@@ -69,16 +68,6 @@ def printed_by(capsys: pytest.CaptureFixture[str], *command: str) -> str:
 
 # ------------------------------------------------------------------------------------------------ the chapter's numbers
 
-# Online softmax: (z, m_new, the correction's and the weight's value, s) for each step.
-SOFTMAX_STEPS = (
-    ("2.0", "2.0", "0", "1", "1.0"),
-    ("5.0", "5.0", "0.0498", "1.0", "1.0498"),
-    ("1.0", "5.0", "1.0", "0.0183", "1.0681"),
-    ("4.0", "5.0", "1.0", "0.3679", "1.4360"),
-)
-SOFTMAX = ("0.0347", "0.6964", "0.0128", "0.2562")
-SOFTMAX_SUM = "1.0001"  # of the four as printed; the sum is 1
-
 # Online attention: (score, m, correction, o and s corrected, weight, o, s) for each step.
 ATTENTION_STEPS = (
     ("0.5", "0.5", "0", ("0", "0"), "0", "1.0", ("1.0", "0.0"), "1.0"),
@@ -116,68 +105,6 @@ EXPONENTIALS = (
 WRONG_IN_FLOAT32 = {"100", "85"}
 
 
-# ------------------------------------------------------------------------------------------------------ online softmax
-
-
-def test_online_softmax_s_printed() -> None:
-    run = online_softmax.compute()
-    z = [d(step[0]) for step in SOFTMAX_STEPS]
-    assert [float(x) for x in z] == run.z.tolist() == [2, 5, 1, 4]
-    for i, (at, (z_i, m, correction, weight, s)) in enumerate(zip(run.steps, SOFTMAX_STEPS, strict=True)):
-        top, before = max(z[: i + 1]), max(z[:i], default=d("-Infinity"))
-        assert as_printed(top, m) == m
-        assert as_printed((before - top).exp(), correction) == correction
-        assert as_printed((z[i] - top).exp(), weight) == weight
-        assert as_printed(sum(((x - top).exp() for x in z[: i + 1]), d(0)), s) == s
-        assert same(at.z, z_i)
-        assert same(at.m, m)
-        assert same(at.correction, correction)
-        assert same(at.weight, weight)
-        assert same(at.s, s)
-        assert at.new_maximum == (i < 2)
-    total = sum((x - 5).exp() for x in z)
-    for x, p, found in zip(z, SOFTMAX, run.softmax, strict=True):
-        assert as_printed((x - 5).exp() / total, p) == p
-        assert same(found, p)
-
-
-def test_the_sum_of_the_softmax_as_printed_is_the_sum_of_rounded_numbers() -> None:
-    run = online_softmax.compute()
-    assert str(sum(map(d, SOFTMAX))) == SOFTMAX_SUM
-    assert run.softmax.sum() == pytest.approx(1, abs=1e-15)
-    (slip,) = run.slips
-    assert (slip.printed, slip.right) == (SOFTMAX_SUM, "1.0000")
-
-
-def test_online_softmax_s_text(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed_by(capsys, "online_softmax")
-    for line in (
-        "Online softmax of z = [2.0, 5.0, 1.0, 4.0]",
-        "  m_new = max(2.0, 5.0) = 5.0   ← new maximum",
-        "  s = 1.0 · exp(2.0 − 5.0) + exp(5.0 − 5.0)",
-        "    = 1.0 · 0.0498 + 1.0",
-        "    = 1.0498",
-        "  m_new = max(5.0, 1.0) = 5.0",
-        "    = 1.0681 · 1.0 + 0.3679",
-        "    = 1.4360",
-        "  softmax[3] = exp(4.0 − 5.0) / 1.4360 = 0.3679 / 1.4360 = 0.2562",
-        "  the sum of the softmax: printed 1.0001, right is 1.0000",
-    ):
-        assert line in out.splitlines()
-    assert out.count("← new maximum") == 2
-    assert "Algorithm 1, line 11" in out
-
-
-@given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20))
-def test_online_softmax_of_any_values_is_their_softmax(z: list[float]) -> None:
-    run = online_softmax.online_softmax(z)
-    weights = np.exp(np.array(z) - max(z))
-    np.testing.assert_allclose(run.softmax, weights / weights.sum(), rtol=1e-12)
-    for i, at in enumerate(run.steps):  # the invariant, at each step
-        assert at.m == max(z[: i + 1])
-        assert at.s == pytest.approx(np.exp(np.array(z[: i + 1]) - at.m).sum())
-
-
 # ---------------------------------------------------------------------------------------------------- online attention
 
 
@@ -191,7 +118,7 @@ def test_online_attention_s_printed() -> None:
         s_corrected, o_corrected = s * correction, [x * correction for x in o]
         s, o = s_corrected + weight, [x + weight * v for x, v in zip(o_corrected, V[j], strict=True)]
         exact = (scores[j], top, correction, *o_corrected, s_corrected, weight, *o, s)
-        found = (at.score, at.m, at.correction, *at.o_corrected, at.s_corrected, at.weight, *at.o, at.s)
+        found = (run.scores[j], at.m, at.correction, *at.O_corrected, at.s_corrected, *at.weights, *at.O, at.s)
         for number, computed, text in zip(exact, found, flat(printed), strict=True):
             assert as_printed(number, text) == text
             assert same(computed, text)
@@ -221,6 +148,17 @@ def test_the_check_by_standard_attention_is_printed_wrong_in_two_places() -> Non
     np.testing.assert_allclose(run.softmax, [float(p) for p in exact], rtol=1e-14)
     np.testing.assert_allclose(run.naive, [float(x) for x in output], rtol=1e-14)
     np.testing.assert_allclose(run.output, run.naive, rtol=1e-14)
+
+
+@given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20))
+def test_the_steps_of_any_scores_are_those_of_their_softmax(scores: list[float]) -> None:
+    z = np.array(scores)
+    run = online_attention.online_attention([1.0], z[:, None], np.ones((len(z), 1)))
+    for i, at in enumerate(run.steps):  # the invariant, at each step
+        assert at.m == max(scores[: i + 1])
+        assert at.s == pytest.approx(np.exp(z[: i + 1] - at.m).sum())
+    weights = np.exp(z - max(scores))
+    np.testing.assert_allclose(run.softmax, weights / weights.sum(), rtol=1e-12)
 
 
 def test_online_attention_s_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,7 +208,6 @@ def test_prefill_s_printed() -> None:
         for number, computed, text in zip(flat(numbers), flat(found), flat(printed), strict=True):
             assert as_printed(number, text) == text
             assert same(computed, text)
-    assert run.slips == ()
 
 
 def test_prefill_goes_on_to_the_other_query_tiles_and_skips_one_tile() -> None:
@@ -497,9 +434,9 @@ def test_each_example_as_json(name: str, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_steps_as_data() -> None:
-    steps = as_json(online_softmax.compute())["steps"]
+    steps = as_json(online_attention.compute())["steps"]
     assert steps[0]["m_old"] == "-inf"
-    assert [at["new_maximum"] for at in steps] == [True, True, False, False]
+    assert [at["new_maximum"] for at in steps] == [True, True, False]
     tiles = as_json(prefill.compute())["query_tiles"]
     assert tiles[0]["tiles"][0]["S_masked"][0][1:] == ["-inf", "-inf"]
     assert tiles[0]["tiles"][1]["keys"] == [3, 4, 5]
@@ -509,7 +446,7 @@ def test_steps_as_data() -> None:
 
 def test_what_is_no_example_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["example", "decode"]) == 2
-    assert "there is no example 'decode'; there are online_softmax, " in capsys.readouterr().err
+    assert "there is no example 'decode'; there are online_attention, " in capsys.readouterr().err
     assert main(["example", "--json", "-"]) == 2
     assert "--json is for one example" in capsys.readouterr().err
     assert main(["example", "prefill", "--json", str(tmp_path / "none" / "x.json")]) == 2

@@ -23,7 +23,6 @@ from flashsim.learn.examples import (
     kernel_product,
     not_bit_for_bit,
     online_attention,
-    online_softmax,
     prefill,
     same_curve,
 )
@@ -47,12 +46,11 @@ def _example(about: str, module: Any) -> Example:
 
 
 EXAMPLES: dict[str, Example] = {
-    "online_softmax": _example("softmax of [2, 5, 1, 4], one value at a time", online_softmax),
     "online_attention": _example("attention of one query over three keys, one key at a time", online_attention),
     "prefill": _example("causal attention in tiles: n = 6, d = 2, three query tiles", prefill),
     "not_bit_for_bit": _example("tiled and standard attention differ, within rounding", not_bit_for_bit),
     "exp_overflow": _example("exp(100) is infinite in float32: why the maximum is subtracted", exp_overflow),
-    "kernel_product": _example("a Gaussian kernel product, tile by tile, by differences", kernel_product),
+    "kernel_product": _example("distances by differences, and by squares, which cancel", kernel_product),
     "same_curve": _example("one training curve, whichever attention (about a minute)", same_curve),
 }
 

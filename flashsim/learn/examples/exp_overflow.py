@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.learn.examples.online_softmax import online_softmax
 from flashsim.learn.examples.text import Slip, fixed, paragraph, scientific, slips_lines, table, vector
 from flashsim.problem.inputs import Array
 
@@ -124,8 +123,8 @@ def compute() -> ExpOverflow:
     with np.errstate(over="ignore", invalid="ignore"):
         exponentials = np.exp(scores)
         unsafe = exponentials / exponentials.sum()
-    safe = online_softmax(SCORES, np.float32).softmax
-    return ExpOverflow(claims, both, scores, exponentials, unsafe, safe, _slips(claims, both[0]))
+    weights = np.exp(scores - scores.max())
+    return ExpOverflow(claims, both, scores, exponentials, unsafe, weights / weights.sum(), _slips(claims, both[0]))
 
 
 def _slips(claims: tuple[Claim, ...], float32: Limits) -> tuple[Slip, ...]:
@@ -179,7 +178,7 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     )
     yield f"\nSoftmax of {vector(run.scores)} in float32"
     yield f"  exp(z) / sum, without subtraction: [{_list(run.exponentials)}] / sum = [{_list(run.unsafe)}]"
-    yield f"  online, relative to the maximum:   {vector(run.safe)}"
+    yield f"  exp(z − max) / sum:                 {vector(run.safe)}"
     yield from slips_lines(run.slips)
 
 

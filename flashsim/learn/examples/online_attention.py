@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.learn.examples.prefill import Row, update
 from flashsim.learn.examples.text import (
     NEW_MAXIMUM,
     ROUNDED,
@@ -32,65 +33,31 @@ V = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5))
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """One key: its score, the correction, m, s and o before, corrected, and after it."""
-
-    score: float
-    value: Array
-    m_old: float
-    s_old: float
-    o_old: Array
-    m: float
-    correction: float
-    s_corrected: float
-    o_corrected: Array
-    weight: float
-    s: float
-    o: Array
-
-    @property
-    def new_maximum(self) -> bool:
-        """Whether the maximum rose, so that s and o are scaled down."""
-        return self.m > self.m_old
-
-
-@dataclass(frozen=True, eq=False)
 class OnlineAttention:
-    """A query, its keys and values, one step for each, the output; and the same by standard attention."""
+    """A query, its keys and values, the score and the step of each, the output; and the same by standard attention."""
 
     q: Array
     K: Array
     V: Array
-    steps: tuple[Step, ...]
+    scores: Array
+    steps: tuple[Row, ...]
     output: Array
     softmax: Array
     naive: Array
     slips: tuple[Slip, ...] = ()
 
 
-def step(m_old: Any, s_old: Any, o_old: Array, score: Any, value: Array) -> Step:
-    """Take in one key: correct the old s and o for the new maximum, then add the key's weight and weighted value."""
-    m = max(m_old, score)
-    correction = np.exp(m_old - m)
-    s_corrected, o_corrected = s_old * correction, o_old * correction
-    weight = np.exp(score - m)
-    s, o = s_corrected + weight, o_corrected + weight * value
-    return Step(score, value, m_old, s_old, o_old, m, correction, s_corrected, o_corrected, weight, s, o)
-
-
 def online_attention(query: Any, keys: Any, values: Any) -> OnlineAttention:
     """Return attention of one query, unscaled, in one pass over the keys and values."""
     query, keys, values = (np.asarray(a, np.float64) for a in (query, keys, values))
-    m: Any = np.float64(-np.inf)
-    s: Any = np.float64(0)
-    o, steps = np.zeros(values.shape[1]), []
-    for key, value in zip(keys, values, strict=True):
-        steps.append(step(m, s, o, query @ key, value))
-        m, s, o = steps[-1].m, steps[-1].s, steps[-1].o
     scores = keys @ query
+    m, s, o, steps = np.float64(-np.inf), np.float64(0), np.zeros(values.shape[1]), []
+    for j in range(len(keys)):
+        steps.append(update(0, m, s, o, scores[j : j + 1], values[j : j + 1]))
+        m, s, o = steps[-1].m, steps[-1].s, steps[-1].O
     weights = np.exp(scores - scores.max())
     naive = attention(query[None], keys, values, scale=1.0)[0]
-    return OnlineAttention(query, keys, values, tuple(steps), o / s, weights / weights.sum(), naive)
+    return OnlineAttention(query, keys, values, scores, tuple(steps), o / s, weights / weights.sum(), naive)
 
 
 def compute() -> OnlineAttention:
@@ -103,7 +70,7 @@ def compute() -> OnlineAttention:
             "the check by standard attention, second weight",
             "0.4470",
             f"{share:.4f}",
-            f"It is {run.steps[1].weight:.4f} / {run.steps[-1].s:.4f} = {share:.6f}. (The "
+            f"It is {run.steps[1].weights[0]:.4f} / {run.steps[-1].s:.4f} = {share:.6f}. (The "
             f"rounded weights {', '.join(shares)} add up to {sum(map(float, shares)):.4f}; 0.4470 hides that.)",
         ),
         Slip(
@@ -128,26 +95,25 @@ def lines(run: OnlineAttention) -> Iterator[str]:
     yield ""
     for j, (key, value) in enumerate(zip(run.K, run.V, strict=True)):
         terms = " + ".join(f"{factor(a)}·{factor(b)}" for a, b in zip(run.q, key, strict=True))
-        score = f"q·K[{j}] = {terms} = {number(run.steps[j].score)}"
+        score = f"q·K[{j}] = {terms} = {number(run.scores[j])}"
         yield f"  K[{j}] = [{', '.join(f'{number(x):>4}' for x in key)}]   V[{j}] = {vector(value)}   {score}"
     yield f"\nStep 0: m = −∞, s = 0, o = {vector(np.zeros(run.V.shape[1]))}"
     for j, at in enumerate(run.steps):
-        m_old, m, score = number(at.m_old), number(at.m), number(at.score)
+        m_old, m, score, weight = (number(x) for x in (at.m_old, at.m, run.scores[j], at.weights[0]))
         yield f"\nStep {j + 1}: key {j}, score {score}"
         yield f"  m_new = max({m_old}, {score}) = {m}" + (NEW_MAXIMUM if at.new_maximum else "")
         yield f"  correction = exp({m_old} − {m}) = {number(at.correction)}"
-        yield f"  o = {vector(at.o_old)} · {number(at.correction)} = {vector(at.o_corrected)}"
+        yield f"  o = {vector(at.O_old)} · {number(at.correction)} = {vector(at.O_corrected)}"
         yield f"  s = {number(at.s_old)} · {number(at.correction)} = {number(at.s_corrected)}"
-        yield f"  weight = exp({score} − {m}) = {number(at.weight)}"
-        yield f"  o = {vector(at.o_corrected)} + {number(at.weight)} · {vector(at.value)} = {vector(at.o)}"
-        yield f"  s = {number(at.s_corrected)} + {number(at.weight)} = {number(at.s)}"
+        yield f"  weight = exp({score} − {m}) = {weight}"
+        yield f"  o = {vector(at.O_corrected)} + {weight} · {vector(run.V[j])} = {vector(at.O)}"
+        yield f"  s = {number(at.s_corrected)} + {weight} = {number(at.s)}"
     last = run.steps[-1]
-    ratios = ", ".join(f"{number(x)} / {number(last.s)}" for x in last.o)
+    ratios = ", ".join(f"{number(x)} / {number(last.s)}" for x in last.O)
     yield f"\nOutput = o / s = [{ratios}] = {vector(run.output)}"
-    scores = np.array([at.score for at in run.steps])
-    weights = np.exp(scores - last.m)
+    weights = np.exp(run.scores - last.m)
     yield "\nCheck by standard attention, all scores at once:"
-    yield f"  softmax = exp({vector(scores)} − {number(last.m)}) / sum"
+    yield f"  softmax = exp({vector(run.scores)} − {number(last.m)}) / sum"
     yield f"          = {vector(weights)} / {number(weights.sum())} = {vector(run.softmax)}"
     yield "  output  = " + " + ".join(f"{number(p)}·{vector(v)}" for p, v in zip(run.softmax, run.V, strict=True))
     yield "          = " + " + ".join(vector(p * v) for p, v in zip(run.softmax, run.V, strict=True))
