@@ -8,10 +8,9 @@ from typing import Any
 from flashsim.cli.outputs import finish
 from flashsim.cli.shared import add
 
-SUMMARY = "Print a worked example, step by step: online attention, tiles, and what rounding does."
+SUMMARY = "Print a worked example, step by step: causal attention in tiles, and what rounding does."
 EXAMPLES = (
     "flashsim example\n"
-    "flashsim example online_attention\n"
     "flashsim example prefill | less\n"
     "flashsim example not_bit_for_bit --json -"
 )

@@ -1,12 +1,12 @@
-"""Worked examples, step by step: those of a book chapter on FlashAttention in practice, and two of its statements that are wrong.
+"""Worked examples, step by step: causal tiles of a book chapter on FlashAttention, two of its statements that are wrong, and two of ours.
 
     EXAMPLES[name].compute()    the steps, as dataclasses of numbers and arrays
     EXAMPLES[name].lines(steps) the same as text, in pieces of a line or more
     as_json(steps)              the same as plain data; JSON has no infinities, so these become "inf", "-inf", "nan"
 
 Nothing is written down beforehand: each number is computed from the example's inputs, at full precision, and rounded only
-to be shown. The chapter is "FlashAttention: Theory and Practice"; its m is the paper's m, its s the paper's ℓ, its o not
-yet divided by s. `slips` lists the numbers that the chapter prints wrongly, and why.
+to be shown. The chapter is "FlashAttention: Theory and Practice"; its m is the paper's m, its s the paper's ℓ, its O not
+yet divided by s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from flashsim.learn.examples import (
     exp_overflow,
     kernel_product,
     not_bit_for_bit,
-    online_attention,
     prefill,
     same_curve,
 )
@@ -46,7 +45,6 @@ def _example(about: str, module: Any) -> Example:
 
 
 EXAMPLES: dict[str, Example] = {
-    "online_attention": _example("attention of one query over three keys, one key at a time", online_attention),
     "prefill": _example("causal attention in tiles: n = 6, d = 2, three query tiles", prefill),
     "not_bit_for_bit": _example("tiled and standard attention differ, within rounding", not_bit_for_bit),
     "exp_overflow": _example("exp(100) is infinite in float32: why the maximum is subtracted", exp_overflow),

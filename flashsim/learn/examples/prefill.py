@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.learn.examples.text import (
+    CHAPTER,
     NEW_MAXIMUM,
     ROUNDED,
     bracketed,
@@ -23,7 +24,6 @@ from flashsim.learn.examples.text import (
     fixed,
     number,
     paragraph,
-    slips_lines,
     table,
     tiny,
     vector,
@@ -185,8 +185,10 @@ def lines(run: Prefill) -> Iterator[str]:
         left=(0, 1, 2),
     )
     yield f"  The largest difference is {tiny(abs(run.output - run.naive).max())}."
-    yield from slips_lines(())
-    yield from wrapped("The chapter shows query tile 0 only; its loop runs over query tiles 1 and 2 just the same.")
+    yield from paragraph(
+        f"This example is of a book chapter, {CHAPTER}. Its printed numbers are all right to their last digit. It shows query "
+        "tile 0 only; its loop runs over query tiles 1 and 2 just the same."
+    )
 
 
 def _named(what: str, indices: range) -> str:
