@@ -1,4 +1,4 @@
-"""Worked examples, step by step: causal tiles of a book chapter on FlashAttention, two of its statements that are wrong, and two of ours.
+"""Worked examples, step by step: a book chapter's causal tiles, two of its statements that are wrong, and two examples of ours.
 
     EXAMPLES[name].compute()    the steps, as dataclasses of numbers and arrays
     EXAMPLES[name].lines(steps) the same as text, in pieces of a line or more

@@ -116,21 +116,21 @@ def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: A
     return Row(query, m_old, s_old, O_old, m, correction, s_corrected, O_corrected, weights, s, O)
 
 
-def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int, causal: bool = True) -> QueryTile:
+def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int) -> QueryTile:
     """Stream all keys and values past one tile of queries."""
     dtype = Q.dtype.type
     m, s, O = [dtype(-np.inf)] * len(queries), [dtype(0)] * len(queries), [np.zeros(V.shape[1], dtype)] * len(queries)
     tiles = []
     for start in range(0, len(K), B_k):
         keys = range(start, min(start + B_k, len(K)))
-        if causal and keys.start > queries[-1]:  # all masked: even its first key comes after its last query
+        if keys.start > queries[-1]:  # all masked: even its first key comes after its last query
             tiles.append(Tile(queries, keys))
             continue
         K_tile, V_tile = K[keys.start : keys.stop], V[keys.start : keys.stop]
         products = Q[queries.start : queries.stop] @ K_tile.T
         S = products / dtype(math.sqrt(Q.shape[1]))
         after = np.arange(keys.start, keys.stop) > np.arange(queries.start, queries.stop)[:, None]
-        S_masked = np.where(after & causal, dtype(-np.inf), S)
+        S_masked = np.where(after, dtype(-np.inf), S)
         rows = [update(queries[i], m[i], s[i], O[i], S_masked[i], V_tile) for i in range(len(queries))]
         m, s, O = [row.m for row in rows], [row.s for row in rows], [row.O for row in rows]
         tiles.append(Tile(queries, keys, products, S, S_masked, tuple(rows)))
@@ -138,16 +138,13 @@ def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int, causal: b
     return QueryTile(queries, tuple(tiles), np.array(m), sums, unnormalised, unnormalised / sums[:, None])
 
 
-def prefill(Q: Any, K: Any, V: Any, B_q: int, B_k: int, *, causal: bool = True) -> Prefill:
-    """Return attention, scaled by 1/√d, tile by tile, of as many queries as keys. The last tiles may be smaller."""
+def prefill(Q: Any, K: Any, V: Any, B_q: int, B_k: int) -> Prefill:
+    """Return causal attention, scaled by 1/√d, tile by tile, of as many queries as keys. The last tiles may be smaller."""
     Q, K, V = (np.asarray(a) for a in (Q, K, V))
     n = len(Q)
-    tiles = tuple(
-        query_tile(Q, K, V, range(start, min(start + B_q, n)), B_k, causal=causal) for start in range(0, n, B_q)
-    )
+    tiles = tuple(query_tile(Q, K, V, range(start, min(start + B_q, n)), B_k) for start in range(0, n, B_q))
     output = np.concatenate([tile.output for tile in tiles])
-    mask = np.tril(np.ones((n, n), bool)) if causal else None
-    return Prefill(Q, K, V, B_q, B_k, tiles, output, attention(Q, K, V, mask=mask))
+    return Prefill(Q, K, V, B_q, B_k, tiles, output, attention(Q, K, V, mask=np.tri(n, dtype=bool)))
 
 
 def compute() -> Prefill:
