@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from types import FrameType, ModuleType
 from typing import Any
@@ -45,6 +46,13 @@ POLICIES = ("paper", "fit", "blocks")
 def arguments(case: Case, policy: str) -> dict[str, Any]:
     M = room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
     return {"M": M, "blocks": (case.B_r, case.B_c)} if policy == "blocks" else {"M": M, "sizing": policy}
+
+
+@pytest.mark.parametrize("parts", [("tau",), ("tau", "MASK"), ("tau", "dropout"), ("tau", "MASK", "dropout")])
+def test_an_algorithm_is_asked_for_what_it_takes(parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORWARD, "flash", replace(FORWARD["flash"], parts=parts))
+    case = Case("gaussian", 5, 5, 2, 2, "float64", 0, 2, 2, "causal", 0.3).for_algorithm("flash")
+    assert (case.mask, case.dropout_p) == ("causal" if "MASK" in parts else "none", 0.3 if "dropout" in parts else 0.0)
 
 
 def run_or_refused(name: str, case: Case, policy: str) -> flashsim.Run | None:
