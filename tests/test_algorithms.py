@@ -48,9 +48,11 @@ def arguments(case: Case, policy: str) -> dict[str, Any]:
     return {"M": M, "blocks": (case.B_r, case.B_c)} if policy == "blocks" else {"M": M, "sizing": policy}
 
 
-def for_algorithm(name: str, case: Case) -> Case:
-    """Algorithm 1 has neither mask nor dropout."""
-    return case if "MASK" in FORWARD[name].parts else replace(case, mask="none", dropout_p=0.0)
+@pytest.mark.parametrize("parts", [("tau",), ("tau", "MASK"), ("tau", "dropout"), ("tau", "MASK", "dropout")])
+def test_an_algorithm_is_asked_for_what_it_takes(parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORWARD, "flash", replace(FORWARD["flash"], parts=parts))
+    case = Case("gaussian", 5, 5, 2, 2, "float64", 0, 2, 2, "causal", 0.3).for_algorithm("flash")
+    assert (case.mask, case.dropout_p) == ("causal" if "MASK" in parts else "none", 0.3 if "dropout" in parts else 0.0)
 
 
 def run_or_refused(name: str, case: Case, policy: str) -> flashsim.Run | None:
@@ -68,7 +70,7 @@ def run_or_refused(name: str, case: Case, policy: str) -> flashsim.Run | None:
 @given(case=full_cases(), policy=st.sampled_from(POLICIES))
 def test_exact_within_the_derived_bound(name: str, case: Case, policy: str) -> None:
     """For every mask, with and without dropout, in every dtype."""
-    case = for_algorithm(name, case)
+    case = case.for_algorithm(name)
     Q, K, V = case.inputs()
     run = run_or_refused(name, case, policy)
     if run is None:
@@ -83,7 +85,7 @@ def test_exact_within_the_derived_bound(name: str, case: Case, policy: str) -> N
 @given(case=full_cases(), policy=st.sampled_from(POLICIES))
 @FEW
 def test_a_run_touches_no_input_and_repeats_bit_for_bit(name: str, case: Case, policy: str) -> None:
-    case = for_algorithm(name, case)
+    case = case.for_algorithm(name)
     Q, K, V = case.inputs()
     mask = case.masked()[1]
     before = [a.copy() for a in (Q, K, V)]
@@ -122,7 +124,7 @@ def test_statistics_are_those_of_the_scaled_scores(case: Case) -> None:
 @given(case=full_cases(dtypes=("float64",)))
 @settings(max_examples=20)
 def test_every_algorithm_has_a_log_sum_exp(name: str, merge: str, case: Case) -> None:
-    case = for_algorithm(name, case)
+    case = case.for_algorithm(name)
     Q, K, V = case.inputs()
     tree: dict[str, Any] = {"merge": merge} if name == "split_kv" else {}
     run = flashsim.forward(name, Q, K, V, **arguments(case, "blocks"), **case.options, **tree)
@@ -160,7 +162,7 @@ def test_run_count_and_theory_are_equal(name: str, case: Case, policy: str) -> N
 @given(case=full_cases(), policy=st.sampled_from(POLICIES))
 @settings(max_examples=20)
 def test_run_and_count_are_equal_with_masks_and_dropout(name: str, case: Case, policy: str) -> None:
-    case = for_algorithm(name, case)
+    case = case.for_algorithm(name)
     run = run_or_refused(name, case, policy)
     if run is None:
         return
@@ -415,7 +417,9 @@ def test_no_local_array_escapes_registration(name: str, M: int, dropout_p: float
     Q, K, V = rng.normal(size=(17, 4)), rng.normal(size=(60, 4)), rng.normal(size=(60, 4))
     options: dict[str, Any] = {"M": M}
     if "MASK" in FORWARD[name].parts and dropout_p:
-        options |= {"mask": rng.random((17, 60)) < 0.6, "dropout_p": dropout_p}
+        options["mask"] = rng.random((17, 60)) < 0.6
+    if "dropout" in FORWARD[name].parts:
+        options["dropout_p"] = dropout_p
     escaped: list[str] = []
     with watching_locals(escaped):
         run = flashsim.forward(name, Q, K, V, **options)

@@ -501,3 +501,14 @@ def test_policies_are_not_to_be_changed() -> None:
     for policy, name in ((flashsim.Fixed(2, 3), "B_r"), (flashsim.Paper(), "x"), (flashsim.Fit(), "x")):
         with pytest.raises(FrozenInstanceError):
             setattr(policy, name, 1)
+
+
+def test_counts_that_differ_by_dtype_alone_say_so() -> None:
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 8, 4))
+    run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 4))
+    sizes: dict[str, Any] = {"M": 200, "blocks": (4, 4)}
+    counted = flashsim.count("flash", N=8, d=4, **sizes).hbm
+    with pytest.warns(UserWarning, match=r"equal, but the dtypes differ: bytes of an element, Q 4 and 8, K 4 and 8, "):
+        assert counted != run.hbm
+    assert counted != flashsim.count("flash", N=9, d=4, **sizes, dtype=np.float64).hbm  # of other counts: not a word
+    assert flashsim.count("flash", N=8, d=4, **sizes, dtype=np.float64).hbm == run.hbm

@@ -58,6 +58,7 @@ SOME = cases(
 @given(case=SOME, kind=st.sampled_from(KINDS), wide=st.sampled_from((np.float32, np.float64, ml_dtypes.bfloat16)))
 @FEW
 def test_it_is_added_to_the_scores_within_rounding(name: str, case: Case, kind: tuple[bool, bool], wide: Any) -> None:
+    case = case.for_algorithm(name)
     (Q, K, V), bias = case.inputs(), of(case, *kind, wide)
     run = flashsim.forward(name, Q, K, V, **asked(case, bias, name), seed=case.seed)
     want = attention(Q, K, V, bias=bias, **case.oracle)

@@ -277,7 +277,7 @@ REFUSED = {  # command line: what is said
     # example
     "example nothing": "there is no example 'nothing'",
     "example --json -": "--json is for one example",
-    "example online_softmax --json nowhere/x": "--json",
+    "example prefill --json nowhere/x": "--json",
     # step
     "step --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",
     "step --N 0": "--N: got '0'",

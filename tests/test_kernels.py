@@ -269,12 +269,11 @@ def test_far_from_the_origin_squares_cancel_and_differences_do_not() -> None:
     assert (bound < 1e-4 * np.abs(want).max()).all()
 
 
-def test_the_worked_example_is_the_product_and_shows_what_cancels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_worked_example_shows_what_cancels(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["example", "kernel_product"]) == 0
     shown = capsys.readouterr().out
     run = kernel_product.compute()
-    assert np.array_equal(run.Y, kernels.product(kernel_product.X, kernel_product.Z, kernel_product.V, blocks=(1, 1)).Y)
-    assert all(f"= {tile.Y:.4f}\n" in shown for tile in run.tiles if round(tile.Y, 1) != tile.Y)
+    assert all(f"{each.squares:.1e}" in shown for each in run.far)
     near, *_, far = run.far
     assert max(near.squares, near.differences, far.differences) < 1e-5
     assert far.squares > 10

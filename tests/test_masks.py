@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -457,3 +458,18 @@ class Mine(flashsim.Mask):
     said = said.replace("(4, 2)", "(4, 6)").replace("(2, 4)", "(6, 4)")
     with pytest.raises((TypeError, NameError), match=re.escape(said)):
         flashsim.prove(N_q=4, N_k=6, d=2, M=100, mask=mine)
+
+
+def test_a_mask_is_found_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else has to name it."""
+    assert flashsim.masks.KeyPadding is KeyPadding
+    text = "from flashsim.masks.rules import Causal\n\nclass Mine(Causal): pass\n"
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(flashsim.masks, "__path__", [*flashsim.masks.__path__, str(tmp_path)])
+    try:
+        assert flashsim.masks.Mine.__module__ == "flashsim.masks.mine"
+        assert flashsim.masks.Causal is Causal  # where it is defined, not where it is imported
+    finally:
+        sys.modules.pop("flashsim.masks.mine", None)
+    with pytest.raises(AttributeError, match=r"module 'flashsim\.masks' has no attribute 'Nobody'"):
+        _ = flashsim.masks.Nobody

@@ -90,7 +90,8 @@ class Algorithm(Record):
     of             for a backward pass, the forward pass that it belongs to, where that has another name: its name, or record
     options        those that are this algorithm's only; a part of an option's name is that option's value
     matrices       kinds of matrices, by name, that `flashsim.problem.matrices` does not know: what it saves for its backward pass
-    line_1         (rows, d) -> (B_r, B_c)
+    line_1         (rows, d) -> (B_r, B_c): of `flashsim.algorithms.blocks`, `by_keys` where blocks of keys are the outer loop,
+                   `by_queries` where blocks of queries are
     rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
     cuts           the blocks of S in each of its passes over S, where these are not line 1's (`Cuts`)
     loops          its loop order in words, for `flashsim.tune`, which tries it; None: not tried

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from flashsim.tracing.about import traced
 from flashsim.tracing.data import About, Counts, TraceEvent
-from flashsim.tracing.lesson import Lesson, Moment, Place, Stop
+from flashsim.tracing.lesson import Lesson, Moment, Stop
 from flashsim.tracing.loading import load_trace
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.steps import Step
@@ -22,7 +22,6 @@ __all__ = [
     "Counts",
     "Lesson",
     "Moment",
-    "Place",
     "Recorder",
     "Step",
     "Stop",

@@ -180,12 +180,12 @@ def filled(template: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
-def policy(css: str, js: str | None = None) -> str:
+def policy(css: str, js: str) -> str:
     """Return a page's Content-Security-Policy: it runs this script, uses these styles, and loads, sends and embeds nothing.
 
     Not even its own script can make HTML of a text: `innerHTML` is refused by browsers that know trusted types.
     """
-    hashed = {"style-src": css} if js is None else {"script-src": js, "style-src": css}
+    hashed = {"script-src": js, "style-src": css}
     rules = [
         f"{kind} 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for kind, text in hashed.items()
     ]
