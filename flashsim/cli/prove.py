@@ -85,7 +85,7 @@ def _show(proof: Any, dtype: str) -> None:
 def _check(options: argparse.Namespace) -> int:
     from flashsim.optimal.games import certificate as of_optimum
     from flashsim.optimal.proving import recount
-    from flashsim.theory import certificate, certificate_backward
+    from flashsim.theory import certificate
 
     others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "causal", "exact")
     if options.direction == "backward" or any(getattr(options, name) for name in others):
@@ -101,8 +101,7 @@ def _check(options: argparse.Namespace) -> int:
         if not isinstance(held, dict):
             raise ValueError("it holds no JSON object")
         exact = held.get("kind") == "optimum"
-        bound = certificate_backward if held.get("direction") == "backward" else certificate
-        said = (of_optimum if exact else bound).check(held)
+        said = (of_optimum if exact else certificate).check(held)
         schedule = "" if exact else recount(held)
     except (ValueError, RecursionError) as error:
         why = "it holds no JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else error
