@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from flashsim.cli.exact import SEARCHED, run_exact
+from flashsim.cli.optimum import SEARCHED, run_optimum
 from flashsim.cli.outputs import check_outputs, finish, trace_file
 from flashsim.cli.shared import FILE, FLAG, LENGTHS, add, problem_in
 from flashsim.problem.arguments import DIRECTIONS
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if options.exact and problem.pop("direction") == "backward":
         raise ValueError("--exact is of the forward pass; without it, --backward gives a lower bound")
     if options.exact:
-        return run_exact(options, problem)
+        return run_optimum(options, problem)
     proof = prove(**problem)
     finish(options, {"command": options.command_line, **proof.certificate()}, lambda: _show(proof, options.dtype))
     return 0
