@@ -65,7 +65,7 @@ def algorithms() -> Iterator[tuple[str, ...]]:
 def linked(algorithm: Algorithm) -> str:
     """Return the title as a link to the file; for a pass with a name of its own, with that."""
     own = f"`{algorithm.name}`: " if algorithm.of else ""
-    file = algorithm.run.__module__.replace(".", "/")
+    file = algorithm.home.replace(".", "/")
     return f"{own}[{algorithm.title}]({file}.py)"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
 import pkgutil
 import re
 import sys
@@ -295,11 +296,12 @@ def name_of(module: ModuleType) -> str:
 
 
 def test_every_file_is_known_by_its_record_or_its_labels() -> None:
-    recorded = {module.run.__module__ for module in ALL}
+    recorded = {algorithm.run.__module__ for algorithm in ALL}
     assert recorded <= {module.__name__ for module in FILES}
     assert {name_of(module) for module in FILES} == {name_of(module) for module in NUMBERED} | set(OTHER_LABELS)
     for algorithm in ALL:
-        assert sys.modules[algorithm.run.__module__].ALGORITHM is algorithm
+        assert sys.modules[algorithm.home].ALGORITHM is algorithm
+        assert pickle.loads(pickle.dumps(algorithm)) is algorithm
 
 
 @pytest.mark.parametrize("module", NUMBERED, ids=name_of)

@@ -378,7 +378,7 @@ FORMS = {
         "    tiles.most",
         "the peak of Form 'two_sweeps' is None; expected a whole number",
     ),
-    "no blocks": ("(min(rows, d), rows)", "rows", "the proportions of Form 'two_sweeps' are 1; expected (B_r, B_c)"),
+    "no blocks": ("(min(rows, d), rows)", "rows", "line_1 of Form 'two_sweeps' returned 1; expected (B_r, B_c)"),
     "another direction": ('direction="forward"', 'direction="ahead"', "direction is 'ahead'; expected 'forward' or"),
 }
 

@@ -66,8 +66,9 @@ def test_without_a_window_it_moves_what_q_outer_does_and_with_one_what_q_outer_d
         (3, SlidingWindow(3, 0)),
         (SlidingWindow(2, -1),) * 2,
     ):
-        ours = flashsim.count("sliding_window", **shape, window=window)
-        assert ours.hbm == flashsim.count("q_outer", **shape, mask=mask).hbm
+        for direction in ("forward", "backward"):
+            ours = flashsim.count("sliding_window", **shape, window=window, direction=direction)
+            assert ours.hbm == flashsim.count("q_outer", **shape, mask=mask, direction=direction).hbm
 
 
 def test_grouped_heads_keep_their_window() -> None:

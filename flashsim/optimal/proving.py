@@ -83,7 +83,7 @@ class Proof:
         return CLASS if self.direction == "forward" else BACKWARD_CLASS
 
     def certificate(self) -> dict[str, Any]:
-        """Return what `flashsim.theory.certificate.check`, or `flashsim.theory.certificate_backward.check`, needs."""
+        """Return what `flashsim.theory.certificate.check` needs."""
         at = asdict(self.bound)
         del at["compulsory"]
         schedule = None if self.best is None else asdict(self.best)

@@ -233,7 +233,7 @@ def check_lengths(symbols: Collection[str], sizes: Any) -> Sizes:
     return Sizes(**{symbol: check_count(symbol, sizes[symbol]) for symbol in symbols})
 
 
-def check_record(blocks: Any) -> Blocks:
+def check_blocks_of_run(blocks: Any) -> Blocks:
     """Return the blocks of a run."""
     if not isinstance(blocks, Blocks):
         raise ValueError(f"blocks is {shown(blocks)}; expected flashsim.Blocks, as a run has them")

@@ -72,7 +72,7 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
     entries = []
     for algorithm, form in passes:
         options = {option.name: option.default for option in form.options}
-        functions = {name: translated.of(getattr(form, name), options) for name in ("proportions", "rows", "peak")}
+        functions = {name: translated.of(getattr(form, name), options) for name in ("line_1", "rows", "peak")}
         arrays = ", ".join(
             f"{name}: [(s) => {expression(reads, 's')}, (s) => {expression(writes, 's')}]"
             for name, (reads, writes) in form.formulas.items()

@@ -19,7 +19,7 @@ function costs(form, sizes, every = false) {
 
 /** Line 1's block sizes: as printed, or the largest of that shape with which everything fits; [1, 1] where nothing does. */
 function lineOne(form, sizes, fit) {
-  const { d, M } = sizes, p = problemOf(sizes), of = (rows) => form.proportions(rows, d);
+  const { d, M } = sizes, p = problemOf(sizes), of = (rows) => form.line_1(rows, d);
   const fits = (rows) => { const [B_r, B_c] = of(rows); return costs(form, { ...sizes, B_r, B_c }, true).peak <= M; };
   if (!fit) return blocksOf(p, ...of(form.rows(M, d, d)));
   let low = 1n, high = largest(p.N_q, p.N_k) + 1n;

@@ -30,7 +30,7 @@ def teach(trace: Trace) -> str:
         outside of the window. Tiles inside are full, and left as they are.
 
         [partial tile] A tile on the side of the band: line 10 puts −∞ outside of the window.
-        [tiles skipped @ line 16] Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.
+        [tiles skipped @ line 19] Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.
         [full tile] A tile inside the band: every key is in every query's window.
         [last step] {len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses.
 

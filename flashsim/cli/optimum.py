@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SEARCHED = "Checked by machine, but for the game's normal form, which is hand-proved."
 
 
-def run_exact(options: argparse.Namespace, problem: dict[str, Any]) -> int:
+def run_optimum(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     """Search for the optimum, replay it, and show it; return 0. Ctrl-C shows the bounds so far, and goes on its way."""
     from flashsim.optimal.optima import Optimum
     from flashsim.tracing import Recorder, traced
