@@ -115,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--convention {options.convention} goes with --wrap torch; got --wrap {options.wrap}")
     if options.wrap:
         fn = _wrapped(fn, options)
+        backward = backward and _wrapped(backward, options)
     elif options.convention or options.device:
         raise ValueError("--convention and --device go with --wrap")
     else:
@@ -188,6 +189,7 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
         if source.endswith(".py") and not Path(source).stem.isidentifier():
             said = f"{Path(source).name} cannot be imported; expected a file such as my_kernels.py"
             raise ValueError(f"argument {option}: {said}")
+    back_from = Path(backward).stem if backward.endswith(".py") else backward
     own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
     inferred = infer(fn, _spec(fn, options))
     written = first_files(
@@ -197,8 +199,8 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
         folder,
         options.command_line,
         wrapped=fn.code("unwrapped") if options.wrap else "",
-        backward=f"{name}.backward" if own else back,
-        backward_from=Path(backward).stem if backward.endswith(".py") else backward,
+        backward=f"{name}.backward" if own else fn.code(back) if back and options.wrap else back,
+        backward_import=f"from {back_from} import {back}" if back_from else "",
         expected=options.expect,
     )
     for path, text in written.items():
