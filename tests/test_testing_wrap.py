@@ -16,7 +16,7 @@ import pytest
 
 from flashsim.cli import main
 from flashsim.testing.bridges import BRIDGES, Bridge, Sent
-from flashsim.testing.checking import check_attention
+from flashsim.testing.checkup import check_attention
 from flashsim.testing.probe import parameters
 from flashsim.testing.spec import Spec
 from flashsim.testing.wrapping import Wrapped, wrap
@@ -124,7 +124,9 @@ def test_a_backward_function_of_one_s_own_is_wrapped_like_the_forward_one() -> N
         Wrapped(own[name], Boxed(), None) for name in ("attend", "attend_backward", "attend_wrongly")
     )
     checks = ["gradients", "inputs_unmodified"]
-    assert check_attention(forward, Spec(), backward=backward, checks=checks, max_examples=20).tallies["gradients"].tried
+    assert (
+        check_attention(forward, Spec(), backward=backward, checks=checks, max_examples=20).tallies["gradients"].tried
+    )
     report = check_attention(forward, Spec(), backward=wrong, checks=checks, max_examples=20, on_fail="return")
     assert [failure.check for failure in report.failures] == ["gradients"]
     assert "attend_wrongly = wrap(attend_wrongly, 'torch')" not in str(report)  # there is nowhere to import it from
@@ -150,11 +152,24 @@ def test_on_the_command_line_too_it_gets_the_package_s_arrays(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(BRIDGES, "torch", Boxed)
     Path("tensors.py").write_text(OWN_BACKWARD, encoding="utf-8")
-    command = ["check", "tensors.py:attend", "--wrap", "torch", "--check", "gradients", "--examples", "20", "--backward"]
+    command = [
+        "check",
+        "tensors.py:attend",
+        "--wrap",
+        "torch",
+        "--check",
+        "gradients",
+        "--examples",
+        "20",
+        "--backward",
+    ]
     assert main([*command, "tensors.py:attend_backward"]) == 0
     assert main([*command, "tensors.py:attend_wrongly"]) == 1
     assert "attend_wrongly = wrap(attend_wrongly, 'torch')" in capsys.readouterr().out
-    assert main(["check", "tensors.py:attend", "--wrap", "torch", "--init", "--backward", "tensors.py:attend_backward"]) == 0
+    assert (
+        main(["check", "tensors.py:attend", "--wrap", "torch", "--init", "--backward", "tensors.py:attend_backward"])
+        == 0
+    )
     text = Path("test_attend.py").read_text(encoding="utf-8")
     assert "backward=wrap(attend_backward, 'torch')" in text
     assert "from flashsim.testing import parametrize_with_checks, wrap\n" in text

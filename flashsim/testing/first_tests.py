@@ -81,9 +81,7 @@ def first_files(
         spec: SPEC_FILE.format(
             name=name, command=_in_a_docstring(command), imports=fetched, arguments=_arguments(inferred)
         ),
-        test: TEST_FILE.format(
-            name=name, file=test.name, kit=kit, imports="\n".join(sorted(imports)), arguments=bound
-        ),
+        test: TEST_FILE.format(name=name, file=test.name, kit=kit, imports="\n".join(sorted(imports)), arguments=bound),
     }
 
 

@@ -75,7 +75,7 @@ def memory_of(a: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Subject:
     """The functions under test: forward, backward or None, and the keep mask of dropout or None."""
 
     fn: Callable[..., Any]
