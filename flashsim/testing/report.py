@@ -242,7 +242,7 @@ def code(subject: Subject, finding: Finding) -> str:
     fetched = _fetched(call, subject.fn)
     more = ""
     for name, function in (("backward", subject.back), ("dropout", subject.keep_mask)):
-        if function is None or name not in _parts(finding.check):
+        if function is None or name not in CHECKS[finding.check].asks:
             continue
         attribute = next((a for a in (name, "keep") if getattr(subject.fn, a, None) == function), None)
         own = getattr(function, "__name__", "")
@@ -293,13 +293,6 @@ def _path_to(module: str) -> list[str]:
     if folder in (Path.cwd(), Path(os.__file__).resolve().parent):
         return []
     return ["import sys", f"sys.path.insert(0, {str(folder)!r})"]
-
-
-def _parts(check: str) -> tuple[str, ...]:
-    if check.startswith("dropout"):
-        return ("backward", "dropout") if check == "dropout_gradients" else ("dropout",)
-    with_backward = ("gradients", "finite_differences", "masked_gradients", "backward_poison", "strides")
-    return ("backward",) if check in (*with_backward, "inputs_unmodified") else ()
 
 
 def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:

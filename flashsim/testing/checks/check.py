@@ -103,16 +103,24 @@ Fit = Callable[[Case, Subject], Case | None]
 
 @dataclass(frozen=True)
 class Check:
-    """A property. `fit` makes a case fit, or returns None."""
+    """A property. `fit` makes a case fit, or returns None; `both`: a backward function is looked at too, if there is one."""
 
     name: str
     run: Run
     conditions: tuple[Needs, ...]
     fit: Fit
+    both: bool = False
 
     def needs(self, subject: Subject) -> str:
         """Return why it does not apply to a kernel, or ""."""
         return next((why for condition in self.conditions if (why := condition(subject))), "")
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What it asks besides the forward function, or may ask: "backward", "dropout"."""
+        return ("backward",) * (self.both or HAS_BACKWARD in self.conditions) + ("dropout",) * (
+            HAS_DROPOUT in self.conditions
+        )
 
     def compare(self, trial: Trial) -> Comparisons:
         """Yield what to compare; nothing where that would be gradients that the spec does not promise."""
@@ -129,11 +137,11 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(*conditions: Needs, fit: Fit = lambda case, subject: case) -> Callable[[Run], Run]:
+def check(*conditions: Needs, fit: Fit = lambda case, subject: case, both: bool = False) -> Callable[[Run], Run]:
     """Register a function as the check of that name, under these conditions: each says why it does not apply, or ""."""
 
     def register(run: Run) -> Run:
-        CHECKS[run.__name__] = Check(run.__name__, run, conditions, fit)
+        CHECKS[run.__name__] = Check(run.__name__, run, conditions, fit, both)
         return run
 
     return register

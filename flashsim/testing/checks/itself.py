@@ -130,7 +130,7 @@ def _strided(case: Case, subject: Subject) -> Case | None:
     return case if case.strides != "contiguous" else replace(case, strides=kinds[case.seed % len(kinds)])
 
 
-@check(TAKES_STRIDES, fit=_strided)
+@check(TAKES_STRIDES, fit=_strided, both=True)
 def strides(t: Trial) -> Comparisons:
     """Arrays that are not contiguous, with NaN in their gaps, give what contiguous ones give."""
     want, budget = t.subject.forward(t.problem), 2 * t.problem.solution.O_budget
@@ -141,7 +141,7 @@ def strides(t: Trial) -> Comparisons:
         yield from of_gradients(f"{{}} of strided arrays ({t.case.strides})", t.gradients, plain, twice, t.problem)
 
 
-@check()
+@check(both=True)
 def inputs_unmodified(t: Trial) -> Comparisons:
     """No input is written to, nor memory around it."""
     mask = t.problem.mask

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashsim.testing.case import Case
-from flashsim.testing.diagnosis.exhibits import MOST_SCORES, exhibit_of
+from flashsim.testing.diagnosis.exhibits import MOST_SCORES, Suspicion, exhibit_of
 from flashsim.testing.diagnosis.experiments import EXPERIMENTS, ONLY_DROPOUT
 from flashsim.testing.diagnosis.features import in_common
 from flashsim.testing.diagnosis.models import by_model
-from flashsim.testing.diagnosis.suspicion import Suspicion
 from flashsim.testing.running import Finding
 from flashsim.testing.subject import Subject
 

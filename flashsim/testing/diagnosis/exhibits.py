@@ -1,4 +1,4 @@
-"""A kernel's wrong numbers beside the right ones, and whether the answer of a model of a bug is the same."""
+"""A kernel's wrong numbers beside the right ones; whether a model of a bug gives the same; and what is then said of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from flashsim.problem.inputs import Array, roundoff
 from flashsim.testing.case import Problem
-from flashsim.testing.checks import Comparison, of_gradients
+from flashsim.testing.checks import CHECKS, Comparison, of_gradients
 from flashsim.testing.running import Finding
 from flashsim.testing.subject import Broken, OutsidePool, Subject
 from flashsim.testing.suspects import Arrays, Question
@@ -19,7 +19,29 @@ from flashsim.testing.suspects import Arrays, Question
 MOST_SCORES = 10**6  # of a case that is looked at
 CLEARLY = 4  # budgets
 POISONED = ("masked_kv_poison", "backward_poison")
-OF_GRADIENTS = ("gradients", "finite_differences", "masked_gradients", POISONED[1], "dropout_gradients", "strides")
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A known bug that a kernel may have.
+
+    says      the bug, in a sentence
+    threads   where it was seen
+    evidence  what speaks for it
+    explains  the numbers of the findings that it explains
+    leaves    how many it does not
+    """
+
+    says: str
+    threads: tuple[str, ...]
+    evidence: str
+    explains: frozenset[int] = frozenset()
+    leaves: int = 0
+
+
+def failing_cases(n: int) -> str:
+    """Return that number of them in words: of several, the first is made simpler from one that was drawn."""
+    return "1 failing case" if n == 1 else f"{n} drawn and simplified failing cases"
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +114,7 @@ def aspects(subject: Subject, finding: Finding, problem: Problem) -> Iterator[Ex
     """Yield what the kernel says of a problem, part by part, what the finding's check looks at first."""
     keep = subject.keep(problem) if problem.dropout_p and subject.keep_mask else None
     live, empty = ~problem.empty, problem.empty
-    if subject.back and finding.check in OF_GRADIENTS and (subject.spec.empty_rows == "zero" or live.all()):
+    if of_gradients_too(subject, finding) and (subject.spec.empty_rows == "zero" or live.all()):
         exact, got = problem.gradients(keep), subject.backward(problem, finding.case.strides)
         yield Exhibit(Question(problem, keep, "gradients", got), tuple(of_gradients("{}", got, *exact, problem)))
     right, out = problem.solution, subject.forward(problem, finding.case.strides)
@@ -109,6 +131,11 @@ def aspects(subject: Subject, finding: Finding, problem: Problem) -> Iterator[Ex
         lse = (out.lse, right.lse, right.lse_budget)
         in_lse = [Exhibit(question, (Comparison("lse", *lse, at),), tuple(in_O)) for at in rows]
     yield from (*in_lse, *in_O) if finding.check == "log_sum_exp" else (*in_O, *in_lse)
+
+
+def of_gradients_too(subject: Subject, finding: Finding) -> bool:
+    """Return whether what failed may be the kernel's gradients. Of the inputs' memory it is not."""
+    return bool(subject.back) and "backward" in CHECKS[finding.check].asks and finding.check != "inputs_unmodified"
 
 
 def finite(a: Array) -> bool:

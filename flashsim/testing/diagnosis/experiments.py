@@ -11,8 +11,7 @@ import numpy as np
 from flashsim.problem.inputs import Array
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import Comparison, of_gradients
-from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, finite
-from flashsim.testing.diagnosis.suspicion import Suspicion, failing_cases
+from flashsim.testing.diagnosis.exhibits import POISONED, Suspicion, failing_cases, finite, of_gradients_too
 from flashsim.testing.running import Finding
 from flashsim.testing.subject import Broken, OutsidePool, Subject, memory_of
 from flashsim.testing.suspects import FA, Arrays
@@ -40,7 +39,7 @@ def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
 
 def _passes(subject: Subject, finding: Finding) -> list[bool]:
     """Return whether to look at the forward pass (False), the backward pass (True), or both."""
-    if subject.back is None or finding.check not in OF_GRADIENTS:
+    if not of_gradients_too(subject, finding):
         return [False]
     return [False, True] if finding.check == "strides" else [True]
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashsim.testing.case import Case
-from flashsim.testing.diagnosis.exhibits import Exhibit, aspects
-from flashsim.testing.diagnosis.suspicion import Suspicion, failing_cases
+from flashsim.testing.diagnosis.exhibits import Exhibit, Suspicion, aspects, failing_cases
 from flashsim.testing.running import Finding
 from flashsim.testing.subject import Subject
 from flashsim.testing.suspects import Arrays, Suspect, suspects
