@@ -99,6 +99,7 @@ def add_options(parser: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         from flashsim import testing
+        from flashsim.testing.last_words import last_words
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
     if options.list:
@@ -126,7 +127,8 @@ def run(options: argparse.Namespace) -> int:
     if options.init:
         return _init(fn, options)
     spec = _spec(fn, options)
-    with progress(options) as told:
+    said = f"flashsim check: error: {getattr(fn, '__name__', type(fn).__name__)} ended the process"
+    with last_words(said) as tried, progress(options) as told:
         report = testing.check_attention(
             fn,
             spec,
@@ -137,6 +139,7 @@ def run(options: argparse.Namespace) -> int:
             expected_failures=dict.fromkeys(options.expect, ""),
             on_fail="return",
             progress=told,
+            on_try=tried,
         )
     finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(report))
     return 0 if report.ok else 1

@@ -51,6 +51,7 @@ def check_attention(
     on_fail: str = "raise",
     seed: int = 0,
     progress: Progress | None = None,
+    on_try: Callable[[str, Case], None] | None = None,
 ) -> Report:
     """Check an attention kernel against what its spec says, on cases that Hypothesis draws, and shrink what fails.
 
@@ -70,14 +71,15 @@ def check_attention(
     on_fail       "raise": AttentionCheckFailed, an AssertionError, with the shrunken case. "return": the report says it
     seed          of the cases drawn
     progress      called after each case with (cases done, max_examples)
+    on_try        called with a check's name and a case before it is tried: who ends the process has been named
 
     Returns a report. Raises ValueError for arguments that make no sense.
     """
     __tracebackhide__ = VERDICT
     check_choice("on_fail", on_fail, ("raise", "return"))
     max_examples, seed = check_count("max_examples", max_examples), check_count("seed", seed, 0, 2**64 - 1)
-    progress = check_callback("progress", progress)
-    subject, names = _kernel(fn, spec, backward, dropout), _names(checks)
+    progress, on_try = check_callback("progress", progress), check_callback("on_try", on_try)
+    subject, names = replace(_subject(fn, spec, backward, dropout), on_try=on_try), _names(checks)
     expected = _check_expected(subject, expected_failures, names)
     apply, undeclared_for = applicable(subject, names)
     if not apply:
@@ -122,7 +124,7 @@ def replay(
     Raises ValueError where the check does not apply to what the spec declares.
     """
     __tracebackhide__ = VERDICT
-    subject = _kernel(fn, spec, backward, dropout)
+    subject = _subject(fn, spec, backward, dropout)
     if not isinstance(case, Case):
         raise ValueError(f"case is {shown(case)}; expected a flashsim.testing.Case")
     if reason := CHECKS[_known("check", check)].needs(subject):
@@ -141,10 +143,11 @@ def _without(subject: Subject, missed: Sequence[Mismatch]) -> Subject:
     """Return the kernel with a spec that leaves out what its first calls did not fit."""
     changes = {name: value for mismatch in missed if not mismatch.stops for name, value in mismatch.changes.items()}
     back = subject.back if changes.pop("backward", True) else None
-    return _kernel(subject.fn, replace(subject.spec, **changes), back, subject.keep_mask) if missed else subject
+    fitting = _subject(subject.fn, replace(subject.spec, **changes), back, subject.keep_mask)
+    return replace(fitting, on_try=subject.on_try) if missed else subject
 
 
-def _kernel(fn: Any, spec: Any, backward: Any, dropout: Any) -> Subject:
+def _subject(fn: Any, spec: Any, backward: Any, dropout: Any) -> Subject:
     check_spec(spec)
     for name, given in (("fn", fn), ("backward", backward), ("dropout", dropout)):
         if not callable(given) and (name == "fn" or given is not None):
@@ -227,7 +230,7 @@ def parametrize_with_checks(
     """
     import pytest
 
-    subject, seed = _kernel(fn, spec, backward, dropout), check_count("seed", seed, 0, 2**64 - 1)
+    subject, seed = _subject(fn, spec, backward, dropout), check_count("seed", seed, 0, 2**64 - 1)
     max_examples = check_count("max_examples", max_examples)
     expected = _check_expected(subject, expected_failures, None)
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}

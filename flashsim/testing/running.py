@@ -52,6 +52,8 @@ def try_check(check: Check, subject: Subject, case: Case, trial: Trial | None = 
     fitted = check.fit(case, subject)
     if fitted is None:
         return None
+    if subject.on_try is not None:
+        subject.on_try(check.name, fitted)
     if trial is None or fitted != trial.case:
         trial = Trial(subject, fitted)
     worst: Finding | None = None

@@ -11,7 +11,7 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 from flashsim.testing.case import STRIDES as KINDS
-from flashsim.testing.case import Keep, Problem
+from flashsim.testing.case import Case, Keep, Problem
 from flashsim.testing.spec import Spec
 
 GUARD = 64  # elements of NaN before and behind every array, and in its gaps: what is read there shows
@@ -83,6 +83,7 @@ class Subject:
     back: Callable[..., Any] | None = None
     keep_mask: Keep | None = None
     shapes: frozenset[tuple[tuple[int, ...], ...]] | None = None  # of q, k, v, that it may be called with
+    on_try: Callable[[str, Case], None] | None = None  # called before each check on each case
 
     @property
     def name(self) -> str:
