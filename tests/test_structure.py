@@ -197,6 +197,42 @@ def test_records_do_not_change() -> None:
     assert found == FILLED
 
 
+def always_true(asked: ast.expr) -> bool:
+    """Whether an expression is true whatever the code under test does: `… or True`, a tuple, `"words"`, `x == x`."""
+    if isinstance(asked, ast.BoolOp):
+        return (any if isinstance(asked.op, ast.Or) else all)(map(always_true, asked.values))
+    if isinstance(asked, ast.Compare) and len(asked.ops) == 1 and isinstance(asked.ops[0], ast.Eq | ast.Is):
+        called = any(isinstance(node, ast.Call) for node in ast.walk(asked))  # twice, it may differ
+        return not called and ast.dump(asked.left) == ast.dump(asked.comparators[0])
+    return (isinstance(asked, ast.Constant) and bool(asked.value)) or (
+        isinstance(asked, ast.Tuple) and bool(asked.elts)
+    )
+
+
+def test_every_assert_can_fail() -> None:
+    folder = Path(__file__).parent
+    sources = [*folder.glob("*.py"), *MODULES.values(), *(folder.parent / "scripts").glob("*.py")]
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert) and always_true(node.test)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("cannot", "can"),
+    [
+        ("f(x) == 1 or True", "f(x) == 1 or y"), ("f(x) == 1 or 'why'", "f(x) == 1 or None"),
+        ("(f(x), 'why')", "()"), ("x.y is x.y", "x.y is x.z"), ("x == x", "f(x) == f(x)"), ("True and 1", "True and x"),
+    ],
+)  # fmt: skip
+def test_an_assert_that_cannot_fail_is_found(cannot: str, can: str) -> None:
+    assert always_true(ast.parse(cannot, mode="eval").body)
+    assert not always_true(ast.parse(can, mode="eval").body)
+
+
 def test_a_cycle_is_found() -> None:
     lazy = "def f():\n    from flashsim.masks.rules import All\n\nif TYPE_CHECKING:\n    import flashsim.run.api\n"
     assert imported(lazy) == {"flashsim.masks.rules"}

@@ -18,7 +18,7 @@ from flashsim.problem.inputs import Array, float_dtype
 from flashsim.reference import attention_with_statistics, error_bound, gradient_bounds, gradients, score_reach
 from flashsim.testing import mutants
 from flashsim.testing.mutants import ALL, BASES, Implementation, Mutant
-from flashsim.testing.mutants.planting import source
+from flashsim.testing.mutants.mutant import source
 
 IDS = [mutant.name for mutant in ALL]
 

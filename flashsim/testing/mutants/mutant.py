@@ -1,4 +1,4 @@
-"""How a bug is planted: a change to the text of a correct attention, compiled in its place."""
+"""A mutant: a correct attention with a bug, a change to its text, compiled in its place."""
 
 from __future__ import annotations
 

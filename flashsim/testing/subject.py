@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim.problem.inputs import Array
-from flashsim.testing.case import STRIDES as KINDS
-from flashsim.testing.case import Keep, Problem
+from flashsim.testing.case import STRIDES, Case, Keep, Problem
 from flashsim.testing.spec import Spec
 
 GUARD = 64  # elements of NaN before and behind every array, and in its gaps: what is read there shows
@@ -38,7 +37,7 @@ def _place(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 # Empty arrays of a's shape and dtype, by how they lie in memory. Axes 1 and 2 are rows and heads in the layout BNHD.
-STRIDES: dict[str, Callable[[Array], Array]] = {
+EMPTY: dict[str, Callable[[Array], Array]] = {
     "contiguous": lambda a: _place(a.shape, a.dtype),
     # the two middle axes the other way about, as after a transpose
     "heads_last": lambda a: _place(a.swapaxes(1, 2).shape, a.dtype).swapaxes(1, 2),
@@ -56,13 +55,13 @@ MIXED = ("padded", "heads_last", "rows", "contiguous")  # of q, k, v and do: eac
 
 def strides_of(spec: Spec) -> tuple[str, ...]:
     """Return how arrays may lie for a kernel with that spec, the simplest first."""
-    return {"any": KINDS, "last_contiguous": KINDS[:-1], "contiguous": KINDS[:1]}[spec.strides]
+    return {"any": STRIDES, "last_contiguous": STRIDES[:-1], "contiguous": STRIDES[:1]}[spec.strides]
 
 
 def lay_out(a: Array, strides: str, layout: str) -> Array:
     """Return a copy of `a` (B, H, N, d) in the spec's layout, lying in memory as `strides` says, guarded by NaN."""
     ordered = a.swapaxes(1, 2) if layout == "BNHD" else a
-    placed = STRIDES[strides](ordered)
+    placed = EMPTY[strides](ordered)
     placed[...] = ordered
     return placed
 
@@ -75,14 +74,15 @@ def memory_of(a: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """The functions under test: forward, backward or None, and the keep mask of dropout or None."""
+class Subject:
+    """The kernel under test, its functions: forward, backward or None, and the keep mask of dropout or None."""
 
     fn: Callable[..., Any]
     spec: Spec
     back: Callable[..., Any] | None = None
     keep_mask: Keep | None = None
     shapes: frozenset[tuple[tuple[int, ...], ...]] | None = None  # of q, k, v, that it may be called with
+    on_try: Callable[[str, Case], None] | None = None  # called before each check on each case
 
     @property
     def name(self) -> str:

@@ -13,12 +13,12 @@ from flashsim.problem.arguments import check_callback, check_choice, check_count
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
-from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import Mismatch, at_their_defaults, mismatches, undeclared
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
 from flashsim.testing.running import Progress, Survey, Tally, applicable, shrink, survey, try_check
 from flashsim.testing.spec import Spec, check_spec
 from flashsim.testing.strategies import pool
+from flashsim.testing.subject import Subject
 
 if TYPE_CHECKING:
     import pytest
@@ -51,6 +51,7 @@ def check_attention(
     on_fail: str = "raise",
     seed: int = 0,
     progress: Progress | None = None,
+    on_try: Callable[[str, Case], None] | None = None,
 ) -> Report:
     """Check an attention kernel against what its spec says, on cases that Hypothesis draws, and shrink what fails.
 
@@ -70,41 +71,42 @@ def check_attention(
     on_fail       "raise": AttentionCheckFailed, an AssertionError, with the shrunken case. "return": the report says it
     seed          of the cases drawn
     progress      called after each case with (cases done, max_examples)
+    on_try        called with a check's name and a case before it is tried: who ends the process has been named
 
     Returns a report. Raises ValueError for arguments that make no sense.
     """
     __tracebackhide__ = VERDICT
     check_choice("on_fail", on_fail, ("raise", "return"))
     max_examples, seed = check_count("max_examples", max_examples), check_count("seed", seed, 0, 2**64 - 1)
-    progress = check_callback("progress", progress)
-    kernel, names = _kernel(fn, spec, backward, dropout), _names(checks)
-    expected = _check_expected(kernel, expected_failures, names)
-    apply, undeclared_for = applicable(kernel, names)
+    progress, on_try = check_callback("progress", progress), check_callback("on_try", on_try)
+    subject, names = replace(_subject(fn, spec, backward, dropout), on_try=on_try), _names(checks)
+    expected = _check_expected(subject, expected_failures, names)
+    apply, undeclared_for = applicable(subject, names)
     if not apply:
         name, why = next(iter(undeclared_for.items()))
         raise ValueError(f"checks names {name!r}, which does not apply: {why}")
-    unchecked = undeclared(kernel), at_their_defaults(kernel)
-    missed = mismatches(kernel)
-    kernel = _without(kernel, missed)
+    unchecked = undeclared(subject), at_their_defaults(subject)
+    missed = mismatches(subject)
+    subject = _without(subject, missed)
     if any(mismatch.stops for mismatch in missed):
         found = Survey({}, {})
     else:
-        found = survey(kernel, max_examples, seed, names, progress, fail_fast, expected)
+        found = survey(subject, max_examples, seed, names, progress, fail_fast, expected)
     expected = {name: reason for name, reason in expected.items() if name in found.tallies}
     failing = [name for name, tally in found.tallies.items() if tally.failed and name not in expected]
     failures = [
-        _failure(kernel, name, found, shrunk=number < SHRUNK)
+        _failure(subject, name, found, shrunk=number < SHRUNK)
         for number, name in enumerate(failing[:1] if on_fail == "raise" else failing)
     ]
     left_out = {name: undeclared_for.get(name, "left out by the first calls") for name in found.left_out}
-    counted = (kernel.name, repr(spec), found.examples, seed, found.tallies, left_out)
+    counted = (subject.name, repr(spec), found.examples, seed, found.tallies, left_out)
     report = Report(*counted, failures, expected, missed, *unchecked)
     if on_fail == "raise" and (failures or missed):
         said = [report.missed(), *(f"{failure.message}\n\n{report.table()}" for failure in failures[:1])]
         raise AttentionCheckFailed("\n\n".join(filter(None, said)), report)
     if on_fail == "raise" and report.unexpected_passes:
         which = ", ".join(report.unexpected_passes)
-        raise AttentionCheckFailed(f"{kernel.name} was expected to fail, and passes: {which}", report)
+        raise AttentionCheckFailed(f"{subject.name} was expected to fail, and passes: {which}", report)
     return report
 
 
@@ -122,34 +124,35 @@ def replay(
     Raises ValueError where the check does not apply to what the spec declares.
     """
     __tracebackhide__ = VERDICT
-    kernel = _kernel(fn, spec, backward, dropout)
+    subject = _subject(fn, spec, backward, dropout)
     if not isinstance(case, Case):
         raise ValueError(f"case is {shown(case)}; expected a flashsim.testing.Case")
-    if reason := CHECKS[_known("check", check)].needs(kernel):
+    if reason := CHECKS[_known("check", check)].needs(subject):
         raise ValueError(f"check {check!r} does not apply: {reason}")
-    finding = try_check(CHECKS[check], kernel, case)
+    finding = try_check(CHECKS[check], subject, case)
     if finding is None or not finding.failed:
         return
     tally = Tally()
     tally.add(finding, 1)
-    failure = Failure(check, finding, 1, 1, (), describe(kernel, finding, tally, (), "replayed"))
-    report = Report(kernel.name, repr(spec), 1, case.seed, {check: tally}, {}, [failure], {})
+    failure = Failure(check, finding, 1, 1, (), describe(subject, finding, tally, (), "replayed"))
+    report = Report(subject.name, repr(spec), 1, case.seed, {check: tally}, {}, [failure], {})
     raise AttentionCheckFailed(failure.message, report)
 
 
-def _without(kernel: Kernel, missed: Sequence[Mismatch]) -> Kernel:
+def _without(subject: Subject, missed: Sequence[Mismatch]) -> Subject:
     """Return the kernel with a spec that leaves out what its first calls did not fit."""
     changes = {name: value for mismatch in missed if not mismatch.stops for name, value in mismatch.changes.items()}
-    back = kernel.back if changes.pop("backward", True) else None
-    return _kernel(kernel.fn, replace(kernel.spec, **changes), back, kernel.keep_mask) if missed else kernel
+    back = subject.back if changes.pop("backward", True) else None
+    fitting = _subject(subject.fn, replace(subject.spec, **changes), back, subject.keep_mask)
+    return replace(fitting, on_try=subject.on_try) if missed else subject
 
 
-def _kernel(fn: Any, spec: Any, backward: Any, dropout: Any) -> Kernel:
+def _subject(fn: Any, spec: Any, backward: Any, dropout: Any) -> Subject:
     check_spec(spec)
     for name, given in (("fn", fn), ("backward", backward), ("dropout", dropout)):
         if not callable(given) and (name == "fn" or given is not None):
             raise ValueError(f"{name} is {shown(given)}; expected a function")
-    return Kernel(fn, spec, backward, dropout, pool(spec).allowed if spec.max_shapes is not None else None)
+    return Subject(fn, spec, backward, dropout, pool(spec).allowed if spec.max_shapes is not None else None)
 
 
 def _known(argument: str, name: Any) -> str:
@@ -167,11 +170,11 @@ def _names(checks: Any) -> list[str] | None:
     return [_known("checks", name) for name in names]
 
 
-def _check_expected(kernel: Kernel, given: Any, names: Sequence[str] | None) -> dict[str, str]:
+def _check_expected(subject: Subject, given: Any, names: Sequence[str] | None) -> dict[str, str]:
     expected = {} if given is None else given
     if not isinstance(expected, Mapping) or not all(isinstance(reason, str) for reason in expected.values()):
         raise ValueError(f"expected_failures is {shown(given)}; expected a dictionary of checks' names and reasons")
-    _, left_out = applicable(kernel, names)
+    _, left_out = applicable(subject, names)
     for name in expected:
         _known("expected_failures", name)
         if name in left_out:
@@ -181,19 +184,19 @@ def _check_expected(kernel: Kernel, given: Any, names: Sequence[str] | None) -> 
     return dict(expected)
 
 
-def _failure(kernel: Kernel, name: str, found: Survey, shrunk: bool) -> Failure:
+def _failure(subject: Subject, name: str, found: Survey, shrunk: bool) -> Failure:
     check, tally, suspicions = CHECKS[name], found.tallies[name], list[Suspicion]()
     finding, how = tally.simplest, NOT_SHRUNK
     assert finding is not None
     if shrunk:
-        again = shrink(check, kernel, finding.case)
+        again = shrink(check, subject, finding.case)
         how = "the simplest drawn; tried once more it passed, so the kernel may not be deterministic"
         if again is not None and again.failed:
             finding, how = again, "simplest found"
         verdicts = [(case, passed) for case, passed, tried in found.verdicts if tried == name]
-        failing = (try_check(check, kernel, case) for case, passed in verdicts if not passed)
-        suspicions = diagnose(kernel, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts)
-    message = describe(kernel, finding, tally, suspicions, how)
+        failing = (try_check(check, subject, case) for case, passed in verdicts if not passed)
+        suspicions = diagnose(subject, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts)
+    message = describe(subject, finding, tally, suspicions, how)
     return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
 
 
@@ -227,9 +230,9 @@ def parametrize_with_checks(
     """
     import pytest
 
-    kernel, seed = _kernel(fn, spec, backward, dropout), check_count("seed", seed, 0, 2**64 - 1)
+    subject, seed = _subject(fn, spec, backward, dropout), check_count("seed", seed, 0, 2**64 - 1)
     max_examples = check_count("max_examples", max_examples)
-    expected = _check_expected(kernel, expected_failures, None)
+    expected = _check_expected(subject, expected_failures, None)
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}
     found = [
         pytest.param(
@@ -239,6 +242,6 @@ def parametrize_with_checks(
             if check.name in expected
             else [],
         )
-        for check in applicable(kernel)[0]
+        for check in applicable(subject)[0]
     ]
     return pytest.mark.parametrize("check", found)
