@@ -83,7 +83,6 @@ def run(options: argparse.Namespace) -> int:
     if options.figure is None:
         raise ValueError(f"the following arguments are required: FIGURE, one of {', '.join(FIGURES)}; or --all")
     chart = FIGURES[options.figure]
-    options.flags = [flag for name, (flag, _) in OPTIONS.items() if name in chart.takes]
     for name in arguments:
         if name not in chart.takes:
             raise ValueError(f"{OPTIONS[name][0]} is for {_takers(name)}; {options.figure} does not take it")

@@ -3,7 +3,7 @@
     pip install -e ".[test,mutation]"
     python scripts/research/mutation.py --jobs 2   # 400 mutants of the last commit, an hour or two; started again, it goes on
 
-The test that noticed a mutant (scripts/research/mutants.py) when the last record was made is tried first. For the others the tests run
+The test that noticed a mutant (mutants.py) when the last record was made is tried first. For the others the tests run
 once, unchanged, and coverage.py notes which of them executes which line; a mutant then meets those that execute its statement,
 the quickest first, up to the first that fails. What is executed at import, or once for all tests, meets all. Hypothesis draws
 the same examples every time. At the end, all tests that noticed a mutant must pass without one. A "reason" in the record,
