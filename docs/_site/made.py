@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from flashsim.learn import gallery
 from flashsim.plots import FIGURES, figure_of
 from flashsim.plots.kit_matrix import plot_kit_matrix
-from flashsim.plots.style import drawn, styled
+from flashsim.drawing.style import drawn, styled
 from flashsim.support.files import write_whole
 
 DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
