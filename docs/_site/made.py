@@ -9,10 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from flashsim.drawing.style import drawn, styled
 from flashsim.learn import gallery
 from flashsim.plots import FIGURES, figure_of
 from flashsim.plots.kit_matrix import plot_kit_matrix
-from flashsim.drawing.style import drawn, styled
 from flashsim.support.files import write_whole
 
 DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
@@ -23,17 +23,16 @@ DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
 
 
 def make(app: Any) -> None:
-    """Draw the pictures that figures/ lacks, from the numbers that it has, and write the lessons."""
+    """Draw the pictures that figures/ lacks, from the numbers that it has, and write the lessons if they are not there."""
     figures = Path(app.srcdir) / "figures"
     for name in DRAWN:
         record, picture = figures / f"{name}.json", figures / f"{name}.png"
         if record.exists() and not picture.exists():
             write_whole(picture, png(name, json.loads(record.read_text(encoding="utf-8"))["data"]))
-    if (figures / "gallery" / "README.md").exists():
+    lessons = figures / "gallery"
+    if lessons.exists() and not (lessons / "index.html").exists():
         for name, content in gallery.files():
-            page = figures / "gallery" / name
-            if not page.exists() or page.read_text(encoding="utf-8") != content:
-                write_whole(page, content)
+            write_whole(lessons / name, content)
 
 
 @styled
