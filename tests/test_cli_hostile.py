@@ -192,6 +192,8 @@ REFUSED = {  # command line: what is said
     # plot
     "plot": "required: FIGURE, one of appendix_b5, approximate, blocks, ",
     "plot nothing": "there is no 'nothing'",
+    "plot --all --N 8": "--N is for one figure; name it in place of --all",
+    "plot --all blocks": "FIGURE: not allowed with argument --all",
     "plot blocks --N 0": "--N: got '0'",
     "plot blocks -o slide.pdf": "--output: slide.pdf ends in .pdf; expected a stem, to which .png, .svg, .json are added",
     "run -o slide.PDF": "--output: slide.PDF ends in .PDF",
