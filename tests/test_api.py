@@ -79,7 +79,7 @@ def test_lists_are_taken() -> None:
 def test_non_finite_input_names_the_first_index(value: float, position: int) -> None:
     arrays = [np.ones((2, 6, 4)) for _ in range(3)]
     arrays[position][1, 3, 2] = arrays[position][1, 5, 0] = value
-    bad(rf"{'QKV'[position]}\[1, 3, 2\] is {value}; expected finite.*check_finite=False", *arrays)
+    bad(rf"{'QKV'[position]}\[1, 3, 2\] is {value}; expected finite numbers", *arrays)
 
 
 def test_check_finite_can_be_turned_off() -> None:
@@ -324,7 +324,7 @@ def test_dO_has_the_shape_and_dtype_of_o_and_is_finite() -> None:
     for value in (np.nan, np.inf):
         dO = X.copy()
         dO[3, 1] = value
-        refused(rf"dO\[3, 1\] is {value}; expected finite numbers, or check_finite=False", dO=dO)
+        refused(rf"dO\[3, 1\] is {value}; expected finite numbers", dO=dO)
     refused("dO is too large: dP could reach .*float64 ends at .*Scale dO down", dO=X * 1e308)
 
 

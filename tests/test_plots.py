@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import flashsim
 from flashsim import plots, theory
 from flashsim.algorithms import FORWARD
 from flashsim.beyond import approximate
+from flashsim.cli import main
 from flashsim.drawing.style import compared, looks
 from flashsim.optimal.tune import best_of
 from flashsim.plots import lower
@@ -583,10 +585,9 @@ def test_texts_are_large_enough_inside_and_apart(
 
 @pytest.mark.parametrize("name", plots.FIGURES)
 def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
-    """From what is kept of it: that this is what is counted now is `test_scripts_draw_what_is_in_figures`'s."""
+    """From what is kept of it: that this is what is counted now is `test_the_command_of_a_record_makes_its_data`'s."""
     chart = plots.FIGURES[name]
-    kept = json.loads((ROOT / "figures" / f"{SCRIPTS[name]}.json").read_text(encoding="utf-8"))["data"]
-    figure = chart.draw(kept)
+    figure = chart.draw(kept(name)["data"])
     assert figure.get_figwidth() == (2.1 * 3.5 if name == "arrays" else 3.5)
     assert figure.get_figheight() < 9
     assert_readable(figure)
@@ -829,31 +830,46 @@ def test_where_fusing_pays_is_read_off_the_curves() -> None:
         assert found == (None if M is None else pytest.approx(M, rel=1e-3))
 
 
-SCRIPTS = {
-    name: script.stem
-    for script in sorted((ROOT / "scripts").glob("*.py"))
-    for name in re.findall(r'^    write_figure\("(\w+)"', script.read_text(encoding="utf-8"), re.MULTILINE)
-}
+def kept(name: str) -> dict[str, Any]:
+    """Return the record of a figure that the repository keeps."""
+    record: dict[str, Any] = json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+    return record
 
 
-def test_every_figure_has_a_script() -> None:
-    assert set(SCRIPTS) == set(plots.FIGURES)
+@pytest.mark.usefixtures("no_pictures")
+def test_all_are_drawn_by_the_commands_of_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the records' data in place of counting it again, which `test_the_command_of_a_record_makes_its_data` does."""
+    monkeypatch.chdir(tmp_path)
+    asked: dict[str, dict[str, Any]] = {}
+
+    def recorded(name: str, chart: plots.Chart) -> plots.Chart:
+        def data(**given: Any) -> dict[str, Any]:
+            asked[name] = given
+            found: dict[str, Any] = kept(name)["data"]
+            return found
+
+        return replace(chart, data=data)
+
+    charts = {name: recorded(name, chart) for name, chart in plots.FIGURES.items()}
+    monkeypatch.setattr(plots, "FIGURES", charts)
+    assert main(["plot", "--all", "-o", "figures"]) == 0
+    assert asked == {name: chart.shown for name, chart in charts.items()}
+    for name, saved in zip(charts, capsys.readouterr().out.splitlines(), strict=True):
+        assert saved == "Saved " + ", ".join(f"figures/{name}{suffix}" for suffix in (".png", ".svg", ".json"))
+        made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+        assert (made["command"], made["data"]) == (kept(name)["command"], kept(name)["data"])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("name", [script for name, script in SCRIPTS.items() if plots.FIGURES[name].exact])
-def test_scripts_draw_what_is_in_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py", "-o", str(tmp_path / name)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
-    assert ended.value.code == 0
-    made = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
-    kept = json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
-    assert made["command"] == f"python scripts/{name}.py -o {tmp_path / name}"
-    assert kept["command"] == f"python scripts/{name}.py"
-    assert made["data"] == kept["data"]
-    assert all((ROOT / "figures" / f"{name}{suffix}").stat().st_size > 10_000 for suffix in (".png", ".svg"))
+@pytest.mark.parametrize("name", [name for name, chart in plots.FIGURES.items() if chart.exact])
+def test_the_command_of_a_record_makes_its_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(kept(name)["command"])[1:]) == 0
+    made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+    assert (made["command"], made["data"]) == (kept(name)["command"], kept(name)["data"])
 
 
 @pytest.mark.parametrize(("direction", "made"), [("forward", lower_data), ("backward", lower_backward_data)])

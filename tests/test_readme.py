@@ -15,7 +15,6 @@ from PIL import Image
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, algorithm_1_flash_basic, backward_passes
 from flashsim.algorithms.own import PARTS as PARTS_OF_ONES_OWN
-from flashsim.plots import FIGURES
 
 from .pages import OWN, README, ROOT, blocks, links, said, table, text_of
 
@@ -53,15 +52,6 @@ def test_every_algorithm_has_its_row() -> None:
 
 def file_of(algorithm: Algorithm) -> str:
     return str(Path(inspect.getfile(algorithm.run)).relative_to(ROOT))
-
-
-def test_the_page_of_figures_is_as_made() -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "docs_figures.py"))
-    page = script["page"]()
-    assert page == text_of(ROOT / "docs" / "figures.md"), "python scripts/docs_figures.py"
-    assert all(f"\n## {chart.what[0].upper()}{chart.what[1:]}\n" in page for chart in FIGURES.values())
-    with pytest.raises(ValueError, match=r"unknown\.png: expected a record"):
-        list(script["shown"](ROOT / "figures" / "unknown.png"))
 
 
 def test_tables_are_as_made_and_only_they_are_written() -> None:

@@ -337,8 +337,8 @@ def test_the_same_seed_draws_the_same_cases() -> None:
         ({"backward": 3}, "backward is 3; expected a function"),
         ({"max_examples": 0}, "max_examples is 0; expected at least 1"),
         ({"on_fail": "ignore"}, "expected 'raise' or 'return'"),
-        ({"checks": ["orakel"]}, "checks names 'orakel', which is none of oracle, "),
-        ({"checks": ["gradients", "dropout"]}, "checks names 'gradients', which does not apply: no backward"),
+        ({"checks": ["orakel"]}, "there is no check 'orakel'; expected one of oracle, "),
+        ({"checks": ["gradients", "dropout"]}, "'gradients' is asked for, but does not apply: no backward"),
         ({"expected_failures": {"gradients": "?"}}, "does not apply: no backward"),
         ({"expected_failures": {"strides": "?"}, "checks": ["oracle"]}, "not among the checks"),
     ],
@@ -453,7 +453,7 @@ def test_parametrize_names_its_tests_and_refuses_unknown_checks() -> None:
     (marked,) = (parameter for parameter in marks.args[1] if parameter.marks)
     assert marked.id == "strides"
     assert marked.marks[0].kwargs["strict"] is True
-    with pytest.raises(ValueError, match="expected_failures names 'stride', which is none of"):
+    with pytest.raises(ValueError, match="there is no check 'stride'; expected one of"):
         parametrize(UNFUSED, UNFUSED.spec, expected_failures={"stride": "no"})
 
 

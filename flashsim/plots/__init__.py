@@ -11,7 +11,7 @@ from __future__ import annotations
 from flashsim.drawing.bars import plot_run
 from flashsim.drawing.style import column_figure
 from flashsim.plots.by_array import run_figure
-from flashsim.plots.catalogue import FIGURES, draw, write_figure
+from flashsim.plots.catalogue import FIGURES, draw
 from flashsim.plots.chart import Chart
 from flashsim.plots.saving import figure_of, save
 from flashsim.sweeping.drawing import plot_sweep, sweep_data
@@ -27,5 +27,4 @@ __all__ = [
     "run_figure",
     "save",
     "sweep_data",
-    "write_figure",
 ]

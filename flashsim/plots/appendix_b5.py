@@ -57,7 +57,10 @@ def appendix_b5_data(
     }
 
 
-@partial(Chart, "appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.3, x=10)
+@partial(
+    Chart, "appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.3, x=10,
+    shown={"dtype": "float16"},
+)  # fmt: skip
 def plot_appendix_b5(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside the dot."""
     ax.set_xlim(0.75, 60_000)

@@ -122,7 +122,9 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@partial(Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
+@partial(
+    Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4, shown={"dtype": "float16"}
+)
 def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 

@@ -71,7 +71,10 @@ def _last(need: Callable[[int], int]) -> int:
     return first(lambda N: need(N) > LIMIT) - 1
 
 
-@partial(Chart, "memory", memory_data, "Figure 3 (right): extra memory against N, and where 40 GB end", 4.1, x=10, y=10)
+@partial(
+    Chart, "memory", memory_data, "Figure 3 (right): extra memory against N, and where 40 GB end", 4.1, x=10, y=10,
+    shown={"dtype": "float16"},
+)  # fmt: skip
 def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB."""
     N, limit = data["N"], data["limit"]

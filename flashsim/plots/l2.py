@@ -82,7 +82,10 @@ class _Progress:
                 self.on_done(self.percent, 100)
 
 
-@partial(Chart, "l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.6, x=2, y=10)
+@partial(
+    Chart, "l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.6, x=2, y=10,
+    shown={"dtype": "float16"},
+)  # fmt: skip
 def plot_l2(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted)."""
     (N, d), sizes, curves = (data["N"], data["d"]), data["sizes"], data["curves"]

@@ -89,7 +89,10 @@ def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
         yield mask
 
 
-@partial(Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 3.9, x=2, y=10)
+@partial(
+    Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 3.9, x=2, y=10,
+    shown={"dtype": "float16"},
+)  # fmt: skip
 def plot_sparsity(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor."""
     tiles = data["T_r"] * data["T_c"]

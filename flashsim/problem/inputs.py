@@ -221,7 +221,7 @@ def _check_finite(name: str, a: Array) -> None:
     finite = np.isfinite(a)
     if not finite.all():
         first = tuple(int(i) for i in np.argwhere(~finite)[0])
-        raise ValueError(f"{name}{list(first)} is {a[first]}; expected finite numbers, or check_finite=False")
+        raise ValueError(f"{name}{list(first)} is {a[first]}; expected finite numbers")
 
 
 def check_shape_of_dO(dO: Array, shape: tuple[int, ...], layout: str) -> None:

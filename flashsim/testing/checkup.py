@@ -84,7 +84,7 @@ def check_attention(
     apply, undeclared_for = applicable(subject, names)
     if not apply:
         name, why = next(iter(undeclared_for.items()))
-        raise ValueError(f"checks names {name!r}, which does not apply: {why}")
+        raise ValueError(f"{name!r} is asked for, but does not apply: {why}")
     unchecked = undeclared(subject), at_their_defaults(subject)
     missed = mismatches(subject)
     subject = _without(subject, missed)
@@ -127,7 +127,7 @@ def replay(
     subject = _subject(fn, spec, backward, dropout)
     if not isinstance(case, Case):
         raise ValueError(f"case is {shown(case)}; expected a flashsim.testing.Case")
-    if reason := CHECKS[_known("check", check)].needs(subject):
+    if reason := CHECKS[_known(check)].needs(subject):
         raise ValueError(f"check {check!r} does not apply: {reason}")
     finding = try_check(CHECKS[check], subject, case)
     if finding is None or not finding.failed:
@@ -155,19 +155,19 @@ def _subject(fn: Any, spec: Any, backward: Any, dropout: Any) -> Subject:
     return Subject(fn, spec, backward, dropout, pool(spec).allowed if spec.max_shapes is not None else None)
 
 
-def _known(argument: str, name: Any) -> str:
+def _known(name: Any) -> str:
     if not is_one_of(name, CHECKS):
-        raise ValueError(f"{argument} names {shown(name)}, which is none of {', '.join(CHECKS)}")
+        raise ValueError(f"there is no check {shown(name)}; expected one of {', '.join(CHECKS)}")
     return name
 
 
 def _names(checks: Any) -> list[str] | None:
     if checks is None or isinstance(checks, str):
-        return None if checks is None else [_known("checks", checks)]
+        return None if checks is None else [_known(checks)]
     names = list(checks) if isinstance(checks, Iterable) and getattr(checks, "ndim", True) else []
     if not names:
         raise ValueError(f"checks is {shown(checks)}; expected names of checks, or None for all that apply")
-    return [_known("checks", name) for name in names]
+    return [_known(name) for name in names]
 
 
 def _check_expected(subject: Subject, given: Any, names: Sequence[str] | None) -> dict[str, str]:
@@ -176,11 +176,11 @@ def _check_expected(subject: Subject, given: Any, names: Sequence[str] | None) -
         raise ValueError(f"expected_failures is {shown(given)}; expected a dictionary of checks' names and reasons")
     _, left_out = applicable(subject, names)
     for name in expected:
-        _known("expected_failures", name)
+        _known(name)
         if name in left_out:
-            raise ValueError(f"expected_failures names {name!r}, which does not apply: {left_out[name]}")
+            raise ValueError(f"{name!r} is expected to fail, but does not apply: {left_out[name]}")
         if names is not None and name not in names:
-            raise ValueError(f"expected_failures names {name!r}, which is not among the checks asked for")
+            raise ValueError(f"{name!r} is expected to fail, but is not among the checks asked for")
     return dict(expected)
 
 

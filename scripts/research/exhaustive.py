@@ -1,6 +1,6 @@
 """Play attention scalar by scalar on tiny sizes, all schedules, and hold the fewest accesses against the lower bounds.
 
-    python scripts/exhaustive.py [--backward] [--d-v D_V] [--most STATES] N_q N_k d M [N_q N_k d M …]
+    python scripts/research/exhaustive.py [--backward] [--d-v D_V] [--most STATES] N_q N_k d M [N_q N_k d M …]
 
 The game, in scalar_game.py, knows nothing of the bounds' proofs. The search is A*, and what is sure to come is estimated by
 smaller games. Leave out a row, or a key, or a column. What a schedule does with the rest is a schedule of the smaller game, so

@@ -1,9 +1,9 @@
 """Change the core in one place at a time and see which tests notice: figures/mutation.json.
 
     pip install -e ".[test,mutation]"
-    python scripts/mutation.py --jobs 2   # 400 mutants of the last commit, an hour or two; started again, it goes on
+    python scripts/research/mutation.py --jobs 2   # 400 mutants of the last commit, an hour or two; started again, it goes on
 
-The test that noticed a mutant (scripts/mutants.py) when the last record was made is tried first. For the others the tests run
+The test that noticed a mutant (mutants.py) when the last record was made is tried first. For the others the tests run
 once, unchanged, and coverage.py notes which of them executes which line; a mutant then meets those that execute its statement,
 the quickest first, up to the first that fails. What is executed at import, or once for all tests, meets all. Hypothesis draws
 the same examples every time. At the end, all tests that noticed a mutant must pass without one. A "reason" in the record,
@@ -42,7 +42,7 @@ from mutants import Entry, Mutant, key, places_and_mutants
 
 from flashsim.support.files import write_whole
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "figures/mutation.json"
 PYTEST = ["-m", "pytest", "--tb=no", "-pno:cacheprovider", "--hypothesis-profile=mutants"]
 OUT_OF_TIME = "timeout"
@@ -69,7 +69,7 @@ def main() -> None:
             copies.put(home)
         places, drawn = places_and_mutants(home, options.sample, options.seed)
         record = {
-            "command": f"python scripts/mutation.py --sample {options.sample} --seed {options.seed}",
+            "command": f"python scripts/research/mutation.py --sample {options.sample} --seed {options.seed}",
             "versions": {name: version(name) for name in ("cosmic-ray", "coverage", "pytest", "hypothesis", "numpy")},
             "python": sys.version.split()[0],
             "commit": _commit(home),

@@ -1,7 +1,7 @@
 """Benchmark the simulator on one CPU thread, in ratios within one run: absolute times do not travel, ratios mostly do.
 
-    python scripts/bench_cpu.py --json figures/bench_cpu.json    # a table on stdout, every raw number in a file
-    python scripts/bench_cpu.py --quick                          # small sizes, to try it; the targets are not for these
+    python scripts/research/bench_cpu.py --json figures/bench_cpu.json    # a table on stdout, every raw number in a file
+    python scripts/research/bench_cpu.py --quick                          # small sizes, to try it; the targets are not for these
 
 * `flashsim.forward`, counting, against textbook attention in NumPy: time and peak memory. The textbook forms N × N
   matrices. By default malloc gives them back to the operating system, and every call pays for fresh pages: how much
@@ -385,7 +385,7 @@ def surroundings() -> Record:
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"model name\s*: (.*)", cpuinfo)
     return {
-        "command": shlex.join(["python", "scripts/bench_cpu.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "scripts/research/bench_cpu.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{model[1] if model else platform.processor()}, {os.cpu_count()} CPUs, {platform.platform()}",
         "versions": versions,

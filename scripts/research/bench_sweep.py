@@ -1,7 +1,7 @@
 """Measure a sweep against a loop of `flashsim.count` over the same points, in one process: the ratio of their CPU times.
 
-python scripts/bench_sweep.py                       # 10,000 points of each sweep, 500 of each loop
-python scripts/bench_sweep.py --points 2000 --json sweep.json
+python scripts/research/bench_sweep.py                       # 10,000 points of each sweep, 500 of each loop
+python scripts/research/bench_sweep.py --points 2000 --json sweep.json
 """
 
 from __future__ import annotations
