@@ -67,6 +67,9 @@ def commands(picture: Path, script: Path | None) -> Iterator[str]:
             yield f"python scripts/{script.name} --record figures/{record.name}"
     elif script:
         yield f"python scripts/{script.name}"
+    else:
+        said = (ROOT / "README.md").read_text(encoding="utf-8")
+        yield from re.findall(rf"`(flashsim .* -o figures/{picture.name})`", said)
 
 
 def script_of(stem: str) -> Path | None:
