@@ -557,7 +557,8 @@ def middle_of(page: Any, what: str) -> tuple[float, float]:
     """Return the middle of the first thing in the picture whose tip begins so."""
     x, y = page.evaluate(
         """(what) => { const {hits, canvas} = player.views[0].grid, box = canvas.getBoundingClientRect();
-        const [x, y, width, height] = hits.find((hit) => hit[4](hit[0] + hit[2] / 2, hit[1] + hit[3] / 2).startsWith(what));
+        const told = ({box: [x, y, width, height], tell}) => tell(x + width / 2, y + height / 2);
+        const [x, y, width, height] = hits.find((hit) => told(hit).startsWith(what)).box;
         return [box.x + x + width / 2, box.y + y + height / 2]; }""",
         what,
     )

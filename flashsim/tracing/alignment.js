@@ -85,11 +85,17 @@ class Alignment {
     const results = (run, at) => run.eventsAt(at).filter((event) => run.events.kind[event] === "compute");
     const wanted = results(left, t).at(-1);
     if (wanted === undefined) return null;
-    const steps = visits.flatMap(([start, end]) => Array.from({ length: end - start + 1 }, (_, n) => start + n));
-    const made = (alike) => steps.findLast((u) => results(right, u).some(alike));
     const name = left.nameOf(wanted);
     const quantity = left.quantityOf(wanted);
-    return made((e) => right.nameOf(e) === name) ?? made((e) => right.quantityOf(e) === quantity) ?? null;
+    let like = null;
+    for (const [start, end] of [...visits].reverse()) {
+      for (let u = end; u >= start; u--) {
+        const made = results(right, u);
+        if (made.some((event) => right.nameOf(event) === name)) return u;
+        if (like === null && made.some((event) => right.quantityOf(event) === quantity)) like = u;
+      }
+    }
+    return like;
   }
 
   /** The first step of left's whose results differ from right's, for runs of one algorithm; −1 if there is none. */

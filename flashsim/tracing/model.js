@@ -195,7 +195,10 @@ function sideOf(rows, cols) {
 
 function largestFinite(data) {
   let most = 0;
-  for (const x of data) if (Number.isFinite(x)) most = Math.max(most, Math.abs(x));
+  for (const x of data) {
+    const size = Math.abs(x);
+    if (size > most && size < Infinity) most = size;
+  }
   return most;
 }
 

@@ -219,12 +219,13 @@ class Stage {
     const { N_q, N_k } = run.about.shape;
     const [size, number, end] = side ? [B_c, T_c, N_k] : [B_r, T_r, N_q];
     const span = side ? run.steps.cols[t] : run.steps.rows[t];
+    const onChip = run.onChip(array, t);
     for (let n = 0; n < number; n++) {
       const first = n * size;
       const last = Math.min(first + size, end);
       const box = this.layout.strip(array, first, last);
       const [x, y, width, height] = box;
-      const here = run.onChip(array, t) && touches(span, first, last);
+      const here = onChip && touches(span, first, last);
       if (here) fillBox(pen, box, ink.load);
       if (width > 3 && height > 3) strokeBox(pen, [x + 0.5, y + 0.5, width - 1, height - 1], ink.faint, 1);
       this.hits.push({ box, tell: () => tellStrip(run, array, n, side, [first, last], here) });
