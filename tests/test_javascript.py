@@ -34,7 +34,8 @@ CONTROL = {"for", "if", "while", "switch"}
 
 def tokens(text: str) -> Iterator[tuple[str, int]]:
     """Yield what the script is made of, with its line; a string, a regex, or a template's text as one '""'."""
-    at, before, templates = 0, "", []  # of each template that is open, how many of its braces are
+    at, before = 0, ""
+    templates: list[int] = []  # of each template that is open, how many of its braces are
     while at < len(text):
         if text[at] == "`" or (templates and templates[-1] == 0 and text[at] == "}"):
             if text[at] == "`":

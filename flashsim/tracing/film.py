@@ -48,7 +48,7 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
     palette = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)])).quantize(
         COLOURS, Image.Quantize.MAXCOVERAGE
     )
-    colours = np.reshape(palette.getpalette(), (-1, 3))
+    colours = np.array(palette.getpalette(), np.int64).reshape(-1, 3)
     colours[colours.min(axis=1) > 248] = 255  # the paper, which Pillow mixes with what is nearly white
     palette.putpalette(colours.ravel().tolist())
     frames = [Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
