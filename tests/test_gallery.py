@@ -653,7 +653,7 @@ def test_the_index_s_links_and_the_moment_button_lead_there(page: Any, name: str
     page.locator("#lesson .moments a").nth(1).click()
     until(page, f"player.t === {steps[1]}")
     assert page.locator("#lesson .moments .here").count() == 1
-    page.evaluate("player.stops = []")
+    page.evaluate("player.lesson.stops = []")
     page.keyboard.press("Home")
     for want in [step for step in steps if step]:
         page.click("#next-moment")
@@ -752,7 +752,7 @@ def test_a_covered_part_is_found(page: Any) -> None:
 def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
     """A stop opens when one steps onto its step; it says right and wrong, and why; it asks once, and can be skipped."""
     opened(page, name)
-    stops = page.evaluate("player.stops.map(([step]) => step)")
+    stops = page.evaluate("player.lesson.stops.map(([step]) => step)")
     assert stops
     for stop in stops:
         page.evaluate(f"player.go({stop - 1})")

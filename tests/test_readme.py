@@ -5,16 +5,20 @@ from __future__ import annotations
 import inspect
 import re
 import runpy
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, algorithm_1_flash_basic, backward_passes
 from flashsim.algorithms.own import PARTS as PARTS_OF_ONES_OWN
+from flashsim.cli import parse
+from flashsim.cli.step import recorded
+from flashsim.tracing.film import STAY
 
 from .pages import OWN, README, ROOT, blocks, links, said, table, text_of
 
@@ -27,16 +31,18 @@ def test_it_is_short_and_its_two_commands_are_what_they_were() -> None:
     assert blocks(README, "sh")[:2] == ["pip install . && flashsim run\n", 'pip install ".[test]" && pytest\n']
 
 
-def test_the_moving_picture_is_small_and_ends_where_the_run_does() -> None:
-    with Image.open(ROOT / "figures" / "loop.gif") as film:
-        assert film.size == (800, 350)
-        assert getattr(film, "n_frames", 1) > 60
-    assert (ROOT / "figures" / "loop.gif").stat().st_size < 400_000
-    script = runpy.run_path(str(ROOT / "scripts" / "loop_picture.py"))
-    trace = script["recorded"]()
+def test_the_moving_picture_is_small_and_of_the_steps_that_its_command_names(tmp_path: Path) -> None:
+    (command,) = re.findall(r"`flashsim (step .*) -o figures/loop.gif`", TEXT)
+    options = parse(shlex.split(command))
+    trace, _ = recorded(options)
+    first, last = options.gif
     exact = flashsim.theory.exact("flash_basic", N=12, d=4, M=104, sizing="fit")
-    assert (trace.events[-1].reads, trace.events[-1].writes) == (exact.reads, exact.writes)
-    assert {step.label for step in trace.steps} <= script["SAID"].keys()
+    assert (trace.about.M, trace.events[-1].reads, trace.events[-1].writes) == (104, exact.reads, exact.writes)
+    assert {dict(step.loops)["j"] for step in trace.steps[first + 1 : last + 1]} == {0}
+    assert dict(trace.steps[last + 1].loops)["j"] == 1
+    with Image.open(ROOT / "figures" / "loop.gif") as film:
+        assert [frame.info["duration"] for frame in ImageSequence.Iterator(film)].count(STAY) == last - first + 1
+    assert (ROOT / "figures" / "loop.gif").stat().st_size < 400_000
 
 
 def test_every_algorithm_has_its_row() -> None:

@@ -22,17 +22,8 @@ from flashsim.tracing.writing import as_json, zipped
 LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
 SCRIPTS = (
-    "model",
-    "alignment",
-    "elements",
-    "pens",
-    "formula",
-    "stage",
-    "sparks",
-    "memory",
-    "values",
-    "view",
-    "controls",
+    *("model", "alignment", "elements", "pens", "formula"),
+    *("telling", "layout", "legend", "stage", "sparks", "memory", "values", "view", "lesson", "controls"),
 )
 OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
 PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
