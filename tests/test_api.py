@@ -1,4 +1,4 @@
-"""What goes in and comes out of runs: layouts, limits of the number types, what is returned; bad arguments are in test_checking.py."""
+"""What goes in and comes out of runs: layouts, limits of number types, what is returned. Bad arguments: test_checking.py."""
 
 from __future__ import annotations
 
