@@ -174,15 +174,6 @@ def test_bounds_under_a_log_sum_exp_are_those_derived(kernel: str) -> None:
     assert found.item() == pytest.approx(2 * (pairs.sum() + steps), rel=1e-7)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_gradient_of_a_log_sum_exp_at_another_sigma(kernel: str) -> None:
-    X, Z, V = clouds(e=1)
-    run = kernels.product(X, Z, V + 1, kernel=kernel, sigma=0.5, reduction="logsumexp")
-    dY = np.ones_like(run.Y)
-    want = reference.kernel_gradient(X, Z, V + 1, dY, kernel=kernel, sigma=0.5, reduction="logsumexp")
-    assert np.allclose(kernels.gradient(run, dY).dX, want, rtol=1e-12, atol=1e-12)
-
-
 def test_operations_of_directions() -> None:
     """A difference, a quotient, a product and a sum, for each pair and each coordinate."""
 

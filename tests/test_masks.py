@@ -30,7 +30,7 @@ from flashsim.reference import (
     score_reach,
 )
 
-from .cases import FEW, MASKS, Array, Case, cases, forward_of, full_cases, of_bound, room_for
+from .cases import FEW, MASKS, Case, cases, forward_of, full_cases, of_bound, room_for
 from .own import module_of
 
 MASKED = tuple(BACKWARD)  # and what has no backward pass, by the kit: test_testing_conformance.py
@@ -169,18 +169,6 @@ def test_what_is_wholly_masked_is_zero(name: str, case: Case) -> None:
     assert (gradient.dQ[rows] == 0).all()
     assert (gradient.dK[keys] == 0).all()
     assert (gradient.dV[keys] == 0).all()
-
-
-@pytest.mark.parametrize("name", MASKED)
-def test_causal_rows_before_the_first_key_are_zero(name: str) -> None:
-    case = Case("gaussian", 17, 6, 4, 3, "float32", 0, 4, 4)
-    run = flashsim.forward(forward_of(name), *case.inputs(), causal=True, M=80)
-    assert (run.O[:11] == 0).all()
-    assert (run.O[11:] != 0).all()
-    gradient = flashsim.backward(name, run, case.dO())
-    assert (gradient.dQ[:11] == 0).all()
-    assert np.isfinite(gradient.dK).all()
-    assert (gradient.dQ[12:] != 0).all()  # row 11 has one key, so its weight is 1 whatever q is
 
 
 @given(case=cases(dtypes=("float64", "float32", "float16")), dead=st.integers(1, 4))
@@ -391,16 +379,6 @@ def test_masks_show_what_they_are() -> None:
     assert len({Causal(), Causal(0), Causal([0, 1]), Causal(0)}) == 3
     assert repr(Causal() & KeyPadding([3, 4])) == "Causal() & KeyPadding([3, 4])"
     assert repr(Dense(np.ones((2, 3), bool))) == "Dense(array of shape (2, 3))"
-
-
-def test_a_dense_mask_is_read_from_hbm_and_counted_a_byte_an_element() -> None:
-    """T_r · T_c tiles cover the array once; a row that serves all queries is read T_r times."""
-    whole: Array = np.ones((10, 13), bool)
-    for mask, reads in ((whole, 10 * 13), (whole[:1], 4 * 13), (whole[:, :1], 10 * 5), (whole[:1, :1], 4 * 5)):
-        tally = flashsim.count("flash", N_q=10, N_k=13, d=4, M=10**4, blocks=(3, 3), mask=mask, dtype="float16")
-        assert (tally.blocks.T_r, tally.blocks.T_c) == (4, 5)
-        array = tally.hbm.by_array["mask"]
-        assert (array.reads, array.writes, array.itemsize) == (reads, 0, 1)
 
 
 @pytest.mark.parametrize("name", BACKWARD)
