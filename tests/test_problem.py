@@ -23,7 +23,7 @@ def test_it_asks_what_its_arguments_ask() -> None:
         )
         assert flashsim.prove(of_one, direction=direction) == flashsim.prove(**LENGTHS, direction=direction)
         assert tune(of_one, direction=direction) == tune(**LENGTHS, direction=direction)
-    small = {"N": 3, "d": 2, "M": 15}
+    small: dict[str, Any] = {"N": 3, "d": 2, "M": 15}
     assert flashsim.optimum(Problem.of(**small)).certificate() == flashsim.optimum(**small).certificate()
 
 
