@@ -16,7 +16,7 @@ project_copyright = author
 version = release = flashsim.__version__
 language = "en"
 
-extensions = ["sphinx.ext.autodoc", "myst_parser", "commands", "docstrings", "pages"]
+extensions = ["sphinx.ext.autodoc", "myst_parser", "commands", "docstrings", "made", "pages"]
 root_doc = "README"
 include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/reference/*.rst",
                     "figures/gallery/README.md", "figures/kit_matrix.md", "flashsim/data/README.md"]  # fmt: skip
@@ -28,7 +28,7 @@ smartquotes_action = "qe"  # not dashes: --causal is an option
 
 SECTIONS = {
     "Tutorial": ["docs/run", "docs/watch", "figures/gallery/README", "docs/exercises"],
-    "How to": ["docs/use", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
+    "How to": ["docs/code", "docs/use", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
     "Reference": ["docs/reference/index"],
     "Explanation": [
         *(

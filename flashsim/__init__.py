@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the public names, and where they are: type checkers read this list, and so does `_listed`
     from flashsim import algorithms as algorithms
+    from flashsim import masks as masks
     from flashsim import plots as plots
     from flashsim import reference as reference
     from flashsim import testing as testing
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.algorithms.blocks import Fit as Fit
     from flashsim.algorithms.blocks import Fixed as Fixed
     from flashsim.algorithms.blocks import Paper as Paper
+    from flashsim.attention.problem import Problem as Problem
     from flashsim.beyond import approximate as approximate
     from flashsim.beyond import cross_entropy as cross_entropy
     from flashsim.beyond import kernels as kernels
@@ -68,10 +70,10 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.run.api import backward as backward
     from flashsim.run.api import count as count
     from flashsim.run.api import forward as forward
-    from flashsim.run.api import trace as trace
     from flashsim.sweeping import sweep as sweep
     from flashsim.tracing import load_trace as load_trace
     from flashsim.tracing import observers as observers
+    from flashsim.tracing import trace as trace
     from flashsim.version import __version__ as __version__
 
 if not Path(__file__).is_file():

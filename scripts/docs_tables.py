@@ -18,7 +18,7 @@ from flashsim.gpu.hopper import Tiles
 from flashsim.gpu.rungs import ladder
 from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
-from flashsim.theory import SYMBOLS, form_of
+from flashsim.theory import SYMBOLS
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTING = {"N": 2048, "d": 64, "causal": False, "dropout_p": 0.0}
@@ -65,7 +65,7 @@ def algorithms() -> Iterator[tuple[str, ...]]:
 def linked(algorithm: Algorithm) -> str:
     """Return the title as a link to the file; for a pass with a name of its own, with that."""
     own = f"`{algorithm.name}`: " if algorithm.of else ""
-    file = algorithm.run.__module__.replace(".", "/")
+    file = algorithm.home.replace(".", "/")
     return f"{own}[{algorithm.title}]({file}.py)"
 
 
@@ -120,18 +120,6 @@ def constants() -> Iterator[tuple[str, ...]]:
                 yield f"{which}: `{name}`", found[1], *(f"{value:.4g}" for value in values)
 
 
-def forms() -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of closed forms: a row for the arrays that are moved alike."""
-    yield "algorithm", "array", "reads", "writes"
-    yield "---", "---", "---", "---"
-    for record in (*FORWARD.values(), *BACKWARD.values()):
-        alike: dict[tuple[str, str], list[str]] = {}
-        for array, ways in form_of(record.name, record.direction).formulas.items():
-            alike.setdefault(ways, []).append(array)
-        for at, (ways, arrays) in enumerate(alike.items()):
-            yield record.title if at == 0 else "", ", ".join(arrays), *(way.replace(" * ", "·") for way in ways)
-
-
 def meanings() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of the forms' symbols."""
     yield "symbol", "meaning"
@@ -144,7 +132,6 @@ TABLES: dict[str, dict[str, Callable[[], Iterator[tuple[str, ...]]]]] = {
     "docs/gpu.md": {"table of kernels": kernels, "table of steps": steps},
     "docs/theory.md": {
         "table of constants": constants,
-        "table of closed forms": forms,
         "table of their symbols": meanings,
     },
 }

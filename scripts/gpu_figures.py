@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flashsim.drawing.style import drawn
 from flashsim.plots.gpu import (
     plot_figure_1,
     plot_figure_3,
@@ -21,7 +22,6 @@ from flashsim.plots.gpu import (
     plot_times,
 )
 from flashsim.plots.saving import figure_of
-from flashsim.plots.style import drawn
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole
 

@@ -34,9 +34,9 @@ from flashsim.plots.saving import figure_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import ALL, EARLY
 from flashsim.testing.running import applicable, survey
+from flashsim.testing.subject import Subject
 
 EXAMPLES, SEEDS, CASES = 300, 5, 300
 
@@ -72,7 +72,7 @@ def matrix(jobs: int = 1, progress: Callable[[int, int], None] | None = None) ->
 def _row(at: int) -> dict[str, Any]:
     mutant = ALL[at]
     built = mutant.build()
-    kernel = Kernel(built, built.spec, built.backward, built.keep)
+    kernel = Subject(built, built.spec, built.backward, built.keep)
     names = [check.name for check in applicable(kernel)[0]]
     found = survey(kernel, CASES, 0, names)
     first = []

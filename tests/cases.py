@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import ml_dtypes
@@ -16,11 +18,14 @@ from numpy.typing import NDArray
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
-from flashsim.machine.memory import MemoryModelError, SramOverflow
+from flashsim.machine.memory import MemoryModelError, Observer, SramOverflow
 from flashsim.masks.dropout import keep_mask
-from flashsim.masks.rules import All, Both, Head, Mask
+from flashsim.masks.rules import All, Both, Mask
 from flashsim.problem.shapes import Shape
+from flashsim.tracing import Recorder, Trace, traced
 from flashsim.tracing.planting import mutated
+
+from . import masks
 
 Array = NDArray[Any]
 FEW = settings(max_examples=settings().max_examples // 3)  # for what is asked of each of many algorithms
@@ -156,19 +161,6 @@ def _query_padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
     return QueryPadding(rows), _first(k, n, rows).T
 
 
-class Dilated(Mask):
-    """Every other key of the last nine, by `allows` alone: without a band."""
-
-    def allows(self, rows: Array, cols: Array, shape: Shape, head: Head) -> Array:
-        apart = rows[:, None] - cols[None, :]
-        allowed: Array = (apart >= 0) & (apart < 9) & (apart % 2 == 0)
-        return allowed
-
-
-def _dilated(rng: np.random.Generator, n: int, k: int) -> Masked:
-    return Dilated(), np.array([[0 <= i - j < 9 and (i - j) % 2 == 0 for j in range(k)] for i in range(n)])
-
-
 def _packed_entry(rng: np.random.Generator, n: int, k: int) -> Masked:
     """One entry of a padded batch: queries and keys of lengths of their own, causal from the end of both."""
     rows, keys, left = int(rng.integers(0, n + 1)), int(rng.integers(0, k + 1)), int(rng.integers(-1, 7))
@@ -204,7 +196,9 @@ MASKS: dict[str, Callable[[np.random.Generator, int, int], Masked]] = {
     "window, offset": _offset_window_mask,
     "query padding": _query_padding_mask,
     "packed entry": _packed_entry,
-    "of one's own": _dilated,
+    **{  # and those in files of their own
+        file.name: import_module(f"{masks.__name__}.{file.name}").mask for file in pkgutil.iter_modules(masks.__path__)
+    },
 }
 DROPOUTS = (0.0, 0.3, 0.9)
 
@@ -241,6 +235,12 @@ class Case:
 
     def masked(self) -> Masked:
         return MASKS[self.mask](np.random.default_rng((self.seed, 2)), self.N_q, self.N_k)
+
+    def for_algorithm(self, name: str) -> Case:
+        """Without a mask, and without dropout, where the algorithm of that name has none."""
+        parts = FORWARD[name].parts
+        mask = self.mask if "MASK" in parts else "none"
+        return replace(self, mask=mask, dropout_p=self.dropout_p if "dropout" in parts else 0.0)
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -382,3 +382,12 @@ def exact_of(name: str, **asked: Any) -> theory.Exact | None:
         if asked["mask"].band(Shape(1, 1, 1, 1), ()) is not None:
             raise
         return None
+
+
+def with_trace(
+    call: Callable[..., Any], *given: Any, observers: Sequence[Observer] = (), **options: Any
+) -> tuple[Any, Trace]:
+    """What a call returns that takes observers, and its trace."""
+    recorder = Recorder()
+    run = call(*given, observers=[*observers, recorder], **options)
+    return run, traced(recorder, run)

@@ -110,7 +110,7 @@ def _own(name: str) -> Subject:
         _named(name, partial(_own_forward, name)),
         spec,
         partial(_own_backward, name) if name in BACKWARD else None,
-        None if plain else _keep,
+        _keep if "dropout" in algorithm.parts else None,
         {"dropout_gradients": RECOMBINED} if name in BACKWARD and BACKWARD[name].recombines else {},
     )
 

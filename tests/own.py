@@ -28,7 +28,7 @@ def peak(p, blocks, tiles):
 FORM = Form(
     name="two_sweeps",
     direction="forward",
-    proportions=lambda rows, d: (min(rows, d), rows),
+    line_1=lambda rows, d: (min(rows, d), rows),
     traffic=traffic,
     peak=peak,
     products=(2, 1),

@@ -1,4 +1,4 @@
-"""Bad input gets an error that names the argument, the value and what was expected; finite input never gives NaN."""
+"""What goes in and comes out of runs: layouts, limits of number types, what is returned. Bad arguments: test_checking.py."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import Causal, KeyPadding, theory
+from flashsim import KeyPadding, theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError
-from flashsim.masks import patterns
 from flashsim.problem.shapes import Blocks
 
 X = np.ones((6, 4))
@@ -27,47 +26,6 @@ X = np.ones((6, 4))
 def bad(message: str, *qkv: Any, name: str = "flash_basic", **options: Any) -> None:
     with pytest.raises(ValueError, match=message):
         flashsim.forward(name, *qkv, **options)
-
-
-def test_unknown_algorithm_lists_the_known() -> None:
-    for call in (
-        lambda: flashsim.forward("flsh", X, X, X),
-        lambda: flashsim.count("flsh", N=4, d=2),
-        lambda: theory.exact("flsh", N=4, d=2),
-    ):
-        with pytest.raises(ValueError, match=r"'flsh'.*'standard', 'flash_basic'"):
-            call()
-
-
-def test_ranks_and_shapes_that_disagree_name_both() -> None:
-    bad(r"Q has shape \(6,\); expected \(\.\.\., N, d\)", X[:, 0], X, X)
-    bad(r"Q has shape \(6, 4\) and K has shape \(6, 3\).*last axis, d", X, X[:, :3], X)
-    bad(r"K has shape \(6, 4\) and V has shape \(5, 4\).*N_k", X, X, X[:5])
-    bad(r"K has shape \(2, 6, 4\) and V has shape \(6, 4\); leading axes", np.ones((2, 6, 4)), np.ones((2, 6, 4)), X)
-    bad(
-        r"leading axes must be equal, but for the last",
-        np.ones((2, 1, 6, 4)),
-        np.ones((1, 1, 6, 4)),
-        np.ones((1, 1, 6, 4)),
-    )
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (6, 0), (0, 6, 4)])
-def test_empty_axes(shape: tuple[int, ...]) -> None:
-    bad(rf"Q has shape {re.escape(str(shape))}; every axis must be at least 1", np.ones(shape), X, X)
-    bad("K has shape", X, np.ones(shape), X)
-
-
-WIDER = bool(np.finfo(np.longdouble).eps < np.finfo(np.float64).eps)  # not on Windows, nor on Arm's macOS
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.complex128, bool, object, *[np.longdouble] * WIDER])
-def test_dtypes(dtype: Any) -> None:
-    bad(r"V has dtype .*; expected one of float16, bfloat16, float32, float64", X, X, X.astype(dtype))
-
-
-def test_mixed_dtypes_name_both() -> None:
-    bad("Q has dtype float64 and K has dtype float32", X, X.astype(np.float32), X)
 
 
 def test_lists_are_taken() -> None:
@@ -79,7 +37,7 @@ def test_lists_are_taken() -> None:
 def test_non_finite_input_names_the_first_index(value: float, position: int) -> None:
     arrays = [np.ones((2, 6, 4)) for _ in range(3)]
     arrays[position][1, 3, 2] = arrays[position][1, 5, 0] = value
-    bad(rf"{'QKV'[position]}\[1, 3, 2\] is {value}; expected finite.*check_finite=False", *arrays)
+    bad(rf"{'QKV'[position]}\[1, 3, 2\] is {value}; expected finite numbers", *arrays)
 
 
 def test_check_finite_can_be_turned_off() -> None:
@@ -88,11 +46,6 @@ def test_check_finite_can_be_turned_off() -> None:
     O = flashsim.forward("flash_basic", X, X, V, check_finite=False).O
     assert np.isnan(O[:, 1]).all()
     assert np.isfinite(O[:, 0]).all()
-
-
-@pytest.mark.parametrize("M", [0, -5, 2.5, True, [100]])
-def test_m_must_be_a_whole_number_of_elements(M: Any) -> None:
-    bad(rf"M is {re.escape(repr(M))}; expected (a whole number|at least 1)", X, X, X, M=M)
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
@@ -116,11 +69,6 @@ def test_heads_may_come_last_but_one(gqa: str) -> None:
     assert repr(by_head) == repr(turned)
     for event, other in zip(by_head.events, turned.events, strict=True):
         np.testing.assert_array_equal(event.value, other.value)
-
-
-def test_layouts_that_make_no_sense_are_refused() -> None:
-    bad("layout is 'BSHD'; expected 'BHND' or 'BNHD'", X, X, X, layout="BSHD")
-    bad(r"Q has shape \(6, 4\); expected \(..., N, H, d\), as layout is 'BNHD'", X, X, X, layout="BNHD")
 
 
 def test_errors_say_whose_order_of_axes_they_speak_of() -> None:
@@ -172,160 +120,22 @@ def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:
 
 
 def test_m_below_the_least_possible_says_the_least() -> None:
-    bad("M = 3 elements is too small.*at least 4", X, X, X, M=3)
-    bad(
-        "M = 3 elements is too small.* at N_q = 6, N_k = 6, d = 4, d_v = 4 it needs at least M = 23",
-        X,
-        X,
-        X,
-        M=3,
-        sizing="fit",
-    )
+    said = "M = 3 elements is too small.* at N_q = 6, N_k = 6, d = 4, d_v = 4 it needs at least M = 23"
+    bad(said, X, X, X, M=3, sizing="fit")
     assert flashsim.forward("flash_basic", X, X, X, M=23, sizing="fit").sram.peak == 23
-
-
-@pytest.mark.parametrize(
-    ("blocks", "message"),
-    [
-        ((0, 4), "B_r.* is 0; expected at least 1"),
-        ((4, -1), "B_c.* is -1"),
-        ((4,), r"expected \(B_r, B_c\)"),
-        (4, r"expected \(B_r, B_c\)"),
-        ((1.5, 2), "whole number"),
-    ],
-)
-def test_blocks(blocks: Any, message: str) -> None:
-    bad(message, X, X, X, blocks=blocks)
 
 
 def test_blocks_that_do_not_fit_overflow() -> None:
     with pytest.raises(flashsim.SramOverflow, match="too many"):
         flashsim.forward("flash_basic", X, X, X, M=24, blocks=(6, 6))
-
-
-def test_sizing_and_scale() -> None:
-    bad("unknown sizing 'best'; known: 'paper', 'fit'", X, X, X, sizing="best")
-    for scale in (np.nan, np.inf, "1", 1j, True):
-        bad("scale is .*; expected a finite number", X, X, X, scale=scale)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"N": 4}, "missing|d"),
-        ({"d": 4}, "a length is missing: give N, or both N_q and N_k"),
-        ({"N": 0, "d": 4}, "N is 0; expected at least 1"),
-        ({"N": 4, "d": 4, "heads": 0}, "heads is 0"),
-        ({"N": 4, "d": 4, "dtype": "int8"}, "dtype int8 is not supported"),
-        ({"N": 4, "d": 4, "dtype": "float7"}, "dtype 'float7' is not known"),
-        ({"N": 4.0, "d": 4}, "N is 4.0; expected a whole number"),
-    ],
-)
-def test_count_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        flashsim.count("flash_basic", **options)
-
-
-WITHOUT = tuple(name for name in FORWARD if "MASK" not in FORWARD[name].parts)
-
-
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (np.ones((5, 6), bool), r"mask has shape \(5, 6\); expected one that broadcasts to .* \(6, 6\)"),
-        (np.ones((2, 6, 6), bool), r"mask has shape \(2, 6, 6\)"),
-        (np.ones((0, 6), bool), r"mask has shape \(0, 6\)"),
-        (np.ones((6, 6)), "mask has dtype float64; expected booleans, True = attend"),
-        ("causal", "mask is 'causal'; expected booleans, True = attend, or a flashsim.Mask such as flashsim.Causal()"),
-        (np.zeros((6, 6), int), "mask has dtype int64"),
-        (Causal, "mask is <class 'flashsim.masks.rules.Causal'>; expected booleans"),
-        (KeyPadding(7), "KeyPadding's lengths run from 7 to 7; expected 0 to N_k = 6"),
-        (KeyPadding(-1), "KeyPadding's lengths run from -1 to -1"),
-        (KeyPadding([3, 4]), r"KeyPadding's lengths .* shape \(2,\); expected one that broadcasts to the leading axes"),
-        (Causal() & KeyPadding(9), "KeyPadding's lengths run from 9 to 9"),
-    ],
-)
-def test_masks(mask: Any, message: str) -> None:
-    for name in {backward.forward_pass for backward in BACKWARD.values()}:
-        bad(message, X, X, X, name=name, mask=mask)
-    with pytest.raises(ValueError, match=message):
-        flashsim.count("flash", N=6, d=4, mask=mask)
-
-
-def test_a_mask_must_match_the_leading_axes() -> None:
-    heads = np.ones((2, 3, 6, 4))
-    bad(r"mask has shape \(2, 6, 6\); expected .* \(2, 3, 6, 6\)", heads, heads, heads, name="flash",
-        mask=np.ones((2, 6, 6), bool))  # fmt: skip
-    bad(r"lengths .* shape \(2,\)", heads, heads, heads, name="flash", mask=KeyPadding([1, 2]))
-
-
-@pytest.mark.parametrize("causal", ["yes", 1, None, 0.0])
-def test_causal_is_true_or_false(causal: Any) -> None:
-    bad(f"causal is {causal!r}; expected True or False", X, X, X, name="flash", causal=causal)
-
-
-@pytest.mark.parametrize("p", [1, 1.0, -0.1, "0.5", True, np.nan, None])
-def test_dropout_p(p: Any) -> None:
-    bad(rf"dropout_p is {p!r}; expected a number in \[0, 1\)", X, X, X, name="flash", dropout_p=p)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True, None])
-def test_seed(seed: Any) -> None:
-    bad(rf"seed is {seed!r}; expected a whole number from 0 to 2\*\*64 - 1", X, X, X, name="flash", seed=seed)
-
-
-@pytest.mark.parametrize(
-    ("block_mask", "message"),
-    [
-        (np.ones((2, 2), bool), r"shape \(2, 2\); expected \(T_r, T_c\) = \(2, 1\), as B_r = 4 and B_c = 6 divide N_q = 6"),
-        (lambda T_r, T_c: np.ones((3, 3), bool), r"shape \(3, 3\); expected \(T_r, T_c\) = \(2, 1\)"),
-        (np.full((2, 1), 2), "expected booleans, or zeros and ones"),
-        (np.full((2, 1), 0.5), "expected booleans, or zeros and ones"),
-        ("dead", "block_mask is 'dead'; expected an array, a function"),
-    ],
-)  # fmt: skip
-def test_block_masks(block_mask: Any, message: str) -> None:
-    bad(message, X, X, X, name="block_sparse", block_mask=block_mask)
-    with pytest.raises(ValueError, match=message):
-        flashsim.count("block_sparse", N=6, d=4, block_mask=block_mask)
-
-
-@pytest.mark.parametrize("name", [name for name, a in FORWARD.items() if "block_mask" not in a.parts])
-def test_only_block_sparse_has_a_block_mask(name: str) -> None:
-    for block_mask in ("live", np.ones((2, 1), bool), patterns.butterfly):
-        bad(
-            rf"'{name}'.* takes no option block_mask; 'block_sparse' does",
-            X,
-            X,
-            X,
-            name=name,
-            block_mask=block_mask,
-        )
-
-
-@pytest.mark.parametrize("name", WITHOUT)
-def test_algorithm_1_has_neither_mask_nor_dropout(name: str) -> None:
-    for mask in ({"causal": True}, {"mask": np.ones((6, 6), bool)}, {"mask": KeyPadding(6)}):
-        bad(r"has no mask; 'flash' \(Algorithm 2\) has", X, X, X, name=name, **mask)
-    bad(r"has no dropout; 'flash' \(Algorithm 2\) has", X, X, X, name=name, dropout_p=0.1)
+    with pytest.raises(flashsim.SramOverflow, match="too many"):
+        flashsim.backward("flash", flashsim.forward("flash", X, X, X), X, M=40, blocks=(6, 6))
 
 
 def refused(message: str, name: str = "flash", run: Any = None, dO: Any = X, **options: Any) -> None:
     run = flashsim.forward(name, X, X, X) if run is None else run
     with pytest.raises(ValueError, match=message):
         flashsim.backward(name, run, dO, **options)
-
-
-def test_dO_has_the_shape_and_dtype_of_o_and_is_finite() -> None:
-    refused(r"dO has shape \(5, 4\); expected that of O, \(6, 4\)", dO=X[:5])
-    refused(r"dO has shape \(\)", dO=1.0)
-    refused("dO has dtype float32; expected that of O, float64", dO=X.astype(np.float32))
-    refused("dO has dtype int64", dO=X.astype(int))
-    for value in (np.nan, np.inf):
-        dO = X.copy()
-        dO[3, 1] = value
-        refused(rf"dO\[3, 1\] is {value}; expected finite numbers, or check_finite=False", dO=dO)
-    refused("dO is too large: dP could reach .*float64 ends at .*Scale dO down", dO=X * 1e308)
 
 
 def test_backward_takes_the_run_of_its_own_forward_pass() -> None:
@@ -339,29 +149,6 @@ def test_backward_takes_the_run_of_its_own_forward_pass() -> None:
         flashsim.count("flash_basic", N=6, d=4, direction="backward")
     with pytest.raises(ValueError, match="direction is 'sideways'; expected 'forward' or 'backward'"):
         flashsim.count("flash", N=6, d=4, direction="sideways")
-
-
-def test_backward_checks_m_and_blocks_like_forward() -> None:
-    refused("M is 0; expected at least 1", M=0)
-    refused("B_r, is 0; expected at least 1", blocks=(0, 1))
-    refused("unknown sizing 'best'", sizing="best")
-    refused("M = 10 elements is too small for 'flash'.*at least M = 37", M=10, sizing="fit")
-    with pytest.raises(flashsim.SramOverflow, match="too many"):
-        flashsim.backward("flash", flashsim.forward("flash", X, X, X), X, M=40, blocks=(6, 6))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: patterns.butterfly(0, 3), "T_r is 0; expected at least 1"),
-        (lambda: patterns.local(4, 4, -1), "width is -1; expected at least 0"),
-        (lambda: patterns.strided(4, 4, 0), "stride is 0; expected at least 1"),
-        (lambda: patterns.strided(4, 4.0, 2), "T_c is 4.0; expected a whole number"),  # type: ignore[arg-type]
-    ],
-)
-def test_patterns(call: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 @pytest.mark.parametrize("scale", [1.0, -1e-20, 1e-300, 0.0])
@@ -501,3 +288,14 @@ def test_policies_are_not_to_be_changed() -> None:
     for policy, name in ((flashsim.Fixed(2, 3), "B_r"), (flashsim.Paper(), "x"), (flashsim.Fit(), "x")):
         with pytest.raises(FrozenInstanceError):
             setattr(policy, name, 1)
+
+
+def test_counts_that_differ_by_dtype_alone_say_so() -> None:
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 8, 4))
+    run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 4))
+    sizes: dict[str, Any] = {"M": 200, "blocks": (4, 4)}
+    counted = flashsim.count("flash", N=8, d=4, **sizes).hbm
+    with pytest.warns(UserWarning, match=r"equal, but the dtypes differ: bytes of an element, Q 4 and 8, K 4 and 8, "):
+        assert counted != run.hbm
+    assert counted != flashsim.count("flash", N=9, d=4, **sizes, dtype=np.float64).hbm  # of other counts: not a word
+    assert flashsim.count("flash", N=8, d=4, **sizes, dtype=np.float64).hbm == run.hbm

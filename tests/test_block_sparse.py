@@ -162,16 +162,6 @@ def test_patterns_of_any_grid_leave_no_row_empty_where_it_is_square_or_wider(T_r
         assert tiles.any()
 
 
-@pytest.mark.parametrize("pattern", [patterns.butterfly, patterns.local, lambda a, b: patterns.strided(a, b, 2)])
-def test_patterns_run(pattern: Any) -> None:
-    case = Case("gaussian", 33, 41, 4, 3, "float64", 0, 4, 5)
-    Q, K, V = case.inputs()
-    run = flashsim.forward("block_sparse", Q, K, V, block_mask=pattern, **tiled(case))
-    oracle: dict[str, Any] = {"mask": spread(pattern(*grid(case)), case)}
-    bound = error_bound(Q, K, V, **rounding("block_sparse", run.blocks), **oracle)
-    assert of_bound(run.O, attention(Q, K, V, **oracle), bound) <= 1
-
-
 def test_the_peak_is_that_of_the_fullest_head() -> None:
     """The second head has no key at all, so every tile of it is skipped; the first one's peak is reported."""
     x = np.ones((2, 12, 3))

@@ -15,6 +15,7 @@ import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
+from flashsim.masks import patterns
 from flashsim.optimal.tune import tune
 from flashsim.problem import arguments as checking
 from flashsim.problem.arguments import check_array, check_count, check_scale, shown
@@ -51,6 +52,14 @@ def trace(name: str = "flash", **options: Any) -> Any:
 RUNS = (forward, trace)
 COUNTED = (count, exact)
 SIZED = (*COUNTED, tuned)
+MASKED = (forward, count)
+SPARSE = (forward, count)
+OF_TILES: dict[str, Any] = {"name": "block_sparse", "blocks": (4, 6)}
+HEADS = np.ones((2, 3, 6, 4), np.float32)
+OF_HEADS: dict[str, Any] = {"Q": HEADS, "K": HEADS, "V": HEADS}
+EMPTY = [np.ones(shape, np.float32) for shape in ((0, 4), (6, 0), (0, 6, 4))]
+WIDER = bool(np.finfo(np.longdouble).eps < np.finfo(np.float64).eps)  # not on Windows, nor on Arm's macOS
+NO_FLOATS: list[Any] = [np.int64, np.complex128, bool, object, *[np.longdouble] * WIDER]
 CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     ("N is -5; expected at least 1", SIZED, {"N": -5}),
     ("N is -5; expected at least 1", SIZED, {"N": -5, "N_q": 3, "N_k": 3}),
@@ -113,13 +122,80 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     ("on_head is .*Causal.*; expected a function that takes 2", (*RUNS, backward), {"on_head": flashsim.Causal}),
     ("observers is .*; expected a sequence of functions of an event", RUNS, {"observers": [lambda: None]}),
     ("on_tried is 3; expected a function that takes 2 arguments, or None", (tuned,), {"on_tried": 3}),
-    ("trace is 3; expected True or False", (forward, backward), {"trace": 3}),
     ("check_finite is 'no'; expected True or False", (forward, backward), {"check_finite": "no"}),
     (r"\[\]", (*COUNTED, *RUNS), {"name": []}),
     ("'flash'.* takes no option splits; 'split_kv' does", (*COUNTED, *RUNS), {"splits": 3}),
-    ("'flash'.* takes no option block_mask; 'block_sparse' does", (*COUNTED, *RUNS), {"block_mask": np.ones((2, 1))}),
-    ("'split_kv'.* takes no option block_mask", (*COUNTED, *RUNS), {"name": "split_kv", "block_mask": "live"}),
-]
+    ("'flash'.* takes no option block_mask; 'block_sparse' does", COUNTED, {"block_mask": np.ones((2, 1))}),
+    (r"'flsh'.*'standard', 'flash_basic'", (*COUNTED, *RUNS), {"name": "flsh"}),
+    # operands
+    (r"Q has shape \(6,\); expected \(\.\.\., N, d\)", (forward,), {"Q": X[:, 0]}),
+    (r"Q has shape \(6, 4\) and K has shape \(6, 3\).*last axis, d", (forward,), {"K": X[:, :3]}),
+    (r"K has shape \(6, 4\) and V has shape \(5, 4\).*N_k", (forward,), {"V": X[:5]}),
+    (r"K has shape \(1, 6, 4\) and V has shape \(6, 4\); leading axes", (forward,), {"Q": X[None], "K": X[None]}),
+    ("must be equal, but for the last", (forward,), {"Q": HEADS[:, :1], "K": HEADS[:1, :1], "V": HEADS[:1, :1]}),
+    *[(f"Q has shape {re.escape(str(a.shape))}; every axis must be at least 1", (forward,), {"Q": a}) for a in EMPTY],
+    *[("K has shape", (forward,), {"K": a}) for a in EMPTY],
+    *[("V has dtype .*; expected one of float16, bfloat16", (forward,), {"V": X.astype(of)}) for of in NO_FLOATS],
+    ("Q has dtype float32 and K has dtype float64", (forward,), {"K": X.astype(np.float64)}),
+    ("layout is 'BSHD'; expected 'BHND' or 'BNHD'", (forward,), {"layout": "BSHD"}),
+    (r"Q has shape \(6, 4\); expected \(..., N, H, d\), as layout is 'BNHD'", (forward,), {"layout": "BNHD"}),
+    (r"dO has shape \(5, 4\); expected that of O, \(6, 4\)", (backward,), {"dO": X[:5]}),
+    (r"dO has shape \(\)", (backward,), {"dO": 1.0}),
+    ("dO has dtype float64; expected that of O, float32", (backward,), {"dO": X.astype(np.float64)}),
+    ("dO has dtype int64", (backward,), {"dO": X.astype(int)}),
+    *[
+        (rf"dO\[0, 0\] is {bad}; expected finite numbers, or check_finite=False", (backward,), {"dO": np.full_like(X, bad)})
+        for bad in (np.nan, np.inf)
+    ],
+    ("dO is too large: dP could reach .*float32 ends at .*Scale dO down", (backward,), {"dO": X * np.float32(1e38)}),
+    # sizes and numbers
+    *[(rf"M is {re.escape(repr(M))}; expected (a whole number|at least 1)", RUNS, {"M": M}) for M in (-5, 2.5, True, [100])],
+    ("M = 3 elements is too small.*at least 4", RUNS, {"M": 3}),
+    ("M = 10 elements is too small for 'flash'.*at least M = 37", (backward,), {"M": 10, "sizing": "fit"}),
+    ("B_c.* is -1", RUNS, {"blocks": (4, -1)}),
+    (r"expected \(B_r, B_c\)", RUNS, {"blocks": (4,)}),
+    ("whole number", RUNS, {"blocks": (1.5, 2)}),
+    ("unknown sizing 'best'; known: 'paper', 'fit'", (*RUNS, backward), {"sizing": "best"}),
+    *[("scale is .*; expected a finite number", RUNS, {"scale": tau}) for tau in (np.nan, np.inf, "1", 1j, True)],
+    ("heads is 0", COUNTED, {"heads": 0}),
+    ("dtype int8 is not supported", SIZED, {"dtype": "int8"}),
+    ("dtype 'float7' is not known", SIZED, {"dtype": "float7"}),
+    # masks and dropout
+    (r"mask has shape \(5, 6\); expected one that broadcasts to .* \(6, 6\)", MASKED, {"mask": np.ones((5, 6), bool)}),
+    (r"mask has shape \(2, 6, 6\)", MASKED, {"mask": np.ones((2, 6, 6), bool)}),
+    (r"mask has shape \(0, 6\)", MASKED, {"mask": np.ones((0, 6), bool)}),
+    ("mask has dtype float64; expected booleans, True = attend", MASKED, {"mask": np.ones((6, 6))}),
+    ("mask has dtype int64", MASKED, {"mask": np.zeros((6, 6), int)}),
+    ("mask is 'causal'; expected booleans, True = attend, or a flashsim.Mask such as", MASKED, {"mask": "causal"}),
+    ("mask is <class 'flashsim.masks.rules.Causal'>; expected booleans", MASKED, {"mask": flashsim.Causal}),
+    ("KeyPadding's lengths run from 7 to 7; expected 0 to N_k = 6", MASKED, {"mask": flashsim.KeyPadding(7)}),
+    ("KeyPadding's lengths run from -1 to -1", MASKED, {"mask": flashsim.KeyPadding(-1)}),
+    (r"KeyPadding's lengths .* shape \(2,\); expected .* leading axes", MASKED, {"mask": flashsim.KeyPadding([3, 4])}),
+    ("KeyPadding's lengths run from 9 to 9", MASKED, {"mask": flashsim.Causal() & flashsim.KeyPadding(9)}),
+    (r"mask has shape \(2, 6, 6\); expected .* \(2, 3, 6, 6\)", (forward,), {**OF_HEADS, "mask": np.ones((2, 6, 6), bool)}),
+    (r"lengths .* shape \(2,\)", (forward,), {**OF_HEADS, "mask": flashsim.KeyPadding([1, 2])}),
+    *[(f"causal is {causal!r}; expected True or False", RUNS, {"causal": causal}) for causal in ("yes", None, 0.0)],
+    *[
+        (rf"dropout_p is {p!r}; expected a number in \[0, 1\)", RUNS, {"dropout_p": p})
+        for p in (1, 1.0, -0.1, "0.5", True, np.nan, None)
+    ],
+    *[(f"seed is {seed!r}; expected a whole number from 0 to", RUNS, {"seed": seed}) for seed in (-1, 1.5, True, None)],
+    (r"shape \(2, 2\); expected \(T_r, T_c\) = \(2, 1\), as B_r = 4 and B_c = 6 divide N_q = 6", SPARSE,
+     {**OF_TILES, "block_mask": np.ones((2, 2))}),
+    (r"shape \(3, 3\); expected \(T_r, T_c\) = \(2, 1\)", SPARSE, {**OF_TILES, "block_mask": lambda *T: np.ones((3, 3))}),
+    ("expected booleans, or zeros and ones", SPARSE, {**OF_TILES, "block_mask": np.full((2, 1), 2)}),
+    ("expected booleans, or zeros and ones", SPARSE, {**OF_TILES, "block_mask": np.full((2, 1), 0.5)}),
+    ("block_mask is 'dead'; expected an array, a function", SPARSE, {**OF_TILES, "block_mask": "dead"}),
+    *[
+        (rf"'{name}'.* takes no option block_mask; 'block_sparse' does", RUNS, {"name": name, "block_mask": "live"})
+        for name, algorithm in FORWARD.items() if "block_mask" not in algorithm.parts
+    ],
+    *[
+        (rf"has no {what}; 'flash' \(Algorithm 2\) has", (forward,), {"name": name, **asked})
+        for name, algorithm in FORWARD.items() if "MASK" not in algorithm.parts
+        for what, asked in (("mask", {"causal": True}), ("mask", {"mask": flashsim.Causal()}), ("dropout", {"dropout_p": 0.1}))
+    ],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -241,6 +317,10 @@ def test_a_record_and_its_form_have_the_same_options() -> None:
         ("mask is a masked array", lambda: flashsim.Dense(np.ma.masked_array([True]))),
         ("Tree's parents is a masked array", lambda: flashsim.Tree(np.ma.masked_array([-1, 0]))),
         ("Fixed's B_r is 0", lambda: flashsim.Fixed(0, 1)),
+        ("T_r is 0; expected at least 1", lambda: patterns.butterfly(0, 3)),
+        ("width is -1; expected at least 0", lambda: patterns.local(4, 4, -1)),
+        ("stride is 0; expected at least 1", lambda: patterns.strided(4, 4, 0)),
+        ("T_c is 4.0; expected a whole number", lambda: patterns.strided(4, 4.0, 2)),  # type: ignore[arg-type]
         ("N_q is -4", lambda: OneHead(-4, 3, 3, 3, 9, 4, False, (), False)),
     ],
 )

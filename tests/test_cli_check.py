@@ -303,6 +303,17 @@ def test_ctrl_c_says_where_a_kernel_was_and_on_which_case(capsys: pytest.Capture
     assert re.fullmatch(r"interrupted \(at .*stuck\.py:3\) \(in the check oracle on Case\(.*N_k=\d.*\)\)", said)
 
 
+@pytest.mark.parametrize("way", ["os.abort()", "os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_kernel_that_ends_the_process_is_named_with_its_case(way: str) -> None:
+    text = f"import os\ndef rude(q, k, v):\n    if k.shape[2] > 5:\n        {way}\n    return q\n"
+    Path("rude.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "flashsim", "check", "rude.py:rude", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = r"flashsim check: error: rude ended the process, in the check oracle on Case\(.*N_k=\d.*\)\n"
+    assert re.fullmatch(said, done.stderr)
+    assert done.stdout == ""
+
+
 def test_init_overwrites_only_when_told(capsys: pytest.CaptureFixture[str]) -> None:
     Path("test_narrow.py").write_text("mine\n", encoding="utf-8")
     assert main(["check", "--init", "my_kernels.py:narrow"]) == 2
@@ -410,10 +421,10 @@ def test_a_check_has_its_name_where_python_drops_docstrings() -> None:
         (["my_kernels:attentoin"], "my_kernels has no 'attentoin'"),
         (["my_kernels:SPEC"], "my_kernels:SPEC is of type Spec; expected a function"),
         (["my_kernels:attention", "--spec", "my_kernels:attention"], "expected a flashsim.testing.Spec"),
-        (["my_kernels:attention", "--check", "orakel"], "--check names 'orakel', which is none of"),
+        (["my_kernels:attention", "--check", "orakel"], "there is no check 'orakel'; expected one of"),
         (["my_kernels:attention", "--examples", "0"], "--examples: got '0'; expected a whole number"),
         (["my_kernels:attention", "--convention", "sdpa"], "--convention and --device go with --wrap"),
-        (["my_kernels:attention", "--expect", "gradients"], "does not apply: no --backward was"),
+        (["my_kernels:attention", "--expect", "gradients"], "fail, but does not apply: no backward was"),
         (["my_kernels:attention", "--backward", "auto"], "expected --wrap torch, or --wrap jax"),
         (["my_kernels:attention", "--overwrite"], "--overwrite goes with --init"),
     ],

@@ -271,7 +271,8 @@ def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
     sizes: dict[str, Any] = {"M": 200_000, "blocks": (128, 128)}
     for algorithm in (FORWARD if direction == "forward" else BACKWARD).values():
         seen: set[tuple[str, int]] = set()
-        parts: dict[str, Any] = {"causal": True, "dropout_p": 0.1} if "MASK" in algorithm.parts else {}
+        takes: dict[str, dict[str, Any]] = {"MASK": {"causal": True}, "dropout": {"dropout_p": 0.1}}
+        parts = {name: value for part in takes if part in algorithm.parts for name, value in takes[part].items()}
         watched = [look] if direction == "forward" else []
         made = flashsim.forward(algorithm.forward_pass, Q, K, V, **sizes, **parts, observers=watched)
         if direction == "backward":

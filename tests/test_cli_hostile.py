@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 from flashsim.cli import COMMANDS, main
-from flashsim.cli.spoken import WAYS, spoken
-from flashsim.machine.memory import SramOverflow
 
 LONG = "9" * 5000
 HUGE = str(2**63)
@@ -89,9 +87,9 @@ REFUSED = {  # command line: what is said
     "count --d 4 --N-q 5": "missing",
     "count --d 4 --N-k -1 --N-q 4": "--N-k: got '-1'",
     "count --d 4 --N 4 --d-v 0": "--d-v: got '0'",
-    "count --d 4 --N 4 --N-q 3": "--N-q is 3, and --N is 4; expected --N alone, or --N-q and --N-k",
-    "count --d 4 --N 4 --heads 4 --kv-heads 3": "--heads is 4; expected a multiple of --kv-heads = 3",
-    "count --d 4 --N 4 --blocks 2 2 --M 5": "Take a larger M, smaller blocks, or --sizing fit in place of --blocks.",
+    "count --d 4 --N 4 --N-q 3": "N_q is 3, and N is 4; expected N alone, or N_q and N_k",
+    "count --d 4 --N 4 --heads 4 --kv-heads 3": "heads is 4; expected a multiple of kv_heads = 3",
+    "count --d 4 --N 4 --blocks 2 2 --M 5": 'Take a larger M or smaller blocks; the sizing "fit" finds some.',
     "count --d 4 --N 4 --N_q 0 --N_k 4": "--N_q: got '0'",  # as it was once spelled
     "count --d 4 --N 4 --heads 0": "--heads: got '0'",
     "count --d 4 --N 4 --heads 3 --kv-heads 2": "heads",
@@ -102,13 +100,13 @@ REFUSED = {  # command line: what is said
     "count --d 4 --N 4 --dropout nan": "--dropout: got 'nan'",
     "count flash_basic --d 4 --N 4 --dropout 0.1": "dropout",
     "count flash_basic --d 4 --N 4 --causal": "mask",
-    "count flash --d 4 --N 4 --block-mask butterfly": "takes no option --block-mask",
+    "count flash --d 4 --N 4 --block-mask butterfly": "takes no option block_mask",
     "count block_sparse --d 4 --N 4 --block-mask stripes": "--block-mask",
-    "count flash --d 4 --N 4 --splits 2": "takes no option --splits",
-    "count split_kv --d 4 --N 4 --splits 0": "--splits: got 0; expected at least 1",
-    f"count split_kv --d 4 --N 4 --splits {HUGE}": "--splits: got 9223372036854775808; expected at most",
+    "count flash --d 4 --N 4 --splits 2": "takes no option splits",
+    "count split_kv --d 4 --N 4 --splits 0": "--splits: splits is 0; expected at least 1",
+    f"count split_kv --d 4 --N 4 --splits {HUGE}": "--splits: splits is 9223372036854775808; expected at most",
     "count split_kv --d 4 --N 4 --splits many": "--splits: got 'many'; expected a whole number",
-    "count sliding_window --d 4 --N 4 --window 1,2,3": "--window: got (1, 2, 3)",
+    "count sliding_window --d 4 --N 4 --window 1,2,3": "--window: window is (1, 2, 3); expected (left, right), a number, or None",
     "count split_kv --d 4 --N 4 --merge zigzag": "--merge",
     "count snake --d 4 --N 4 --backward": "no backward pass",
     "count q_outer_two_pass --d 4 --N 4": "is a backward pass only",
@@ -160,8 +158,8 @@ REFUSED = {  # command line: what is said
     "run --mask folder": "folder is a folder; expected a .npy file with a mask",
     "run --mask masks.npz": "masks.npz holds several arrays",
     "run --mask junk.npy": "junk.npy is no .npz or .npy file",
-    "run --qkv good.npz --mask floats.npy": "--mask has dtype float64; expected booleans",
-    "run --qkv good.npz --mask mask.npy --algorithm flash": "--mask has shape (5, 5); expected",
+    "run --qkv good.npz --mask floats.npy": "mask has dtype float64; expected booleans",
+    "run --qkv good.npz --mask mask.npy --algorithm flash": "mask has shape (5, 5); expected",
     "run --padded --mask mask.npy": "--padded",
     # run: its numbers
     "run --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",
@@ -177,7 +175,7 @@ REFUSED = {  # command line: what is said
     "run --algorithm": "--algorithm: expected at least one argument: NAME [NAME ...]\n",
     "run --algorithm best": "there is no algorithm 'best'; there are standard, ",
     "run --backward --algorithm snake": "no backward pass",
-    "run --splits 3 --algorithm standard": "takes no option --splits",
+    "run --splits 3 --algorithm standard": "takes no option splits",
     f"run --algorithm split_kv --splits {HUGE}": "--splits",
     "run --gqa both": "--gqa",
     # run: where it writes
@@ -194,6 +192,8 @@ REFUSED = {  # command line: what is said
     # plot
     "plot": "required: FIGURE, one of appendix_b5, approximate, blocks, ",
     "plot nothing": "there is no 'nothing'",
+    "plot --all --N 8": "--N is for one figure; name it in place of --all",
+    "plot --all blocks": "FIGURE: not allowed with argument --all",
     "plot blocks --N 0": "--N: got '0'",
     "plot blocks -o slide.pdf": "--output: slide.pdf ends in .pdf; expected a stem, to which .png, .svg, .json are added",
     "run -o slide.PDF": "--output: slide.PDF ends in .PDF",
@@ -213,8 +213,8 @@ REFUSED = {  # command line: what is said
     "plot roofline --machine Z80": "--machine: there is no 'Z80'",
     "plot theorem2 -o kernels.py/x": "--output",
     "plot theorem2 --json nowhere/x": "--json",
-    "plot arrays --N 512 --M 8KB --blocks 64 64": "Take a larger M or smaller blocks.",
-    "plot roofline --N 512 --blocks 512 512": "Take smaller blocks.",
+    "plot arrays --N 512 --M 8KB --blocks 64 64": "Take a larger M or smaller blocks",
+    "plot roofline --N 512 --blocks 512 512": "Take a larger M or smaller blocks",
     # tune
     "tune": "--d",
     "tune --d 4": "missing",
@@ -224,7 +224,7 @@ REFUSED = {  # command line: what is said
     "tune --d 4 --N 4 --M 1KB --dropout 7": "--dropout: got '7'",
     "tune --d 4 --N 4 --json nowhere/x": "--json",
     # prove
-    "prove --exact --N 100 --d 4": "--N is 100; expected 8 at most",
+    "prove --exact --N 100 --d 4": "N is 100; expected 8 at most",
     "prove --exact --N 3 --d 4 --M 24 -o x.txt": "argument -o/--output: x.txt has no suffix that says a trace's format",
     # gpu, bench
     "gpu": "the following arguments are required",
@@ -260,10 +260,10 @@ REFUSED = {  # command line: what is said
     "check kernels.py:attention --wrap jax --convention sdpa": "--convention sdpa goes with --wrap torch; got --wrap jax",
     "check kernels.py:attention --examples 0": "--examples: got '0'",
     "check kernels.py:attention --seed -5": "--seed: got '-5'",
-    "check kernels.py:attention --check orakel": "--check names 'orakel', which is none of oracle, ",
-    "check kernels.py:attention --expect orakel": "--expect names 'orakel', which is none of oracle, ",
-    "check kernels.py:attention --check oracle --expect strides": "--expect names 'strides', which is not among",
-    "check kernels.py:attention --check gradients": "--check names 'gradients', which does not apply: no --backward ",
+    "check kernels.py:attention --check orakel": "there is no check 'orakel'; expected one of oracle, ",
+    "check kernels.py:attention --expect orakel": "there is no check 'orakel'; expected one of oracle, ",
+    "check kernels.py:attention --check oracle --expect strides": "'strides' is expected to fail, but is not among",
+    "check kernels.py:attention --check gradients": "'gradients' is asked for, but does not apply: no backward ",
     "check kernels.py:attention --blocks 0 4": "--blocks: got '0'",
     "check kernels.py:attention --block 0 4": "--block: got '0'",  # as it was once spelled
     "check kernels.py:attention --head-dims 0": "--head-dims: got '0'",
@@ -277,7 +277,7 @@ REFUSED = {  # command line: what is said
     # example
     "example nothing": "there is no example 'nothing'",
     "example --json -": "--json is for one example",
-    "example online_softmax --json nowhere/x": "--json",
+    "example prefill --json nowhere/x": "--json",
     # step
     "step --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",
     "step --N 0": "--N: got '0'",
@@ -288,9 +288,9 @@ REFUSED = {  # command line: what is said
     "step --qkv good.npz --N 4": "--N, --N-k and --d are for random inputs",
     "step --qkv good.npz --head 0 -o good.npz": "--output: good.npz is the input",
     "step --blocks 3 0": "--blocks: got '0'",
-    "step --M 5 --blocks 3 4": "Take a larger M, smaller blocks, or --sizing fit in place of --blocks.",
+    "step --M 5 --blocks 3 4": 'Take a larger M or smaller blocks; the sizing "fit" finds some.',
     "step --qkv large.npz --head 0 --algorithm standard": "ends at 6.55e+04. Scale the inputs down",
-    "step --bug nonsense": "--bug: unknown bug 'nonsense' of a forward pass; known: no_rescale, ",
+    "step --bug nonsense": "unknown bug 'nonsense' of a forward pass; known: no_rescale, ",
     "step --vs flash --bug no_rescale": "not allowed with argument",
     "step --backward --algorithm snake": "backward",
     "step flash --algorithm q_outer": "an algorithm is given twice: leave out NAME or --algorithm",
@@ -344,12 +344,3 @@ def flags(name: str) -> list[str]:
     parser = argparse.ArgumentParser()
     COMMANDS[name].add_options(parser)
     return [flag for action in parser._actions for flag in action.option_strings]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_what_does_not_fit_advises_options_that_the_command_has(name: str) -> None:
-    said = spoken(str(SramOverflow("S_ij", (2, 3), {}, 4)), flags(name))
-    for flag, way in WAYS.items():
-        assert (way in said) == (flag in flags(name))
-    assert said.endswith(".")
-    assert "sizing=" not in said

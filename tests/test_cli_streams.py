@@ -21,7 +21,6 @@ import pytest
 import flashsim
 from flashsim import plots, testing, verify
 from flashsim.cli import COMMANDS, main, outputs
-from flashsim.support.entry import guarded
 from flashsim.verify import comparison
 
 COUNT = ("count", "--N", "64", "--d", "8")
@@ -229,21 +228,6 @@ def test_ctrl_c_ends_with_130_and_leaves_no_file_in_part(
     (found,) = Path().iterdir()
     text = found.read_text(encoding="utf-8")
     assert text == "old" or json.loads(text)
-
-
-def test_a_ctrl_c_that_python_drops_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
-    class Dropping:
-        def __del__(self) -> None:
-            raise KeyboardInterrupt
-
-    def work() -> None:
-        Dropping()
-        end = time.monotonic() + 5
-        while time.monotonic() < end:
-            pass
-
-    assert guarded("program", work) == 130
-    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_real_ctrl_c() -> None:

@@ -124,7 +124,7 @@ def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         ("--d 4", "a length is missing"),
         ("--N 4", "d is missing"),
         ("flsh --N 8 --d 4", "there is no algorithm 'flsh', perhaps you mean 'flash'"),
-        ("--N 8 --d 4 --splits 3", "'flash' takes no option --splits; 'split_kv' does"),
+        ("--N 8 --d 4 --splits 3", "'flash' takes no option splits; 'split_kv' does"),
         ("--N 8 --d 4 --causal maybe", "there is no 'maybe'"),
         ("--N 8 --d 4 --x N", "--x is for -o"),
         ("--N 8 --d 4 --csv - --json -", "--csv - and --json - both want stdout"),

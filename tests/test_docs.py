@@ -23,7 +23,7 @@ from flashsim.testing import CHECKS
 from flashsim.testing.mutants import ALL
 
 from .implementations import IMPLEMENTATIONS
-from .pages import PAGES, README, ROOT, blocks, links, said, table, text_of
+from .pages import OWN, PAGES, README, ROOT, blocks, links, said, table, text_of
 
 KNOWN = parsers()
 COMMANDS = [pytest.param(page, block, id=block.splitlines()[0]) for page in PAGES for block in blocks(page, "console")]
@@ -71,8 +71,8 @@ def sessions(page: Path) -> list[str]:
 def test_python_sessions_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All of a page are one session, in a folder that has README's mine.py."""
-    (mine,) = (block for block in blocks(README, "python") if block.startswith("# mine.py"))
+    """All of a page are one session, in a folder that has own.md's mine.py."""
+    (mine,) = (block for block in blocks(OWN, "python") if block.startswith("# mine.py"))
     (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -141,7 +141,7 @@ def test_debugging_at_a_tile_is_real(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_debugging_an_algorithm_of_ones_own_is_real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (mine,) = (block for block in blocks(README, "python") if block.startswith("# mine.py"))
+    (mine,) = (block for block in blocks(OWN, "python") if block.startswith("# mine.py"))
     (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("p i, j\nq\n"))

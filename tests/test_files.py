@@ -183,7 +183,7 @@ WRITES = re.compile(
 
 def test_text_is_read_and_written_as_utf_8_wherever_it_is() -> None:
     """On Windows, Python would otherwise take the system's encoding."""
-    for path in [*(ROOT / "flashsim").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]:
+    for path in [*(ROOT / "flashsim").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(getattr(call, "func", None), "attr", "")
             if name in ("read_text", "write_text") and isinstance(call, ast.Call):
@@ -192,6 +192,6 @@ def test_text_is_read_and_written_as_utf_8_wherever_it_is() -> None:
 
 
 def test_nothing_else_writes_files() -> None:
-    sources = [*(ROOT / "flashsim").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    sources = [*(ROOT / "flashsim").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
     texts = {path: path.read_text(encoding="utf-8") for path in sources if path != Path(files.__file__)}
     assert [f"{path}: {found[0]}" for path, text in texts.items() for found in WRITES.finditer(text)] == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import itertools
 import shutil
 import struct
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -485,6 +487,25 @@ def test_what_hopper_takes_forward_alone_another_rung_has_backward(launches: Lau
     assert gpu.plan(X, X, X, direction="backward", blocks=(128, 128)).kernel == "algorithm_2"
     for asked in ({"mask": flashsim.SlidingWindow(9, 0)}, {"block_mask": np.eye(3, dtype=bool)}):
         assert gpu.plan(X, X, X, direction="backward", **asked).kernel == "hopper"
+
+
+def test_lists_of_tiles_live_as_long_as_what_reads_them(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is settled is kept for the next one, longer than the lists themselves may be."""
+    made: list[weakref.ref[Array]] = []
+
+    def lists(count: int, *_: Any) -> tuple[Array, ...]:
+        found = tuple(Array((9,), "int32") for _ in range(count))
+        made.extend(map(weakref.ref, found))
+        return found
+
+    monkeypatch.setattr(hopper, "_on_gpu", partial(lists, 2))
+    monkeypatch.setattr(hopper_backward, "_on_gpu", partial(lists, 3))
+    asked: dict[str, Any] = {"mask": flashsim.SlidingWindow(9, 0), "dropout_p": 0.5}
+    wide, X = Array((1, 2, 300, 256), np.float16), Array((1, 2, 300, 64), np.float16)
+    gpu.forward(wide, wide, wide, **asked)
+    gpu.backward(X, X, X, X, Array((1, 2, 300), np.float32), X, **asked)
+    gc.collect()
+    assert [array() is not None for array in made] == [True] * 5
 
 
 def test_causally_row_blocks_that_see_no_key_are_not_waited_for(launches: Launches) -> None:

@@ -174,15 +174,6 @@ def test_bounds_under_a_log_sum_exp_are_those_derived(kernel: str) -> None:
     assert found.item() == pytest.approx(2 * (pairs.sum() + steps), rel=1e-7)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_gradient_of_a_log_sum_exp_at_another_sigma(kernel: str) -> None:
-    X, Z, V = clouds(e=1)
-    run = kernels.product(X, Z, V + 1, kernel=kernel, sigma=0.5, reduction="logsumexp")
-    dY = np.ones_like(run.Y)
-    want = reference.kernel_gradient(X, Z, V + 1, dY, kernel=kernel, sigma=0.5, reduction="logsumexp")
-    assert np.allclose(kernels.gradient(run, dY).dX, want, rtol=1e-12, atol=1e-12)
-
-
 def test_operations_of_directions() -> None:
     """A difference, a quotient, a product and a sum, for each pair and each coordinate."""
 
@@ -269,12 +260,11 @@ def test_far_from_the_origin_squares_cancel_and_differences_do_not() -> None:
     assert (bound < 1e-4 * np.abs(want).max()).all()
 
 
-def test_the_worked_example_is_the_product_and_shows_what_cancels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_worked_example_shows_what_cancels(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["example", "kernel_product"]) == 0
     shown = capsys.readouterr().out
     run = kernel_product.compute()
-    assert np.array_equal(run.Y, kernels.product(kernel_product.X, kernel_product.Z, kernel_product.V, blocks=(1, 1)).Y)
-    assert all(f"= {tile.Y:.4f}\n" in shown for tile in run.tiles if round(tile.Y, 1) != tile.Y)
+    assert all(f"{each.squares:.1e}" in shown for each in run.far)
     near, *_, far = run.far
     assert max(near.squares, near.differences, far.differences) < 1e-5
     assert far.squares > 10

@@ -12,8 +12,8 @@ import pytest
 
 import flashsim
 import flashsim.machine.traffic
+from flashsim.drawing.style import Panels, column_figure
 from flashsim.plots import plot_run
-from flashsim.plots.style import Panels, column_figure
 
 Q, K, V = np.random.default_rng(0).normal(size=(3, 9, 4)).astype(np.float32)
 LATER = {

@@ -193,7 +193,7 @@ def test_a_record_says_where_its_function_stands() -> None:
 
 def test_a_run_can_be_pickled() -> None:
     run = pickle.loads(pickle.dumps(flashsim.forward("split_kv", Q, K, V, splits=2)))
-    assert run.plan.task.algorithm is FORWARD["split_kv"]
+    assert run.plan.algorithm is FORWARD["split_kv"]
     assert run.O.shape == (2, 9, 3)
 
 
@@ -378,7 +378,7 @@ FORMS = {
         "    tiles.most",
         "the peak of Form 'two_sweeps' is None; expected a whole number",
     ),
-    "no blocks": ("(min(rows, d), rows)", "rows", "the proportions of Form 'two_sweeps' are 1; expected (B_r, B_c)"),
+    "no blocks": ("(min(rows, d), rows)", "rows", "line_1 of Form 'two_sweeps' returned 1; expected (B_r, B_c)"),
     "another direction": ('direction="forward"', 'direction="ahead"', "direction is 'ahead'; expected 'forward' or"),
 }
 

@@ -36,6 +36,7 @@ from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.film import film
 from flashsim.tracing.writing import as_json
 
+from .cases import with_trace
 from .conftest import DESK, PHONE, until
 
 FRAME = {"width": 960, "height": 480}
@@ -216,12 +217,11 @@ def test_shown_gradients_are_the_tensors(open_page: Opener, name: str) -> None:
     dO = np.random.default_rng(1).standard_normal((12, 4)).astype(np.float32)
     sizing = Fixed(3, 4, enforced=False)
     run = flashsim.forward(name.removesuffix("_two_pass"), Q, K, V, sizing=sizing, M=64)
-    made = flashsim.backward(name, run, dO, trace=True)
-    assert made.trace is not None
-    page = open_page(made.trace)
+    made, made_trace = with_trace(flashsim.backward, name, run, dO)
+    page = open_page(made_trace)
     shown = {array: np.full((12, 4), np.nan, np.float32) for array in ("dQ", "dK", "dV")}
-    for at in made.trace.steps:
-        inside = made.trace.events[at.first : at.last + 1]
+    for at in made_trace.steps:
+        inside = made_trace.events[at.first : at.last + 1]
         changed = {event.name[:2] for event in inside if event.kind == "compute"} & set(shown)
         page.evaluate(f"player.go({at.number})")
         for array in changed:
@@ -557,7 +557,8 @@ def middle_of(page: Any, what: str) -> tuple[float, float]:
     """Return the middle of the first thing in the picture whose tip begins so."""
     x, y = page.evaluate(
         """(what) => { const {hits, canvas} = player.views[0].grid, box = canvas.getBoundingClientRect();
-        const [x, y, width, height] = hits.find((hit) => hit[4](hit[0] + hit[2] / 2, hit[1] + hit[3] / 2).startsWith(what));
+        const told = ({box: [x, y, width, height], tell}) => tell(x + width / 2, y + height / 2);
+        const [x, y, width, height] = hits.find((hit) => told(hit).startsWith(what)).box;
         return [box.x + x + width / 2, box.y + y + height / 2]; }""",
         what,
     )
@@ -1001,17 +1002,16 @@ def test_a_formula_s_numbers_give_its_result(open_page: Opener, name: str, direc
 def test_formulas_of_programs_hold_too(open_page: Opener) -> None:
     """Of one tile of several, X_i[c], and of their functions."""
     X, W1, W2 = np.random.default_rng(0).normal(size=(3, 4, 4))
-    runs = (
-        mlp.run(X, W1, W2, blocks=(2, 2, 2, 4), trace=True),
-        linear.attention(X, W1, W2, chunk=3, trace=True),
-        cross_entropy.loss(X, W1, [3, 0, -1, 2], blocks=(2, 2), ignore=-1, trace=True),
+    traces = (
+        flashsim.trace(mlp.run, X, W1, W2, blocks=(2, 2, 2, 4)),
+        flashsim.trace(linear.attention, X, W1, W2, chunk=3),
+        flashsim.trace(cross_entropy.loss, X, W1, [3, 0, -1, 2], blocks=(2, 2), ignore=-1),
     )
     of_a_loss = {*range(8, 14), 15, 16}  # 4 tiles of 6, two of them with a −∞ twice, and 2 losses
-    for run, lines, all_of_them in zip(runs, ({10, 12, 15}, {6, 7, 9}, of_a_loss), (16, 6, 22), strict=True):
-        assert run.trace is not None
-        page = open_page(run.trace)
-        assert formulas_that_hold(page, run.trace) == all_of_them
-        spelled = {s.label for s, said in zip(run.trace.steps, page.evaluate(SAID), strict=True) if said}
+    for trace, lines, all_of_them in zip(traces, ({10, 12, 15}, {6, 7, 9}, of_a_loss), (16, 6, 22), strict=True):
+        page = open_page(trace)
+        assert formulas_that_hold(page, trace) == all_of_them
+        spelled = {s.label for s, said in zip(trace.steps, page.evaluate(SAID), strict=True) if said}
         assert spelled == {f"line {line}" for line in lines}
 
 
@@ -1140,9 +1140,12 @@ def test_pictures_are_saved(open_page: Opener, tmp_path: Path) -> None:
 
 def test_a_film_has_a_frame_for_each_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = recorded(n=6, d=2)
-    with Image.open(film(trace, 4, 7, tmp_path / "some.gif")) as gif:
-        frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(gif)]
-    assert len(frames) == 4
+    moving = [step for step in trace.steps[4:10] if any(e.kind in ("load", "store") for e in trace.of(step))]
+    with Image.open(film(trace, 4, 9, tmp_path / "some.gif")) as gif:
+        read = [(np.asarray(frame.convert("RGB")), frame.info["duration"]) for frame in ImageSequence.Iterator(gif)]
+    frames, times = zip(*read, strict=True)
+    assert times.count(filming.STAY) == 6
+    assert times.count(filming.MOVE) == len(filming.ON_THE_WAY) * len(moving) > 0
     assert all((one != other).any() for one, other in pairwise(frames))
     assert main(["step", "--n", "6", "--d", "2", "--gif", "9:3", "-o", str(tmp_path / "no.gif")]) == 2
     assert "argument --gif: steps 9:3; expected A:B with 0 ≤ A ≤ B ≤ " in capsys.readouterr().err
@@ -1187,6 +1190,27 @@ def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
         resident = [name for name, _ in trace.events[step.last].resident]
         for name, shown in zip(resident, drawn["values"], strict=True):
             assert np.array_equal(shown, np.where(np.isfinite(now[name]), now[name], np.nan), equal_nan=True)
+
+
+def test_blocks_of_a_film_travel_from_hbm_to_sram_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    at: list[float] = []
+    draw = filming._Camera._tile
+
+    def drawn(self: Any, axes: Any, name: str, size: int, middle: tuple[float, float], *how: Any) -> None:
+        if name == moving and len(how) == 1:  # else it lies on chip
+            at.append(middle[0])
+        draw(self, axes, name, size, middle, *how)
+
+    monkeypatch.setattr(filming._Camera, "_tile", drawn)
+    trace = recorded(n=6, d=2)
+    for kind in ("load", "store"):
+        step = next(step for step in trace.steps if trace.of(step)[0].kind == kind and step.loops)
+        moving = trace.of(step)[0].name
+        at.clear()
+        times = [time for _, time in filming._Camera(trace, (step,)).roll()]
+        assert times == [filming.MOVE] * len(filming.ON_THE_WAY) + [filming.STAY]
+        assert len(set(at)) == len(at) == len(filming.ON_THE_WAY)
+        assert at == sorted(at, reverse=kind == "load")  # SRAM is on the left
 
 
 def test_a_film_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

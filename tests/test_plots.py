@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ import flashsim
 from flashsim import plots, theory
 from flashsim.algorithms import FORWARD
 from flashsim.beyond import approximate
+from flashsim.cli import main
+from flashsim.drawing.style import compared, looks
 from flashsim.optimal.tune import best_of
 from flashsim.plots import lower
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
@@ -38,7 +41,6 @@ from flashsim.plots.footprint import memory_data, plot_memory
 from flashsim.plots.fusing import pays_from
 from flashsim.plots.lower import lower_backward_data, lower_data
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
-from flashsim.plots.style import compared, looks
 from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
 from flashsim.plots.traffic import plot_traffic, traffic_data
 from tests.own import two_sweeps
@@ -156,13 +158,15 @@ def test_blocks_horizontal_lines(blocks: Axes) -> None:
     assert {y for _, y in xy(blocks, "floor")} == {4 * LENGTH * D}
 
 
-def test_blocks_limit_is_where_theory_stops_fitting(blocks: Axes) -> None:
-    (limit,) = {int(x) for x, _ in xy(blocks, "limit")}
-    assert exact(limit).sram.peak <= 51_200 < exact(limit + 1).sram.peak
-    flashsim.count("flash_basic", N=LENGTH, d=D, M=51_200, blocks=(D, limit))
+@pytest.mark.parametrize(("name", "direction"), PASSES)
+def test_blocks_limit_is_where_a_run_stops_fitting(name: str, direction: str, blocks: Axes) -> None:
+    which = "backward " * (direction == "backward")
+    (limit,) = {int(x) for x, _ in xy(blocks, f"{which}limit")}
+    at: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "direction": direction}
+    flashsim.count(name, **at, blocks=(D, limit))
     with pytest.raises(flashsim.SramOverflow):
-        flashsim.count("flash_basic", N=LENGTH, d=D, M=51_200, blocks=(D, limit + 1))
-    (outline,) = area(blocks, "does not fit").get_paths()
+        flashsim.count(name, **at, blocks=(D, limit + 1))
+    (outline,) = area(blocks, f"{which}does not fit").get_paths()
     assert outline.get_extents().x0 == limit
     assert outline.get_extents().x1 == pytest.approx(blocks.get_xlim()[1])
 
@@ -199,16 +203,6 @@ def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
     standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, direction="backward").hbm.accesses
     assert {y for _, y in xy(blocks, "backward standard")} == {standard}
     assert blocks_data(N=64, d=8)["backward"]["floor"] == 8 * 64 * 8
-
-
-def test_blocks_backward_limit_is_where_a_run_stops_fitting(blocks: Axes) -> None:
-    (limit,) = {int(x) for x, _ in xy(blocks, "backward limit")}
-    at: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "direction": "backward"}
-    flashsim.count("flash", **at, blocks=(D, limit))
-    with pytest.raises(flashsim.SramOverflow):
-        flashsim.count("flash", **at, blocks=(D, limit + 1))
-    (outline,) = area(blocks, "backward does not fit").get_paths()
-    assert outline.get_extents().x0 == limit
 
 
 def test_blocks_of_any_small_size() -> None:
@@ -268,76 +262,54 @@ def test_blocks_errors_name_the_argument() -> None:
 # -------------------------------------------------------------------------------------------------------- Theorem 2
 
 
-def test_theorem2_slopes() -> None:
-    data = theorem2_data(dtype="float16")["panels"]
+THEOREMS: dict[str, tuple[Any, Any, str, Any]] = {
+    "forward": (theorem2_data, plot_theorem2, "flash_basic", theory.flash_constants),
+    "backward": (theorem5_data, plot_theorem5, "flash", theory.flash_backward_constants),
+}
+
+
+@pytest.mark.parametrize("direction", THEOREMS)
+def test_theorems_slopes(direction: str) -> None:
+    data_of, _, name, _ = THEOREMS[direction]
+    data = data_of(dtype="float16")["panels"]
     for variable, expected in (("N", 2), ("d", 2), ("M", -1)):
-        fit = data[variable]["fits"]["flash_basic"]
-        assert fit["slope"] == pytest.approx(expected, abs=0.04)
-        assert fit["residual"] < 0.03
-    assert data["N"]["fits"]["standard"]["slope"] == pytest.approx(2, abs=0.06)
-    assert data["N"]["fits"]["proof"]["slope"] == pytest.approx(2, abs=0.01)
-    assert data["d"]["fits"]["proof"]["slope"] == pytest.approx(0, abs=0.03)
-    assert data["M"]["fits"]["proof"] == {"slope": 0, "intercept": pytest.approx(9.0326, abs=1e-4), "residual": 0}
-    assert all(data[variable]["fits"]["standard"]["residual"] > 0.05 for variable in "dM")
-
-
-def test_theorem2_draws_the_counts_within_their_band() -> None:
-    axes = plot_theorem2(theorem2_data(dtype="float16"))
-    fixed = {"N": 16_384, "d": 64, "M": 51_200}
-    for ax, variable in zip(axes, "NdM", strict=True):
-        assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-        assert ax.get_ylabel() == "HBM accesses (elements)"
-        assert ax.get_xlabel()
-        assert ax.get_title(loc="left")
-        band = area(ax, "band").get_paths()[0].vertices
-        for name in ("flash_basic", "standard"):
-            for value, accesses in xy(ax, name):
-                at = {**fixed, variable: int(value)}
-                assert at["d"] <= at["M"] <= at["N"] * at["d"]
-                assert accesses == theory.exact(name, N=at["N"], d=at["d"], M=at["M"]).accesses
-                if name == "flash_basic":
-                    low, high = sorted({float(y) for x, y in np.asarray(band) if x == value})
-                    assert low <= accesses <= high
-                    assert (low, high) == pytest.approx(
-                        [c * theory.theorem_2_flash(**at) for c in theory.flash_constants(at["d"])]
-                    )
-        for value, accesses in xy(ax, "proof"):
-            at = {**fixed, variable: int(value)}
-            assert accesses == sum(theory.proof_accounting(at["N"], at["d"]))
-        assert any("FlashAttention: slope" in text and "residual 0.0" in text for text in legend_texts(ax))
-    assert {x for x, _ in xy(axes[1], "M = d²")} == {51_200**0.5}
-    assert {x for x, _ in xy(axes[2], "M = d²")} == {64**2}
-
-
-def test_theorem5_slopes() -> None:
-    data = theorem5_data(dtype="float16")["panels"]
-    for variable, expected in (("N", 2), ("d", 2), ("M", -1)):
-        fit = data[variable]["fits"]["flash"]
+        fit = data[variable]["fits"][name]
         assert fit["slope"] == pytest.approx(expected, abs=0.04)
         assert fit["residual"] < 0.031
     assert data["N"]["fits"]["standard"]["slope"] == pytest.approx(2, abs=0.06)
+    assert data["N"]["fits"]["proof"]["slope"] == pytest.approx(2, abs=0.01)
     assert data["d"]["fits"]["proof"]["slope"] == pytest.approx(0, abs=0.03)
+    assert (data["M"]["fits"]["proof"]["slope"], data["M"]["fits"]["proof"]["residual"]) == (0, 0)
     assert all(data[variable]["fits"]["standard"]["residual"] > 0.05 for variable in "dM")
 
 
-def test_theorem5_draws_the_counts_within_their_band() -> None:
-    axes = plot_theorem5(theorem5_data(dtype="float16"))
+@pytest.mark.parametrize("direction", THEOREMS)
+def test_theorems_draw_the_counts_within_their_band(direction: str) -> None:
+    data_of, plot, own, constants = THEOREMS[direction]
+    axes = plot(data_of(dtype="float16"))
     fixed = {"N": 16_384, "d": 64, "M": 51_200}
     for ax, variable in zip(axes, "NdM", strict=True):
-        assert ax.get_ylabel() == "backward\nHBM accesses (elements)"
+        assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+        assert ax.get_ylabel() == "backward\n" * (direction == "backward") + "HBM accesses (elements)"
+        assert ax.get_xlabel()
+        assert ax.get_title(loc="left")
         band = np.asarray(area(ax, "band").get_paths()[0].vertices)
-        for name in ("flash", "standard"):
+        for name in (own, "standard"):
             for value, accesses in xy(ax, name):
                 at: dict[str, Any] = {**fixed, variable: int(value)}
-                assert accesses == flashsim.count(name, **at, direction="backward").hbm.accesses
-                if name == "flash":
+                assert at["d"] <= at["M"] <= at["N"] * at["d"]
+                assert accesses == theory.exact(name, **at, direction=direction).accesses
+                if name == own:
                     low, high = sorted({float(y) for x, y in band if x == value})
-                    assert low < accesses < high
+                    assert low <= accesses <= high
                     unit = theory.theorem_2_flash(**at)
-                    assert (low, high) == pytest.approx((4 * unit, (32 + 10 / at["d"]) * unit))
+                    assert (low, high) == pytest.approx([c * unit for c in constants(at["d"])])
         for value, accesses in xy(ax, "proof"):
             at = {**fixed, variable: int(value)}
-            assert accesses == 8 * at["N"] * at["d"] + 7 * at["N"] ** 2
+            assert accesses == sum(theory.proof_accounting(at["N"], at["d"], direction))
+        assert any("FlashAttention: slope" in text and "residual 0.0" in text for text in legend_texts(ax))
+    assert {x for x, _ in xy(axes[1], "M = d²")} == {51_200**0.5}
+    assert {x for x, _ in xy(axes[2], "M = d²")} == {64**2}
 
 
 # --------------------------------------------------------------------------------------------------- Figure 2, left
@@ -583,10 +555,9 @@ def test_texts_are_large_enough_inside_and_apart(
 
 @pytest.mark.parametrize("name", plots.FIGURES)
 def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
-    """From what is kept of it: that this is what is counted now is `test_scripts_draw_what_is_in_figures`'s."""
+    """From what is kept of it: that this is what is counted now is `test_the_command_of_a_record_makes_its_data`'s."""
     chart = plots.FIGURES[name]
-    kept = json.loads((ROOT / "figures" / f"{SCRIPTS[name]}.json").read_text(encoding="utf-8"))["data"]
-    figure = chart.draw(kept)
+    figure = chart.draw(kept(name)["data"])
     assert figure.get_figwidth() == (2.1 * 3.5 if name == "arrays" else 3.5)
     assert figure.get_figheight() < 9
     assert_readable(figure)
@@ -829,31 +800,46 @@ def test_where_fusing_pays_is_read_off_the_curves() -> None:
         assert found == (None if M is None else pytest.approx(M, rel=1e-3))
 
 
-SCRIPTS = {
-    name: script.stem
-    for script in sorted((ROOT / "scripts").glob("*.py"))
-    for name in re.findall(r'^    write_figure\("(\w+)"', script.read_text(encoding="utf-8"), re.MULTILINE)
-}
+def kept(name: str) -> dict[str, Any]:
+    """Return the record of a figure that the repository keeps."""
+    record: dict[str, Any] = json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+    return record
 
 
-def test_every_figure_has_a_script() -> None:
-    assert set(SCRIPTS) == set(plots.FIGURES)
+@pytest.mark.usefixtures("no_pictures")
+def test_all_are_drawn_by_the_commands_of_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the records' data in place of counting it again, which `test_the_command_of_a_record_makes_its_data` does."""
+    monkeypatch.chdir(tmp_path)
+    asked: dict[str, dict[str, Any]] = {}
+
+    def recorded(name: str, chart: plots.Chart) -> plots.Chart:
+        def data(**given: Any) -> dict[str, Any]:
+            asked[name] = given
+            found: dict[str, Any] = kept(name)["data"]
+            return found
+
+        return replace(chart, data=data)
+
+    charts = {name: recorded(name, chart) for name, chart in plots.FIGURES.items()}
+    monkeypatch.setattr(plots, "FIGURES", charts)
+    assert main(["plot", "--all", "-o", "figures"]) == 0
+    assert asked == {name: chart.shown for name, chart in charts.items()}
+    for name, saved in zip(charts, capsys.readouterr().out.splitlines(), strict=True):
+        assert saved == "Saved " + ", ".join(f"figures/{name}{suffix}" for suffix in (".png", ".svg", ".json"))
+        made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+        assert (made["command"], made["data"]) == (kept(name)["command"], kept(name)["data"])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("name", [script for name, script in SCRIPTS.items() if plots.FIGURES[name].exact])
-def test_scripts_draw_what_is_in_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py", "-o", str(tmp_path / name)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
-    assert ended.value.code == 0
-    made = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
-    kept = json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
-    assert made["command"] == f"python scripts/{name}.py -o {tmp_path / name}"
-    assert kept["command"] == f"python scripts/{name}.py"
-    assert made["data"] == kept["data"]
-    assert all((ROOT / "figures" / f"{name}{suffix}").stat().st_size > 10_000 for suffix in (".png", ".svg"))
+@pytest.mark.parametrize("name", [name for name, chart in plots.FIGURES.items() if chart.exact])
+def test_the_command_of_a_record_makes_its_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(kept(name)["command"])[1:]) == 0
+    made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+    assert (made["command"], made["data"]) == (kept(name)["command"], kept(name)["data"])
 
 
 @pytest.mark.parametrize(("direction", "made"), [("forward", lower_data), ("backward", lower_backward_data)])

@@ -31,6 +31,8 @@ from flashsim.tracing.planting import planted
 from flashsim.verify.programs import unnoticed
 from flashsim.verify.shared import drawn
 
+from .cases import with_trace
+
 NAMES = sorted(programs())
 every = pytest.mark.parametrize("program", [programs()[name] for name in NAMES], ids=NAMES)
 
@@ -121,10 +123,10 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
     (call, blocks), events = CALLS[name], list[Event]()
-    run = call(M=7, enforce=False, observers=[events.append], trace=True, **blocks)
+    run, trace = with_trace(call, M=7, enforce=False, observers=[events.append], **blocks)
     assert (run.sram.capacity, run.sram.enforced) == (7, False)
     assert {*run.blocks.values()} == {2}
-    assert len(run.trace.events) == len(events) > 0
+    assert len(trace.events) == len(events) > 0
     with pytest.raises(SramOverflow):
         call(M=7, **blocks)
     if call.func not in (linear.attention, mlp.run):
@@ -194,8 +196,7 @@ def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 @every
 def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
     ledger = Ledger()
-    trace = small(program, trace=True, observers=[ledger]).trace
-    assert trace is not None
+    _, trace = with_trace(small, program, observers=[ledger])
     about = trace.about
     assert (about.algorithm, about.title, about.words) == (program.name, program.title, program.words)
     assert all(array.exact == (array.reads, array.writes) for array in about.arrays)
@@ -307,12 +308,9 @@ def test_the_first_size_is_found_by_halving() -> None:
         assert len(asked) <= max(1, 2 * (least - 1).bit_length())
 
 
-def test_in_a_notebook_a_run_is_a_table_and_a_traced_one_the_player() -> None:
+def test_in_a_notebook_a_run_is_a_table() -> None:
     program = programs()["kernel_x_outer"]
     assert small(program)._repr_html_().startswith("<table")
-    traced = small(program, trace=True)
-    assert traced.trace is not None
-    assert traced._repr_html_() == traced.trace._repr_html_() != small(program)._repr_html_()
 
 
 @pytest.mark.parametrize("asked", ["count", "exact"])

@@ -5,19 +5,22 @@ from __future__ import annotations
 import inspect
 import re
 import runpy
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, algorithm_1_flash_basic, backward_passes
 from flashsim.algorithms.own import PARTS as PARTS_OF_ONES_OWN
-from flashsim.plots import FIGURES
+from flashsim.cli import parse
+from flashsim.cli.step import recorded
+from flashsim.tracing.film import STAY
 
-from .pages import README, ROOT, blocks, links, said, table, text_of
+from .pages import OWN, README, ROOT, blocks, links, said, table, text_of
 
 TEXT = text_of(README)
 
@@ -28,16 +31,18 @@ def test_it_is_short_and_its_two_commands_are_what_they_were() -> None:
     assert blocks(README, "sh")[:2] == ["pip install . && flashsim run\n", 'pip install ".[test]" && pytest\n']
 
 
-def test_the_moving_picture_is_small_and_ends_where_the_run_does() -> None:
-    with Image.open(ROOT / "figures" / "loop.gif") as film:
-        assert film.size == (800, 350)
-        assert getattr(film, "n_frames", 1) > 60
-    assert (ROOT / "figures" / "loop.gif").stat().st_size < 400_000
-    script = runpy.run_path(str(ROOT / "scripts" / "loop_picture.py"))
-    trace = script["recorded"]()
+def test_the_moving_picture_is_small_and_of_the_steps_that_its_command_names(tmp_path: Path) -> None:
+    (command,) = re.findall(r"`flashsim (step .*) -o figures/loop.gif`", TEXT)
+    options = parse(shlex.split(command))
+    trace, _ = recorded(options)
+    first, last = options.gif
     exact = flashsim.theory.exact("flash_basic", N=12, d=4, M=104, sizing="fit")
-    assert (trace.events[-1].reads, trace.events[-1].writes) == (exact.reads, exact.writes)
-    assert {step.label for step in trace.steps} <= script["SAID"].keys()
+    assert (trace.about.M, trace.events[-1].reads, trace.events[-1].writes) == (104, exact.reads, exact.writes)
+    assert {dict(step.loops)["j"] for step in trace.steps[first + 1 : last + 1]} == {0}
+    assert dict(trace.steps[last + 1].loops)["j"] == 1
+    with Image.open(ROOT / "figures" / "loop.gif") as film:
+        assert [frame.info["duration"] for frame in ImageSequence.Iterator(film)].count(STAY) == last - first + 1
+    assert (ROOT / "figures" / "loop.gif").stat().st_size < 400_000
 
 
 def test_every_algorithm_has_its_row() -> None:
@@ -53,15 +58,6 @@ def test_every_algorithm_has_its_row() -> None:
 
 def file_of(algorithm: Algorithm) -> str:
     return str(Path(inspect.getfile(algorithm.run)).relative_to(ROOT))
-
-
-def test_the_page_of_figures_is_as_made() -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "docs_figures.py"))
-    page = script["page"]()
-    assert page == text_of(ROOT / "docs" / "figures.md"), "python scripts/docs_figures.py"
-    assert all(f"\n## {chart.what[0].upper()}{chart.what[1:]}\n" in page for chart in FIGURES.values())
-    with pytest.raises(ValueError, match=r"unknown\.png: expected a record"):
-        list(script["shown"](ROOT / "figures" / "unknown.png"))
 
 
 def test_tables_are_as_made_and_only_they_are_written() -> None:
@@ -91,7 +87,7 @@ def test_algorithm_1_s_table_is_its_source() -> None:
 
 
 def test_an_algorithm_of_ones_own_does_what_is_said(tmp_path: Path) -> None:
-    (script,) = (block for block in blocks(README, "python") if block.startswith("# mine.py"))
+    (script,) = (block for block in blocks(OWN, "python") if block.startswith("# mine.py"))
     assert len(script.splitlines()) <= 25
     scope: dict[str, Any] = {}
     exec(script, scope)

@@ -16,12 +16,11 @@ from flashsim import theory
 from flashsim.algorithms import FORWARD, Algorithm, q_outer_pinned, small_cache_hybrid
 from flashsim.optimal.tune import best_of
 from flashsim.problem.shapes import Blocks
-from flashsim.reference import attention, error_bound, rounding
 from flashsim.tracing.planting import mutated, planted
 
-from .cases import of_bound, on_each, unnoticed
+from .cases import on_each, unnoticed
 from .test_planted_bugs import VARIANTS
-from .test_small_cache import L_is_right, moved
+from .test_small_cache import moved, objections_to
 
 SHAPE: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4}
 
@@ -198,26 +197,12 @@ BUGS: dict[str, list[Bug]] = {
 
 def objections(algorithm: Algorithm, case: Any) -> Iterator[str]:
     """In an SRAM that has room to pin some blocks, not all, and in which O takes several tiles."""
-    Q, K, V = case.inputs()
     room = {"q_outer_pinned": 220, "small_cache_hybrid": 12}.get(algorithm.name.partition(":")[0], 400)
     options: dict[str, Any] = {"M": room, "sizing": Sized(case.B_r, case.B_c), **case.options}
-    run = flashsim.forward(algorithm, Q, K, V, **options)
-    own = planted_from(algorithm)
-    bound = error_bound(Q, K, V, **rounding(own, run.blocks), **case.oracle)
-    if of_bound(run.O, attention(Q, K, V, **case.oracle), bound) > 1:
-        yield "exact"
-    if not L_is_right(case, run):
-        yield "L"
-    asked = {"M": room, "blocks": (case.B_r, case.B_c), "enforce": False, "mask": case.options["mask"]}
-    exact = theory.exact(own, **case.shape, **asked, dropout_p=case.dropout_p, dtype="float64")
-    if (run.hbm, run.sram) != (exact.hbm, exact.sram):
-        yield "counts"
-    allowed = case.masked()[1]
-    dead = np.zeros(case.N_k, bool) if allowed is None else ~allowed.any(axis=0)
-    if dead.any():
-        K[dead] = V[dead] = np.nan
-        if not np.isfinite(flashsim.forward(algorithm, Q, K, V, check_finite=False, **options).O).all():
-            yield "poison"
+    blocks = case.B_r, case.B_c
+    return objections_to(
+        planted_from(algorithm), algorithm, case, case.inputs()[2], options, blocks=blocks, enforce=False
+    )
 
 
 def Sized(B_r: int, B_c: int) -> Any:

@@ -503,12 +503,6 @@ def test_answers_say_no_more_than_was_found() -> None:
     )
 
 
-def test_what_fills_sram_fits() -> None:
-    peak = flashsim.count("flash", N=16, d=4, M=10**4, blocks=(4, 4)).sram.peak
-    found = flashsim.sweep("flash", N=16, d=4, M=[peak, peak - 1], blocks=(4, 4))
-    assert [row["status"] for row in found] == ["ok", "does not fit"]
-
-
 def test_no_more_points_are_checked_than_asked() -> None:
     assert [flashsim.sweep(["flash", "q_outer"], N=[8, 9], d=4, check=n).checked for n in (0, 1, 3, 9)] == [0, 1, 3, 4]
 

@@ -13,10 +13,10 @@ from flashsim.problem.inputs import Array
 from flashsim.testing.case import Case, Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
-from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import ALL
 from flashsim.testing.running import Finding, survey, try_check
 from flashsim.testing.spec import Spec
+from flashsim.testing.subject import Subject
 from flashsim.testing.suspects import Question, Suspect, suspects
 
 SPEC = Spec(
@@ -39,7 +39,7 @@ def problem_of(q: Array, k: Array, v: Array, options: dict[str, Any], spec: Spec
     return problem, keep(problem.score_shape, problem.dropout_p, problem.seed) if problem.dropout_p else None
 
 
-def kernel_with(suspect: Suspect | None, back: Suspect | None = None, spec: Spec = SPEC) -> Kernel:
+def kernel_with(suspect: Suspect | None, back: Suspect | None = None, spec: Spec = SPEC) -> Subject:
     """Return a kernel that computes what the model does, in the forward or the backward pass, and is right otherwise."""
 
     def forward(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
@@ -59,10 +59,10 @@ def kernel_with(suspect: Suspect | None, back: Suspect | None = None, spec: Spec
         answers = [] if back is None else back.answers(Question(problem, kept, "gradients", exact))
         return [a.astype(q.dtype) for a in (answers[-1] if answers else exact)]
 
-    return Kernel(forward, spec, backward, keep)
+    return Subject(forward, spec, backward, keep)
 
 
-def gathered(kernel: Kernel, check: str, examples: int = 60) -> tuple[list[Finding], list[tuple[Case, bool]]]:
+def gathered(kernel: Subject, check: str, examples: int = 60) -> tuple[list[Finding], list[tuple[Case, bool]]]:
     found = survey(kernel, examples, 0, [check])
     if not found.tallies[check].failed:
         found = survey(kernel, 5 * examples, 1, [check])
@@ -74,7 +74,7 @@ def gathered(kernel: Kernel, check: str, examples: int = 60) -> tuple[list[Findi
     return [simplest, *(f for f in others if f is not None)], verdicts
 
 
-def diagnosed(kernel: Kernel, check: str, examples: int = 60) -> list[Suspicion]:
+def diagnosed(kernel: Subject, check: str, examples: int = 60) -> list[Suspicion]:
     return diagnose(kernel, *gathered(kernel, check, examples))
 
 
@@ -184,7 +184,7 @@ def test_kernels_of_the_museum_are_told(name: str) -> None:
     mutant = next(m for m in ALL if m.name == name)
     built = mutant.build()
     check = {"backward": "gradients", "dropout": "dropout_gradients"}.get(mutant.part, CHECK_OF.get(name, "oracle"))
-    found = diagnosed(Kernel(built.forward, built.spec, built.backward, built.keep), check, 25)
+    found = diagnosed(Subject(built.forward, built.spec, built.backward, built.keep), check, 25)
     assert MUSEUM[name] in found[0].says, found
 
 
@@ -221,29 +221,29 @@ def raises(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
 
 
 def test_an_unknown_bug_is_no_known_one() -> None:
-    assert diagnosed(Kernel(one_percent_off, SPEC), "oracle") == []
-    assert diagnosed(Kernel(garbage, SPEC), "oracle") == []
-    assert diagnosed(Kernel(raises, SPEC), "oracle", 30) == []
+    assert diagnosed(Subject(one_percent_off, SPEC), "oracle") == []
+    assert diagnosed(Subject(garbage, SPEC), "oracle") == []
+    assert diagnosed(Subject(raises, SPEC), "oracle", 30) == []
 
 
 def test_what_failing_cases_have_in_common_is_said() -> None:
-    found = diagnosed(Kernel(off_if_long_and_causal, SPEC), "oracle", 200)
+    found = diagnosed(Subject(off_if_long_and_causal, SPEC), "oracle", 200)
     assert [s.says.split(":")[0] for s in found] == ["It fails only with causal and H_q > H_kv"]
     assert "in 0 of " in found[0].evidence
     assert found[0].threads
 
 
 def test_reading_beyond_the_arrays_is_noticed() -> None:
-    found = diagnosed(Kernel(beyond_the_end, SPEC), "oracle", 40)
+    found = diagnosed(Subject(beyond_the_end, SPEC), "oracle", 40)
     assert found[0].says.startswith("Memory outside of the arrays")
 
 
 @pytest.mark.parametrize("kernel", [one_percent_off, raises, right, garbage])
 def test_nothing_to_go_by_is_no_error(kernel: Callable[..., Any]) -> None:
-    assert diagnose(Kernel(kernel, SPEC), [], []) == []
+    assert diagnose(Subject(kernel, SPEC), [], []) == []
     tiny = Finding("oracle", Case(), 2.0)
     for case in (Case(), Case(N_k=0), Case(causal=True, mask="rows", dropout_p=0.5)):
-        found = diagnose(Kernel(kernel, SPEC), [tiny, Finding("dropout_gradients", case, 2.0)], [(case, False)] * 20)
+        found = diagnose(Subject(kernel, SPEC), [tiny, Finding("dropout_gradients", case, 2.0)], [(case, False)] * 20)
         assert len(found) <= 3
 
 
@@ -254,7 +254,7 @@ def test_empty_rows_of_zero_are_told_where_the_mean_is_declared() -> None:
         problem = Problem(q, k, v, spec, **options)
         return np.asarray(np.where(problem.empty[..., None], 0, problem.solution.O).astype(q.dtype))
 
-    found = diagnosed(Kernel(zero, spec), "empty_rows")
+    found = diagnosed(Subject(zero, spec), "empty_rows")
     assert found[0].says == "A row in which every key is masked is 0."
 
 
@@ -271,7 +271,7 @@ def test_a_finite_log_sum_exp_of_an_empty_row_is_told() -> None:
         O, lse = right(q, k, v, **options)
         return O, np.where(np.isneginf(lse), -1e30, lse)
 
-    found = diagnosed(Kernel(finite, SPEC), "empty_rows")
+    found = diagnosed(Subject(finite, SPEC), "empty_rows")
     assert "is a finite number, not −∞" in found[0].says
 
 

@@ -8,13 +8,15 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flashsim.testing.bridges import Bridge, Sent
-from flashsim.testing.checking import check_attention
+from flashsim.cli import main
+from flashsim.testing.bridges import BRIDGES, Bridge, Sent
+from flashsim.testing.checkup import check_attention
 from flashsim.testing.probe import parameters
 from flashsim.testing.spec import Spec
 from flashsim.testing.wrapping import Wrapped, wrap
@@ -77,6 +79,101 @@ def test_a_callable_object_has_its_class_s_name_and_is_wrapped_again_by_one_s_ow
     module = Wrapped(Attention(), Plain(), None)
     assert module.__name__ == "Attention"
     assert module.code("attend") == "wrap(attend, 'torch')"
+
+
+class Tensor(np.ndarray[Any, Any]):
+    """Another package's arrays."""
+
+
+class Boxed(Plain):
+    """To tensors, and from nothing else."""
+
+    def __init__(self, device: Any = None) -> None:
+        pass
+
+    def send(self, name: str, array: Any) -> Sent:
+        return Sent(name, array.view(Tensor))
+
+    def is_array(self, result: Any) -> bool:
+        return isinstance(result, Tensor)
+
+    def receive(self, result: Any) -> Any:
+        return np.asarray(result)
+
+
+OWN_BACKWARD = """
+from flashsim.testing.mutants import BASES
+
+def attend(q, k, v, **options):
+    return BASES["unfused"](q, k, v, **options)[0].view(type(q))
+
+def attend_backward(q, k, v, do, **options):
+    assert {type(a).__name__ for a in (q, k, v, do)} == {"Tensor"}
+    return [a.view(type(q)) for a in BASES["unfused"].backward(q, k, v, do, **options)]
+
+def attend_wrongly(q, k, v, do, **options):
+    dq, dk, dv = attend_backward(q, k, v, do, **options)
+    return dq, 2 * dk, dv
+"""
+
+
+def test_a_backward_function_of_one_s_own_is_wrapped_like_the_forward_one() -> None:
+    own: dict[str, Any] = {}
+    exec(OWN_BACKWARD, own)
+    forward, backward, wrong = (
+        Wrapped(own[name], Boxed(), None) for name in ("attend", "attend_backward", "attend_wrongly")
+    )
+    checks = ["gradients", "inputs_unmodified"]
+    assert (
+        check_attention(forward, Spec(), backward=backward, checks=checks, max_examples=20).tallies["gradients"].tried
+    )
+    report = check_attention(forward, Spec(), backward=wrong, checks=checks, max_examples=20, on_fail="return")
+    assert [failure.check for failure in report.failures] == ["gradients"]
+    assert "attend_wrongly = wrap(attend_wrongly, 'torch')" not in str(report)  # there is nowhere to import it from
+    assert "# attend_wrongly: the one under test" in str(report)
+
+
+def test_a_convention_s_backward_function_gets_its_keywords_and_returns_all_three(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def backward(q: Any, k: Any, v: Any, do: Any, is_causal: bool = False) -> Any:
+        return q, 2 * k, do * is_causal
+
+    q, k, v = inputs(N_k=5)
+    dq, dk, dv = Wrapped(backward, Boxed(), "sdpa")(q, k, v, q, causal=True)
+    assert same_bits(dq, q)
+    assert same_bits(dk, 2 * k)
+    assert same_bits(dv, q)
+
+
+def test_on_the_command_line_too_it_gets_the_package_s_arrays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(BRIDGES, "torch", Boxed)
+    Path("tensors.py").write_text(OWN_BACKWARD, encoding="utf-8")
+    command = [
+        "check",
+        "tensors.py:attend",
+        "--wrap",
+        "torch",
+        "--check",
+        "gradients",
+        "--examples",
+        "20",
+        "--backward",
+    ]
+    assert main([*command, "tensors.py:attend_backward"]) == 0
+    assert main([*command, "tensors.py:attend_wrongly"]) == 1
+    assert "attend_wrongly = wrap(attend_wrongly, 'torch')" in capsys.readouterr().out
+    assert (
+        main(["check", "tensors.py:attend", "--wrap", "torch", "--init", "--backward", "tensors.py:attend_backward"])
+        == 0
+    )
+    text = Path("test_attend.py").read_text(encoding="utf-8")
+    assert "backward=wrap(attend_backward, 'torch')" in text
+    assert "from flashsim.testing import parametrize_with_checks, wrap\n" in text
+    assert "from tensors import attend_backward\n" in text
 
 
 def test_a_wrapped_function_s_parameters_are_its_own_but_for_a_convention_s() -> None:

@@ -77,6 +77,7 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
     algorithm = PASSES_BY_NAME[direction][name]
     if "MASK" in algorithm.parts:
         drawn["mask"], drawn["causal"] = draw(masks(N_q, N_k)), draw(st.booleans())
+    if "dropout" in algorithm.parts:
         drawn["dropout_p"] = draw(st.sampled_from((0.0, 0.0, 0.25)))
     match draw(st.sampled_from(("paper", "paper" if real else "fit", "blocks"))):
         case "blocks":

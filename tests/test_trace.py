@@ -29,6 +29,8 @@ from flashsim.tracing.listing import label_of, listing_of
 from flashsim.tracing.observers import Ledger
 from flashsim.tracing.perfetto import as_perfetto
 
+from .cases import with_trace
+
 Array = NDArray[Any]
 
 
@@ -109,22 +111,21 @@ def test_its_end_is_the_run_and_the_closed_form(name: str, direction: str) -> No
     Q, K, V = operands(13, 4)
     run: Any
     if direction == "forward":
-        run = flashsim.forward(name, Q, K, V, M=64, trace=True)
+        run, run_trace = with_trace(flashsim.forward, name, Q, K, V, M=64)
     else:
-        before = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64, trace=True)
-        run = flashsim.backward(name, before, gradient(13, 4), trace=True)
+        before = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64)
+        run, run_trace = with_trace(flashsim.backward, name, before, gradient(13, 4))
         other = flashsim.theory.exact("standard", N=13, d=4, M=64, direction="backward")
-        assert run.trace.about.standard == (None if name == "standard" else (other.reads, other.writes))
-    assert run.trace is not None
-    assert run.trace.about.direction == direction
-    about, last = run.trace.about, run.trace.events[-1]
+        assert run_trace.about.standard == (None if name == "standard" else (other.reads, other.writes))
+    assert run_trace.about.direction == direction
+    about, last = run_trace.about, run_trace.events[-1]
     assert (last.reads, last.writes) == (run.hbm.reads, run.hbm.writes)
     assert {a.name: (a.reads, a.writes) for a in about.arrays} == {
         array: (moved.reads, moved.writes) for array, moved in run.hbm.by_array.items()
     }
     assert all(a.exact == (a.reads, a.writes) for a in about.arrays)
     assert (about.peak, about.exact_peak) == (run.sram.peak, run.sram.peak)
-    assert max(event.occupancy for event in run.trace.events) == run.sram.peak
+    assert max(event.occupancy for event in run_trace.events) == run.sram.peak
     assert last.occupancy == 0 or name in ("memory_efficient", "q_outer_pinned", "snake")
 
 
@@ -141,10 +142,9 @@ def test_blocks_say_where_they_are() -> None:
 
 def test_stored_values_are_the_result() -> None:
     Q, K, V = operands(13, 4)
-    run = flashsim.forward("flash", Q, K, V, M=64, blocks=None, causal=True, trace=True)
-    assert run.trace is not None
+    run, run_trace = with_trace(flashsim.forward, "flash", Q, K, V, M=64, blocks=None, causal=True)
     O = np.full_like(run.O, np.nan)
-    for event in run.trace.events:
+    for event in run_trace.events:
         if event.kind == "store" and event.array == "O":
             assert event.where is not None
             assert event.value is not None
@@ -154,8 +154,7 @@ def test_stored_values_are_the_result() -> None:
 
 def test_it_is_off_by_default_and_changes_nothing() -> None:
     Q, K, V = operands(13, 4)
-    plain, watched = flashsim.forward("flash", Q, K, V), flashsim.forward("flash", Q, K, V, trace=True)
-    assert plain.trace is None
+    plain, (watched, _) = flashsim.forward("flash", Q, K, V), with_trace(flashsim.forward, "flash", Q, K, V)
     assert plain._repr_html_().startswith("<table>")
     assert np.array_equal(plain.O, watched.O)
     assert plain.hbm == watched.hbm
@@ -203,20 +202,18 @@ def test_a_head_is_chosen_with_its_kv_head() -> None:
 
 def test_of_many_heads_a_run_keeps_the_first() -> None:
     Q, K, V = operands(13, 4, leading=(3,))
-    run = flashsim.forward("flash", Q, K, V, M=64, trace=True)
-    assert run.trace is not None
-    assert same(run.trace, flashsim.trace("flash", Q[0], K[0], V[0], M=64))
-    assert run.hbm.reads == 3 * run.trace.events[-1].reads
+    run, run_trace = with_trace(flashsim.forward, "flash", Q, K, V, M=64)
+    assert same(run_trace, flashsim.trace("flash", Q[0], K[0], V[0], M=64))
+    assert run.hbm.reads == 3 * run_trace.events[-1].reads
 
 
 def test_grouped_heads_are_one_problem() -> None:
     Q, _, _ = operands(7, 4, leading=(4,))
     _, K, V = operands(7, 4, leading=(2,))
-    run = flashsim.forward("flash", Q, K, V, M=64, gqa="grouped", causal=True, trace=True)
-    assert run.trace is not None
-    assert run.trace.about.shape.N_q == 14
-    assert run.hbm.reads == 2 * run.trace.events[-1].reads
-    assert all(array.exact == (array.reads, array.writes) for array in run.trace.about.arrays)
+    run, run_trace = with_trace(flashsim.forward, "flash", Q, K, V, M=64, gqa="grouped", causal=True)
+    assert run_trace.about.shape.N_q == 14
+    assert run.hbm.reads == 2 * run_trace.events[-1].reads
+    assert all(array.exact == (array.reads, array.writes) for array in run_trace.about.arrays)
 
 
 # ----------------------------------------------------------------------------------------------------------- steps
@@ -367,17 +364,13 @@ def test_old_and_new_of_a_tile_follow_from_each_other(name: str) -> None:
 def test_a_backward_pass_is_traced_by_either_name_for_it() -> None:
     Q, K, V = operands(13, 4)
     run = flashsim.forward("flash", Q, K, V, M=64, causal=True)
-    made = flashsim.backward("flash", run, gradient(13, 4), trace=True)
-    assert made.trace is not None
-    assert same(made.trace, flashsim.trace("flash", Q, K, V, dO=gradient(13, 4), M=64, causal=True))
+    made, made_trace = with_trace(flashsim.backward, "flash", run, gradient(13, 4))
+    assert same(made_trace, flashsim.trace("flash", Q, K, V, dO=gradient(13, 4), M=64, causal=True))
     plain = flashsim.backward("flash", run, gradient(13, 4))
-    assert plain.trace is None
     assert plain._repr_html_().startswith("<table>")
     assert np.array_equal(plain.dQ, made.dQ)
     assert plain.hbm == made.hbm
-    shown = made._repr_html_()
-    assert shown is not None
-    assert shown.startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
+    assert made_trace._repr_html_().startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
     with pytest.raises(ValueError, match="backward pass here"):
         flashsim.trace("flash_basic", Q, K, V, dO=gradient(13, 4), M=64)
 
@@ -397,13 +390,12 @@ def test_old_and_new_gradients_follow_from_each_other(name: str) -> None:
     Q, K, V = operands(13, 4)
     sizing, dO = Fixed(3, 5, enforced=False), gradient(13, 4)
     run = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64, sizing=sizing, **options)
-    made = flashsim.backward(name, run, dO, trace=True)
-    assert made.trace is not None
+    made, made_trace = with_trace(flashsim.backward, name, run, dO)
     for array, keys in (("dQ", False), ("dK", True), ("dV", True)):
         done = np.zeros((13, 4), np.float32)
         times = 0
-        for step in made.trace.steps:
-            inside = made.trace.events[step.first : step.last + 1]
+        for step in made_trace.steps:
+            inside = made_trace.events[step.first : step.last + 1]
             old, new = step.pairs.get(array, (None, None))
             if new is None or not any(event.kind == "compute" and event.value is new for event in inside):
                 continue
@@ -448,15 +440,15 @@ def test_a_head_s_gradients_are_traced_with_its_own_part() -> None:
     trace = flashsim.trace("flash", Q, K, V, dO=dO, head=(1, 3), M=64)
     assert same(trace, flashsim.trace("flash", Q[1, 3], K[1, 1], V[1, 1], dO=dO[1, 3], M=64))
     run = flashsim.forward("flash", Q, K, V, M=64)
-    of_all = flashsim.backward("flash", run, dO, trace=True)
-    assert of_all.trace is not None
+    _, of_all_trace = with_trace(flashsim.backward, "flash", run, dO)
     first = flashsim.trace("flash", Q[0, 0], K[0, 0], V[0, 0], dO=dO[0, 0], M=64)
-    assert same(of_all.trace, first)
-    grouped = flashsim.backward("flash", flashsim.forward("flash", Q, K, V, M=64, gqa="grouped"), dO, trace=True)
-    assert grouped.trace is not None
-    assert grouped.trace.about.shape.N_q == 26
-    assert grouped.hbm.reads == 4 * grouped.trace.events[-1].reads
-    assert all(array.exact == (array.reads, array.writes) for array in grouped.trace.about.arrays)
+    assert same(of_all_trace, first)
+    grouped, grouped_trace = with_trace(
+        flashsim.backward, "flash", flashsim.forward("flash", Q, K, V, M=64, gqa="grouped"), dO
+    )
+    assert grouped_trace.about.shape.N_q == 26
+    assert grouped.hbm.reads == 4 * grouped_trace.events[-1].reads
+    assert all(array.exact == (array.reads, array.writes) for array in grouped_trace.about.arrays)
 
 
 @pytest.mark.parametrize(
@@ -635,7 +627,7 @@ def test_the_page_s_size_is_as_studied() -> None:
 
 def test_a_run_shows_itself_in_a_sandboxed_frame() -> None:
     Q, K, V = operands(7, 3)
-    shown = flashsim.forward("flash", Q, K, V, M=48, trace=True)._repr_html_()
+    shown = flashsim.trace("flash", Q, K, V, M=48)._repr_html_()
     assert shown is not None
     assert shown.startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
     assert "allow-same-origin" not in shown

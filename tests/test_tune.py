@@ -61,7 +61,7 @@ def test_a_peak_alone_is_that_of_all_counts(direction: Direction) -> None:
 @given(data=st.data())
 @settings(max_examples=25)
 def test_no_block_sizes_move_less(data: st.DataObject) -> None:
-    lengths = st.integers(1, 14)
+    lengths = st.integers(1, 10)
     N_q, N_k, d, d_v = (
         data.draw(lengths),
         data.draw(lengths),

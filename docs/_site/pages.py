@@ -34,38 +34,34 @@ def add(app: Any, docname: str, source: list[str]) -> None:
 
 
 def with_players(readme: str, index: str) -> str:
-    """Return the list of lessons with a card for each in its table's place: thumbnail, title, time, and a player to open.
+    """Return the page on the lessons with a card for each of the index's: thumbnail, title, time, and a player to open.
 
-    Raises ValueError where the list and the index of the gallery differ.
+    Raises ValueError where the index lists no lesson, or the page does not say how to open them.
     """
     cards = []
-    for number, title, file, about, minutes in re.findall(
-        r"^\| (\d+) \| \[(.*?)\]\((.*?)\) \| (.*?) \| (.*?) \| .*? \|$", readme, re.MULTILINE
+    for thumbnail, number, name, title, minutes, about in re.findall(
+        r'<li>(<svg .*?</svg>)<span>(\d+)\. <a href="(\w+)\.html">(.*?)</a>, about (\d+ min)<br>'
+        r'<span class="faint">(.*?) <a href="#\w+">What to look for</a></span></span></li>',
+        index,
     ):
-        thumbnail = re.findall(rf'<li>(<svg .*?</svg>)<span>{number}\. <a href="{file}">', index)
-        if len(thumbnail) != 1:
-            raise ValueError(
-                f"the gallery's index has not lesson {number}, {file}; run flashsim lessons -o figures/gallery"
-            )
-        name = file.removesuffix(".html")
+        file = f"{name}.html"
         cards.append(
-            f'<section class="lesson" id="{name}"><a href="{file}" aria-hidden="true" tabindex="-1">{thumbnail[0]}</a>'
+            f'<section class="lesson" id="{name}"><a href="{file}" aria-hidden="true" tabindex="-1">{thumbnail}</a>'
             f'<div><p class="title"><a href="{file}">{number}. {title}</a>, about {minutes}</p><p>{about} '
             f'<a href="index.html#{name}">What to look for</a></p></div>'
             + PLAYER.format("Play it here", file, title)
             + "</section>"
         )
     if not cards:
-        raise ValueError("the list of lessons has no table")
-    table = re.compile(r"^\| \| lesson .*?(?=\n\n)", re.MULTILINE | re.DOTALL)
+        raise ValueError("the gallery's index lists no lesson; run flashsim lessons -o figures/gallery")
     told, found = re.subn(
         r"A code host shows their source;.*?They need no\snetwork\.",
-        "A title opens its page at full size; _Play it here_ opens it on this page.",
-        table.sub(lambda _: "\n".join(cards), readme),
+        lambda _: "A title opens its page at full size; _Play it here_ opens it on this page.\n\n" + "\n".join(cards),
+        readme,
         flags=re.DOTALL,
     )
     if found != 1:
-        raise ValueError("the list of lessons does not say how to open them")
+        raise ValueError("the page on the lessons does not say how to open them")
     playground = f'<section class="lesson">{PLAYER.format("Try it here", "playground.html", "Playground")}</section>'
     return told.replace("(`flashsim playground` writes it).", f"(`flashsim playground` writes it).\n\n{playground}")
 

@@ -19,7 +19,7 @@ from flashsim.support.sizes import first
 def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
     """Clip B_r to N_q and B_c to N_k, and count the blocks."""
     B_r, B_c = min(B_r, shape.N_q), min(B_c, shape.N_k)
-    return Blocks(B_r, B_c, ceil_div(shape.N_q, B_r), ceil_div(shape.N_k, B_c))
+    return Blocks(B_r, B_c, -(-shape.N_q // B_r), -(-shape.N_k // B_c))
 
 
 def by_keys(rows: int, d: int) -> tuple[int, int]:
@@ -54,7 +54,7 @@ class SizingProblem:
         Where d_v ≠ d the paper is silent. Its 4d, the width of K_j, V_j, Q_i, O_i together, is then 2(d + d_v), and
         the bound d on B_r, which keeps S_ij within M/4, is (d + d_v)/2.
         """
-        return clipped(self.shape, *self.line_1(rows, ceil_div(self.shape.d + self.shape.d_v, 2)))
+        return clipped(self.shape, *self.line_1(rows, -(-(self.shape.d + self.shape.d_v) // 2)))
 
 
 def paper_rows(M: int, d: int, d_v: int) -> int:
@@ -64,7 +64,7 @@ def paper_rows(M: int, d: int, d_v: int) -> int:
         raise ValueError(
             f"M = {M:,} elements is too small: the paper takes M ≥ d, room for one row, so here at least {least:,}"
         )
-    return ceil_div(M, 2 * (d + d_v))
+    return -(-M // (2 * (d + d_v)))
 
 
 def most_rows(fits: Callable[[int, int], bool], M: int, longest: int, who: str, at: str) -> int:

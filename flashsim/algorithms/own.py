@@ -30,14 +30,14 @@ def chosen(what: Any, direction: str) -> Algorithm:
     Raises ValueError for anything else, and for a record or name of the other direction.
     """
     passes: dict[str, Algorithm] = PASSES["forward" if check_direction(direction) == "forward" else "backward"]
+    if is_one_of(what, passes):
+        return passes[what]
     if isinstance(what, Algorithm):
         if what.direction != direction:
             raise ValueError(f"{what.name!r} is a {what.direction} pass; expected a {direction} pass")
         return what
     if callable(what) and direction == "forward":
         return algorithm_of(what)
-    if is_one_of(what, passes):
-        return passes[what]
     known = ", ".join(map(repr, passes))
     if is_one_of(what, FORWARD):
         raise ValueError(f"{what!r} has no backward pass here; these have: {known}")

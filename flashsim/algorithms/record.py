@@ -49,19 +49,24 @@ def never(T_c: int) -> int:
 
 
 class Record:
-    """What is known of a function `run` besides its lines; its module calls it as `called` says.
+    """What is known of a function `run` besides its lines; its module, its function's or `module`, calls it as `called` says.
 
     It is pickled by the module's name; one that the module does not call so, by its fields.
     """
 
     called: ClassVar[str]
+    module: str = ""
     run: Callable[..., Any]
 
     def __reduce__(self) -> Any:
-        module = self.run.__module__
-        if getattr(sys.modules.get(module), self.called, None) is self:
-            return _of_module, (module, self.called)
+        if getattr(sys.modules.get(self.home), self.called, None) is self:
+            return _of_module, (self.home, self.called)
         return super().__reduce__()
+
+    @property
+    def home(self) -> str:
+        """The name of the module that it stands in."""
+        return self.module or self.run.__module__
 
     @property
     def listing(self) -> str:
@@ -88,9 +93,11 @@ class Algorithm(Record):
     follows        what the step player follows from tile to tile, old → new, in the order shown: quantities of the rows or the
                    keys on chip, in the paper's symbols. "m" is a running maximum, where rescaling is told
     of             for a backward pass, the forward pass that it belongs to, where that has another name: its name, or record
+    module         `__name__` of the file that it stands in, where it runs another file's function, under a mask of its own, say
     options        those that are this algorithm's only; a part of an option's name is that option's value
     matrices       kinds of matrices, by name, that `flashsim.problem.matrices` does not know: what it saves for its backward pass
-    line_1         (rows, d) -> (B_r, B_c)
+    line_1         (rows, d) -> (B_r, B_c): of `flashsim.algorithms.blocks`, `by_keys` where blocks of keys are the outer loop,
+                   `by_queries` where blocks of queries are
     rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
     cuts           the blocks of S in each of its passes over S, where these are not line 1's (`Cuts`)
     loops          its loop order in words, for `flashsim.tune`, which tries it; None: not tried
@@ -129,6 +136,7 @@ class Algorithm(Record):
     saves: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
     of: str | Algorithm = ""
+    module: str = ""
     options: tuple[Option, ...] = ()
     matrices: Mapping[str, Kind] = field(default_factory=dict, hash=False)
     line_1: Callable[[int, int], tuple[int, int]]

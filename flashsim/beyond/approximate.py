@@ -55,19 +55,18 @@ def linformer(
     sizing: str = "fit",
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return softmax(τ Q (E K)ᵀ) F V of Q, K (N, d), V (N, e), E, F (k, N) as `run.O`, with log-sum-exps `run.L` (N,).
 
     scale    τ; None: 1/√d
     blocks   (B_r, B_c, B_e, B_k): rows of Q; keys to a mixture; mixtures that are made at once, and that are attended to
-    M, sizing, enforce, observers, trace  as in `flashsim.forward`, but that sizing is "fit" by default
+    M, sizing, enforce, observers  as in `flashsim.forward`, but that sizing is "fit" by default
 
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.
     """
     return run_program(
         programs()["linformer"], {"Q": Q, "K": K, "V": V, "E": E, "F": F}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
-        options={"tau": _scale(Q, scale)}, observers=observers, trace=trace,
+        options={"tau": _scale(Q, scale)}, observers=observers,
     )  # fmt: skip
 
 
@@ -84,7 +83,6 @@ def performer(
     sizing: str = "fit",
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return φ(Q) (φ(K)ᵀ V), divided by φ(Q) (φ(K)ᵀ 1), of Q, K (N, d), V (N, e), features W (k, d), as `run.O`.
 
@@ -95,7 +93,7 @@ def performer(
     phi      "on_chip"; "in_hbm": the logarithms of φ(Q) and φ(K) are written, and read again, as method
              "performer_materialised" of `count` and `exact`
     blocks   (B_r, B_c, B_f, B_g): rows of Q; keys to a feature; features that read keys at once, and that are read
-    M, sizing, enforce, observers, trace  as in `linformer`
+    M, sizing, enforce, observers  as in `linformer`
 
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.
     """
@@ -104,7 +102,7 @@ def performer(
         raise ValueError(f"scale is {tau}; expected at least 0, as features take its root")
     return run_program(
         programs()[method], {"Q": Q, "K": K, "V": V, "W": W}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
-        options={"c": tau**0.5}, observers=observers, trace=trace,
+        options={"c": tau**0.5}, observers=observers,
     )  # fmt: skip
 
 
@@ -134,7 +132,6 @@ def reformer(
     M: Size | None = None,
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return attention of each row of Q (N, d) to those of K (N, d), V (N, e) that it meets in any round, as `run.O`.
 
@@ -144,7 +141,7 @@ def reformer(
     buckets  (rounds, N), whole numbers, such as `lsh_buckets(Q, rounds, number)`
     C        rows of a cluster; the last may be smaller
     scale    τ; None: 1/√d
-    M, enforce, observers, trace  as in `flashsim.forward`; M is enforced by default
+    M, enforce, observers  as in `flashsim.forward`; M is enforced by default
 
     Raises ValueError for arguments that make no sense, an M too small for a cluster, and inputs so large that O overflows.
     """
@@ -152,7 +149,7 @@ def reformer(
     given = _of_rounds("buckets", buckets, Q, "iu", "whole numbers")
     order, home = homes(given, min(C, given.shape[1]))
     return _clustered(
-        "reformer", {"Q": Q, "K": K, "V": V, "order": order, "home": home}, C, scale, M, enforce, observers, trace
+        "reformer", {"Q": Q, "K": K, "V": V, "order": order, "home": home}, C, scale, M, enforce, observers
     )
 
 
@@ -168,7 +165,6 @@ def smyrf(
     M: Size | None = None,
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return attention of each row of Q (N, d) to each of K (N, d), V (N, e) as often as they meet, as `run.O`.
 
@@ -176,7 +172,7 @@ def smyrf(
     a cluster meet the keys of the cluster of the same number.
 
     hashes_Q, hashes_K  (rounds, N), real numbers, such as `lsh_hashes(Q, K, rounds)`
-    C, scale, M, enforce, observers, trace  as in `reformer`
+    C, scale, M, enforce, observers  as in `reformer`
 
     Raises ValueError as there.
     """
@@ -189,7 +185,7 @@ def smyrf(
         raise ValueError(
             f"hashes_Q has {len(orders['order_Q'])} rounds, hashes_K {len(orders['order_K'])}; expected as many"
         )
-    return _clustered("smyrf", {"Q": Q, "K": K, "V": V, **orders}, C, scale, M, enforce, observers, trace)
+    return _clustered("smyrf", {"Q": Q, "K": K, "V": V, **orders}, C, scale, M, enforce, observers)
 
 
 def lsh_buckets(X: Any, rounds: int, number: int, *, seed: int = 0) -> Array:
@@ -274,14 +270,14 @@ def _asked(
 
 
 def _clustered(
-    name: str, operands: Mapping[str, Any], C: int, scale: Any, M: Any, enforce: Any, observers: Any, trace: Any
+    name: str, operands: Mapping[str, Any], C: int, scale: Any, M: Any, enforce: Any, observers: Any
 ) -> ProgramRun:
     program = programs()[name]
     _, sizes, dtype = check_operands(program, operands)
     _check_fits(name, sizes, (C,), M, enforce, dtype)
     return run_program(
         program, operands, M=M, blocks=(C,), enforce=enforce, options={"tau": _scale(operands["Q"], scale)},
-        observers=observers, trace=trace,
+        observers=observers,
     )  # fmt: skip
 
 

@@ -38,13 +38,12 @@ def loss(
     sizing: str = "fit",
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return each row's loss (N,) of X (N, d) under the classifier E (v, d) and labels y (N,), as `run.loss`; `run.L` (N,).
 
     y        whole numbers from 0 to v − 1
     ignore   the label, such as −100, of rows that are left out: their loss and gradients are 0
-    M, blocks, sizing, enforce, observers, trace  as in `flashsim.forward`, but that sizing is "fit" by default
+    M, blocks, sizing, enforce, observers  as in `flashsim.forward`, but that sizing is "fit" by default
 
     Raises ValueError for arguments that make no sense, labels that are none included; SramOverflow.
     """
@@ -54,7 +53,7 @@ def loss(
     labels = _labels(y, shape[0], ignore)
     return run_program(
         programs()[PASSES["loss"]], {"X": X, "E": E, "y": labels}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
-        observers=observers, trace=trace,
+        observers=observers,
     )  # fmt: skip
 
 
@@ -68,7 +67,6 @@ def gradient(
     sizing: str = "fit",
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return the gradient of Σ g_i · loss_i to X (N, d) as `.dX`, or to E (v, d) as `.dE`, of what `loss` returned.
 
@@ -84,7 +82,7 @@ def gradient(
     given = run.launch.given
     return run_program(
         program, {**{name: given[name] for name in ("X", "E", "y")}, "L": run.L, "g": g}, M=run.launch.M if M is None else M,
-        blocks=blocks, sizing=sizing, enforce=enforce, observers=observers, trace=trace,
+        blocks=blocks, sizing=sizing, enforce=enforce, observers=observers,
     )  # fmt: skip
 
 

@@ -47,7 +47,6 @@ def product(
     sizing: str = "fit",
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return the kernel product Y (N, e) of X (N, d), Z (n, d), V (n, e) as `run.Y`, with what it cost.
 
@@ -56,7 +55,7 @@ def product(
     reduction  "sum"; or "logsumexp", Y_i = log Σ_j k(x_i, z_j) v_j, (N,): V is then one column of weights, not negative, and
                a function f returns log k
     order      "x_outer": Y_i stays on chip; "z_outer": Y is added up in HBM; "materialised": K is written to HBM and read
-    M, blocks, sizing, enforce, observers, trace  as in `flashsim.forward`, but that sizing is "fit" by default
+    M, blocks, sizing, enforce, observers  as in `flashsim.forward`, but that sizing is "fit" by default
 
     X and Z may be (N,) and (n,), points on a line, and V (n,): Y then is (N,). Arrays are of one type; 16-bit ones are computed
     on in float32.
@@ -75,7 +74,7 @@ def product(
         raise ValueError(f"V has {given['V'].min():g}; expected weights of at least 0, as reduction is 'logsumexp'")
     run = run_program(
         programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k},
-        observers=observers, trace=trace,
+        observers=observers,
     )  # fmt: skip
     return replace(run, results={"Y": run.Y[:, 0]}) if flat and run.Y.ndim == 2 else run
 
@@ -90,7 +89,6 @@ def gradient(
     sizing: str = "fit",
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return the gradient to X of what `product` returned, dX (N, d), as `.dX`, for the gradient dY, of Y's shape and X's type.
 
@@ -123,7 +121,7 @@ def gradient(
         operands["Y"] = run.Y
     return run_program(
         programs()[GRADIENTS[reduction]], operands, M=launch.M if M is None else M, blocks=blocks, sizing=sizing,
-        enforce=enforce, options={"k": k}, observers=observers, trace=trace,
+        enforce=enforce, options={"k": k}, observers=observers,
     )  # fmt: skip
 
 

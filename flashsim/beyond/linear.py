@@ -35,20 +35,19 @@ def attention(
     chunk: int | None = None,
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return causal linear attention O (N, e) of Q, K (N, d), V (N, e) as `run.O`, with what it cost.
 
     state   "on_chip": from chunk to chunk, so that all is read once; "in_hbm": the state before each chunk is written first, so
             that chunks can run side by side
     chunk   rows of a chunk; None: as many as fit M
-    M, enforce, observers, trace  as in `flashsim.forward`
+    M, enforce, observers  as in `flashsim.forward`
 
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.
     """
     return run_program(
         programs()[_name(state)], {"Q": Q, "K": K, "V": V}, M=M, blocks=_blocks(chunk), enforce=enforce,
-        observers=observers, trace=trace,
+        observers=observers,
     )  # fmt: skip
 
 

@@ -37,7 +37,6 @@ def run(
     blocks: tuple[int, int, int, int] | None = None,
     enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Return Y = relu(X W1) W2, (N, o), of X (N, d), W1 (d, f) and W2 (f, o) as `run.Y`, with what it cost.
 
@@ -46,14 +45,13 @@ def run(
     fused         whether the hidden layer H = relu(X W1) stays on chip. Else it goes through HBM, and
     tiles         each product comes in "rows" of full width, d and o, or in "square" tiles
     blocks        (B_r, B_d, B_f, B_o), rows of X, and those that divide d, f and o; None: as many rows as fit M
-    M, enforce, observers, trace  as in `flashsim.forward`
+    M, enforce, observers  as in `flashsim.forward`
 
     Raises ValueError for arguments that make no sense, masks of the wrong shape included; SramOverflow.
     """
     program, options = _asked(fused, tiles, mask1, mask2, blocks)
     return run_program(
         program, {"X": X, "W1": W1, "W2": W2}, M=M, blocks=blocks, enforce=enforce, options=options, observers=observers,
-        trace=trace,
     )  # fmt: skip
 
 

@@ -18,15 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-import flashsim
 from flashsim.algorithms import FORWARD
 from flashsim.cli.outputs import check_outputs
-from flashsim.cli.spoken import spoken
 from flashsim.cli.values import Parser, meant
-from flashsim.machine.memory import MemoryModelError
 from flashsim.problem.inputs import DEFAULT_DTYPE
 from flashsim.support.entry import guarded
 from flashsim.support.files import command_line, name_of
+from flashsim.version import __version__
 
 NAMES = "run count plot sweep tune prove gpu bench check example exercise step lessons playground debug verify"
 COMMANDS: dict[str, ModuleType] = {name: import_module(f"flashsim.cli.{name}") for name in NAMES.split()}
@@ -38,22 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = " ".join(["flashsim", *arguments[:1]]) if set(arguments[:1]) & COMMANDS.keys() else "flashsim"
 
     def work() -> int:
-        options = argparse.Namespace(flags=())
-        try:
-            options = parse(arguments)
-            check_outputs(options)
-            status: int = COMMANDS[options.name].run(options)
-        except (ValueError, MemoryModelError) as error:
-            if len(error.args) == 1:
-                error.args = (spoken(str(error), options.flags),)
-            raise
+        options = parse(arguments)
+        check_outputs(options)
+        status: int = COMMANDS[options.name].run(options)
         return status
 
     return guarded(program, work)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of a command, with its `name`, `command_line` and `flags`, how they are spelt. Raises ValueError."""
+    """Return the options of a command, with its `name` and `command_line`. Raises ValueError."""
     commands = parsers(arguments[:1])  # others need not know their options
     parser = commands.pop("")
     flags = _flags(commands[arguments[0]]) if arguments[0] in commands else []
@@ -64,7 +56,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, extra = parser.parse_known_args(arguments)
     if extra:
         _refuse(extra, flags)
-    options.flags = flags
     options.command_line = command_line(["flashsim", *map(name_of, arguments)])
     return options
 
@@ -94,7 +85,7 @@ def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.Argu
         epilog=f"Where they are not given, --dtype is {DEFAULT_DTYPE} and --M 100KB, unless a command's help says otherwise. "
         "`flashsim COMMAND --help` shows a command's options and examples.",
     )
-    parser.add_argument("--version", action="version", version=f"flashsim {flashsim.__version__}")
+    parser.add_argument("--version", action="version", version=f"flashsim {__version__}")
     found: dict[str, argparse.ArgumentParser] = {"": parser}
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():

@@ -99,6 +99,7 @@ def add_options(parser: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         from flashsim import testing
+        from flashsim.testing.last_words import last_words
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
     if options.list:
@@ -115,6 +116,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--convention {options.convention} goes with --wrap torch; got --wrap {options.wrap}")
     if options.wrap:
         fn = _wrapped(fn, options)
+        backward = backward and _wrapped(backward, options)
     elif options.convention or options.device:
         raise ValueError("--convention and --device go with --wrap")
     else:
@@ -125,7 +127,8 @@ def run(options: argparse.Namespace) -> int:
     if options.init:
         return _init(fn, options)
     spec = _spec(fn, options)
-    with progress(options) as told:
+    said = f"flashsim check: error: {getattr(fn, '__name__', type(fn).__name__)} ended the process"
+    with last_words(said) as tried, progress(options) as told:
         report = testing.check_attention(
             fn,
             spec,
@@ -136,6 +139,7 @@ def run(options: argparse.Namespace) -> int:
             expected_failures=dict.fromkeys(options.expect, ""),
             on_fail="return",
             progress=told,
+            on_try=tried,
         )
     finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(report))
     return 0 if report.ok else 1
@@ -188,6 +192,7 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
         if source.endswith(".py") and not Path(source).stem.isidentifier():
             said = f"{Path(source).name} cannot be imported; expected a file such as my_kernels.py"
             raise ValueError(f"argument {option}: {said}")
+    back_from = Path(backward).stem if backward.endswith(".py") else backward
     own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
     inferred = infer(fn, _spec(fn, options))
     written = first_files(
@@ -197,8 +202,8 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
         folder,
         options.command_line,
         wrapped=fn.code("unwrapped") if options.wrap else "",
-        backward=f"{name}.backward" if own else back,
-        backward_from=Path(backward).stem if backward.endswith(".py") else backward,
+        backward=f"{name}.backward" if own else fn.code(back) if back and options.wrap else back,
+        backward_import=f"from {back_from} import {back}" if back_from else "",
         expected=options.expect,
     )
     for path, text in written.items():

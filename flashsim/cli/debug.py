@@ -109,14 +109,14 @@ def _commands(path: Path) -> IO[str]:
 
 def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., object]:
     """Return what runs the pass to debug, given it and observers; before a backward pass, the forward pass has been run."""
-    import flashsim
+    from flashsim.run.api import backward, forward
 
     Q, K, V = operands(options)
     asked = arguments(options, Q, K, V, [algorithm])
     if algorithm.direction == "forward":
-        return lambda run, observers=(): flashsim.forward(run, Q, K, V, **asked, observers=observers)
-    made, dO = flashsim.forward(forward_of(algorithm), Q, K, V, **asked), gradient(options, Q, V)
-    return lambda run, observers=(): flashsim.backward(run, made, dO, observers=observers)
+        return lambda run, observers=(): forward(run, Q, K, V, **asked, observers=observers)
+    made, dO = forward(forward_of(algorithm), Q, K, V, **asked), gradient(options, Q, V)
+    return lambda run, observers=(): backward(run, made, dO, observers=observers)
 
 
 def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, at: Mapping[str, int]) -> str:

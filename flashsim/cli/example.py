@@ -8,13 +8,8 @@ from typing import Any
 from flashsim.cli.outputs import finish
 from flashsim.cli.shared import add
 
-SUMMARY = "Print a worked example, step by step: online softmax, online attention, tiles, and what rounding does."
-EXAMPLES = (
-    "flashsim example\n"
-    "flashsim example online_softmax\n"
-    "flashsim example prefill | less\n"
-    "flashsim example online_attention --json -"
-)
+SUMMARY = "Print a worked example, step by step: causal attention in tiles, and what rounding does."
+EXAMPLES = "flashsim example\nflashsim example prefill | less\nflashsim example not_bit_for_bit --json -"
 
 
 def add_options(parser: Any) -> None:

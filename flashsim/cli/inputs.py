@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from flashsim.algorithms import Algorithm
+from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import forward_of
 from flashsim.cli.shared import add, add_declared, declared_in, masks_in
 from flashsim.cli.values import elements
@@ -59,10 +60,9 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: S
     Without --M, M is line 1's of the largest block, or more where the blocks need more, as a run shows; of one that fails,
     where it is watched, nothing is asked. Raises ValueError for sizes that make no sense.
     """
-    import flashsim
     from flashsim.verify.comparison import sized_for_both
 
-    fixed = flashsim.Fixed(*options.blocks) if options.blocks else None
+    fixed = Fixed(*options.blocks) if options.blocks else None
     asked: dict[str, Any] = {**masks_in(options), "dropout_p": options.dropout_p, "seed": options.seed}
     asked |= {**declared_in(options), "sizing": fixed or options.sizing}
     if options.M is not None:
@@ -85,12 +85,12 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: S
 
 
 def _peak(algorithm: Algorithm, options: argparse.Namespace, given: tuple[Any, Any, Any], asked: dict[str, Any]) -> int:
-    import flashsim
+    from flashsim.run.api import backward, forward
 
-    run = flashsim.forward(forward_of(algorithm), *given, **taken_by(algorithm, options, asked))
+    run = forward(forward_of(algorithm), *given, **taken_by(algorithm, options, asked))
     if algorithm.direction == "forward":
         return run.sram.peak
-    return max(run.sram.peak, flashsim.backward(algorithm, run, gradient(options, given[0], given[2])).sram.peak)
+    return max(run.sram.peak, backward(algorithm, run, gradient(options, given[0], given[2])).sram.peak)
 
 
 def taken_by(algorithm: Algorithm, options: argparse.Namespace, asked: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,21 @@
-"""`flashsim plot`: a figure as PNG, SVG, and its data as JSON."""
+"""`flashsim plot`: a figure as PNG, SVG, and its data as JSON; with --all, those of the documentation."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import FLAG, NAMES, add
 from flashsim.cli.values import elements, whole
 from flashsim.hardware.machines import MACHINES
 from flashsim.problem.inputs import DEFAULT_DTYPE, float_dtype
+from flashsim.support.files import command_line, name_of
+
+if TYPE_CHECKING:
+    from flashsim.plots import Chart
 
 SUMMARY = "Draw a figure: PNG, SVG, and its data as JSON."
 EXAMPLES = (
@@ -18,7 +24,8 @@ EXAMPLES = (
     "flashsim plot theorem2 --wide\n"
     "flashsim plot cache_size --algorithm mine.py:attention\n"
     "flashsim plot approximate --k 64\n"
-    "flashsim plot roofline --machine H200 --N 4096 --d 128 --dtype bfloat16"
+    "flashsim plot roofline --machine H200 --N 4096 --d 128 --dtype bfloat16\n"
+    "flashsim plot --all -o figures"
 )
 
 KEPT = "mixtures, features, or keys of a window, that approximations have"
@@ -46,14 +53,17 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 def add_options(parser: Any) -> None:
     from flashsim.plots import FIGURES
 
-    parser.add_argument("figure", choices=list(FIGURES), metavar="FIGURE", help="one of those below")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("figure", nargs="?", choices=list(FIGURES), metavar="FIGURE", help="one of those below")
+    add(what, "--all", **FLAG, help="every figure, as the documentation has it; it takes some minutes")
     width = max(map(len, FIGURES))
     listed = "".join(f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items())
     parser.epilog = f"figures:\n{listed}\n{parser.epilog}"
     for name, (option, settings) in OPTIONS.items():
         add(parser, option, **{**settings, "help": f"for {_takers(name)}: {settings['help']}"})
     add(parser, "--wide", **FLAG, help="16:9, for slides")
-    add(parser, "--output", help="save STEM.png, .svg, .json. Default: flashsim-FIGURE")
+    where = "save STEM.png, .svg, .json; with --all, STEM is a folder. Default: flashsim-FIGURE, or flashsim-figures"
+    add(parser, "--output", help=where)
     add(parser, "--json", "--quiet")
 
 
@@ -64,23 +74,51 @@ def _takers(name: str) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim import plots
+    from flashsim.plots import FIGURES
 
-    chart = plots.FIGURES[options.figure]
-    takes = chart.takes
-    options.flags = [flag for name, (flag, _) in OPTIONS.items() if name in takes]
     arguments = {name: getattr(options, flag[2:].replace("-", "_")) for name, (flag, _) in OPTIONS.items()}
     arguments = {name: value for name, value in arguments.items() if value is not None}
+    if options.all:
+        return _all(options, arguments)
+    if options.figure is None:
+        raise ValueError(f"the following arguments are required: FIGURE, one of {', '.join(FIGURES)}; or --all")
+    chart = FIGURES[options.figure]
     for name in arguments:
-        if name not in takes:
+        if name not in chart.takes:
             raise ValueError(f"{OPTIONS[name][0]} is for {_takers(name)}; {options.figure} does not take it")
     if "M" in arguments:
-        arguments["M"] = elements(arguments["M"], float_dtype(arguments.get("dtype", takes["dtype"])).itemsize)
+        arguments["M"] = elements(arguments["M"], float_dtype(arguments.get("dtype", chart.takes["dtype"])).itemsize)
     stem = figure_stem(options, f"flashsim-{options.figure}")
-    with progress(options) as told:
-        if chart.says_progress:
-            arguments["on_done"] = told
-        data = chart.data(**arguments)
-        saved = plots.save(chart.draw(data, wide=options.wide), stem, data, options.command_line)
+    data, saved = _draw(chart, arguments, stem, options, options.command_line)
     finish(options, data, lambda: print(f"Saved {', '.join(map(str, saved))}"))
     return 0
+
+
+def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
+    """Draw every figure into a folder, each with the command that draws it alone. Raises ValueError for options of one."""
+    from flashsim.plots import FIGURES
+
+    one = [OPTIONS[name][0] for name in arguments] + ["--json"] * (options.json is not None)
+    if one:
+        raise ValueError(f"{one[0]} is for one figure; name it in place of --all")
+    folder = options.output or Path("flashsim-figures")
+    for name, chart in FIGURES.items():
+        options.output = folder / name
+        stem = figure_stem(options, "")
+        given = [word for option, value in chart.shown.items() for word in (OPTIONS[option][0], str(value))]
+        words = ["flashsim", "plot", name, *given, *["--wide"] * options.wide, "-o", name_of(stem)]
+        _, saved = _draw(chart, chart.shown, stem, options, command_line(words))
+        print(f"Saved {', '.join(map(str, saved))}", flush=True)
+    return 0
+
+
+def _draw(
+    chart: Chart, arguments: Mapping[str, Any], stem: Path, options: argparse.Namespace, command: str
+) -> tuple[dict[str, Any], list[Path]]:
+    """Return the figure's data, and the files in which it was saved."""
+    from flashsim.plots import save
+
+    with progress(options) as told:
+        watched = {"on_done": told} if chart.says_progress else {}
+        data = chart.data(**arguments, **watched)
+        return data, save(chart.draw(data, wide=options.wide), stem, data, command)

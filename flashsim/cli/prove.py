@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from flashsim.cli.exact import SEARCHED, run_exact
+from flashsim.cli.optimum import SEARCHED, run_optimum
 from flashsim.cli.outputs import check_outputs, finish, trace_file
 from flashsim.cli.shared import FILE, FLAG, LENGTHS, add, problem_in
 from flashsim.problem.arguments import DIRECTIONS
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if options.exact and problem.pop("direction") == "backward":
         raise ValueError("--exact is of the forward pass; without it, --backward gives a lower bound")
     if options.exact:
-        return run_exact(options, problem)
+        return run_optimum(options, problem)
     proof = prove(**problem)
     finish(options, {"command": options.command_line, **proof.certificate()}, lambda: _show(proof, options.dtype))
     return 0
@@ -85,7 +85,7 @@ def _show(proof: Any, dtype: str) -> None:
 def _check(options: argparse.Namespace) -> int:
     from flashsim.optimal.games import certificate as of_optimum
     from flashsim.optimal.proving import recount
-    from flashsim.theory import certificate, certificate_backward
+    from flashsim.theory import certificate
 
     others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "causal", "exact")
     if options.direction == "backward" or any(getattr(options, name) for name in others):
@@ -101,8 +101,7 @@ def _check(options: argparse.Namespace) -> int:
         if not isinstance(held, dict):
             raise ValueError("it holds no JSON object")
         exact = held.get("kind") == "optimum"
-        bound = certificate_backward if held.get("direction") == "backward" else certificate
-        said = (of_optimum if exact else bound).check(held)
+        said = (of_optimum if exact else certificate).check(held)
         schedule = "" if exact else recount(held)
     except (ValueError, RecursionError) as error:
         why = "it holds no JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else error

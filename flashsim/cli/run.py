@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-import flashsim
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import FLAG, NAMES, add, add_declared, by_name, declared_in, masks_in
 from flashsim.cli.values import elements, finite
+from flashsim.masks.paddings import KeyPadding
 from flashsim.problem.inputs import float_dtype
 
 SUMMARY = "Run attention on real Q, K, V (bundled, or your own) and compare what each algorithm moves."
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     given = given.head(options.head)
     mask: Any = qkv.load_mask(options.mask) if options.mask else None
     if options.padded:
-        mask = flashsim.KeyPadding(int(qkv.sample_mask().sum()))
+        mask = KeyPadding(int(qkv.sample_mask().sum()))
     asked, both_ways = _asked(options), options.direction == "backward"
     stem = figure_stem(options, "flashsim-run")
     with progress(options) as told:

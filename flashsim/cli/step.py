@@ -100,7 +100,7 @@ def _range(text: str) -> tuple[int, int]:
 
 def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return the trace that was asked for, and the one beside it; None where there is none. Raises ValueError."""
-    import flashsim
+    from flashsim.tracing.tracer import trace
 
     given, direction = operands(options), options.direction
     passes = [algorithm_in(options, "flash"), *([chosen(options.vs, direction)] if options.vs else [])]
@@ -108,6 +108,6 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     asked = arguments(options, *given, passes)
     if direction == "backward":
         asked["dO"] = gradient(options, given[0], given[2])
-    traces = [flashsim.trace(one, *given, **taken_by(one, options, asked)) for one in (*passes, *planted)]
-    said = [replace(trace, about=replace(trace.about, command=options.command_line)) for trace in traces]
+    traces = [trace(one, *given, **taken_by(one, options, asked)) for one in (*passes, *planted)]
+    said = [replace(made, about=replace(made.about, command=options.command_line)) for made in traces]
     return said[0], said[1] if len(said) > 1 else None

@@ -192,7 +192,7 @@ def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: 
     def run(stream: int, _: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
         start(stream, Q, K, V, O, L, counter(device, stream), totals(options, ARRAYS))
 
-    return Prepared(run)
+    return Prepared(run, kept=lists)
 
 
 @lru_cache(maxsize=1024)

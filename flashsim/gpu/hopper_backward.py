@@ -73,7 +73,8 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
     """Return `backward` for arrays of these shapes, strides and dtypes."""
     strides = q.strides, k.strides, v.strides, do.strides
     asked = options.scale, options.dropout_p, options.seed, options.deterministic
-    window, lists = options.window or (-1, 0 if options.causal else -1), ()
+    window = options.window or (-1, 0 if options.causal else -1)
+    lists: tuple[Any, ...] = ()
     if options.window or options.block_mask is not None:
         lists = _listed(device, options.block_mask, window, q.shape, k.shape)
     kind, listed = "LISTED" if lists else KINDS[options.causal], tuple(array.data.ptr for array in lists)
@@ -84,7 +85,7 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
         moved = [totals(options, names) for names in MOVES] if counting else NOT_COUNTED
         start(stream, at, *addresses, *moved)
 
-    return Prepared(run, scratch)
+    return Prepared(run, scratch, lists)
 
 
 def _listed(

@@ -206,10 +206,12 @@ class Prepared(NamedTuple):
     run      called with the stream's handle, the address of scratch memory, and those of arrays: q, k, v, o, and lse if it is
              wanted; or q, k, v, o, lse, do, dq, dk, dv. In a thread that has used the device: others have no context
     scratch  bytes that it needs
+    kept     what else it reads on the GPU, as lists of tiles, which are to live as long
     """
 
     run: Callable[..., None]
     scratch: int = 0
+    kept: Sequence[Any] = ()
 
     def __call__(self, *arrays: Any) -> None:
         """Run it with CuPy's arrays, of which None are left out, on CuPy's current stream and device."""

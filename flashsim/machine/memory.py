@@ -64,7 +64,7 @@ class SramOverflow(MemoryModelError):
         super().__init__(
             f"{asked} ({_by(shape)} = {self.elements:,} elements) does not fit in SRAM: {used:,} of M = {capacity:,} "
             f"elements are in use, so {self.elements + used - capacity:,} too many. Resident: {held}. "
-            f'Take a larger M, smaller blocks, or sizing="fit" in place of blocks.'
+            f'Take a larger M or smaller blocks; the sizing "fit" finds some.'
         )
 
 

@@ -5,6 +5,7 @@ Every count is an exact integer number of elements. Bytes are derived, array by 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -99,6 +100,20 @@ class Traffic(Exported):
             for array, a in self.by_array.items()
         }
         return {**{name: getattr(self, name) for name in (*counts, "extra")}, "by_array": by_array}
+
+    def __eq__(self, other: object) -> bool:
+        """Compare every number of every array, and warn where nothing but the bytes of an element differ."""
+        if not isinstance(other, Traffic):
+            return NotImplemented
+        mine, its = self.by_array, other.by_array
+        if mine.keys() != its.keys() or mine == its:
+            return mine == its
+        if its == {name: replace(a, itemsize=its[name].itemsize) for name, a in mine.items()}:
+            sizes = {name: (a.itemsize, its[name].itemsize) for name, a in mine.items()}
+            differ = ", ".join(f"{name} {one} and {other}" for name, (one, other) in sizes.items() if one != other)
+            said = f"the accesses are equal, but the dtypes differ: bytes of an element, {differ}"
+            warnings.warn(f"{said}. flashsim.count(…, dtype=…) counts for a run's dtype", stacklevel=2)
+        return False
 
     def __add__(self, other: Traffic) -> Traffic:
         sums = dict(self.by_array)

@@ -2,13 +2,13 @@
 
 found = flashsim.optimum(N=4, d=4, M=24)
 found.upper, found.schedule                   # 128 elements, and the turns that move them
-found.replay(Q, K, V, trace=True).trace       # on the memory, with real numbers
+flashsim.trace(found.replay, Q, K, V)         # on the memory, with real numbers
 found.certificate()                           # for flashsim.optimal.games.certificate, which checks it on its own
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import SramOverflow
-from flashsim.masks.rules import as_mask
+from flashsim.attention.problem import Problem
+from flashsim.machine.memory import Observer, SramOverflow
 from flashsim.optimal.games.certificate import MOST, game_of, text_of
 from flashsim.optimal.games.replay import REPLAY, Schedule, turns
 from flashsim.optimal.games.search import Search
 from flashsim.optimal.proving import Proof, prove
-from flashsim.problem.arguments import check_array, check_shape
-from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.problem.arguments import check_array
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.reference.rounding import of_bound
 from flashsim.run.api import count, forward
@@ -46,9 +45,10 @@ class Optimum:
 
     def __init__(
         self,
+        problem: Problem | None = None,
         *,
         N: int | None = None,
-        d: int,
+        d: int | None = None,
         M: Size | None = None,
         N_q: int | None = None,
         N_k: int | None = None,
@@ -57,9 +57,10 @@ class Optimum:
         causal: bool = False,
         mask: Any = None,
     ) -> None:
-        self.shape = shape = check_shape(N, d, N_q, N_k, d_v)
-        self.dtype = float_dtype(dtype)
-        self.M = check_M(M, self.dtype.itemsize)
+        asked = Problem.asked(problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask)
+        self.problem = asked = asked.one_head()
+        self.shape, self.dtype, self.M, self.mask = asked.shape, asked.dtype, asked.M, asked.mask
+        shape = self.shape
         for name, length in (("N" if N else "N_q", shape.N_q), ("N_k", shape.N_k)):
             if length > MOST:
                 raise ValueError(f"{name} is {length:,}; expected {MOST} at most: the search would not end")
@@ -69,7 +70,6 @@ class Optimum:
             raise ValueError(
                 f"M is {self.M:,}; expected {least:,} at least: rows of Q, K, V, of O with m and ℓ, and S_ij"
             )
-        self.mask = as_mask(mask, causal, shape, ())
         self.allowed = np.array(self.mask.whole(shape, ()), bool)
         self.search = Search(game, frozenset(zip(*(at.tolist() for at in np.nonzero(self.allowed)), strict=True)))
         if self.estimate[0] > MOST_STATES:
@@ -107,16 +107,14 @@ class Optimum:
     @cached_property
     def proof(self) -> Proof:
         """What no schedule of a larger class moves less than, and the best tiles that flashsim knows."""
-        return prove(**asdict(self.shape), M=self.M, dtype=self.dtype, mask=self.mask)
+        return prove(self.problem)
 
     def tiles(self, name: str) -> Tally | None:
         """What `q_outer` or `snake`, schedules of the game, move with their best tiles; None where none fit."""
         found = []
         for B_r in range(1, self.shape.N_q + 1):
             with suppress(SramOverflow):
-                found.append(
-                    count(name, **asdict(self.shape), M=self.M, dtype=self.dtype, blocks=(B_r, 1), mask=self.mask)
-                )
+                found.append(count(name, self.problem, blocks=(B_r, 1)))
         return min(found, key=lambda tally: tally.hbm.accesses, default=None)
 
     @property
@@ -132,14 +130,16 @@ class Optimum:
             found.append(total)
         return found
 
-    def replay(self, Q: Any, K: Any, V: Any, *, trace: bool = False) -> Run:
+    def replay(self, Q: Any, K: Any, V: Any, *, observers: Sequence[Observer] = ()) -> Run:
         """Run the schedule on Q (N_q, d), K (N_k, d), V (N_k, d_v), with M enforced. Raises ValueError for other shapes."""
         shape = self.shape
         wanted = [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)]
         found = [check_array(name, a).shape for name, a in zip("QKV", (Q, K, V), strict=True)]
         if found != wanted:
             raise ValueError(f"Q, K, V are {found}; expected {wanted}")
-        return forward(REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, schedule=self.schedule, trace=trace)
+        return forward(
+            REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, schedule=self.schedule, observers=observers
+        )
 
     def off(self, run: Run) -> float:
         """Return by how much O of a replay differs from naive attention's, as a part of its error bound."""
@@ -172,8 +172,8 @@ class Optimum:
         return {**said, "optimum": self.upper, "allowed": rows, "steps": steps, "table": table}
 
 
-def optimum(**problem: Any) -> Optimum:
+def optimum(problem: Problem | None = None, **lengths: Any) -> Optimum:
     """Return the optimum of a small problem, searched for to the end; the arguments are `Optimum`'s."""
-    found = Optimum(**problem)
+    found = Optimum(problem, **lengths)
     found.run()
     return found

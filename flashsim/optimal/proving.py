@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.attention.problem import Problem
 from flashsim.machine.memory import SramOverflow
-from flashsim.masks.rules import All, Mask, as_mask
 from flashsim.optimal.tune import bound_of, tune
-from flashsim.problem.arguments import check_direction, check_shape
-from flashsim.problem.inputs import check_M, float_dtype
-from flashsim.problem.shapes import Shape
+from flashsim.problem.arguments import check_direction
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 from flashsim.theory.lower import LowerBound
@@ -85,7 +83,7 @@ class Proof:
         return CLASS if self.direction == "forward" else BACKWARD_CLASS
 
     def certificate(self) -> dict[str, Any]:
-        """Return what `flashsim.theory.certificate.check`, or `flashsim.theory.certificate_backward.check`, needs."""
+        """Return what `flashsim.theory.certificate.check` needs."""
         at = asdict(self.bound)
         del at["compulsory"]
         schedule = None if self.best is None else asdict(self.best)
@@ -95,9 +93,10 @@ class Proof:
 
 
 def prove(
+    problem: Problem | None = None,
     *,
     N: int | None = None,
-    d: int,
+    d: int | None = None,
     M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
@@ -109,14 +108,12 @@ def prove(
 ) -> Proof:
     """Return the fewest HBM accesses that any schedule can make for one head's pass, and the best schedule known here.
 
-    Arguments as for `flashsim.count`; `mask` is a boolean array (N_q, N_k), True = attend, or a mask object. Raises ValueError
-    for arguments that make no sense.
+    Arguments as for `flashsim.count`, or a `flashsim.Problem`; `mask` is a boolean array (N_q, N_k), True = attend, or a mask
+    object. Raises ValueError for arguments that make no sense.
     """
-    direction, shape = check_direction(direction), check_shape(N, d, N_q, N_k, d_v)
-    stored = float_dtype(dtype)
-    M = check_M(M, stored.itemsize)
-    rule = as_mask(mask, causal, shape, ())
-    return Proof(*bound_of(rule, shape, M, direction), _best(rule, shape, M, stored.name, direction), direction)
+    direction = check_direction(direction)
+    asked = Problem.asked(problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask)
+    return Proof(*bound_of(asked.mask, asked.shape, asked.M, direction), _best(asked, direction), direction)
 
 
 def recount(certificate: Mapping[str, Any]) -> str:
@@ -142,19 +139,19 @@ def recount(certificate: Mapping[str, Any]) -> str:
     return f"{what}."
 
 
-def _best(rule: Mask, shape: Shape, M: int, dtype: str, direction: str) -> Schedule | None:
+def _best(problem: Problem, direction: str) -> Schedule | None:
     """Return the schedule of fewest accesses: as `tune` finds it, or, under a mask that is in HBM, of those that fill M."""
-    sizes: dict[str, Any] = {**asdict(shape), "M": M, "dtype": dtype, "direction": direction}
-    if not (rule.dense(()) or rule.tree is not None or rule.bias is not None):
+    one_head = problem.one_head()
+    if not problem.in_hbm:
         try:
-            best = tune(**sizes, mask=None if isinstance(rule, All) else rule).best
+            best = tune(one_head, direction=direction).best
         except ValueError:  # nothing fits
             return None
         return Schedule(best.algorithm, best.blocks.B_r, best.blocks.B_c, best.accesses)
     found = []
     for name in FORWARD if direction == "forward" else BACKWARD:
         try:
-            tally = count(name, **sizes, sizing="fit", mask=rule)
+            tally = count(name, one_head, direction=direction, sizing="fit")
         except (SramOverflow, ValueError):
             continue
         found.append(Schedule(name, tally.blocks.B_r, tally.blocks.B_c, tally.hbm.accesses))

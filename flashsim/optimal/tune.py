@@ -26,10 +26,10 @@ from flashsim import theory
 from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.blocks import Fixed, clipped
 from flashsim.algorithms.own import chosen
-from flashsim.masks.rules import All, Causal, Mask, as_mask
+from flashsim.attention.problem import Problem
+from flashsim.masks.rules import All, Causal, Mask
 from flashsim.optimal.allowed import allowed_pairs
-from flashsim.problem.arguments import check_callback, check_count, check_direction, check_p, check_shape, shown
-from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.problem.arguments import check_callback, check_count, check_direction, shown
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count
 from flashsim.support.sizes import Size
@@ -174,9 +174,10 @@ def cost(algorithm: str | Algorithm, *, direction: str = "forward", **arguments:
 
 
 def tune(
+    problem: Problem | None = None,
     *,
     N: int | None = None,
-    d: int,
+    d: int | None = None,
     M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
@@ -192,10 +193,11 @@ def tune(
 ) -> Tuned:
     """Find the loop order and (B_r, B_c) of fewest accesses whose peak is at most M elements, for one head.
 
-    Arguments as for `flashsim.count`; `mask` is one of positions, such as `flashsim.Causal(offset=0)`. Empty tiles are skipped.
-    `least` is the fewest rows and columns of a tile (clipped to the lengths). `algorithms` are tried besides those whose
-    records name their loops: names, records, or functions of one's own. `on_tried` is called with (algorithms done,
-    algorithms in all). Of equally few accesses, the fewest tiles win, then the lowest peak.
+    Arguments as for `flashsim.count`, or a `flashsim.Problem`, of one of whose heads it is then; `mask` is one of positions, such
+    as `flashsim.Causal(offset=0)`. Empty tiles are skipped. `least` is the fewest rows and columns of a tile (clipped to the
+    lengths). `algorithms` are tried besides those whose records name their loops: names, records, or functions of one's own.
+    `on_tried` is called with (algorithms done, algorithms in all). Of equally few accesses, the fewest tiles win, then the
+    lowest peak.
 
     No block sizes at all move less than those found; but where a mask skips tiles, that is so only for `causal`, with `least` of
     1 and for one sweep ("q_outer_two_pass" and "q_outer_streamed" make two): otherwise, of those that were tried. So it is for
@@ -206,13 +208,26 @@ def tune(
     block sizes would have to be tried.
     """
     direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
-    shape, least = check_shape(N, d, N_q, N_k, d_v), check_count("least", least)
-    rule, dropout_p = as_mask(mask, causal, shape, ()), check_p(dropout_p)
-    if rule.dense(()) or rule.tree is not None or rule.bias is not None:
+    least, asked = (
+        check_count("least", least),
+        Problem.asked(
+            problem,
+            N=N,
+            d=d,
+            M=M,
+            N_q=N_q,
+            N_k=N_k,
+            d_v=d_v,
+            dtype=dtype,
+            causal=causal,
+            mask=mask,
+            dropout_p=dropout_p,
+        ),
+    )
+    shape, rule, M, stored = asked.shape, asked.mask, asked.M, asked.dtype
+    if asked.in_hbm:
         raise ValueError(f"mask is {rule!r}; expected one of positions, of which nothing is in HBM")
     masked = None if isinstance(rule, All) else rule
-    stored = float_dtype(dtype)
-    M = check_M(M, stored.itemsize)
     sizes = sum(min(2 * isqrt(N), M) + (masked is not None) * min(N, M) for N in (shape.N_q, shape.N_k))
     if sizes > MOST_TRIED:
         raise ValueError(
@@ -220,7 +235,7 @@ def tune(
             f"expected at most {MOST_TRIED:,}. Take a smaller M or shorter lengths, or flashsim.count a few block sizes"
         )
     options: dict[str, Any] = {
-        "M": M, "dtype": stored.name, "direction": direction, "mask": masked, "dropout_p": dropout_p
+        "M": M, "dtype": stored.name, "direction": direction, "mask": masked, "dropout_p": asked.dropout_p
     }  # fmt: skip
     found: dict[str, Choice] = {}
     paper: dict[str, Choice] = {}

@@ -8,12 +8,13 @@ A file a figure: a `*_data` function counts, and a `plot_*` function draws that 
 
 from __future__ import annotations
 
-from flashsim.plots.by_array import plot_run, run_figure
-from flashsim.plots.catalogue import FIGURES, draw, write_figure
+from flashsim.drawing.bars import plot_run
+from flashsim.drawing.style import column_figure
+from flashsim.plots.by_array import run_figure
+from flashsim.plots.catalogue import FIGURES, draw
 from flashsim.plots.chart import Chart
 from flashsim.plots.saving import figure_of, save
-from flashsim.plots.style import column_figure
-from flashsim.plots.sweep import plot_sweep, sweep_data
+from flashsim.sweeping.drawing import plot_sweep, sweep_data
 
 __all__ = [
     "FIGURES",
@@ -26,5 +27,4 @@ __all__ = [
     "run_figure",
     "save",
     "sweep_data",
-    "write_figure",
 ]

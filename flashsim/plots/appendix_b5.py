@@ -18,8 +18,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
+from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 
@@ -57,7 +57,10 @@ def appendix_b5_data(
     }
 
 
-@partial(Chart, "appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.3, x=10)
+@partial(
+    Chart, "appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.3, x=10,
+    shown={"dtype": "float16"},
+)  # fmt: skip
 def plot_appendix_b5(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside the dot."""
     ax.set_xlim(0.75, 60_000)

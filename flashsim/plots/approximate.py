@@ -11,10 +11,10 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import theory
 from flashsim.beyond import approximate
+from flashsim.drawing.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, Look, hang, looks, ticks
 from flashsim.machine.traffic import Occupancy
 from flashsim.masks import patterns
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, Look, hang, looks, ticks
 from flashsim.problem.arguments import check_count
 from flashsim.support.sizes import Size
 

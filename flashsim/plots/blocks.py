@@ -14,9 +14,9 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
 from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import check_M, float_dtype
 from flashsim.run.api import Run, Tally, count, forward
@@ -122,7 +122,9 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@partial(Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
+@partial(
+    Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4, shown={"dtype": "float16"}
+)
 def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 

@@ -12,9 +12,9 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import theory
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.style import GREY, compared, hang, looks, ticks
 from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, compared, hang, looks, ticks
 from flashsim.problem.arguments import check_count
 
 

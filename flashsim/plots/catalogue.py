@@ -1,11 +1,8 @@
-"""Every figure by name, for the command line and the scripts: the `Chart`s of this folder, collected."""
+"""Every figure by name: the `Chart`s of this folder, collected."""
 
 from __future__ import annotations
 
-import argparse
 import pkgutil
-import shlex
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -14,10 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from flashsim.plots.chart import Chart
-from flashsim.plots.saving import save
 from flashsim.problem.arguments import is_one_of, shown
-from flashsim.support.entry import run_script
-from flashsim.support.files import name_of
 
 _FILES = [file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)]) if file.name != "catalogue"]
 FIGURES: dict[str, Chart] = {
@@ -46,21 +40,3 @@ def draw(
         raise ValueError("wide is for a new figure; with ax the size is that of its own")
     drawn: Axes | Sequence[Axes] = chart(chart.data(**options), ax=ax, wide=wide)
     return drawn
-
-
-def write_figure(name: str, script: str, description: str | None, **options: Any) -> None:
-    """Do what a script of figure `name` does: parse its command line, draw, write PNG, SVG, JSON, print the paths, and exit.
-
-    `options` are what the figure takes.
-    """
-    path = Path(script)
-    parser = argparse.ArgumentParser(prog=path.name, description=description)
-    parser.add_argument("-o", "--output", type=Path, default=Path("figures") / path.stem, help="stem of the files")
-
-    def work() -> None:
-        output = parser.parse_args().output
-        data = FIGURES[name].data(**options)
-        command = shlex.join(["python", f"scripts/{path.name}", *map(name_of, sys.argv[1:])])
-        print(*save(FIGURES[name].draw(data), output, data, command), sep="\n")
-
-    run_script(work)

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flashsim.drawing.style import Panels, column_figure, dress, slide, styled
 from flashsim.plots.saving import figure_of
-from flashsim.plots.style import Panels, column_figure, dress, slide, styled
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import check_M, float_dtype
 from flashsim.support.sizes import Size
@@ -27,6 +27,7 @@ class Chart:
     x, y     the bases of its panels' scales; 0: not logarithmic
     slide    the width in inches of its slide, if not `style.slide`'s own
     exact    whether its numbers are the same on every machine: counts are, what BLAS rounds is not
+    shown    the arguments with which the documentation has it, where they are not `data`'s defaults
     """
 
     name: str
@@ -41,6 +42,7 @@ class Chart:
     y: int = 0
     slide: float = 0.0
     exact: bool = True
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def takes(self) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
+from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.machine.traffic import ArrayTraffic
 from flashsim.plots.chart import Chart, setting
-from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.run.api import count
 from flashsim.support.sizes import Size, first
 
@@ -71,7 +71,10 @@ def _last(need: Callable[[int], int]) -> int:
     return first(lambda N: need(N) > LIMIT) - 1
 
 
-@partial(Chart, "memory", memory_data, "Figure 3 (right): extra memory against N, and where 40 GB end", 4.1, x=10, y=10)
+@partial(
+    Chart, "memory", memory_data, "Figure 3 (right): extra memory against N, and where 40 GB end", 4.1, x=10, y=10,
+    shown={"dtype": "float16"},
+)  # fmt: skip
 def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB."""
     N, limit = data["N"], data["limit"]

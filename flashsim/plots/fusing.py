@@ -12,8 +12,8 @@ from matplotlib.ticker import FixedLocator, LogLocator
 
 from flashsim import theory
 from flashsim.beyond import mlp
+from flashsim.drawing.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
 from flashsim.problem.arguments import check_count
 from flashsim.theory.program import ExactProgram
 

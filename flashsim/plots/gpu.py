@@ -11,10 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
-from flashsim.gpu.rungs import ladder
-from flashsim.plots.approximate import BETWEEN
-from flashsim.plots.saving import figure_of
-from flashsim.plots.style import (
+from flashsim.drawing.style import (
     BLACK,
     BLUE,
     GREEN,
@@ -31,6 +28,9 @@ from flashsim.plots.style import (
     ticks,
     tint,
 )
+from flashsim.gpu.rungs import ladder
+from flashsim.plots.approximate import BETWEEN
+from flashsim.plots.saving import figure_of
 
 _PEERS = {
     "hopper_window": ("window, 256 keys", ("sky", "v", "-.")),

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from flashsim.plots.style import BLUE, GREY, VERMILLION, styled
+from flashsim.drawing.style import BLUE, GREY, VERMILLION, styled
 
 PARTS = {"forward": "forward pass", "backward": "backward pass", "dropout": "dropout"}
 SHADES = LinearSegmentedColormap.from_list("share", ["#FFFFFF", BLUE])

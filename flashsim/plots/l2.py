@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.style import GREY, hang, looks, ticks
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES
 from flashsim.machine.memory import Event
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import GREY, hang, looks, ticks
 from flashsim.problem.arguments import check_callback
 from flashsim.run.api import count, forward
 from flashsim.support.sizes import Size
@@ -82,7 +82,10 @@ class _Progress:
                 self.on_done(self.percent, 100)
 
 
-@partial(Chart, "l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.6, x=2, y=10)
+@partial(
+    Chart, "l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.6, x=2, y=10,
+    shown={"dtype": "float16"},
+)  # fmt: skip
 def plot_l2(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted)."""
     (N, d), sizes, curves = (data["N"], data["d"]), data["sizes"], data["curves"]

@@ -10,9 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
+from flashsim.drawing.style import GREY, Look, hang, looks, ticks
 from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, Look, hang, looks, ticks
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import check_M, float_dtype
 from flashsim.theory import lower_bound, lower_bound_backward

@@ -12,9 +12,9 @@ from matplotlib.ticker import EngFormatter, LogLocator
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.optimal.tune import cost, sides
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import check_M, float_dtype
 

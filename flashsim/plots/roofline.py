@@ -14,10 +14,10 @@ from matplotlib.ticker import LogLocator
 from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.own import backward_of, chosen
 from flashsim.algorithms.record import Direction
+from flashsim.drawing.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 from flashsim.problem.arguments import is_one_of, shown
 from flashsim.run.api import backward, forward
 
@@ -109,8 +109,9 @@ _APART = 1.05  # points nearer than this factor are not drawn twice
 
 
 @partial(
-    Chart, "roofline", roofline_data, "the roofline of an A100: intensity, and what binds", 6.2, panels=2, x=10, y=10
-)
+    Chart, "roofline", roofline_data, "the roofline of an A100: intensity, and what binds", 6.2, panels=2, x=10, y=10,
+    shown={"dtype": "float16"},
+)  # fmt: skip
 def plot_roofline(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and backward.
 

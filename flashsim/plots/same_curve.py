@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
+from flashsim.drawing.style import BLACK, GREY, PURPLE, hang, looks, on_slide, ticks
 from flashsim.learn.examples import as_json
 from flashsim.learn.examples.same_curve import EARLY, STEPS, WITHIN, compute
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, PURPLE, hang, looks, on_slide, ticks
 from flashsim.problem.arguments import check_count
 
 _WHAT = "§4.1: one training curve, whichever attention trains it"

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flashsim.plots.style import drawn, styled
+from flashsim.drawing.style import drawn, styled
 from flashsim.support.files import write_whole
 from flashsim.version import __version__
 

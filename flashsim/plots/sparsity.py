@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, LogLocator
 from numpy.typing import NDArray
 
+from flashsim.drawing.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.masks import patterns
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 
@@ -89,7 +89,10 @@ def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
         yield mask
 
 
-@partial(Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 3.9, x=2, y=10)
+@partial(
+    Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 3.9, x=2, y=10,
+    shown={"dtype": "float16"},
+)  # fmt: skip
 def plot_sparsity(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor."""
     tiles = data["T_r"] * data["T_c"]

@@ -15,8 +15,8 @@ from matplotlib.ticker import LogLocator
 from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.plots.chart import Chart, setting
-from flashsim.plots.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 
@@ -178,7 +178,7 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ax.set_title(title, x=hang(ax, -0.2), pad=50 if heading else 38)
 
 
-_PANELS: dict[str, Any] = {"panels": 3, "x": 10, "y": 10}
+_PANELS: dict[str, Any] = {"panels": 3, "x": 10, "y": 10, "shown": {"dtype": "float16"}}
 _WHAT = "Theorem 2: accesses against N, d, M, with fitted exponents"
 plot_theorem2 = Chart("theorem2", theorem2_data, _WHAT, 8.6, plot_theorem, **_PANELS)
 plot_theorem5 = Chart(

@@ -29,9 +29,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from flashsim.drawing.style import BLACK, hang, looks
 from flashsim.machine.memory import Event
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, hang, looks
 from flashsim.run.api import Tally, count
 
 PAPER: dict[str, Any] = {

@@ -60,6 +60,8 @@ def check_array(name: str, value: Any) -> NDArray[Any]:
 
     Masked arrays are refused: their masks would be ignored.
     """
+    if type(value) is np.ndarray and value.dtype.isnative:
+        return value
     if _is_masked(value):
         raise ValueError(f"{name} is a masked array (numpy.ma), whose mask would be ignored; expected a plain array")
     try:
@@ -231,7 +233,7 @@ def check_lengths(symbols: Collection[str], sizes: Any) -> Sizes:
     return Sizes(**{symbol: check_count(symbol, sizes[symbol]) for symbol in symbols})
 
 
-def check_record(blocks: Any) -> Blocks:
+def check_blocks_of_run(blocks: Any) -> Blocks:
     """Return the blocks of a run."""
     if not isinstance(blocks, Blocks):
         raise ValueError(f"blocks is {shown(blocks)}; expected flashsim.Blocks, as a run has them")

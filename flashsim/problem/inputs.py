@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -104,12 +104,17 @@ def chip_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _limit(name: str, dtype: DTypeLike) -> float:
+    return _limit_of(name, np.dtype(dtype))
+
+
+@cache
+def _limit_of(name: str, dtype: np.dtype[Any]) -> float:
     info: Any = np.finfo
-    if np.dtype(dtype).name == "bfloat16":
+    if dtype.name == "bfloat16":
         import ml_dtypes
 
         info = ml_dtypes.finfo
-    return float(getattr(info(np.dtype(dtype)), name))
+    return float(getattr(info(dtype), name))
 
 
 smallest_step = partial(_limit, "smallest_subnormal")
@@ -147,6 +152,8 @@ def said_heads_first(layout: str) -> Iterator[None]:
 def check_arrays(given: Mapping[str, Any]) -> dict[str, Array]:
     """Return arrays by name. Lists of numbers have the type of the first that is an array of floats, else float64."""
     arrays = {name: check_array(name, value) for name, value in given.items()}
+    if all(isinstance(value, np.ndarray) for value in given.values()):
+        return arrays
     first = {name: innermost(value) for name, value in given.items() if isinstance(value, list | tuple)}
     listed = {name for name, one in first.items() if type(one) in (int, float) and arrays[name].dtype.kind in "iuf"}
     types = [a.dtype for name, a in arrays.items() if name not in listed and a.dtype.name in FLOATS]
@@ -180,7 +187,9 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HE
             raise ValueError(f"{name} has dtype {a.dtype}; expected one of {', '.join(FLOATS)}")
         if a.ndim < 2:
             raise ValueError(f"{name} has shape {a.shape}; expected (..., N, d), at least two axes")
-    given = Inputs(*(turned(name, a, layout) for name, a in arrays.items()))
+    given = Inputs(
+        *(arrays if layout == HEADS_FIRST else {n: turned(n, a, layout) for n, a in arrays.items()}).values()
+    )
     with said_heads_first(layout):
         _check_fit(given)
         for name in arrays if check_finite else ():
@@ -212,7 +221,7 @@ def _check_finite(name: str, a: Array) -> None:
     finite = np.isfinite(a)
     if not finite.all():
         first = tuple(int(i) for i in np.argwhere(~finite)[0])
-        raise ValueError(f"{name}{list(first)} is {a[first]}; expected finite numbers, or check_finite=False")
+        raise ValueError(f"{name}{list(first)} is {a[first]}; expected finite numbers")
 
 
 def check_shape_of_dO(dO: Array, shape: tuple[int, ...], layout: str) -> None:
@@ -305,22 +314,23 @@ def check_range(
         raise ValueError(
             f"scale is {scale:.3g}; expected one that {chip.name} holds, which ends at {largest(chip):.3g}"
         )
-    with np.errstate(over="ignore", invalid="ignore"):
-        q, k = (_longest_row(a) for a in (inputs.Q, inputs.K))
-        score = abs(scale) * q * k + bias
-        total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k / (1 - dropout_p)
+    q, k = _longest_row(inputs.Q), _longest_row(inputs.K)
+    score, row = abs(scale) * q * k + bias, max(q, abs(scale) * q)
+    total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k / (1 - dropout_p)
+    if not max(q * k * (not folded), row, 2 * score) < largest(chip) or not score < largest(
+        chip if stored is None else stored
+    ):
         reached = (
             ("products of Q and K could reach {:.3g}", 0.0 if folded else q * k, chip),
             ("scores could reach {:.3g}", score, chip if stored is None else stored),
-            ("a row of scale · Q could be {:.3g} long", max(q, abs(scale) * q), chip),
+            ("a row of scale · Q could be {:.3g} long", row, chip),
             ("two scores could be {:.3g} apart", 2 * score, chip),
         )
-    for said, most, type_ in reached:
-        if not most < largest(type_):
-            raise ValueError(
-                f"Q and K{' and the bias' * bool(bias)} are too large: {said.format(most)}, and {type_.name} ends at "
-                f"{largest(type_):.3g}. Scale the inputs down, or give a wider dtype"
-            )
+        said, most, type_ = next(one for one in reached if not one[1] < largest(one[2]))
+        raise ValueError(
+            f"Q and K{' and the bias' * bool(bias)} are too large: {said.format(most)}, and {type_.name} ends at "
+            f"{largest(type_):.3g}. Scale the inputs down, or give a wider dtype"
+        )
     if not total < largest(chip) / 4:
         raise ValueError(
             f"V is too large: a sum over {inputs.shape.N_k:,} keys could reach {total:.3g}, and {chip.name} ends at "
@@ -336,6 +346,8 @@ def _longest_row(a: Array) -> float:
 
 def check_M(M: Any, itemsize: int) -> int:
     """Return SRAM's size in elements of that item size, given so (25_600, 1e5) or as text ("100KB"); by default 100 KB."""
+    if type(M) is int:
+        return check_count("M", M)
     if M is None:
         return DEFAULT_SRAM_BYTES // itemsize
     if isinstance(M, str):

@@ -55,10 +55,9 @@ KINDS: Mapping[str, Kind] = {
 
 def kind_of(name: str, added: Mapping[str, Kind]) -> Kind:
     """Return the kind of a matrix, those `added` first. Raises ValueError for a name that is in neither table."""
-    kind = added.get(name) or KINDS.get(name)
-    if kind is None:
+    if name not in added and name not in KINDS:
         raise ValueError(f"the shape of {name} is not known; say it in the record: matrices={{{name!r}: Kind(…)}}")
-    return kind
+    return added.get(name) or KINDS[name]
 
 
 def symbols(added: Mapping[str, Kind] | None = None) -> dict[str, tuple[str, str]]:

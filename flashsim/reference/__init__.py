@@ -10,75 +10,43 @@ every key is masked has O = 0, l = 0, m = −∞ and gradients 0. What is masked
 there.
 """
 
-from flashsim.reference.approximate import (
-    Approximate,
-    linformer,
-    linformer_bounds,
-    performer,
-    performer_bounds,
-    reformer,
-    reformer_bounds,
-    smyrf,
-    smyrf_bounds,
-)
-from flashsim.reference.kernels import (
-    kernel_gradient,
-    kernel_gradient_bounds,
-    kernel_product,
-    kernel_product_bounds,
-)
-from flashsim.reference.linear import linear_attention, linear_attention_bounds
-from flashsim.reference.logits import CrossEntropy, cross_entropy, cross_entropy_bounds
-from flashsim.reference.mlp import sparse_mlp, sparse_mlp_bounds
-from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
-from flashsim.reference.rounding import (
-    BackwardRounding,
-    Rounding,
-    backward_rounding,
-    bias_gradient_bound,
-    error_bound,
-    gradient_bounds,
-    group_bound,
-    of_bound,
-    rounding,
-    score_reach,
-)
+from types import ModuleType as _Module
 
-__all__ = [
-    "Approximate",
-    "Attention",
-    "BackwardRounding",
-    "CrossEntropy",
-    "Rounding",
-    "Three",
-    "attention",
-    "attention_with_statistics",
-    "backward_rounding",
-    "bias_gradient",
-    "bias_gradient_bound",
-    "cross_entropy",
-    "cross_entropy_bounds",
-    "error_bound",
-    "gradient_bounds",
-    "gradients",
-    "group_bound",
-    "kernel_gradient",
-    "kernel_gradient_bounds",
-    "kernel_product",
-    "kernel_product_bounds",
-    "linear_attention",
-    "linear_attention_bounds",
-    "linformer",
-    "linformer_bounds",
-    "of_bound",
-    "performer",
-    "performer_bounds",
-    "reformer",
-    "reformer_bounds",
-    "rounding",
-    "score_reach",
-    "smyrf",
-    "smyrf_bounds",
-    "sparse_mlp",
-    "sparse_mlp_bounds",
-]
+from flashsim.reference.approximate import Approximate as Approximate
+from flashsim.reference.approximate import linformer as linformer
+from flashsim.reference.approximate import linformer_bounds as linformer_bounds
+from flashsim.reference.approximate import performer as performer
+from flashsim.reference.approximate import performer_bounds as performer_bounds
+from flashsim.reference.approximate import reformer as reformer
+from flashsim.reference.approximate import reformer_bounds as reformer_bounds
+from flashsim.reference.approximate import smyrf as smyrf
+from flashsim.reference.approximate import smyrf_bounds as smyrf_bounds
+from flashsim.reference.kernels import kernel_gradient as kernel_gradient
+from flashsim.reference.kernels import kernel_gradient_bounds as kernel_gradient_bounds
+from flashsim.reference.kernels import kernel_product as kernel_product
+from flashsim.reference.kernels import kernel_product_bounds as kernel_product_bounds
+from flashsim.reference.linear import linear_attention as linear_attention
+from flashsim.reference.linear import linear_attention_bounds as linear_attention_bounds
+from flashsim.reference.logits import CrossEntropy as CrossEntropy
+from flashsim.reference.logits import cross_entropy as cross_entropy
+from flashsim.reference.logits import cross_entropy_bounds as cross_entropy_bounds
+from flashsim.reference.mlp import sparse_mlp as sparse_mlp
+from flashsim.reference.mlp import sparse_mlp_bounds as sparse_mlp_bounds
+from flashsim.reference.oracle import Attention as Attention
+from flashsim.reference.oracle import Three as Three
+from flashsim.reference.oracle import attention as attention
+from flashsim.reference.oracle import attention_with_statistics as attention_with_statistics
+from flashsim.reference.oracle import bias_gradient as bias_gradient
+from flashsim.reference.oracle import gradients as gradients
+from flashsim.reference.rounding import BackwardRounding as BackwardRounding
+from flashsim.reference.rounding import Rounding as Rounding
+from flashsim.reference.rounding import backward_rounding as backward_rounding
+from flashsim.reference.rounding import bias_gradient_bound as bias_gradient_bound
+from flashsim.reference.rounding import error_bound as error_bound
+from flashsim.reference.rounding import gradient_bounds as gradient_bounds
+from flashsim.reference.rounding import group_bound as group_bound
+from flashsim.reference.rounding import of_bound as of_bound
+from flashsim.reference.rounding import rounding as rounding
+from flashsim.reference.rounding import score_reach as score_reach
+
+__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module))

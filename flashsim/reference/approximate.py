@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import Found, not_negative, of_rounds, oracle, pair, whole
+from flashsim.problem.inputs import Array
+from flashsim.reference.operands import Found, not_negative, of_rounds, oracle, pair, roundoffs, whole
 
 
 class Approximate(NamedTuple):
@@ -185,9 +185,8 @@ class _Rounding:
     """The roundoffs of the chip and of what is stored, and what follows for each step."""
 
     def __init__(self, stored: DTypeLike, C: float) -> None:
-        chip = chip_dtype(float_dtype(stored))
-        self.u, self.u_s, self.C = roundoff(chip), roundoff(stored), C
-        self.least, self.step = smallest_step(chip), smallest_step(stored)
+        self.C = C
+        self.u, self.u_s, self.least, self.step = roundoffs(stored)
 
     def stores(self, X: Array, off: Array) -> Array:
         """Return how far X is off, `off` before it is stored, when it has been."""

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.problem.arguments import check_choice
-from flashsim.problem.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import Found, for_each_row, oracle
+from flashsim.problem.inputs import Array
+from flashsim.reference.operands import Found, for_each_row, oracle, roundoffs
 
 KERNELS = ("gaussian", "laplace", "cauchy")
 REDUCTIONS = ("sum", "logsumexp")
@@ -68,15 +68,14 @@ def kernel_product_bounds(
     """
     rounded = {"x_outer": (1, 0), "z_outer": (blocks + 1, 0), "materialised": (1, 1)}
     stores, stored_K = rounded[check_choice("order", order, rounded)]
-    chip, u_s = chip_dtype(float_dtype(stored)), roundoff(stored)
-    u, n = roundoff(chip), len(V)
+    (u, u_s, least, step), n = roundoffs(stored), len(V)
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
     terms = (n + 2 * blocks + 8) * u
     if check_choice("reduction", reduction, REDUCTIONS) == "sum":
         k = np.exp(log_k)
         off = np.exp(log_k + C * delta) - k + k * (terms + stores * u_s + stored_K * u_s)
-        steps = smallest_step(chip) + stored_K * smallest_step(stored)  # of what is too small for full precision
-        return np.asarray(C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * smallest_step(stored)))
+        steps = least + stored_K * step  # of what is too small for full precision
+        return np.asarray(C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * step))
     log_v = _log_weights(V)
     with np.errstate(invalid="ignore"):
         S = log_k + log_v
@@ -99,8 +98,7 @@ def kernel_gradient_bounds(
     A pair adds |dY_i · v_j| times the slope of k, of which dY·v is off by (e + 2)u of |dY|·|v|, k as above, s by ρ, and the
     direction (x − z)/r by (2d + 4)u. Under a log-sum-exp, `off` is by how much the given Y may be off, (N, 1).
     """
-    chip, u_s = chip_dtype(float_dtype(stored)), roundoff(stored)
-    u, (n, e), d = roundoff(chip), V.shape, X.shape[1]
+    (u, u_s, least, step), (n, e), d = roundoffs(stored), V.shape, X.shape[1]
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
     s, along = _distances(X, Z) / sigma, np.abs(_directions(X, Z))
     if check_choice("reduction", reduction, REDUCTIONS) == "sum":
@@ -115,7 +113,7 @@ def kernel_gradient_bounds(
     relative = (e + 2 + 4 * d + 16 + n + 2 * blocks) * u + u_s
     times = {"cauchy": 3}.get(kernel, 1)  # k, s and 1 + s² are each off in its slope
     pairs = weight * slopes * ((more - k) * times + k * relative) / sigma
-    steps = n * smallest_step(chip) * ((1 + weight.max()) * (1 + slopes.max()) / sigma + 1) + smallest_step(stored)
+    steps = n * least * ((1 + weight.max()) * (1 + slopes.max()) / sigma + 1) + step
     return np.asarray(C * (np.einsum("ij,ijc->ic", pairs, along) + steps))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import Found, oracle
+from flashsim.problem.inputs import Array
+from flashsim.reference.operands import Found, oracle, roundoffs
 
 
 @oracle("Q (N, d), K (N, d), V (N, e)")
@@ -29,13 +29,12 @@ def linear_attention_bounds(
     Q: Any, K: Any, V: Any, *, chunks: int = 1, stored: DTypeLike = "float64", C: float = 2.0
 ) -> Array:
     """Return how far each element of O may lie from exact arithmetic, (N, e), where it is computed in so many chunks."""
-    u, u_s = roundoff(chip_dtype(float_dtype(stored))), roundoff(stored)
-    N, d = np.shape(Q)
+    (u, u_s, least, step), (N, d) = roundoffs(stored), np.shape(Q)
     sizes = linear_attention(np.abs(Q), np.abs(K), np.abs(V))
     O = np.abs(linear_attention(Q, K, V))
     factors = np.abs(Q).max() + np.abs(V).max()  # of what is too small for full precision
-    tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + factors)
-    return np.asarray(C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + smallest_step(stored)))
+    tiny = (N * d + N + d) * least * (1 + factors)
+    return np.asarray(C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + step))
 
 
 def _of_program(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:

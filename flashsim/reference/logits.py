@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import Found, for_each_row, labels, oracle
+from flashsim.problem.inputs import Array
+from flashsim.reference.operands import Found, for_each_row, labels, oracle, roundoffs
 
 
 class CrossEntropy(NamedTuple):
@@ -44,8 +44,7 @@ def cross_entropy_bounds(
     X: Any, E: Any, y: Any, g: Any = 1.0, *, blocks: int = 1, stored: DTypeLike = "float64", C: float = 2.0
 ) -> CrossEntropy:
     """Return how far each of these may lie from exact arithmetic, where they come in so many blocks."""
-    chip, u_s = chip_dtype(float_dtype(stored)), roundoff(stored)
-    u, tiny = roundoff(chip), smallest_step(stored)
+    u, u_s, least, step = roundoffs(stored)
     S, P, label, g = _forward(X, E, y, g)
     (N, d), v = X.shape, len(E)
     delta = C * (d + 2) * u * (np.abs(X) @ np.abs(E).T)
@@ -56,13 +55,13 @@ def cross_entropy_bounds(
     G = np.abs(g)[:, None] * np.where((y < 0)[:, None], 0.0, np.abs(P - label) + 2 * u)
 
     def summed(to: Array, off: Array, G: Array, terms: int, exact: Array) -> Array:
-        vanished = C * terms * smallest_step(chip) * (1 + np.abs(g).max()) * (1 + to.max())
+        vanished = C * terms * least * (1 + np.abs(g).max()) * (1 + to.max())
         rounded = C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact)
-        return np.asarray(off @ to + rounded + vanished + tiny)
+        return np.asarray(off @ to + rounded + vanished + step)
 
     dX = summed(np.abs(E), off, G, v, right.dX)
     dE = summed(np.abs(X), off.T, G.T, N, right.dE)
-    return CrossEntropy(loss + tiny, Lambda + C * u * np.abs(right.L), dX, dE)
+    return CrossEntropy(loss + step, Lambda + C * u * np.abs(right.L), dX, dE)
 
 
 def _forward(X: Any, E: Any, y: Any, g: Any) -> tuple[Array, Array, Array, Array]:

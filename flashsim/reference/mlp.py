@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import Found, kept, oracle, pair
+from flashsim.problem.inputs import Array
+from flashsim.reference.operands import Found, kept, oracle, pair, roundoffs
 
 OPERANDS = "X (N, d), W1 (d, f), W2 (f, o)"
 
@@ -33,15 +33,14 @@ def sparse_mlp_bounds(
     blocks: tuple[int, int] = (1, 1), fused: bool = True, stored: DTypeLike = "float64", C: float = 2.0,
 ) -> Array:  # fmt: skip
     """Return how far each element of Y may lie from exact arithmetic, (N, o), in so many blocks of d and of f."""
-    chip, u_s, tiny = chip_dtype(float_dtype(stored)), roundoff(stored), smallest_step(stored)
-    u, least = roundoff(chip), smallest_step(chip)
+    u, u_s, least, step = roundoffs(stored)
     W1, W2 = np.where(keep1, W1, 0.0), np.where(keep2, W2, 0.0)
     (d, f), (T_d, T_f) = W1.shape, blocks
     H, size2 = np.maximum(X @ W1, 0), np.abs(W2)
     off = C * ((d + T_d + 2) * u * (np.abs(X) @ np.abs(W1)) + (d + 1) * least)
     if not fused:
-        off = off + C * (u_s * H + tiny)
-    summed = (f + T_f + 2) * u * ((H + off) @ size2) + (f + 1) * least + tiny
+        off = off + C * (u_s * H + step)
+    summed = (f + T_f + 2) * u * ((H + off) @ size2) + (f + 1) * least + step
     return np.asarray(off @ size2 + C * (summed + u_s * np.abs(H @ W2)))
 
 

@@ -10,9 +10,10 @@ from functools import cache, wraps
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from flashsim.problem.arguments import (
     broadcasts,
@@ -26,7 +27,7 @@ from flashsim.problem.arguments import (
     check_scale,
     shown,
 )
-from flashsim.problem.inputs import Array, check_matrix, float_dtype
+from flashsim.problem.inputs import Array, check_matrix, chip_dtype, float_dtype, roundoff, smallest_step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +37,21 @@ Naive = Callable[[Mapping[str, Any], Mapping[str, int]], Found]
 """Of operands, in float64, and options by name; and of block sizes."""
 Check = Callable[[str, Any, Mapping[str, int]], Any]
 """(name, value, the operands' lengths by symbol) -> what the function gets. Raises ValueError."""
+
+
+class Roundoffs(NamedTuple):
+    """Unit roundoffs, of the chip's type and of what is stored, and the smallest steps of both."""
+
+    u: float
+    u_s: float
+    least: float
+    step: float
+
+
+def roundoffs(stored: DTypeLike) -> Roundoffs:
+    """Return those of a run on matrices that are stored so."""
+    chip = chip_dtype(float_dtype(stored))
+    return Roundoffs(roundoff(chip), roundoff(stored), smallest_step(chip), smallest_step(stored))
 
 
 def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen, forward_of
-from flashsim.problem.arguments import check_count, check_number, check_p, check_record, check_scale
+from flashsim.problem.arguments import check_blocks_of_run, check_count, check_number, check_p, check_scale
 from flashsim.problem.inputs import (
     Array,
     check_attention,
@@ -47,7 +47,7 @@ def rounding(name: str | Algorithm | Callable[..., Any], blocks: Blocks) -> Roun
 
     Raises ValueError for an unknown name.
     """
-    algorithm, T_c = chosen(name, "forward"), check_record(blocks).T_c
+    algorithm, T_c = chosen(name, "forward"), check_blocks_of_run(blocks).T_c
     return Rounding(
         steps=algorithm.rescales(T_c),
         stores=algorithm.rounds(T_c),
@@ -64,7 +64,7 @@ def backward_rounding(name: str | Algorithm, blocks: Blocks, backward_blocks: Bl
     algorithm = chosen(name, "backward")
     before = rounding(forward_of(algorithm), blocks)
     before["logs_rounded"] = algorithm.rounds_logs(blocks.T_c)
-    own = blocks if backward_blocks is None else check_record(backward_blocks)
+    own = blocks if backward_blocks is None else check_blocks_of_run(backward_blocks)
     return BackwardRounding(**before, dQ_stores=algorithm.rounds(own.T_c), recombined=algorithm.recombines)
 
 

@@ -1,39 +1,27 @@
-"""`forward`, `backward`, `count` and `trace`: what users call. The steps behind them are in `flashsim.run`."""
+"""`forward`, `backward` and `count`: what users call. The steps behind them are in `flashsim.run`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
+from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer
-from flashsim.problem.arguments import (
-    check_array,
-    check_callback,
-    check_flag,
-    check_heads,
-    check_observers,
-    check_shape,
-)
-from flashsim.problem.inputs import HEADS_FIRST, check_inputs, check_layout, check_shape_of_dO, float_dtype, turned
+from flashsim.problem.arguments import check_callback, check_observers
+from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned
 from flashsim.problem.options import check_options
-from flashsim.run.check import backward_task, check_sizing, count_task, forward_task
-from flashsim.run.gather import gather_gradients, gather_run, gather_tally
-from flashsim.run.launch import OnHead, launch, launch_all
+from flashsim.run.gather import gather_gradients, gather_tally
+from flashsim.run.launch import OnHead, finished, launch, launch_all
+from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan
 from flashsim.run.results import Gradients as Gradients
 from flashsim.run.results import Run as Run
 from flashsim.run.results import Tally as Tally
-from flashsim.run.schedule import schedule
-from flashsim.run.task import Lengths, Plan
+from flashsim.run.results import check_run
 from flashsim.support.sizes import Size
-
-if TYPE_CHECKING:
-    from flashsim.tracing import Recorder, Trace
 
 
 def forward(
@@ -56,7 +44,6 @@ def forward(
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
-    trace: bool = False,
     **options: Any,
 ) -> Run:
     """Run dropout(softmax(MASK(scale · QKᵀ))) V with the named algorithm on the counted memory.
@@ -93,21 +80,19 @@ def forward(
     check_finite  refuse NaN and ∞. Without, they reach those queries only that attend to them
     observers  called with every memory event (`flashsim.machine.memory.Event`)
     on_head  called after each head with (heads done, heads in all)
-    trace    record the first head's events as `run.trace`, to step through (`flashsim.trace`)
     options  the algorithm's own, which its record declares (`flashsim.algorithms.FORWARD[name].options`) and its file explains
 
     Raises ValueError for arguments that make no sense, TypeError for unknown ones, `SramOverflow` where an enforced M is
     exceeded.
     """
-    algorithm, layout = chosen(name, "forward"), check_layout(layout)
-    task = forward_task(
-        algorithm, Q, K, V, M, check_sizing(sizing, blocks, enforce), gqa, check_finite, layout, scale=scale,
-        causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, options=_own(forward, algorithm, options),
+    algorithm, policy = chosen(name, "forward"), check_sizing(sizing, blocks, enforce)
+    observers, on_head = check_observers(observers), check_callback("on_head", on_head)
+    plan = forward_plan(
+        algorithm, _own(forward, algorithm, options), policy, Q, K, V, check_layout(layout), check_finite, launch, M=M,
+        scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
     )  # fmt: skip
-    recorder, observers, on_head = _watching(trace, observers, on_head)
-    plan = schedule(task)
-    run = gather_run(plan, launch_all(plan, observers, on_head))
-    return replace(run, O=turned("O", run.O, layout), layout=layout, trace=_traced(recorder, plan))
+    run = finished(plan, launch_all(plan, observers, on_head))
+    return run if layout == HEADS_FIRST else replace(run, O=turned("O", run.O, layout), layout=layout)
 
 
 def backward(
@@ -122,7 +107,6 @@ def backward(
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
-    trace: bool = False,
 ) -> Gradients:
     """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., H_q, N_q, d_v).
 
@@ -130,7 +114,6 @@ def backward(
              as "q_outer_two_pass" does to "q_outer"; or an `Algorithm`
     dO       of O's shape, layout and dtype
     M, sizing, blocks, enforce  by default the forward pass's. "block_sparse" keeps its blocks, on which its mask is
-    trace    record the first head's events as the result's `trace`, to step through (`flashsim.trace`)
 
     Query heads that share a KV head are scheduled as in the forward pass, and dK, dV are sums over them. "grouped" has those
     sums on chip. "separate" has each query head write its own, "dK_parts" and "dV_parts", in the inputs' dtype; then a pass
@@ -142,19 +125,21 @@ def backward(
 
     Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
-    task = backward_task(chosen(name, "backward"), run, dO, M, sizing, blocks, enforce, check_finite)
-    recorder, observers, on_head = _watching(trace, observers, on_head)
-    plan = schedule(task)
+    algorithm = chosen(name, "backward")
+    observers, on_head = check_observers(observers), check_callback("on_head", on_head)
+    run = check_run(algorithm, run)
+    plan = backward_plan(algorithm, run, dO, M, sizing, blocks, enforce, check_finite, launch)
     found = gather_gradients(plan, launch_all(plan, observers, on_head), observers)
     by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
-    return replace(found, **by_layout, trace=_traced(recorder, plan))
+    return replace(found, **by_layout)
 
 
 def count(
     name: str | Algorithm | Callable[..., Any],
+    problem: Problem | None = None,
     *,
     N: int | None = None,
-    d: int,
+    d: int | None = None,
     M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
@@ -175,90 +160,26 @@ def count(
 ) -> Tally:
     """Count what `forward` or `backward` would move, by running the same algorithm on shapes alone: no arithmetic.
 
-    Give N, or N_q and N_k where they differ; d_v defaults to d. `heads` are the query heads, batch included, of which
-    heads / `kv_heads` share a KV head each, as `gqa` says; None: each has its own. Counts are those of one head (or group)
-    times their number, so a mask must be one head's. `dtype` matters for bytes and for the default M (100 KB); `direction` is
-    "forward" or "backward". Other arguments and errors as in `forward`.
+    Give a `flashsim.Problem`, such as `run.problem`; or d, and N, or N_q and N_k where they differ; d_v defaults to d. `heads`
+    are the query heads, batch included, of which heads / `kv_heads` share a KV head each, as `gqa` says; None: each has its
+    own. Counts are those of one head (or group) times their number, so a mask must be one head's. `dtype` matters for bytes
+    and for the default M (100 KB); `direction` is "forward" or "backward". Other arguments and errors as in `forward`.
     """
     algorithm, observers = chosen(name, direction), check_observers(observers)
     before = algorithm if direction == "forward" else forward_of(algorithm)
-    shape, (heads, kv_heads) = check_shape(N, d, N_q, N_k, d_v), check_heads(heads, kv_heads)
-    given = Lengths(shape, heads // kv_heads, float_dtype(dtype))
-    task = count_task(
-        algorithm, before, given, M, check_sizing(sizing, blocks, enforce), gqa, causal=causal, mask=mask, dropout_p=dropout_p,
-        options=_own(count, before, options),
+    problem = Problem.asked(
+        problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask,
+        dropout_p=dropout_p, gqa=gqa,
     )  # fmt: skip
-    plan = schedule(task)
+    plan = count_plan(
+        algorithm, before, problem, _own(count, before, options), check_sizing(sizing, blocks, enforce), launch
+    )
     hbm, sram, _ = launch(plan, observers=observers)
-    return gather_tally(plan, heads, hbm, sram, observers)
+    return gather_tally(plan, problem.heads, hbm, sram, observers)
 
 
-def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> dict[str, Any]:
+def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the algorithm's own options, checked."""
+    if not options and not algorithm.options:
+        return options
     return check_options(function, options, f"{algorithm.name!r} ({algorithm.title})", algorithm, FORWARD)
-
-
-def _watching(trace: Any, observers: Any, on_head: Any) -> tuple[Recorder | None, tuple[Observer, ...], OnHead | None]:
-    """Return a recorder if there is to be a trace, the observers with it, and `on_head`, checked."""
-    several, on_head = check_observers(observers), check_callback("on_head", on_head)
-    if not check_flag("trace", trace):
-        return None, several, on_head
-    from flashsim.tracing import Recorder
-
-    recorder = Recorder()
-    return recorder, (*several, recorder), on_head
-
-
-def _traced(recorder: Recorder | None, plan: Plan) -> Trace | None:
-    if recorder is None:
-        return None
-    from flashsim.tracing.about import traced
-
-    return traced(recorder, plan)
-
-
-def trace(
-    name: str | Algorithm | Callable[..., Any],
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    dO: Any = None,
-    head: Any = None,
-    **options: Any,
-) -> Trace:
-    """Run `flashsim.forward(name, Q, K, V, **options)` on one head, and return its trace; with dO, its backward pass's.
-
-    dO    the output's gradient, (..., H_q, N_q, d_v): the trace is of `flashsim.backward(name, run, dO)`, where `run` is
-          the forward pass, which is not recorded. `name` is then a backward pass's, "q_outer_two_pass" included, and
-          blocks and M are the forward pass's
-    head  an index into Q's leading axes, (0, 3) or 3; None where there is but one head. K and V are those of its
-          KV head, and dK, dV are this head's part. Options must be one head's: a mask without leading axes
-
-    Raises ValueError as `forward` and `backward` do, and for several heads without `head`.
-    """
-    layout = check_layout(options.pop("layout", HEADS_FIRST))
-    given = check_inputs(Q, K, V, check_finite=False, layout=layout)
-    Q, K, V, dO = given.Q, given.K, given.V, None if dO is None else turned("dO", check_array("dO", dO), layout)
-    if dO is not None:
-        check_shape_of_dO(dO, (*Q.shape[:-1], V.shape[-1]), layout)
-    if head is not None:
-        at = _index(head, given.leading)
-        Q, K, V, dO = Q[at], K[given.kv(at)], V[given.kv(at)], None if dO is None else dO[at]
-    elif any(axis > 1 for axis in given.leading):
-        raise ValueError(f"Q has leading axes {given.leading}; a trace is of one head: give head=")
-    if dO is None:
-        found = forward(name, Q, K, V, trace=True, **options).trace
-    else:
-        algorithm = chosen(name, "backward")
-        run = forward(forward_of(algorithm), Q, K, V, **options)
-        found = backward(algorithm, run, dO, trace=True).trace
-    assert found is not None
-    return found
-
-
-def _index(head: Any, leading: tuple[int, ...]) -> tuple[int, ...]:
-    at = tuple(head) if isinstance(head, tuple | list) else (head,)
-    whole = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in at)
-    if not whole or len(at) != len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=True)):
-        raise ValueError(f"head is {head!r}; expected an index into Q's leading axes {leading}, counted from 0")
-    return at

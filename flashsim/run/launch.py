@@ -1,8 +1,8 @@
-"""The third step: run the algorithm on each problem of a plan, with an HBM and an SRAM of its own."""
+"""The second step: run a plan's launches, each with an HBM and an SRAM of its own; and what a forward pass then returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,20 +10,24 @@ import numpy as np
 
 from flashsim.algorithms.notation import log
 from flashsim.algorithms.own import RETURNS
-from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live, Splits
-from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
+from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live
+from flashsim.attention.problem import EVERYTHING
+from flashsim.machine.memory import HBM, SRAM, Event, Matrix, MemoryModelError, Observer
 from flashsim.machine.shape_only import ShapeOnly
-from flashsim.machine.traffic import Flops, Traffic
+from flashsim.machine.source import PACKAGE, at_line
+from flashsim.machine.traffic import Flops, Occupancy, Traffic
 from flashsim.masks.band import Band
 from flashsim.masks.dropout import NoDropout, TileDropout
 from flashsim.masks.rules import All, Head, Mask
 from flashsim.problem.arguments import check_tiles, shown
-from flashsim.problem.inputs import Array, Inputs, chip_dtype
-from flashsim.problem.matrices import kind_of
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.problem.inputs import Array, chip_dtype, largest
+from flashsim.problem.matrices import KINDS, kind_of
+from flashsim.problem.shapes import Blocks
 from flashsim.run.following import followed
+from flashsim.run.interleaving import by_head
 from flashsim.run.live_tiles import CountedSplits, CountedTiles, LiveTiles, TileSplits
-from flashsim.run.task import AttentionVariant, Plan
+from flashsim.run.plan import Plan
+from flashsim.run.results import Run
 from flashsim.run.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
 from flashsim.support.blas import one_blas_thread
 
@@ -45,10 +49,12 @@ class Cost:
         of_size = {name: replace(by_array[name], size=size) for name, size in sizes.items()}
         return replace(self, traffic=Traffic({**by_array, **of_size}))
 
-    def plus(self, hbm: HBM, sram: SRAM, times: int = 1) -> Cost:
-        """Return the cost with that of a launch, so many times."""
-        traffic, flops = hbm.traffic.times(times), sram.flops.times(times)
-        return Cost(self.traffic + traffic, max(self.peak, sram.peak), self.flops + flops)
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.traffic + other.traffic, max(self.peak, other.peak), self.flops + other.flops)
+
+    def times(self, heads: int) -> Cost:
+        """Return what so many heads cost alike, one after another."""
+        return Cost(self.traffic.times(heads), self.peak, self.flops.times(heads))
 
     def with_sums(self, of: Cost) -> Cost:
         """Return what launches cost that write some gradients as parts, with the passes that sum those up."""
@@ -63,138 +69,219 @@ class Cost:
 
 @dataclass
 class Outcome:
-    """What all launches of a plan left: matrices by name, one for each problem; elements moved; the highest peak."""
+    """What all launches of a plan left: matrices by name, one for each launch; what they cost together."""
 
     matrices: dict[str, list[Array]] = field(default_factory=dict)
-    cost: Cost = field(default_factory=Cost)
+    cost: Cost | None = None
     dB: dict[Head, Array] = field(default_factory=dict)  # by where its bias is among the leading axes
 
 
 def launch_all(plan: Plan, observers: Sequence[Observer], on_head: OnHead | None) -> Outcome:
-    """Launch every problem, one after another. `on_head` is called with (problems done, problems in all)."""
-    outcome, problems = Outcome(), list(np.ndindex(plan.leading))
+    """Launch one head, or group, after another. `on_head` is called with (launches done, launches in all)."""
+    outcome, heads = Outcome(), list(np.ndindex(plan.leading))
+    bias = None if plan.row_mask is EVERYTHING else plan.row_mask.bias
     with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for number, head in enumerate(problems):
-            bias = plan.variant.mask.bias
+        for number, head in enumerate(heads):
             at = () if bias is None else bias.at(head)
             hbm, sram, returned = launch(plan, head, number, observers, outcome.dB.get(at))
-            if "dB" in hbm:
-                outcome.dB[at] = np.array(hbm.peek("dB"))
-            outcome.cost = outcome.cost.plus(hbm, sram)
-            for name, matrix in _kept(plan, hbm, returned):
+            cost = Cost(hbm.traffic, sram.peak, sram.flops)
+            outcome.cost = outcome.cost + cost if outcome.cost else cost
+            names = (*(matrix.name for matrix in returned), *plan.algorithm.saves)
+            for name, matrix in {name: hbm.peek(name) for name in names if name in hbm}.items():
                 outcome.matrices.setdefault(name, []).append(matrix)
+            if plan.algorithm.direction == "forward":
+                _keep_lse(plan, hbm, outcome.matrices)
+            elif "dB" in hbm:
+                outcome.dB[at] = np.array(hbm.peek("dB"))
             if on_head is not None:
-                on_head(number + 1, len(problems))
+                on_head(number + 1, len(heads))
     return outcome
 
 
-def _kept(plan: Plan, hbm: HBM, returned: Sequence[Matrix]) -> Iterator[tuple[str, Array]]:
-    """Yield what a launch returned and saved, and a forward pass's log-sum-exp, (N_q, 1)."""
-    algorithm = plan.task.algorithm
-    results = {matrix.name: hbm.peek(matrix.name) for matrix in returned}
-    yield from results.items()
-    yield from ((name, hbm.peek(name)) for name in algorithm.saves if name in hbm)
-    if algorithm.direction == "backward":
+def _keep_lse(plan: Plan, hbm: HBM, matrices: dict[str, list[Array]]) -> None:
+    """Add the launch's log-sum-exp, (N_q, 1), to the matrices that launches left, if it is known."""
+    if plan.algorithm.lse is not None:
+        found = plan.algorithm.lse(hbm, plan.options)
+    elif "L" in matrices:
+        found = matrices["L"][-1]
+    elif "l" in matrices:
+        found = matrices["m"][-1] + log(matrices["l"][-1])
+    else:
         return
-    if algorithm.lse is not None:
-        yield "lse", algorithm.lse(hbm, plan.variant.options)
-    elif "L" in results:
-        yield "lse", results["L"]
-    elif "l" in results:
-        yield "lse", results["m"] + log(results["l"])
+    matrices.setdefault("lse", []).append(found)
 
 
 def launch(
     plan: Plan, head: Head = (), number: int = 0, observers: Sequence[Observer] = (), dB: Array | None = None
 ) -> tuple[HBM, SRAM, tuple[Matrix, ...]]:
-    """Run the problem at `head`, the `number`th; return its memory, and the matrices that the algorithm returned.
+    """Run one launch, the `number`th, of `head`; return its memory, and the matrices that the algorithm returned.
 
     `dB` is what heads before this one made of the bias's gradient, if they share it.
     """
-    task, algorithm, variant, shape, blocks = plan.task, plan.task.algorithm, plan.variant, plan.shape, plan.blocks
-    hbm = HBM(arithmetic=isinstance(task.given, Inputs))
-    band = (variant.mask if variant.skips else All()).band(shape, head) if variant.mask.folds else None
-    if not hbm.arithmetic and band is None:
-        _refuse_too_many(variant.mask, algorithm.cuts(blocks, shape.N_q, shape.N_k))
-    chip = chip_dtype(task.given.dtype)
-    sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip, observers=observers, fold=band is not None)
+    algorithm, mask = plan.algorithm, plan.row_mask
+    hbm = HBM(arithmetic=plan.given is not None)
+    band = None
+    if not hbm.arithmetic:
+        band = (mask if plan.skips else EVERYTHING).band(plan.shape, head) if mask.folds else None
+        if band is None:
+            _refuse_too_many(mask, algorithm.cuts(plan.blocks, plan.shape.N_q, plan.shape.N_k))
+    chip = chip_dtype(plan.problem.dtype)
+    M, enforced, fold = plan.problem.M, plan.sizing.enforced, band is not None
+    sram = SRAM(hbm, M, enforced=enforced, dtype=chip, observers=observers, fold=fold)
     placed = _placed(plan, hbm, head, number)
-    kind = PartialTileMask if {"live", "splits"} & {*algorithm.parts} else TileMask
-    dropped = variant.dropout_p, variant.seed, hbm, sram, blocks, number, variant.group
-    parts: dict[str, Callable[[], Any]] = {
-        "tau": lambda: variant.tau,
-        "MASK": lambda: kind(variant.mask, hbm, sram, blocks, shape, head, algorithm.gives_dS, dB),
-        "dropout": lambda: TileDropout(*dropped) if variant.dropout_p else NoDropout(),
-        "dB": lambda: NoBiasGradient() if variant.mask.bias is None else BiasGradient(variant.mask.bias, sram, dB),
-        **_tiles(variant, blocks, shape, head, None if hbm.arithmetic else band),
-    }
-    given = (parts[part]() if part in parts else variant.options[part] for part in algorithm.parts)
-    run = algorithm.run if number else followed(algorithm.run, sram)
-    result = run(hbm, sram, *placed, blocks, *given)
-    return hbm, sram, _returned(plan, hbm, result)
+    parts = [_part(part, plan, hbm, sram, head, number, dB, band) for part in algorithm.parts]
+    code = getattr(algorithm.run, "__code__", None)
+    bundled = code is not None and code.co_filename.startswith(PACKAGE)
+    run = algorithm.run if bundled or number else followed(algorithm.run, sram)
+    return hbm, sram, _returned(plan, hbm, run(hbm, sram, *placed, plan.blocks, *parts))
 
 
-def _tiles(
-    variant: AttentionVariant, blocks: Blocks, shape: Shape, head: Head, band: Band | None
-) -> dict[str, Callable[[], Any]]:
-    """Return the parts that say which tiles of S to compute; with the `band` of the live ones, for counting by kind."""
-    given, number = variant.options.get("block_mask"), variant.options.get("splits")
-
-    def live() -> Live:
-        if isinstance(variant.mask, All) or not variant.skips:
-            return EveryTile()
+def _part(
+    name: str, plan: Plan, hbm: HBM, sram: SRAM, head: Head, number: int, dB: Array | None, band: Band | None
+) -> Any:
+    """Return a part that an algorithm asks for, by name; `band` is of the live tiles, for counting by kind."""
+    problem, mask, blocks, shape = plan.problem, plan.row_mask, plan.blocks, plan.shape
+    if name == "tau":
+        return problem.scale
+    if name == "MASK":
+        kind = PartialTileMask if {"live", "splits"} & {*plan.algorithm.parts} else TileMask
+        return kind(mask, hbm, sram, blocks, shape, head, plan.algorithm.gives_dS, dB)
+    if name == "dropout":
+        dropped = problem.dropout_p, problem.seed, hbm, sram, blocks, number, plan.together
+        return TileDropout(*dropped) if problem.dropout_p else NoDropout()
+    if name == "dB":
+        return NoBiasGradient() if mask.bias is None else BiasGradient(mask.bias, sram, dB)
+    if name == "live":
+        return _live(plan, head, band)
+    if name == "block_mask":
+        return _block_mask(plan, head, band)
+    if name == "splits":
         if band is None:
-            return LiveTiles(variant.mask, blocks, shape, head)
-        return CountedTiles(band, blocks, shape, variant.group)
+            return TileSplits(_live(plan, head, None), mask, blocks, shape, head, plan.options["splits"])
+        return CountedSplits(band, blocks, shape, plan.together, plan.options["splits"])
+    return plan.options[name]
 
-    def block_mask() -> BlockMask:
-        if given is None or not variant.skips:
-            return EveryTile()
-        return live() if isinstance(given, str) else ArrayBlockMask(check_tiles(given, blocks, shape))
 
-    def splits() -> Splits:
-        if band is None:
-            return TileSplits(live(), variant.mask, blocks, shape, head, number)
-        return CountedSplits(band, blocks, shape, variant.group, number)
+def _live(plan: Plan, head: Head, band: Band | None) -> Live:
+    if isinstance(plan.row_mask, All) or not plan.skips:
+        return EveryTile()
+    if band is None:
+        return LiveTiles(plan.row_mask, plan.blocks, plan.shape, head)
+    return CountedTiles(band, plan.blocks, plan.shape, plan.together)
 
-    return {"live": live, "block_mask": block_mask, "splits": splits}
+
+def _block_mask(plan: Plan, head: Head, band: Band | None) -> BlockMask:
+    given = plan.options["block_mask"]
+    if given is None or not plan.skips:
+        return EveryTile()
+    return (
+        _live(plan, head, band)
+        if isinstance(given, str)
+        else ArrayBlockMask(check_tiles(given, plan.blocks, plan.shape))
+    )
 
 
 def _placed(plan: Plan, hbm: HBM, head: Head, number: int) -> list[Matrix]:
     """Put in HBM what the algorithm finds there; return its operands. Without τ among its parts, Q is scaled here."""
-    task, algorithm, tau = plan.task, plan.task.algorithm, plan.variant.tau
+    algorithm, problem = plan.algorithm, plan.problem
     placed: dict[str, Matrix] = {}
-    for name in task.needs:
+    for name in plan.needs:
         kind = kind_of(name, algorithm.matrices)
-        values = plan.operand(name, head, number) if hbm.arithmetic else kind.shape(plan.shape)
+        values = plan.operand(name, kind, head, number) if hbm.arithmetic else kind.shape(plan.shape)
         if name == "Q" and hbm.arithmetic and "tau" not in algorithm.parts:
-            values = np.multiply(values, tau, dtype=chip_dtype(task.given.dtype))
-        placed[name] = hbm.place(name, values, kind.dtype(task.given.dtype))
+            values = np.multiply(values, problem.scale, dtype=chip_dtype(problem.dtype))
+        placed[name] = hbm.place(name, values, kind.dtype(problem.dtype))
     return [placed[name if name in placed else "P"] for name in algorithm.operands]  # P_dropped is P without dropout
 
 
 def _returned(plan: Plan, hbm: HBM, result: Any) -> tuple[Matrix, ...]:
     """Return the matrices that an algorithm returned. Raises MemoryModelError where they are not those of its record."""
-    algorithm = plan.task.algorithm
-    who = f"{algorithm.name!r} ({algorithm.title})"
     found = result if isinstance(result, tuple) else (result,)
-    names = tuple(matrix.name if isinstance(matrix, Matrix) else None for matrix in found)
-    expected = (algorithm.returns,) if algorithm.returns else RETURNS
-    if names not in expected:
+    expected = (plan.algorithm.returns,) if plan.algorithm.returns else RETURNS
+    if tuple(matrix.name if isinstance(matrix, Matrix) else None for matrix in found) not in expected:
         arrays = np.ndarray | ShapeOnly
         said = ", ".join("an array" if isinstance(one, arrays) else str(getattr(one, "name", one)) for one in found)
-        raise MemoryModelError(
-            f"{who} returned {f'({said})' if isinstance(result, tuple) else said}; "
-            f"expected {' or '.join('(' + ', '.join(names) + ')' for names in expected)}, matrices in HBM"
-        )
+        wanted = " or ".join("(" + ", ".join(names) + ")" for names in expected)
+        raise _wrong(plan, f"{f'({said})' if isinstance(result, tuple) else said}; expected {wanted}, matrices in HBM")
     for matrix in found:
-        if matrix.shape != (shape := kind_of(matrix.name, algorithm.matrices).shape(plan.shape)):
-            raise MemoryModelError(f"{who} returned {matrix.name} of shape {matrix.shape}; expected {shape}")
+        if matrix.shape != (shape := kind_of(matrix.name, plan.algorithm.matrices).shape(plan.shape)):
+            raise _wrong(plan, f"{matrix.name} of shape {matrix.shape}; expected {shape}")
         if not hbm.holds(matrix):
-            raise MemoryModelError(
-                f"{who} returned an {matrix.name} of another HBM; expected one that was made in the hbm it was called with"
+            raise _wrong(
+                plan, f"an {matrix.name} of another HBM; expected one that was made in the hbm it was called with"
             )
     return found
+
+
+def _wrong(plan: Plan, said: str) -> MemoryModelError:
+    return MemoryModelError(f"{plan.algorithm.name!r} ({plan.algorithm.title}) returned {said}")
+
+
+def finished(plan: Plan, outcome: Outcome) -> Run:
+    """Return the finished forward pass."""
+    matrices = outcome.matrices
+    found: dict[str, Any] = {
+        name: stacked(plan, name, matrices[name]) for name in ("O", "l", "m", "lse") if name in matrices
+    }
+    if plan.check_finite and not plan.algorithm.returns:
+        for name, matrix in found.items():
+            if np.isnan(matrix).any():
+                returned = "L" if name == "lse" else name
+                raise _of_nan(plan, f"{plan.algorithm.name!r} returned an {returned} with NaN in it")
+    saved = {name: each for name, each in matrices.items() if name not in {*found, "L"}}
+    assert outcome.cost is not None
+    return Run(**{"l": None, "m": None, "lse": None, **found}, **cost_of(plan, outcome.cost), plan=plan, saved=saved)
+
+
+def _of_nan(plan: Plan, said: str) -> MemoryModelError:
+    """Return the error for a user's algorithm whose results are NaN: it is run again, to see where they begin."""
+    events: list[Event] = []
+
+    def first(event: Event) -> None:
+        if not events and event.tile is not None and event.kind in ("load", "compute") and np.isnan(event.tile).any():
+            events.append(event)
+
+    for number, head in enumerate(np.ndindex(plan.leading)):
+        with np.errstate(all="ignore"):
+            launch(plan, head, number, [first])
+    if not events:
+        return MemoryModelError(f"{said}: rows of it were never stored")
+    (event,) = events
+    if event.kind == "load":
+        error = MemoryModelError(f"{said}: it begins in {event.name}, which is loaded before it was stored")
+    else:
+        error = MemoryModelError(
+            f"{said}: it begins in {event.name}, made of a tile that was evicted at the end of its turn "
+            "(on_chip(…, over=tile) keeps that tile), or of numbers that are too large, or −∞ − −∞"
+        )
+    error.add_note(at_line(*event.site))
+    return error
+
+
+def cost_of(plan: Plan, cost: Cost) -> dict[str, Any]:
+    """Return the query heads' cost together, as a run's fields: K and V are as large as they are, once for each KV head."""
+    if plan.parts:
+        cost = cost.sized(**{name: cost.traffic.by_array[name].size // plan.problem.group for name in ("K", "V")})
+    use = Occupancy(cost.peak, plan.problem.M, plan.sizing.enforced)
+    return {"algorithm": plan.algorithm.name, "hbm": cost.traffic, "sram": use, "blocks": plan.blocks}
+
+
+def stacked(plan: Plan, name: str, matrices: Sequence[Array], said: str = "") -> Array:
+    """Stack a matrix over the launches, their interleaved heads taken apart; a column (N, 1) becomes a vector."""
+    stacked = np.stack(matrices).reshape(*plan.leading, *matrices[0].shape)
+    if plan.together > 1 and KINDS[name].rows == "N_q":
+        stacked = by_head(stacked, plan.together)
+    refuse_overflow(plan, said or name, stacked)
+    return stacked[..., 0] if KINDS[name].columns == "1" else stacked
+
+
+def refuse_overflow(plan: Plan, name: str, array: Array) -> None:
+    """Raise ValueError where finite input overflowed the type that a result is stored in."""
+    if plan.check_finite and array.dtype.itemsize == 2 and np.isinf(array).any():
+        down, end = "dO" if name.startswith("d") else "V", largest(array.dtype)
+        raise ValueError(
+            f"{name} overflows {array.dtype}, which ends at {end:.3g}. Scale {down} down, or use a wider dtype"
+        )
 
 
 def _refuse_too_many(mask: Mask, cuts: Sequence[Blocks]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from flashsim.run.following import followed
 from flashsim.run.results import Costs
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.sizes import Size
-
-if TYPE_CHECKING:
-    from flashsim.tracing import Trace
 
 SIZINGS = ("fit", "paper")
 
@@ -99,13 +96,9 @@ class ProgramTally(ProgramCosts):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProgramRun(ProgramCosts):
-    """A program's finished run. What it returned is by name, and an attribute: `run.results["Y"]` is `run.Y`.
-
-    `trace` holds its events if they were asked for, to step through.
-    """
+    """A program's finished run. What it returned is by name, and an attribute: `run.results["Y"]` is `run.Y`."""
 
     results: Mapping[str, Array] = field(default_factory=dict)
-    trace: Trace | None = None
 
     def __getattr__(self, name: str) -> Array:
         results = self.__dict__.get("results", {})
@@ -118,9 +111,6 @@ class ProgramRun(ProgramCosts):
     def _arrays(self) -> Sequence[str]:  # type: ignore[override]
         return tuple(self.results)
 
-    def _repr_html_(self) -> str:
-        return super()._repr_html_() if self.trace is None else self.trace._repr_html_()
-
 
 def run_program(
     program: Program,
@@ -132,7 +122,6 @@ def run_program(
     enforce: bool | None = None,
     options: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
-    trace: bool = False,
 ) -> ProgramRun:
     """Run a program on arrays, of two axes each, of one type among float16, bfloat16, float32, float64.
 
@@ -143,21 +132,12 @@ def run_program(
     blocks   block sizes in the record's order; M is enforced
     sizing   without blocks: "fit", the largest of the program's proportions that fit, M enforced, or "paper", line 1
     enforce  whether to exceed M is an error, whatever the sizing says
-    trace    record all events as `run.trace`
 
     Raises ValueError for operands that do not fit together, are not finite, or overflow; SramOverflow.
     """
     given, sizes, dtype = check_operands(program, operands)
     launch = _launch(program, given, sizes, dtype, M, blocks, sizing, enforce, options or {}, arithmetic=True)
-    watching = check_observers(observers)
-    if not check_flag("trace", trace):
-        return _gathered(launch, *launch.run(watching))
-    from flashsim.tracing import Recorder
-    from flashsim.tracing.about import traced_program
-
-    recorder = Recorder()
-    run = _gathered(launch, *launch.run((*watching, recorder)))
-    return replace(run, trace=traced_program(recorder, launch))
+    return _gathered(launch, *launch.run(check_observers(observers)))
 
 
 def count_program(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from flashsim.algorithms.record import Algorithm
+from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Flops, Occupancy, Traffic
 from flashsim.problem.arguments import shown
 from flashsim.problem.inputs import HEADS_FIRST, Array, Inputs
 from flashsim.problem.shapes import Blocks
-from flashsim.run.task import AttentionVariant, Plan
+from flashsim.run.plan import Plan
 from flashsim.support.exporting import Exported
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from flashsim.tracing import Trace
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,9 +31,9 @@ class Costs(Exported):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the accesses by array as one bar, on `ax` or on a new figure, which a notebook shows; return the axes."""
-        plots = import_module("flashsim.plots")  # by name, as plots are made of runs
-        drawn: Axes = plots.plot_run({self.algorithm: self}, ax)
-        return drawn
+        from flashsim.drawing.bars import plot_run
+
+        return plot_run({self.algorithm: self}, ax)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was asked and what it cost as plain data; the arrays are not in it."""
@@ -77,33 +75,27 @@ class Tally(Costs):
 class Finished(Costs):
     """A finished pass: what it cost, as in `Tally`.
 
-    plan   what was asked, and how it was run: with the algorithm's record, `plan.task.algorithm`
-    trace  the first head's events, if `trace=True` asked for them; else None. In Jupyter, such a run shows as their player
+    plan   what was asked, and how it was run: with the algorithm's record, `plan.algorithm`
     """
 
     blocks: Blocks
     plan: Plan
-    trace: Trace | None = None
 
     def _asked(self) -> dict[str, Any]:
-        task = self.plan.task
-        given, variant, plain = task.given, task.variant, bool | int | float | str | None
+        plan, problem, plain = self.plan, self.plan.problem, bool | int | float | str | None
         return {
-            "direction": task.algorithm.direction,
-            **asdict(given.shape),
-            "leading": list(given.leading),
-            "kv_heads": math.prod(given.leading) // given.group,
-            "dtype": given.dtype.name,
-            "scale": variant.tau,
-            "mask": repr(variant.mask),
-            "dropout_p": variant.dropout_p,
-            "seed": variant.seed,
-            "gqa": task.gqa,
-            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in variant.options.items()},
+            "direction": plan.algorithm.direction,
+            **asdict(problem.shape),
+            "leading": list(problem.leading),
+            "kv_heads": problem.heads // problem.group,
+            "dtype": problem.dtype.name,
+            "scale": problem.scale,
+            "mask": repr(plan.mask),
+            "dropout_p": problem.dropout_p,
+            "seed": problem.seed,
+            "gqa": problem.gqa,
+            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in plan.options.items()},
         }
-
-    def _repr_html_(self) -> str:
-        return super()._repr_html_() if self.trace is None else self.trace._repr_html_()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -114,10 +106,9 @@ class Run(Finished):
     l, m  (..., H_q, N_q), softmax statistics of the scaled scores in the chip's dtype; None where the algorithm keeps none
     lse   (..., H_q, N_q), the scaled scores' log-sum-exp, m + log ℓ; where an algorithm returns neither it nor ℓ and m, it is
           made of what the run left in HBM, uncounted. −∞ for a row without a key. None for a function that returns O alone
-    hbm, sram, blocks, plan, trace  as in `Finished`
+    hbm, sram, blocks, plan  as in `Finished`
     layout  of O, as in `forward`
-    gqa   the schedule of query heads that share a KV head, as in `forward`
-    inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays
+    problem, inputs, saved  what was asked; Q, K, V and what else the backward pass needs: copies, independent of the caller's
     """
 
     _arrays = ("O",)
@@ -125,12 +116,29 @@ class Run(Finished):
     l: Array | None
     m: Array | None
     lse: Array | None
-    scale: float
-    gqa: str
-    inputs: Inputs
-    variant: AttentionVariant
     saved: Mapping[str, Sequence[Array]]
     layout: str = HEADS_FIRST
+
+    @property
+    def problem(self) -> Problem:
+        """What was asked: for `flashsim.count`, `flashsim.tune.tune`, `flashsim.prove`, too."""
+        return self.plan.problem
+
+    @property
+    def inputs(self) -> Inputs:
+        """Q, K, V."""
+        assert self.plan.given is not None
+        return self.plan.given
+
+    @property
+    def scale(self) -> float:
+        """The softmax scale τ."""
+        return self.plan.problem.scale
+
+    @property
+    def gqa(self) -> str:
+        """The schedule of query heads that share a KV head, as in `forward`."""
+        return self.plan.problem.gqa
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -145,3 +153,14 @@ class Gradients(Finished):
     dK: Array
     dV: Array
     dB: Array | None = None
+
+
+def check_run(algorithm: Algorithm, run: Any) -> Run:
+    """Return the run whose backward pass is asked for. Raises ValueError for anything else, and for another algorithm's."""
+    if not isinstance(run, Run):
+        wanted = f"what flashsim.forward({algorithm.forward_pass!r}, …) returned"
+        raise ValueError(f"run is a {type(run).__name__}; expected {wanted}")
+    if run.algorithm != algorithm.forward_pass:
+        own = f"backward({run.algorithm!r}, …), if any"
+        raise ValueError(f"run was made by {run.algorithm!r}; its backward pass is {own}")
+    return run

@@ -7,7 +7,6 @@ cannot be read or written. 130 interrupted (Ctrl-C). 143 terminated (SIGTERM). 1
 
 from __future__ import annotations
 
-import _thread
 import codecs
 import errno
 import io
@@ -19,7 +18,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 REFUSED, INTERRUPTED, READER_GONE, TERMINATED = 2, 130, 141, 143
 
@@ -81,7 +80,7 @@ def run_script(main: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def _prepared() -> Iterator[None]:
-    """Have streams spell what their encoding lacks, SIGTERM raise `Terminated`, Ctrl-C arrive; afterwards all is as before."""
+    """Have streams spell what their encoding lacks, and SIGTERM raise `Terminated`; afterwards all is as before."""
     with ExitStack() as after:
         if sys.stderr is None:  # it is closed; print would say errors on stdout
             after.enter_context(redirect_stderr(io.StringIO()))
@@ -93,18 +92,6 @@ def _prepared() -> Iterator[None]:
         if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _terminate)
             after.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
-
-        def hook(dropped: Any) -> None:
-            """Raise a KeyboardInterrupt again, which Python drops where it comes while garbage is collected."""
-            if not issubclass(dropped.exc_type, KeyboardInterrupt):
-                before(dropped)
-                return
-            timer = threading.Timer(0.02, _thread.interrupt_main)
-            after.callback(timer.cancel)
-            timer.start()
-
-        before, sys.unraisablehook = sys.unraisablehook, hook
-        after.callback(setattr, sys, "unraisablehook", before)
         yield
 
 

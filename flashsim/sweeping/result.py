@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
 from flashsim.problem.arguments import check_count, near, shown
@@ -151,9 +150,9 @@ class Sweep(Exported, Sequence[Row]):
 
         Raises ValueError for no such column.
         """
-        plots = import_module("flashsim.plots")  # by name: they are made of results, and need not be there to sweep
-        drawn: Axes = plots.plot_sweep(plots.sweep_data(self, x=x, y=y, by=by), ax=ax)
-        return drawn
+        from flashsim.sweeping.drawing import plot_sweep, sweep_data
+
+        return plot_sweep(sweep_data(self, x=x, y=y, by=by), ax=ax)
 
     # --------------------------------------------------------------------------------------------------------- exports
 

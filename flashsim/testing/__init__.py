@@ -15,8 +15,8 @@ if find_spec("hypothesis") is None:
     raise ModuleNotFoundError('flashsim.testing needs Hypothesis: pip install "flashsim[testing]"', name="hypothesis")
 
 from flashsim.testing.case import Case, Problem
-from flashsim.testing.checking import AttentionCheckFailed, check_attention, parametrize_with_checks, replay
 from flashsim.testing.checks import CHECKS
+from flashsim.testing.checkup import AttentionCheckFailed, check_attention, parametrize_with_checks, replay
 from flashsim.testing.report import Failure, Report
 from flashsim.testing.spec import Spec
 from flashsim.testing.strategies import cases

@@ -13,7 +13,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from flashsim.problem.arguments import check_count, shown
 from flashsim.problem.inputs import Array, float_dtype
-from flashsim.testing.kernel import memory_of
+from flashsim.testing.subject import memory_of
 
 INSTALL = {
     "torch": "pip install torch",

@@ -25,7 +25,7 @@ SPEC = Spec({arguments})
 TEST_FILE = '''\
 """Tests of {name}, one for each of flashsim's checks. Run: pytest {file}"""
 
-from flashsim.testing import parametrize_with_checks
+from flashsim.testing import {kit}
 {imports}
 
 
@@ -49,7 +49,7 @@ def first_files(
     *,
     wrapped: str = "",
     backward: str = "",
-    backward_from: str = "",
+    backward_import: str = "",
     expected: Sequence[str] = (),
 ) -> Mapping[Path, str]:
     """Return the text of each file by its path in `folder`: NAME_spec.py and test_NAME.py.
@@ -57,8 +57,8 @@ def first_files(
     module, name  from where, and under which name, the kernel is imported
     command       what writes the files
     wrapped       Python that wraps it, as `unwrapped`, or ""
-    backward      its backward function: Python, such as "attention.backward", or ""
-    backward_from the module of that function, or "" where it needs no import
+    backward      its backward function: Python, such as "attention.backward", or "" for none
+    backward_import  the line that it needs, or ""
     expected      checks that are known to fail
     """
     spec, test = paths(name, folder)
@@ -70,18 +70,18 @@ def first_files(
     else:
         fetched = "from flashsim.testing import Spec"
         imports = [f"from {module} import {name}", f"from {name}_spec import SPEC"]
-    if backward_from:
-        imports.append(f"from {backward_from} import {backward}")
+    imports += [backward_import] if backward_import else []
     given = [name, "SPEC", *([f"backward={backward}"] if backward else [])]
     given += [f"expected_failures={dict.fromkeys(expected, 'known')}"] if expected else []
     bound = ", ".join(given)
     if len(bound) >= 80:
         bound = "\n    " + ",\n    ".join(given) + ",\n"
+    kit = "parametrize_with_checks, wrap" if backward.startswith("wrap(") else "parametrize_with_checks"
     return {
         spec: SPEC_FILE.format(
             name=name, command=_in_a_docstring(command), imports=fetched, arguments=_arguments(inferred)
         ),
-        test: TEST_FILE.format(name=name, file=test.name, imports="\n".join(sorted(imports)), arguments=bound),
+        test: TEST_FILE.format(name=name, file=test.name, kit=kit, imports="\n".join(sorted(imports)), arguments=bound),
     }
 
 

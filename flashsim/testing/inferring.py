@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flashsim.problem.inputs import FLOATS
-from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import mismatches
 from flashsim.testing.probe import FEATURES, Feature, broken_by, fits, other_specs, parameters, plain, there_is
 from flashsim.testing.spec import Spec
+from flashsim.testing.subject import Subject
 
 WIDTHS = (16, 32, 64, 128, 256)  # that kernels are often made for
 FITS = "a call with it is right"
@@ -36,9 +36,9 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
     if not fits(fn, spec):
         changes = next((c for c in other_specs(spec) if fits(fn, replace(spec, **c))), None)
         if changes is None:
-            found = mismatches(Kernel(fn, spec))
+            found = mismatches(Subject(fn, spec))
             if found and found[0].stops and not found[0].changes:
-                raise ValueError(f"{Kernel(fn, spec).name}: {found[0].says}")
+                raise ValueError(f"{Subject(fn, spec).name}: {found[0].says}")
             changes, notes["dtypes"] = (dict(found[0].changes) if found else {}), "no plain call gave the right numbers"
             doubtful.append("dtypes")
         spec = replace(spec, **changes)
@@ -48,7 +48,7 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
     if more and "dtypes" not in given:
         spec, notes["dtypes"] = replace(spec, dtypes=(*spec.dtypes, *more)), "each was tried"
     others = [name for name in ("float32", "float64") if name not in spec.dtypes]
-    wrong = [name for name in others if not broken_by(Kernel(fn, spec), replace(case, dtype=name))]
+    wrong = [name for name in others if not broken_by(Subject(fn, spec), replace(case, dtype=name))]
     if "dtypes" in notes and "dtypes" not in doubtful and wrong:
         notes["dtypes"] = f"each was tried; {', '.join(wrong)} gave no right answer"
         doubtful.append("dtypes")

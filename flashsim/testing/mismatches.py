@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from flashsim.testing.case import Case
-from flashsim.testing.kernel import Broken, Kernel, OutsidePool
 from flashsim.testing.probe import FEATURES, Feature, broken_by, fits, other_specs, parameters, plain, smallest
 from flashsim.testing.spec import Spec
+from flashsim.testing.subject import Broken, OutsidePool, Subject
 from flashsim.testing.wrapping import Wrapped
 
 PACKAGES = {"ensor": "torch", "torch": "torch", "jax": "jax", "cupy": "cupy"}  # by a word of an error
@@ -52,43 +52,43 @@ def _flag(name: str, value: Any) -> str:
     return f"--{flag} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
-def mismatches(kernel: Kernel) -> list[Mismatch]:
+def mismatches(subject: Subject) -> list[Mismatch]:
     """Return what the spec does not say, or says wrongly, by one call for each thing that it declares; mostly nothing.
 
     A bug that needs a certain shape is none: where the smallest call succeeds, the check-up goes on, and finds and shrinks it.
     """
-    case = plain(kernel.spec)
-    broken = {dtype: broken_by(kernel, replace(case, dtype=dtype)) for dtype in kernel.spec.dtypes}
+    case = plain(subject.spec)
+    broken = {dtype: broken_by(subject, replace(case, dtype=dtype)) for dtype in subject.spec.dtypes}
     taken = [dtype for dtype, said in broken.items() if not said]
     if not taken:
-        found = _explained(kernel, case, broken[case.dtype])
+        found = _explained(subject, case, broken[case.dtype])
         return [] if found is None else [found]
     refused = [
         Mismatch(f"It does not take {dtype}: it {said}", {"dtypes": tuple(taken)})
         for dtype, said in broken.items()
-        if said and broken_by(kernel, smallest(replace(case, dtype=dtype), kernel.spec))
+        if said and broken_by(subject, smallest(replace(case, dtype=dtype), subject.spec))
     ]
-    return [*refused, *_of_features(kernel, replace(case, dtype=taken[0]))]
+    return [*refused, *_of_features(subject, replace(case, dtype=taken[0]))]
 
 
-def _explained(kernel: Kernel, case: Case, broken: str) -> Mismatch | None:
+def _explained(subject: Subject, case: Case, broken: str) -> Mismatch | None:
     """Say why an ordinary call breaks: by another spec that fits, or that the smallest call does too."""
-    spec = kernel.spec
+    spec = subject.spec
     for changes in other_specs(spec):
-        if fits(kernel.fn, replace(spec, **changes)):
+        if fits(subject.fn, replace(spec, **changes)):
             return Mismatch(_told(changes, broken), changes, stops=True)
     for lse in {None, "natural"} - {spec.lse}:  # a pair is a pair, even of wrong numbers
-        if not broken_by(replace(kernel, spec=replace(spec, lse=lse)), case):
+        if not broken_by(replace(subject, spec=replace(spec, lse=lse)), case):
             return Mismatch(_told({"lse": lse}, broken), {"lse": lse}, stops=True)
-    if not broken_by(kernel, smallest(case, kernel.spec)):
+    if not broken_by(subject, smallest(case, subject.spec)):
         return None
     q, k = (case.B, case.H_kv, case.N_q, case.d), (case.B, case.H_kv, case.N_k, case.d)
-    words = {} if isinstance(kernel.fn, Wrapped) else PACKAGES
+    words = {} if isinstance(subject.fn, Wrapped) else PACKAGES
     package = next((name for word, name in words.items() if word in broken), "")
     give = f". If it takes {package} arrays, give --wrap {package}, in Python wrap(fn, {package!r})" if package else ""
     if not package and words and "'numpy.ndarray' object has no attribute" in broken:
         give = f". If it takes another package's arrays, give --wrap {' or '.join(dict.fromkeys(words.values()))}"
-    if parameters(kernel.fn)[:2] == ("hbm", "sram"):
+    if parameters(subject.fn)[:2] == ("hbm", "sram"):
         give = ". It is written on flashsim's memory: flashsim run --algorithm FILE.py:NAME compares it with naive attention"
     says = f"No call succeeds. With NumPy arrays q {q} and k, v {k} of {case.dtype} (B, H, N, d) it {broken.rstrip('.')}{give}"
     return Mismatch(says, stops=True)
@@ -110,43 +110,43 @@ def _told(changes: Mapping[str, Any], broken: str) -> str:
     return said[0].upper() + said[1:] + ("" if set(changes) == {"lse"} else f"; called by the spec, it {broken}")
 
 
-def _of_features(kernel: Kernel, case: Case) -> Iterator[Mismatch]:
-    spec = kernel.spec
+def _of_features(subject: Subject, case: Case) -> Iterator[Mismatch]:
+    spec = subject.spec
     for feature in FEATURES:
         tried = getattr(spec, feature.field) and not (feature.field == "d_v" and spec.head_dims)
-        if tried and (found := _of_feature(kernel, case, feature)):
+        if tried and (found := _of_feature(subject, case, feature)):
             yield found
-    if spec.zero_keys and spec.cross and (broken := broken_by(kernel, replace(case, N_k=0))):
+    if spec.zero_keys and spec.cross and (broken := broken_by(subject, replace(case, N_k=0))):
         yield Mismatch(f"It does not take N_k = 0: it {broken}", {"zero_keys": False})
     for strides, needed in (("mixed", "contiguous"), ("columns", "last_contiguous")):
         refused = spec.strides == "any" or (spec.strides == "last_contiguous" and strides == "mixed")
-        if refused and (broken := _both_broken(kernel, replace(case, strides=strides))):
+        if refused and (broken := _both_broken(subject, replace(case, strides=strides))):
             yield Mismatch(
                 f"It does not take arrays that are not {needed.replace('_', ' ')}: it {broken}", {"strides": needed}
             )
             break
-    if kernel.back is not None and (broken := _both_broken(kernel, case, "gradients")):
+    if subject.back is not None and (broken := _both_broken(subject, case, "gradients")):
         yield Mismatch(f"Its backward function fails: it {broken}", {"backward": None})
 
 
-def _both_broken(kernel: Kernel, case: Case, *checks: str) -> str:
+def _both_broken(subject: Subject, case: Case, *checks: str) -> str:
     """Return how a call goes wrong of which the smallest kind does too, or ""."""
-    broken = broken_by(kernel, case, *checks)
-    return broken if broken and broken_by(kernel, smallest(case, kernel.spec), *checks) else ""
+    broken = broken_by(subject, case, *checks)
+    return broken if broken and broken_by(subject, smallest(case, subject.spec), *checks) else ""
 
 
-def _of_feature(kernel: Kernel, case: Case, feature: Feature) -> Mismatch | None:
+def _of_feature(subject: Subject, case: Case, feature: Feature) -> Mismatch | None:
     """Say what is wrong with a feature: it breaks the call, perhaps by its keyword's name, or a keyword changes nothing."""
     with_it, without = feature.put_into(case), {feature.field: getattr(Spec(), feature.field)}
-    if broken := _both_broken(kernel, with_it):
-        theirs = [name for name in feature.aliases if name in parameters(kernel.fn)]
+    if broken := _both_broken(subject, with_it):
+        theirs = [name for name in feature.aliases if name in parameters(subject.fn)]
         named = f"; its own name for it is {theirs[0]}, and the kit's is {feature.keyword}" if theirs else ""
         return Mismatch(f"It does not take {feature.words}: it {broken}{named}", without)
-    one, other = with_it.problem(kernel.spec), case.problem(kernel.spec)
+    one, other = with_it.problem(subject.spec), case.problem(subject.spec)
     if not feature.keyword or case.N_k < 2 or np.array_equal(one.solution.O, other.solution.O):
         return None
     try:
-        same = np.array_equal(kernel.forward(one).O, kernel.forward(other).O)
+        same = np.array_equal(subject.forward(one).O, subject.forward(other).O)
     except (Broken, OutsidePool):
         return None
     return (
@@ -154,11 +154,11 @@ def _of_feature(kernel: Kernel, case: Case, feature: Feature) -> Mismatch | None
     )
 
 
-def undeclared(kernel: Kernel) -> list[str]:
+def undeclared(subject: Subject) -> list[str]:
     """Return the keywords that the function has and the spec does not declare, so that nothing checks them."""
-    named = parameters(kernel.fn)
+    named = parameters(subject.fn)
     return [
-        feature.keyword for feature in FEATURES if feature.keyword in named and not getattr(kernel.spec, feature.field)
+        feature.keyword for feature in FEATURES if feature.keyword in named and not getattr(subject.spec, feature.field)
     ]
 
 
@@ -170,13 +170,13 @@ def to_declare(keywords: Sequence[str]) -> str:
     return f"{', '.join(flags)}, in Python Spec({python})"
 
 
-def at_their_defaults(kernel: Kernel) -> list[str]:
+def at_their_defaults(subject: Subject) -> list[str]:
     """Return the function's parameters that the kit never gives it, some with the name by which it would."""
     given = {feature.keyword for feature in FEATURES}
-    given |= set() if kernel.keep_mask is None else {"dropout_p", "seed"}
+    given |= set() if subject.keep_mask is None else {"dropout_p", "seed"}
     ours = {alias: feature.keyword for feature in FEATURES for alias in feature.aliases}
     return [
         f"{name} (the kit's name is {ours[name]})" if name in ours else name
-        for name in parameters(kernel.fn)[3:]
+        for name in parameters(subject.fn)[3:]
         if name not in given
     ]

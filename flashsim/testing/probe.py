@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from flashsim.problem.inputs import FLOATS, float_dtype
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.kernel import Kernel
 from flashsim.testing.running import Finding, try_check
 from flashsim.testing.spec import Spec
 from flashsim.testing.strategies import pool
+from flashsim.testing.subject import Subject
 
 
 class Feature(NamedTuple):
@@ -59,24 +59,24 @@ def smallest(case: Case, spec: Spec) -> Case:
     return replace(case, B=1, H_kv=1 if case.group == 1 else case.H_kv, N_q=N_q, N_k=N_k)
 
 
-def _tried(kernel: Kernel, case: Case, checks: Sequence[str]) -> Finding | None:
+def _tried(subject: Subject, case: Case, checks: Sequence[str]) -> Finding | None:
     """Return the worst finding of checks, by default of what is returned; None where the case may not be tried."""
-    names = checks or (("oracle", "log_sum_exp") if kernel.spec.lse else ("oracle",))
+    names = checks or (("oracle", "log_sum_exp") if subject.spec.lse else ("oracle",))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [finding for name in names if (finding := try_check(CHECKS[name], kernel, case)) is not None]
+        found = [finding for name in names if (finding := try_check(CHECKS[name], subject, case)) is not None]
     return max(found, key=lambda finding: finding.ratio, default=None)
 
 
-def broken_by(kernel: Kernel, case: Case, *checks: str) -> str:
+def broken_by(subject: Subject, case: Case, *checks: str) -> str:
     """Return how a call goes wrong, or "" where it gives an answer, be it a wrong one."""
-    finding = _tried(kernel, case, checks)
+    finding = _tried(subject, case, checks)
     return "" if finding is None else finding.broken
 
 
 def fits(fn: Callable[..., Any], spec: Spec, case: Case | None = None, *checks: str) -> bool:
     """Return whether the case, by default a plain one, may be tried and is answered rightly."""
-    finding = _tried(Kernel(fn, spec), plain(spec) if case is None else case, checks)
+    finding = _tried(Subject(fn, spec), plain(spec) if case is None else case, checks)
     return finding is not None and not finding.failed
 
 

@@ -17,9 +17,9 @@ from flashsim.support.tables import aligned
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion
-from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import Mismatch, to_declare
 from flashsim.testing.running import Finding, Tally, size
+from flashsim.testing.subject import Subject
 from flashsim.testing.wrapping import Wrapped
 
 NOT_SHRUNK = "the simplest drawn, not shrunk"
@@ -199,11 +199,11 @@ def _shortened(line: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- in words
 
 
-def describe(kernel: Kernel, finding: Finding, tally: Tally, suspicions: Sequence[Suspicion], how: str) -> str:
+def describe(subject: Subject, finding: Finding, tally: Tally, suspicions: Sequence[Suspicion], how: str) -> str:
     """Return the message of a failure. `how` says how its case was come by."""
     drawn = f"{tally.failed} of {tally.tried} cases drawn fail{'s' if tally.failed == 1 else ''}"
     parts = [
-        _wrapped(f"{kernel.name} fails {finding.check!r}: {CHECKS[finding.check].about}"),
+        _wrapped(f"{subject.name} fails {finding.check!r}: {CHECKS[finding.check].about}"),
         f"  {finding.case}\n  ({how}; {drawn})",
         "\n".join(_wrapped(f"  {said}", "    ") for said in _what_differs(finding).splitlines()),
     ]
@@ -212,7 +212,7 @@ def describe(kernel: Kernel, finding: Finding, tally: Tally, suspicions: Sequenc
     for suspicion in suspicions:
         known = f" Known: {', '.join(suspicion.threads)}." if suspicion.threads else ""
         parts.append(_wrapped(f"  Likely: {suspicion.says} ({suspicion.evidence}.){known}", "    "))
-    parts.append("  To see it again:\n\n" + textwrap.indent(code(kernel, finding), "    "))
+    parts.append("  To see it again:\n\n" + textwrap.indent(code(subject, finding), "    "))
     return "\n\n".join(parts)
 
 
@@ -236,29 +236,29 @@ def _what_differs(finding: Finding) -> str:
     )
 
 
-def code(kernel: Kernel, finding: Finding) -> str:
+def code(subject: Subject, finding: Finding) -> str:
     """Return Python that shows a failure again: by its case, and where they are few with its numbers."""
-    call = kernel.name if kernel.name.isidentifier() else "my_attention"
-    fetched = _fetched(call, kernel.fn)
+    call = subject.name if subject.name.isidentifier() else "my_attention"
+    fetched = _fetched(call, subject.fn)
     more = ""
-    for name, function in (("backward", kernel.back), ("dropout", kernel.keep_mask)):
-        if function is None or name not in _parts(finding.check):
+    for name, function in (("backward", subject.back), ("dropout", subject.keep_mask)):
+        if function is None or name not in CHECKS[finding.check].asks:
             continue
-        attribute = next((a for a in (name, "keep") if getattr(kernel.fn, a, None) == function), None)
+        attribute = next((a for a in (name, "keep") if getattr(subject.fn, a, None) == function), None)
         own = getattr(function, "__name__", "")
         said = f"{call}.{attribute}" if attribute else own if own.isidentifier() else f"my_{name}"
         more += f", {name}={said}"
         if not attribute:
             fetched += _fetched(said, function)
     lines = [
-        f"from flashsim.testing import Case, Spec, replay{', wrap' if isinstance(kernel.fn, Wrapped) else ''}",
+        f"from flashsim.testing import Case, Spec, replay{', wrap' if isinstance(subject.fn, Wrapped) else ''}",
         *fetched,
-        f"spec = {kernel.spec!r}",
+        f"spec = {subject.spec!r}",
         f"replay({call}, spec, {finding.check!r}, {finding.case!r}{more})",
     ]
     problem = None if finding.comparison is None else finding.comparison.problem
     if problem is not None and problem.q.size + problem.k.size + problem.v.size <= PRINTED:
-        lines += ["", *_literally(call, problem, kernel.spec.layout == "BNHD")]
+        lines += ["", *_literally(call, problem, subject.spec.layout == "BNHD")]
     return "\n".join(lines)
 
 
@@ -293,13 +293,6 @@ def _path_to(module: str) -> list[str]:
     if folder in (Path.cwd(), Path(os.__file__).resolve().parent):
         return []
     return ["import sys", f"sys.path.insert(0, {str(folder)!r})"]
-
-
-def _parts(check: str) -> tuple[str, ...]:
-    if check.startswith("dropout"):
-        return ("backward", "dropout") if check == "dropout_gradients" else ("dropout",)
-    with_backward = ("gradients", "finite_differences", "masked_gradients", "backward_poison", "strides")
-    return ("backward",) if check in (*with_backward, "inputs_unmodified") else ()
 
 
 def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:

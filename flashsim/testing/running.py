@@ -17,9 +17,9 @@ from hypothesis.errors import NoSuchExample
 
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS, Check, Comparison, Trial
-from flashsim.testing.kernel import Broken, Kernel, OutsidePool
 from flashsim.testing.spec import Spec
 from flashsim.testing.strategies import cases
+from flashsim.testing.subject import Broken, OutsidePool, Subject
 
 ALWAYS = ("oracle", "log_sum_exp", "gradients")
 ROTATING, ROTATING_LARGE = 5, 2  # other checks tried on a case of a survey, and on one with more scores than LARGE
@@ -47,13 +47,15 @@ class Finding:
         return not self.ratio <= 1
 
 
-def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = None) -> Finding | None:
+def try_check(check: Check, subject: Subject, case: Case, trial: Trial | None = None) -> Finding | None:
     """Run a check on a case, made to fit; return the finding, or None where it does not apply."""
-    fitted = check.fit(case, kernel)
+    fitted = check.fit(case, subject)
     if fitted is None:
         return None
+    if subject.on_try is not None:
+        subject.on_try(check.name, fitted)
     if trial is None or fitted != trial.case:
-        trial = Trial(kernel, fitted)
+        trial = Trial(subject, fitted)
     worst: Finding | None = None
     try:
         with np.errstate(all="ignore"):
@@ -113,15 +115,15 @@ class Survey:
 Progress = Callable[[int, int], None]
 
 
-def applicable(kernel: Kernel, names: Iterable[str] | None = None) -> tuple[list[Check], dict[str, str]]:
+def applicable(subject: Subject, names: Iterable[str] | None = None) -> tuple[list[Check], dict[str, str]]:
     """Return the checks that apply to the kernel, and why the others do not."""
     asked = [CHECKS[name] for name in (CHECKS if names is None else names)]
-    why = {check.name: check.needs(kernel) for check in asked}
+    why = {check.name: check.needs(subject) for check in asked}
     return [check for check in asked if not why[check.name]], {name: reason for name, reason in why.items() if reason}
 
 
 def survey(
-    kernel: Kernel,
+    subject: Subject,
     max_examples: int,
     seed: int,
     names: Sequence[str] | None = None,
@@ -133,7 +135,7 @@ def survey(
 
     With `until_failure` no case is drawn after the first that fails, but for checks that are `expected` to.
     """
-    checks, left_out = applicable(kernel, names)
+    checks, left_out = applicable(subject, names)
     found = Survey({check.name: Tally() for check in checks}, left_out)
 
     def enough() -> bool:
@@ -143,9 +145,9 @@ def survey(
         if enough():  # Hypothesis tries the case that ends the search once more
             return True
         found.examples += 1
-        trial = Trial(kernel, case)
+        trial = Trial(subject, case)
         for check in checks if names is not None else _in_turn(checks, case):
-            finding = try_check(check, kernel, case, trial)
+            finding = try_check(check, subject, case, trial)
             if finding is not None:
                 found.tallies[check.name].add(finding, found.examples)
                 found.verdicts.append((finding.case, not finding.failed, check.name))
@@ -164,7 +166,7 @@ def survey(
     )
     with warnings.catch_warnings(), suppress(NoSuchExample):
         warnings.simplefilter("ignore")
-        find(cases(kernel.spec), look, settings=how, random=Random(seed))
+        find(cases(subject.spec), look, settings=how, random=Random(seed))
     return found
 
 
@@ -180,20 +182,20 @@ def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
 ATTEMPTS, SEEDS = 600, 8  # to lower a value; with other numbers
 
 
-def shrink(check: Check, kernel: Kernel, case: Case) -> Finding | None:
+def shrink(check: Check, subject: Subject, case: Case) -> Finding | None:
     """Return the finding of a failing case in which one value after the other is lowered, for as long as it fails.
 
     What is returned has not failed, or is None, where the case itself does not fail again.
     """
-    best = try_check(check, kernel, case)
+    best = try_check(check, subject, case)
     if best is None or not best.failed:
         return best
-    simpler, left = _simpler(best.case, kernel.spec), ATTEMPTS
+    simpler, left = _simpler(best.case, subject.spec), ATTEMPTS
     while left and (tried := next(simpler, None)) is not None:
         left -= 1
-        finding = try_check(check, kernel, tried)
+        finding = try_check(check, subject, tried)
         if finding is not None and finding.failed and finding.case == tried:
-            best, simpler = finding, _simpler(tried, kernel.spec)
+            best, simpler = finding, _simpler(tried, subject.spec)
     return best
 
 

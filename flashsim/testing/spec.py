@@ -112,10 +112,10 @@ class Spec:
         return call_of(self)
 
 
-def call_of(record: Any) -> str:
+def call_of(made: Any) -> str:
     """Return the call that makes a dataclass's instance again, without what is its default."""
-    given = {f.name: getattr(record, f.name) for f in fields(record) if getattr(record, f.name) != f.default}
-    return f"{type(record).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+    given = {f.name: getattr(made, f.name) for f in fields(made) if getattr(made, f.name) != f.default}
+    return f"{type(made).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 def check_spec(spec: Any) -> Spec:

@@ -13,9 +13,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from flashsim.testing.case import Case
-from flashsim.testing.kernel import strides_of
 from flashsim.testing.regimes import MASKS, REGIMES
 from flashsim.testing.spec import Spec, check_spec
+from flashsim.testing.subject import strides_of
 
 SMALL = 12
 LONG = (257, 1500, 4100)

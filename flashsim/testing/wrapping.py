@@ -26,15 +26,18 @@ class Convention(NamedTuple):
     keywords: Callable[..., dict[str, Any]]
     promises: Mapping[str, Any]
 
-    def call(self, fn: Callable[..., Any], q: Any, k: Any, v: Any, seed: int | None = None, **keywords: Any) -> Any:
-        """Return O, or (O, lse), of `fn`; a `seed` seeds torch's generators, which are restored after the call."""
+    def call(self, fn: Callable[..., Any], q: Any, k: Any, *v_do: Any, seed: int | None = None, **keywords: Any) -> Any:
+        """Return what `fn` does, of a forward function O, or (O, lse), alone.
+
+        A `seed` seeds torch's generators, which are restored after the call.
+        """
         with ExitStack() as stack:
             if seed is not None:
                 torch: Any = importlib.import_module("torch")
                 stack.enter_context(torch.random.fork_rng(devices=[q.device] if q.device.type == "cuda" else []))
                 torch.manual_seed(seed)
-            result = fn(q, k, v, **self.keywords(q, k, **keywords))
-        return tuple(result[:2]) if isinstance(result, tuple | list) else result
+            result = fn(q, k, *v_do, **self.keywords(q, k, **keywords))
+        return tuple(result[:2]) if isinstance(result, tuple | list) and len(v_do) == 1 else result
 
 
 def _sdpa(
@@ -98,7 +101,8 @@ class Wrapped:
     """`fn` on NumPy arrays. Made by `wrap`.
 
     Called as kernel(q, k, v, **keywords), it returns O, or (O, lse) where fn returns two arrays. `backward(q, k, v, do,
-    **keywords)` returns (dq, dk, dv), by torch's autograd or jax.vjp through O; it is missing where there is neither.
+    **keywords)` returns (dq, dk, dv), by torch's autograd or jax.vjp through O; it is missing where there is neither. Where
+    fn is a backward function of its own, it is itself called so.
     """
 
     def __init__(self, fn: Callable[..., Any], bridge: Bridge, convention: str | None, device: Any = None) -> None:
@@ -113,9 +117,9 @@ class Wrapped:
             with suppress(TypeError, ValueError):
                 self.__signature__ = inspect.signature(fn)
 
-    def __call__(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        """Return O, or (O, lse), as NumPy arrays."""
-        with self._sent({"q": q, "k": k, "v": v}, keywords) as (inputs, keywords):
+    def __call__(self, q: Any, k: Any, v: Any, *do: Any, **keywords: Any) -> Any:
+        """Return O, or (O, lse), as NumPy arrays; or dq, dk, dv."""
+        with self._sent(dict(zip(("q", "k", "v", "do"), (q, k, v, *do), strict=False)), keywords) as (inputs, keywords):
             return self._results(self._call(*inputs, **keywords))
 
     @property
@@ -179,10 +183,10 @@ class Wrapped:
             for one in (*sent, *more.values()):
                 one.settle(self.__name__)
 
-    def _call(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+    def _call(self, *inputs: Any, **keywords: Any) -> Any:
         if self.convention is None:
-            return self.fn(q, k, v, **keywords)
-        return CONVENTIONS[self.convention].call(self.fn, q, k, v, **keywords)
+            return self.fn(*inputs, **keywords)
+        return CONVENTIONS[self.convention].call(self.fn, *inputs, **keywords)
 
     def _results(self, result: Any) -> Any:
         several = isinstance(result, tuple | list)
@@ -195,7 +199,7 @@ class Wrapped:
 
 
 def wrap(fn: Callable[..., Any], xp: str, *, convention: str | None = None, device: Any = None) -> Wrapped:
-    """Return `fn`, an attention on the arrays of `xp`, "torch", "cupy" or "jax", as one on NumPy arrays.
+    """Return `fn`, an attention on the arrays of `xp`, "torch", "cupy" or "jax", as one on NumPy arrays; or its backward.
 
     Only that package is imported. `device` is where fn runs: for torch, what torch.device takes; for CuPy, a number;
     for JAX, a jax.Device or a platform's name. By default the package's own (for torch, the CPU).

@@ -9,83 +9,47 @@ The theorems' Θ expressions and their constants are derived in `bounds`; what n
 Theory imports nothing of flashsim but records, the checks of arguments and the mask objects that users make.
 """
 
-from __future__ import annotations
+from types import ModuleType as _Module
 
-from flashsim.theory.counts import Exact, exact
-from flashsim.theory.form import Form, form_of, formulas, symbols
-from flashsim.theory.formulas import SYMBOLS
-from flashsim.theory.kernel_products import (
-    kernel_materialised_constants,
-    kernel_product_bound,
-    kernel_x_outer_constants,
-    kernel_z_outer_constants,
-)
-from flashsim.theory.lower import LowerBound, lower_bound
-from flashsim.theory.lower_backward import BackwardBound, lower_bound_backward
-from flashsim.theory.problem import BYTES, NoClosedForm
-from flashsim.theory.program import ExactProgram, ProgramForm, exact_program
-from flashsim.theory.theorems import (
-    block_sparse_constants,
-    compulsory,
-    extra_memory,
-    flash_backward_constants,
-    flash_constants,
-    flash_over_compulsory_constant,
-    matmul_flops,
-    proof_accounting,
-    proposition_4,
-    q_outer_constants,
-    small_cache_constants,
-    standard_backward_constants,
-    standard_backward_small_M_constants,
-    standard_constants,
-    standard_small_M_constants,
-    theorem_2_flash,
-    theorem_2_standard,
-    theorem_5_flash,
-    theorem_5_standard,
-    theorem_saha_ye,
-)
+from flashsim.theory.counts import Exact as Exact
+from flashsim.theory.counts import exact as exact
+from flashsim.theory.form import Form as Form
+from flashsim.theory.form import form_of as form_of
+from flashsim.theory.form import formulas as formulas
+from flashsim.theory.form import symbols as symbols
+from flashsim.theory.formulas import SYMBOLS as SYMBOLS
+from flashsim.theory.kernel_products import kernel_materialised_constants as kernel_materialised_constants
+from flashsim.theory.kernel_products import kernel_product_bound as kernel_product_bound
+from flashsim.theory.kernel_products import kernel_x_outer_constants as kernel_x_outer_constants
+from flashsim.theory.kernel_products import kernel_z_outer_constants as kernel_z_outer_constants
+from flashsim.theory.lower import LowerBound as LowerBound
+from flashsim.theory.lower import lower_bound as lower_bound
+from flashsim.theory.lower_backward import BackwardBound as BackwardBound
+from flashsim.theory.lower_backward import lower_bound_backward as lower_bound_backward
+from flashsim.theory.problem import BYTES as BYTES
+from flashsim.theory.problem import NoClosedForm as NoClosedForm
+from flashsim.theory.program import ExactProgram as ExactProgram
+from flashsim.theory.program import ProgramForm as ProgramForm
+from flashsim.theory.program import exact_program as exact_program
+from flashsim.theory.theorems import block_sparse_constants as block_sparse_constants
+from flashsim.theory.theorems import compulsory as compulsory
+from flashsim.theory.theorems import extra_memory as extra_memory
+from flashsim.theory.theorems import flash_backward_constants as flash_backward_constants
+from flashsim.theory.theorems import flash_constants as flash_constants
+from flashsim.theory.theorems import flash_over_compulsory_constant as flash_over_compulsory_constant
+from flashsim.theory.theorems import matmul_flops as matmul_flops
+from flashsim.theory.theorems import proof_accounting as proof_accounting
+from flashsim.theory.theorems import proposition_4 as proposition_4
+from flashsim.theory.theorems import q_outer_constants as q_outer_constants
+from flashsim.theory.theorems import small_cache_constants as small_cache_constants
+from flashsim.theory.theorems import standard_backward_constants as standard_backward_constants
+from flashsim.theory.theorems import standard_backward_small_M_constants as standard_backward_small_M_constants
+from flashsim.theory.theorems import standard_constants as standard_constants
+from flashsim.theory.theorems import standard_small_M_constants as standard_small_M_constants
+from flashsim.theory.theorems import theorem_2_flash as theorem_2_flash
+from flashsim.theory.theorems import theorem_2_standard as theorem_2_standard
+from flashsim.theory.theorems import theorem_5_flash as theorem_5_flash
+from flashsim.theory.theorems import theorem_5_standard as theorem_5_standard
+from flashsim.theory.theorems import theorem_saha_ye as theorem_saha_ye
 
-__all__ = [
-    "BYTES",
-    "SYMBOLS",
-    "BackwardBound",
-    "Exact",
-    "ExactProgram",
-    "Form",
-    "LowerBound",
-    "NoClosedForm",
-    "ProgramForm",
-    "block_sparse_constants",
-    "compulsory",
-    "exact",
-    "exact_program",
-    "extra_memory",
-    "flash_backward_constants",
-    "flash_constants",
-    "flash_over_compulsory_constant",
-    "form_of",
-    "formulas",
-    "kernel_materialised_constants",
-    "kernel_product_bound",
-    "kernel_x_outer_constants",
-    "kernel_z_outer_constants",
-    "lower_bound",
-    "lower_bound_backward",
-    "matmul_flops",
-    "proof_accounting",
-    "proposition_4",
-    "q_outer_constants",
-    "small_cache_constants",
-    "standard_backward_constants",
-    "standard_backward_small_M_constants",
-    "standard_constants",
-    "standard_small_M_constants",
-    "symbols",
-    "theorem_2_flash",
-    "theorem_2_standard",
-    "theorem_5_flash",
-    "theorem_5_standard",
-    "theorem_saha_ye",
-]
+__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module))

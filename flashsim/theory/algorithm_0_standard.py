@@ -21,7 +21,7 @@ from flashsim.theory.problem import Arrays, OneHead, Tiles
 from flashsim.theory.theorems import theorem_2_standard
 
 
-def proportions(rows: int, d: int) -> tuple[int, int]:
+def line_1(rows: int, d: int) -> tuple[int, int]:
     """Return (B_r, B_c): Algorithm 1's, exchanged, as here the panel of queries decides how often K and V are read."""
     return rows, min(rows, d)
 
@@ -56,7 +56,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="standard",
-    proportions=proportions,
+    line_1=line_1,
     traffic=traffic,
     peak=peak,
     products=(1, 1),

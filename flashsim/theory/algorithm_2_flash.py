@@ -16,7 +16,7 @@ from flashsim.theory.problem import OneHead, Tiles
 from flashsim.theory.theorems import theorem_2_flash
 
 
-def proportions(rows: int, d: int) -> tuple[int, int]:
+def line_1(rows: int, d: int) -> tuple[int, int]:
     """Return line 1's (B_r, B_c) where ⌈M/4d⌉ = rows."""
     return min(rows, d), rows
 
@@ -28,7 +28,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="flash",
-    proportions=proportions,
+    line_1=line_1,
     peak=peak,
     products=(1, 1),
     theta=theorem_2_flash,

@@ -17,7 +17,7 @@ reads and writes the block of dB that goes with each tile.
 from __future__ import annotations
 
 from flashsim.problem.shapes import Blocks
-from flashsim.theory.algorithm_0_standard import proportions
+from flashsim.theory.algorithm_0_standard import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak, learning_tiles
 from flashsim.theory.problem import Arrays, OneHead, Tiles
@@ -59,7 +59,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = Form(
     name="standard",
     direction="backward",
-    proportions=proportions,
+    line_1=line_1,
     traffic=traffic,
     peak=peak,
     products=(2, 2),  # dQ dK; dV dP

@@ -12,7 +12,7 @@ that lives in HBM is on chip beside S_ij, and one of a bias's gradient beside dS
 from __future__ import annotations
 
 from flashsim.problem.shapes import Blocks
-from flashsim.theory.algorithm_2_flash import proportions
+from flashsim.theory.algorithm_2_flash import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 
@@ -28,7 +28,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = Form(
     name="flash",
     direction="backward",
-    proportions=proportions,
+    line_1=line_1,
     peak=peak,
     products=(3, 2),  # S dQ dK; dV dP
     initial=("dQ", "dK", "dV"),

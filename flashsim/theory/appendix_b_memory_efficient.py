@@ -22,7 +22,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="memory_efficient",
-    proportions=one_by_one,
+    line_1=one_by_one,
     passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
     products=(2, 1),  # QKᵀ for L, and again for O

@@ -36,7 +36,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = Form(
     name="memory_efficient",
     direction="backward",
-    proportions=one_by_one,
+    line_1=one_by_one,
     passes=passes,
     peak=peak,
     products=(5, 3),  # S three times, dQ dK; dV, dP twice

@@ -8,7 +8,7 @@ peak    (B_r + B_c)(d + d_v) + B_r·B_c + 2B_r to summarise; 2B_r·d_v + 5B_r to
 from __future__ import annotations
 
 from flashsim.problem.shapes import Blocks
-from flashsim.theory.algorithm_2_flash import proportions
+from flashsim.theory.algorithm_2_flash import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.problem import Kept, OneHead, Tiles
 
@@ -26,7 +26,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="rabe_staats",
-    proportions=proportions,
+    line_1=line_1,
     kept=kept,
     peak=peak,
     products=(1, 1),

@@ -1,8 +1,9 @@
-"""Check a certificate of `flashsim prove`, by whole numbers alone.
+"""Check a certificate of `flashsim prove`, forward or backward, by whole numbers alone.
 
     python -m flashsim.theory.certificate FILE
 
-This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside flashsim/theory/lower.py.
+This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside flashsim/theory/lower.py and
+flashsim/theory/lower_backward.py.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ from math import isqrt
 from typing import Any
 
 MOST_CELLS = 10**6
-FINE = 20  # bits behind the point of roots, which are rounded up
-FIELDS = ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys", "Y", "n", "a", "b", "H", "bound")
+SIZES = ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys", "bound")
+PHASES = {"forward": ("Y", "n", "a", "b", "H"), "backward": ("Y", "n", "H")}
 
 
 def check(certificate: Mapping[str, Any]) -> str:
     """Return what is proved, in a sentence. Raises ValueError for a certificate that proves nothing, and says why."""
-    if not isinstance(certificate, Mapping) or certificate.get("direction") != "forward":
-        raise ValueError("its direction is not 'forward'")
-    for name in FIELDS:
+    direction = certificate.get("direction") if isinstance(certificate, Mapping) else None
+    if direction not in ("forward", "backward"):
+        raise ValueError("its direction is not 'forward' or 'backward'")
+    for name in (*SIZES, *PHASES[direction]):
         value = certificate.get(name)
-        if type(value) is not int or not 0 <= value < 10**30:
-            raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number below 10³⁰")
-    N_q, N_k, d, d_v, M, pairs, queries, keys, Y, n, a, b, H, bound = (int(certificate[name]) for name in FIELDS)
+        if type(value) is not int or not 0 <= value < 10**60:
+            raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number below 10⁶⁰")
+    N_q, N_k, d, d_v, M, pairs, queries, keys, bound = (int(certificate[name]) for name in SIZES)
+    Y, n, *most = (int(certificate[name]) for name in PHASES[direction])
     if min(N_q - queries, N_k - keys, d - 1, d_v - 1, M - 1, pairs - queries, pairs - keys, queries * keys - pairs) < 0:
         raise ValueError("there is no such problem")
     allowed = certificate.get("allowed")
@@ -36,22 +39,29 @@ def check(certificate: Mapping[str, Any]) -> str:
         rows = min(N_q, N_k)
         if (pairs, queries, keys) != (rows * N_k - rows * (rows - 1) // 2, rows, N_k):
             raise ValueError(f"pairs are {pairs}; causal, they are {rows * N_k - rows * (rows - 1) // 2}")
-    compulsory = queries * d + keys * (d + d_v) + N_q * d_v
-    if bound <= compulsory:
+    read, written = queries * d + keys * (d + d_v), N_q * d_v
+    if direction == "backward":  # dO is read, too
+        read, written = read + queries * d_v, N_q * d + N_k * (d + d_v)
+    if bound <= read + written:
         how = "Every input that matters is read once, and every output written once"
+    elif n < 2 or Y <= M:
+        raise ValueError(f"n = {n} phases of Y = {Y} with M = {M} prove nothing: expected n ≥ 2 and Y > M")
+    elif bound > Y + (n - 2) * (Y - M):
+        raise ValueError(f"bound is {bound}; {n} phases of Y = {Y} prove {Y + (n - 2) * (Y - M)}")
+    elif direction == "forward":
+        how = by_phases(d, d_v, M, pairs, Y, n, *most)
     else:
-        how = by_phases(d, d_v, M, pairs, Y, n, a, b, H, bound)
+        how = by_phases_backward(min(d, d_v), pairs * (2 * d + d_v), Y, n, *most)
     given = allowed if allowed in ("all", "causal") else f"{pairs} allowed pairs, taken as given"
     sizes = f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, M = {M}, {given}"
-    return f"{how}: no schedule moves fewer than {bound} elements ({sizes})"
+    backward = "backward " if direction == "backward" else ""
+    return f"{how}: no {backward}schedule moves fewer than {bound} elements ({sizes})"
 
 
-def by_phases(d: int, d_v: int, M: int, pairs: int, Y: int, n: int, a: int, b: int, H: int, bound: int) -> str:
-    """Return how n phases prove the bound. Raises ValueError if they do not."""
-    if n < 2 or Y <= M or b < 1:
-        raise ValueError(f"n = {n} phases of Y = {Y} with M = {M} prove nothing: expected n ≥ 2 and Y > M")
-    if bound > Y + (n - 2) * (Y - M):
-        raise ValueError(f"bound is {bound}; {n} phases of Y = {Y} prove {Y + (n - 2) * (Y - M)}")
+def by_phases(d: int, d_v: int, M: int, pairs: int, Y: int, n: int, a: int, b: int, H: int) -> str:
+    """Return how it is known that there are n phases, by weights a, b and H. Raises ValueError if fewer may do."""
+    if b < 1:
+        raise ValueError(f"b is {b}; expected a weight of at least 1")
     if not a and not H:
         if fewer_phases(pairs * d_v, d, Y) < n - 1:
             raise ValueError(f"{n - 1} phases of Y = {Y} are enough: they may have all {pairs * d_v} terms")
@@ -74,9 +84,10 @@ def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
     In a cell of s and c it is at most what the upper corner gives, with t from the lower one. What exceeds H is halved; a single
     point that does is a counterexample, as far as roots are rounded up. What takes too many cells is not shown either.
     """
+    fine = 20  # bits behind the point of roots
 
-    def root_up(x: int) -> int:  # in units of 2^−FINE
-        return isqrt(x << (2 * FINE)) + 1
+    def root_up(x: int) -> int:  # in units of 2^−fine
+        return isqrt(x << (2 * fine)) + 1
 
     cells, left = [(0, Y, 0, Y)], MOST_CELLS
     while cells:
@@ -84,13 +95,46 @@ def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
         s0, s1, c0, c1 = cells.pop()
         t = Y - s0 - c0
         one = a * s1 * root_up(s1 * s1 + 4 * d * d * (c1 + M))
-        if t < 0 or one + b * t * root_up(s1 * s1 + 4 * d * d * c1) <= (4 * d * H) << FINE:
+        if t < 0 or one + b * t * root_up(s1 * s1 + 4 * d * d * c1) <= (4 * d * H) << fine:
             continue
         if (s0, c0) == (s1, c1) or not left:
             return False
         s, c = (s0 + s1) // 2, (c0 + c1) // 2
         wide = s1 - s0 >= c1 - c0
         cells += [(s0, s, c0, c1), (s + 1, s1, c0, c1)] if wide else [(s0, s1, c0, c), (s0, s1, c + 1, c1)]
+    return True
+
+
+def by_phases_backward(delta: int, T: int, Y: int, n: int, H: int) -> str:
+    """Return the same of T terms backward, by H."""
+    if (n - 1) ** 2 * H >= T * T:
+        raise ValueError(f"{n - 1} phases are enough for {T} terms, if each may have √H, H = {H}")
+    if not most_in_a_phase_backward(Y, delta, H):
+        raise ValueError(f"a phase may have more than √H terms, H = {H}")
+    return f"There are at least {n} phases, which touch {Y} elements each and have at most √H terms, H = {H}"
+
+
+def most_in_a_phase_backward(Y: int, delta: int, H: int) -> bool:
+    """Say whether (Y − A − c)(A³/(12√3 δ²) + A c) ≤ H for all whole A, c ≥ 0 with A + c ≤ Y.
+
+    With P = Y − A, W = A²/(12√3 δ²) it is A(P − c)(W + c): at most A(P + W)²/4; at most A·P·W where W ≥ P. In a cell of A it
+    is at most what the upper end gives, P taken at the lower one. What exceeds H is halved; a single A that does is a
+    counterexample, but for rounding, and what takes too many cells is not shown either.
+    """
+    fine = 40  # bits behind the point
+    root = isqrt(432 * delta**4 << (2 * fine))  # 12√3 δ², rounded down, in units of 2^−fine
+    cells, left = [(0, Y)], MOST_CELLS
+    while cells:
+        left -= 1
+        low, high = cells.pop()
+        P, W = (Y - low) * root, high * high << fine  # both times root
+        wide = low**4 >= 432 * delta**4 * (Y - low) ** 2  # W ≥ P at the lower end, so in all of the cell
+        if (high * (Y - low) * W <= H * root) if wide else (high * (P + W) ** 2 <= 4 * H * root**2):
+            continue
+        if low == high or not left:
+            return False
+        middle = (low + high) // 2
+        cells += [(low, middle), (middle + 1, high)]
     return True
 
 

@@ -167,9 +167,9 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
     width = ceil_div(p.d + p.d_v, 2)
 
     def of(rows: int) -> Blocks:
-        found = form.asked(form.proportions, rows, width)
+        found = form.asked(form.line_1, rows, width)
         if not isinstance(found, tuple) or len(found) != 2:
-            raise ValueError(f"the proportions of Form {form.name!r} are {shown(found)}; expected (B_r, B_c)")
+            raise ValueError(f"line_1 of Form {form.name!r} returned {shown(found)}; expected (B_r, B_c)")
         return _clipped(p, *(form.whole("block size", size, 1) for size in found))
 
     def fits(rows: int) -> bool:

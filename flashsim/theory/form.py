@@ -46,7 +46,7 @@ class Form:
     """The closed forms of one algorithm's pass.
 
     name, direction  the algorithm's; "forward" where nothing is said
-    proportions      (rows, d) -> line 1's (B_r, B_c)
+    line_1           (rows, d) -> (B_r, B_c), as the algorithm's record says it
     rows             (M, d, d_v) -> rows, for the paper's sizes
     formulas         (reads, writes) of each array as text, in `SYMBOLS` (`flashsim.theory.formulas`), without mask and dropout.
                      Where tiles are skipped, T_c * N_q is how many rows the computed tiles have together, T_r * N_k how many
@@ -68,7 +68,7 @@ class Form:
 
     name: str
     direction: str = "forward"
-    proportions: Callable[[int, int], tuple[int, int]]
+    line_1: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
     formulas: Mapping[str, tuple[str, str]]
     initial: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-from flashsim.problem.arguments import check_record
+from flashsim.problem.arguments import check_blocks_of_run
 from flashsim.problem.shapes import Blocks
 from flashsim.support.sizes import ceil_div
 
@@ -72,7 +72,7 @@ def _code(formula: str) -> CodeType:
 
 def common_symbols(N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, direction: str) -> dict[str, int]:
     """Return the value of those that no one algorithm has for itself."""
-    check_record(blocks)
+    check_blocks_of_run(blocks)
     row = N_k + 2 if direction == "forward" else 2 * N_k + 1
     return {
         "N_q": N_q,

@@ -47,7 +47,7 @@ and two passes with tiles of their own, "q_outer_streamed", reach both, 14 in al
 what was on chip when it began, and that leaves 8·3^¼ = 10.53 of the 14. No schedule is known that shares it, nor a proof that
 there is none.
 
-H, a whole number, is at least G²: found in floating point, then proved (`flashsim.theory.certificate_backward`). The theorem is
+H, a whole number, is at least G²: found in floating point, then proved (`flashsim.theory.certificate`). The theorem is
 proved by hand; its arithmetic is checked by machine.
 """
 
@@ -57,7 +57,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, isqrt, sqrt
 
 from flashsim.problem.arguments import check_count, check_shape
-from flashsim.theory.certificate_backward import most_in_a_phase
+from flashsim.theory.certificate import most_in_a_phase_backward
 from flashsim.theory.lower import Phases, check_pairs, spread
 
 BETA = 1 / sqrt(432)  # 1/12√3
@@ -102,9 +102,9 @@ def lower_bound_backward(
         best = max((best, *(_phases(found, T, Y, delta) for Y in near)), key=lambda at: at.phases)
     if best.phases <= compulsory:
         return found
-    if not most_in_a_phase(best.Y, delta, best.H):  # as rounding, or its number of steps, may have it
+    if not most_in_a_phase_backward(best.Y, delta, best.H):  # as rounding, or its number of steps, may have it
         best = _phases(found, T, best.Y, delta, slack=1e-4)
-        return best if best.n and most_in_a_phase(best.Y, delta, best.H) else found
+        return best if best.n and most_in_a_phase_backward(best.Y, delta, best.H) else found
     return best
 
 

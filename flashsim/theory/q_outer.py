@@ -6,7 +6,7 @@ peak    (b_r + b_c)w + b_r·b_c + 3b_r: Q_i O_i K_j V_j, S_ij, ℓ_i m_i m_i^new
 from __future__ import annotations
 
 from flashsim.problem.shapes import Blocks
-from flashsim.theory.algorithm_0_standard import proportions
+from flashsim.theory.algorithm_0_standard import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 from flashsim.theory.theorems import theorem_2_flash
@@ -19,7 +19,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="q_outer",
-    proportions=proportions,
+    line_1=line_1,
     peak=peak,
     live=True,
     products=(1, 1),

@@ -7,7 +7,7 @@ peak    2b_c·w + b_r(w + d) + 2b_r·b_c + 2b_r: K_j V_j dK̃_j dṼ_j, Q_i dO_i
 from __future__ import annotations
 
 from flashsim.problem.shapes import Blocks
-from flashsim.theory.algorithm_2_flash import proportions
+from flashsim.theory.algorithm_2_flash import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 
@@ -23,7 +23,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = Form(
     name="q_outer",
     direction="backward",
-    proportions=proportions,
+    line_1=line_1,
     peak=peak,
     live=True,
     products=(3, 2),

@@ -16,7 +16,7 @@ from flashsim.theory import q_outer_backward_two_pass as two_pass
 from flashsim.theory.problem import OneHead, Tiles
 
 
-def proportions(rows: int, d: int) -> tuple[int, int]:
+def line_1(rows: int, d: int) -> tuple[int, int]:
     """Return (B_r, B_c): B_r(3d + 3) + 2d ≤ 4d·rows, and B_c(4d + 1) + 2d + 2 ≤ 4d·rows."""
     M = 4 * d * rows
     return max((M - 2 * d) // (3 * d + 3), 1), max((M - 2 * d - 2) // (4 * d + 1), 1)
@@ -42,4 +42,4 @@ def matmul(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return 2 * (first.area * 2 * (p.d + p.d_v) + second.area * (2 * p.d + p.d_v))
 
 
-FORM = replace(two_pass.FORM, name="q_outer_streamed", proportions=proportions, passes=passes, peak=peak, matmul=matmul)
+FORM = replace(two_pass.FORM, name="q_outer_streamed", line_1=line_1, passes=passes, peak=peak, matmul=matmul)

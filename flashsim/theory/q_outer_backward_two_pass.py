@@ -32,7 +32,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = Form(
     name="q_outer_two_pass",
     direction="backward",
-    proportions=square,
+    line_1=square,
     passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
     live=True,

@@ -26,7 +26,7 @@ def columns(T_r: int, a: int, b: int) -> Chosen:
     return chosen
 
 
-def proportions(rows: int, d: int) -> tuple[int, int]:
+def line_1(rows: int, d: int) -> tuple[int, int]:
     return rows, min(ceil_div(rows, 8), ceil_div(d, 8))
 
 
@@ -54,7 +54,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = replace(
     q_outer.FORM,
     name="q_outer_pinned",
-    proportions=proportions,
+    line_1=line_1,
     symbols=symbols,
     peak=peak,
     live=False,

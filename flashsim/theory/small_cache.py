@@ -22,7 +22,7 @@ def rows(M: int, d: int, d_v: int) -> int:
     return max(isqrt(M + 4) - 2, 1)
 
 
-def proportions(rows: int, d: int) -> tuple[int, int]:
+def line_1(rows: int, d: int) -> tuple[int, int]:
     """Return (B_r, B_c): squares."""
     return rows, rows
 
@@ -35,7 +35,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="small_cache",
-    proportions=proportions,
+    line_1=line_1,
     rows=rows,
     kept=lambda p, blocks: {"S": (blocks.B_r * p.N_k, "chip")},
     peak=peak,

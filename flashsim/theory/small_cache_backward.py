@@ -15,7 +15,7 @@ from math import isqrt
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
-from flashsim.theory.small_cache import proportions
+from flashsim.theory.small_cache import line_1
 
 
 def rows(M: int, d: int, d_v: int) -> int:
@@ -34,7 +34,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = Form(
     name="small_cache",
     direction="backward",
-    proportions=proportions,
+    line_1=line_1,
     rows=rows,
     kept=lambda p, blocks: dict.fromkeys(("P", "dS"), (p.N_q * blocks.B_c, "chip")),
     peak=peak,

@@ -20,7 +20,7 @@ def rows(M: int, d: int, d_v: int) -> int:
     return max((M - d) // (d + 4), 1)
 
 
-def proportions(rows: int, d: int) -> tuple[int, int]:
+def line_1(rows: int, d: int) -> tuple[int, int]:
     return rows, 1
 
 
@@ -53,7 +53,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="small_cache_hybrid",
-    proportions=proportions,
+    line_1=line_1,
     rows=rows,
     symbols=symbols,
     kept=lambda p, blocks: {"S": (p.N_q * p.N_k, "chip")},

@@ -1,18 +1,20 @@
 """The trace of a run: every event of the memory with its state, in a file or in a page on which a person steps through it.
 
-trace = flashsim.trace("flash", Q, K, V, blocks=(3, 4))     # or forward(..., trace=True).trace
-trace = flashsim.trace("flash", Q, K, V, dO=dO, M=64)       # its backward pass; or backward(..., trace=True).trace
+trace = flashsim.trace("flash", Q, K, V, blocks=(3, 4))
+trace = flashsim.trace("flash", Q, K, V, dO=dO, M=64)       # its backward pass
 trace.save("run.html")                                      # the player; also .json.gz, .npz, .perfetto.json
 flashsim.load_trace("run.json.gz")
 """
 
 from __future__ import annotations
 
+from flashsim.tracing.about import traced
 from flashsim.tracing.data import About, Counts, TraceEvent
-from flashsim.tracing.lesson import Lesson, Moment, Place, Stop
+from flashsim.tracing.lesson import Lesson, Moment, Stop
 from flashsim.tracing.loading import load_trace
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.steps import Step
+from flashsim.tracing.tracer import trace
 from flashsim.tracing.traces import Trace
 
 __all__ = [
@@ -20,11 +22,12 @@ __all__ = [
     "Counts",
     "Lesson",
     "Moment",
-    "Place",
     "Recorder",
     "Step",
     "Stop",
     "Trace",
     "TraceEvent",
     "load_trace",
+    "trace",
+    "traced",
 ]

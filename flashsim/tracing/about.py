@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -16,29 +16,34 @@ from flashsim.masks.rules import All, Causal
 from flashsim.problem.inputs import Array
 from flashsim.problem.matrices import symbols
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.run.task import Plan
+from flashsim.run.plan import Plan
+from flashsim.run.programs import Launch, ProgramRun
+from flashsim.run.results import Finished
 from flashsim.tracing.data import STANDARD, About, Counts, Kind
 from flashsim.tracing.listing import listing_of, source_of
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
 
-if TYPE_CHECKING:
-    from flashsim.run.programs import Launch
-
 LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by tile
 
 
-def traced(recorder: Recorder, plan: Plan) -> Trace:
-    """Return what the recorder recorded of a run's first problem, with what there is to say of it. ValueError if it saw none."""
-    sram, task = recorder.sram, plan.task
-    if sram is None:
+def traced(recorder: Recorder, run: Finished | ProgramRun) -> Trace:
+    """Return the trace of a run that the recorder was an observer of, with what there is to say of it.
+
+    Raises ValueError where the recorder saw nothing of it.
+    """
+    if recorder.sram is None:
         raise ValueError(f"the run has no head number {recorder.head}, counted from 0")
-    shape, blocks, algorithm = plan.shape, plan.blocks, plan.task.algorithm
+    return _traced_program(recorder, run.launch) if isinstance(run, ProgramRun) else _traced(recorder, run.plan)
+
+
+def _traced(recorder: Recorder, plan: Plan) -> Trace:
+    shape, blocks, algorithm = plan.shape, plan.blocks, plan.algorithm
     exact = _closed_form(algorithm, plan, (blocks.B_r, blocks.B_c))
     standard = None if algorithm.name == STANDARD else _closed_form(STANDARD, plan, None)
     kinds, tiles = symbols(algorithm.matrices), None
     if shape.N_q * shape.N_k <= LARGEST_MASK:
-        tiles = tiles_of(plan.variant.mask.whole(shape, (0,) * len(plan.leading)), blocks)
+        tiles = tiles_of(plan.row_mask.whole(shape, (0,) * len(plan.leading)), blocks)
     return _trace(
         recorder,
         algorithm,
@@ -46,9 +51,9 @@ def traced(recorder: Recorder, plan: Plan) -> Trace:
         shape,
         exact,
         blocks=blocks,
-        M=task.M,
-        enforced=task.sizing.enforced,
-        stored=task.given.dtype.name,
+        M=plan.problem.M,
+        enforced=plan.sizing.enforced,
+        stored=plan.problem.dtype.name,
         options=_options(plan),
         tiles=tiles,
         standard=None if standard is None else (standard.hbm.reads, standard.hbm.writes),
@@ -56,7 +61,7 @@ def traced(recorder: Recorder, plan: Plan) -> Trace:
     )
 
 
-def traced_program(recorder: Recorder, launch: Launch) -> Trace:
+def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
     """Return the trace of a program's run. Its plane's symbols are N_q and N_k there, as the player knows rows and columns."""
     program, sizes, blocks = launch.program, launch.sizes, launch.blocks
     rows, columns = program.plane
@@ -151,39 +156,38 @@ def tiles_of(allowed: Array, blocks: Blocks) -> tuple[tuple[int, ...], ...]:
 
 def _closed_form(what: str | Algorithm, plan: Plan, blocks: tuple[int, int] | None) -> theory.Exact | None:
     """Return the closed form of one problem of a plan, or of another algorithm on it; None where there is none."""
-    shape, task, group = plan.shape, plan.task, plan.group
-    variant = task.variant
-    if variant.mask.per_head:
+    problem, group = plan.problem, plan.together
+    if plan.mask.per_head:
         return None
     try:
         return theory.exact(
             what,
-            direction=task.algorithm.direction,
-            **asdict(replace(shape, N_q=shape.N_q // group)),
-            M=task.M,
+            direction=plan.algorithm.direction,
+            **asdict(problem.shape),
+            M=problem.M,
             heads=group,
             kv_heads=1,
             gqa="grouped" if group > 1 else "separate",
-            dtype=task.given.dtype.name,
+            dtype=problem.dtype.name,
             blocks=blocks,
-            mask=variant.mask,
-            dropout_p=variant.dropout_p,
-            **(variant.options if what is task.algorithm else {}),
+            mask=plan.mask,
+            dropout_p=problem.dropout_p,
+            **(plan.options if what is plan.algorithm else {}),
         )
     except (ValueError, TypeError, MemoryModelError):
         return None
 
 
 def _options(plan: Plan) -> str:
-    variant, defaults = plan.task.variant, {option.name: option.default for option in plan.task.algorithm.options}
+    defaults, p = {option.name: option.default for option in plan.algorithm.options}, plan.problem.dropout_p
     said = {
-        "causal" if variant.mask == Causal() else repr(variant.mask): not isinstance(variant.mask, All),
-        f"dropout {variant.dropout_p:g}": variant.dropout_p,
+        "causal" if plan.mask == Causal() else repr(plan.mask): not isinstance(plan.mask, All),
+        f"dropout {p:g}": p,
         **{
-            f"{name} {_named(value)}": value is not defaults.get(name) and repr(value) != repr(variant.mask)
-            for name, value in variant.options.items()
+            f"{name} {_named(value)}": value is not defaults.get(name) and repr(value) != repr(plan.mask)
+            for name, value in plan.options.items()
         },
-        f"{plan.group} query heads grouped": plan.group > 1,
+        f"{plan.together} query heads grouped": plan.together > 1,
     }
     return ", ".join(words for words, is_so in said.items() if is_so)
 

@@ -1,68 +1,47 @@
 // The step that is shown, and all that changes it.
 
-const NONE = { rescale: "No row that has a maximum gets a larger one in this run: nothing is rescaled.", max: "No row's maximum rises in this run." };
+const NONE = {
+  rescale: "No row that has a maximum gets a larger one in this run: nothing is rescaled.",
+  max: "No row's maximum rises in this run.",
+};
+const SCROLLS = { ArrowLeft: [-60, 0], ArrowRight: [60, 0], ArrowUp: [0, -60], ArrowDown: [0, 60] };
 const NO_MAXIMUM = "A backward pass has no running maximum: it takes the forward pass's row statistics.";
 
 /**
- * The step t that is shown, and all that changes it. Of two runs t is the first one's, and the second shows the step that goes
- * with it, by tile; or else the step of the same number, by time.
+ * Of two runs the step t is the first one's, and the second shows the step that goes with it, by tile; or else the
+ * step of the same number, by time.
  */
 class Player {
   constructor(runs) {
-    this.runs = runs, this.t = 0, this.playing = false;
+    this.runs = runs;
+    this.t = 0;
+    this.playing = false;
+    this.none = {}; // of the kinds of steps that these runs lack: why
     for (const run of runs) run.alone = runs.length === 1;
-    single = runs.every((run) => run.about.dtype === "float32"), fewer = runs.length - 1;
+    single = runs.every((run) => run.about.dtype === "float32");
+    fewer = runs.length - 1;
     this.pair = runs.length > 1 ? new Alignment(...runs) : null;
     this.views = runs.map((run, n) => this.addView(run, runs.length > 1 ? ["First run", "Second run"][n] : ""));
     find("#views").classList.toggle("two", runs.length > 1);
-    this.showRun(0), this.slide(this.linked().panel, false);
+    this.showRun(0);
+    this.slide(this.linked().panel, false);
     this.sparks = new Sparks(runs, find("#sparks"));
     this.difference = this.pair ? this.pair.firstDifference() : -1;
     if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(...this.views);
-    this.setLesson();
+    this.lesson = new Lesson();
+    this.lesson.show(this.linked().t === null);
     this.setControls();
-    this.follow(!this.pair || this.pair.refused || this.linked().by === "time" ? "time" : "tile");
+    const byTime = !this.pair || this.pair.refused || this.linked().by === "time";
+    this.follow(byTime ? "time" : "tile");
     this.go(this.linked().t ?? 0);
   }
 
-  /** A lesson's moments, [step, its entry in the list], and its stops. Who comes by a link to a step is shown the step. */
-  setLesson() {
-    const lesson = find("#lesson");
-    this.moments = [...document.querySelectorAll("#lesson .moments a")].map((link) => [Number(link.hash.slice(3)), link.parentElement]);
-    this.stops = [...document.querySelectorAll("template.stop")].map((stop) => [Number(stop.dataset.step), stop.content]);
-    if (!lesson) return;
-    lesson.open = this.linked().t === null;
-    find("#moment").hidden = find("#next-moment").hidden = !this.moments.length;
-  }
-
-  /** Goes on to step t, unless a stop lies on the way: then that asks first. Each asks once. */
+  /** Goes on to step t, unless a question lies on the way: then that is asked first. */
   onTo(t) {
-    const n = this.stops.findIndex(([at]) => this.t < at && at <= t);
-    if (n < 0) return this.go(t);
-    const [at, asks] = this.stops[n], dialog = find("#stop"), because = find("#stop-because"), on = find("#stop-on"), [question, ...answers] = asks.cloneNode(true).children;
+    const stop = this.lesson.nextStop(this.t);
+    if (stop > t) return this.go(t);
     if (this.playing) this.play(false);
-    fill(find("#stop-asks"), ...question.childNodes), fill(because), fill(find("#stop-choices"), answers.slice(0, -1)), (on.textContent = "skip");
-    for (const choice of answers.slice(0, -1)) choice.onclick = () => {
-      const right = "right" in choice.dataset;
-      choice.classList.add(right ? "right" : "wrong");
-      fill(because, make("b", {}, right ? "Yes. " : "No. "), ...answers.at(-1).cloneNode(true).childNodes), (on.textContent = "show");
-      because.focus(); // so that it is read
-    };
-    dialog.onclose = () => (this.stops.splice(n, 1), this.go(at));
-    on.onclick = () => dialog.close();
-    dialog.showModal();
-  }
-
-  /** The step of the next question on the way: until it is asked, what would answer it is not shown. */
-  get asked() { return Math.min(...this.stops.map(([at]) => at).filter((at) => at > this.t)); }
-
-  /** Says at a moment what there is to see, and marks it in the list. */
-  showMoment() {
-    const here = this.moments.find(([t]) => t === this.t)?.[1], box = find("#moment");
-    for (const [t, entry] of this.moments) entry.classList.toggle("here", entry === here), entry.classList.toggle("later", t >= this.asked);
-    box.classList.toggle("here", here !== undefined);
-    fill(box, here ? [...here.lastElementChild.cloneNode(true).childNodes] : "");
-    return here ? ` ${here.lastElementChild.textContent}` : "";
+    this.lesson.ask(stop, () => this.go(stop));
   }
 
   addView(run, which) {
@@ -72,29 +51,63 @@ class Player {
   }
 
   setControls() {
-    const press = { first: () => this.go(0), last: () => this.go(this.length - 1), back: () => this.move(-1), forward: () => this.move(1), "tile-back": () => this.tile(-1), "tile-on": () => this.tile(1), play: () => this.play(!this.playing), "next-hbm": () => this.next("hbm"), "next-rescale": () => this.next("rescale"), "next-max": () => this.next("max"), "next-difference": () => this.go(this.difference), leave: () => this.slide(""), "next-moment": () => this.next("moment") };
-    for (const [id, act] of Object.entries(press)) find(`#${id}`).onclick = act;
+    this.setButtons();
+    this.setPair();
+    this.setNone();
     const scrub = find("#scrub");
     scrub.oninput = () => this.go(Number(scrub.value));
+    document.addEventListener("keydown", (event) => this.key(event));
+    window.addEventListener("hashchange", ({ newURL }) => this.followLink(new URL(newURL).hash));
+    window.addEventListener("resize", () => this.redraw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) find("#speed").value = "2";
+    this.setPointer();
+  }
+
+  setButtons() {
+    const press = {
+      first: () => this.go(0),
+      last: () => this.go(this.length - 1),
+      back: () => this.move(-1),
+      forward: () => this.move(1),
+      "tile-back": () => this.tile(-1),
+      "tile-on": () => this.tile(1),
+      play: () => this.play(!this.playing),
+      "next-hbm": () => this.next("hbm"),
+      "next-rescale": () => this.next("rescale"),
+      "next-max": () => this.next("max"),
+      "next-difference": () => this.go(this.difference),
+      leave: () => this.slide(""),
+      "next-moment": () => this.next("moment"),
+    };
+    for (const [id, act] of Object.entries(press)) find(`#${id}`).onclick = act;
+  }
+
+  /** What only two runs have. */
+  setPair() {
     find("#next-difference").hidden = this.difference < 0;
     find("#in-step").hidden = !this.pair;
     find("#which").hidden = !this.pair;
     for (const n of [0, 1]) find(`#run-${n}`).onclick = () => this.showRun(n);
     for (const by of ["tile", "time"]) find(`#by-${by}`).onclick = () => this.choose(by);
     if (this.pair?.refused) find("#by-tile").title = this.pair.refused;
-    for (const what of Object.keys(NONE)) {
-      if (this.runs.some((run) => run.steps[what === "max" ? "moved" : "rescaled"].some(Boolean))) delete NONE[what];
-      else find(`#next-${what}`).title = NONE[what] = this.runs.every((run) => run.backward) ? NO_MAXIMUM : NONE[what];
+  }
+
+  /** Which buttons have no use in these runs, and why. */
+  setNone() {
+    const backward = this.runs.every((run) => run.backward);
+    for (const [what, column] of [["max", "moved"], ["rescale", "rescaled"]]) {
+      if (this.runs.some((run) => run.steps[column].some(Boolean))) continue;
+      this.none[what] = backward ? NO_MAXIMUM : NONE[what];
+      find(`#next-${what}`).title = this.none[what];
     }
-    document.addEventListener("keydown", (event) => this.key(event));
-    window.addEventListener("hashchange", ({ newURL }) => { // the address itself may have been written since
-      const { panel, t } = this.linked(new URL(newURL).hash);
-      this.slide(panel, false), this.go(t ?? this.t);
-    });
-    window.addEventListener("resize", () => this.redraw());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
-    if (matchMedia("(prefers-reduced-motion: reduce)").matches) find("#speed").value = "2";
-    this.setPointer();
+  }
+
+  /** Follows a link to a step; its address is given, as the page's may have been written since. */
+  followLink(hash) {
+    const { panel, t } = this.linked(hash);
+    this.slide(panel, false);
+    this.go(t ?? this.t);
   }
 
   /** Where there is room for one run only, this is the one. */
@@ -110,20 +123,28 @@ class Player {
     if (known) document.body.dataset.panel = known;
     else delete document.body.dataset.panel;
     find("#leave").hidden = !known;
-    if (said) this.link(), this.redraw();
+    if (said) {
+      this.link();
+      this.redraw();
+    }
     if (said && known) this.say("One panel. Escape shows all.");
   }
 
   /** Has the formulas say this row's numbers, until another step. */
   chooseRow(row) {
     this.row = row;
-    for (const view of this.views) view.showFormula(view.t), view.grid.draw(1);
+    for (const view of this.views) {
+      view.showFormula(view.t);
+      view.grid.draw(1);
+    }
   }
 
   /** Has the second run follow the first by "tile", or by "time". */
   follow(by) {
-    const lengths = this.runs.map((run) => run.length), most = Math.max(...lengths);
-    this.by = by, this.length = by === "tile" ? lengths[0] : most;
+    const lengths = this.runs.map((run) => run.length);
+    const most = Math.max(...lengths);
+    this.by = by;
+    this.length = by === "tile" ? lengths[0] : most;
     this.sparks.spread(by === "tile" ? lengths : lengths.map(() => most));
     find("#scrub").max = this.length - 1;
     for (const one of ["tile", "time"]) find(`#by-${one}`).setAttribute("aria-pressed", String(one === by));
@@ -132,7 +153,8 @@ class Player {
 
   choose(by) {
     if (by === "tile" && this.pair.refused) return this.say(this.pair.refused);
-    this.follow(by), this.go(this.t);
+    this.follow(by);
+    this.go(this.t);
   }
 
   /** The step of each run at step t, and what there is to say of the second's. */
@@ -144,23 +166,30 @@ class Player {
   /** Marks the values that differ between two runs of one algorithm at the same line of the same turn. */
   markDifferences() {
     if (!this.pair?.sameLines) return;
+    const together = this.by === "tile" && !this.pair.missing[this.t];
     for (const part of [".pairs td", ".tile td"]) {
       const [mine, its] = this.views.map((view) => [...view.root.querySelectorAll(part)]);
-      const alike = this.by === "tile" && !this.pair.missing[this.t] && mine.length === its.length;
-      for (const cells of [mine, its]) cells.forEach((cell, n) => cell.classList.toggle("differs", alike && mine[n].dataset.tip !== its[n].dataset.tip));
+      const comparable = together && mine.length === its.length;
+      const differs = (n) => comparable && mine[n].dataset.tip !== its[n].dataset.tip;
+      for (const cells of [mine, its]) cells.forEach((cell, n) => cell.classList.toggle("differs", differs(n)));
     }
   }
 
   aside(n, t) {
     if (this.by === "time") return t >= this.runs[n].length ? "ended" : "";
     if (n === 0 || !this.pair.missing[t]) return "";
-    const tile = this.runs[0].steps.tile[t], skips = tile && !this.runs[1].visitsOf(this.runs[0].steps.rows[t][0], this.runs[0].steps.cols[t][0]).length;
+    const tile = this.runs[0].steps.tile[t];
+    const skips = tile && !this.runs[1].visitsOf(this.runs[0].steps.rows[t][0], this.runs[0].steps.cols[t][0]).length;
     return skips ? `tile (${tile.map((n) => n + 1).join(", ")}) is skipped here` : "no such step here";
   }
 
   setPointer() {
-    const sparks = find("#sparks"), drag = (event) => { if (event.buttons) this.go(this.sparks.stepAt(event.offsetX)); };
-    sparks.addEventListener("pointerdown", drag), sparks.addEventListener("pointermove", drag);
+    const sparks = find("#sparks");
+    const drag = (event) => {
+      if (event.buttons) this.go(this.sparks.stepAt(event.offsetX));
+    };
+    sparks.addEventListener("pointerdown", drag);
+    sparks.addEventListener("pointermove", drag);
     document.addEventListener("mouseover", (event) => {
       const told = event.target.closest?.("[data-tip]");
       if (told) showTip(told.dataset.tip, event.clientX, event.clientY);
@@ -169,76 +198,110 @@ class Player {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
-    if (find("#stop").open) return;
-    if (event.key === "Escape") return hideTip(), this.slide("");
-    const ways = { ArrowLeft: [-60, 0], ArrowRight: [60, 0], ArrowUp: [0, -60], ArrowDown: [0, 60] };
-    if (event.shiftKey && ways[event.key] && event.target.matches(".scroll, .listing, .source, .formula")) return event.preventDefault(), event.target.scrollBy(...ways[event.key]);
-    const press = { ArrowLeft: () => this.move(-1), ArrowRight: () => this.move(1), ArrowUp: () => this.tile(-1), ArrowDown: () => this.tile(1), Home: () => this.go(0), End: () => this.go(this.length - 1), " ": () => this.play(!this.playing) };
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.tagName === "SELECT" || find("#stop").open) return;
+    if (event.key === "Escape") {
+      hideTip();
+      return this.slide("");
+    }
+    if (event.shiftKey && SCROLLS[event.key] && event.target.matches(".scroll, .listing, .source, .formula")) {
+      event.preventDefault();
+      return event.target.scrollBy(...SCROLLS[event.key]);
+    }
+    const press = {
+      ArrowLeft: () => this.move(-1),
+      ArrowRight: () => this.move(1),
+      ArrowUp: () => this.tile(-1),
+      ArrowDown: () => this.tile(1),
+      Home: () => this.go(0),
+      End: () => this.go(this.length - 1),
+      " ": () => this.play(!this.playing),
+    };
     if (event.key === " " && ["BUTTON", "SUMMARY"].includes(event.target.tagName)) return; // the button's own
     if (!press[event.key]) return;
     event.preventDefault();
     press[event.key]();
   }
 
-  move(steps) { this.onTo(this.t + steps); }
+  move(steps) {
+    this.onTo(this.t + steps);
+  }
 
   /** To the next or previous tile's first step, in the first run. */
   tile(direction) {
     const starts = this.runs[0].tileStarts;
-    const t = direction > 0 ? starts.find((start) => start > this.t) ?? this.length - 1 : starts.findLast((start) => start < this.t) ?? 0;
-    this.go(t);
+    if (direction > 0) this.go(starts.find((start) => start > this.t) ?? this.length - 1);
+    else this.go(starts.findLast((start) => start < this.t) ?? 0);
   }
 
   next(what) {
     const t = this.findNext(what);
-    if (t === null) this.say(NONE[what] ?? "There is none after this step.");
+    if (t === null) this.say(this.none[what] ?? "There is none after this step.");
     else this.onTo(t);
   }
 
   findNext(what) {
-    if (NONE[what]) return null;
+    if (this.none[what]) return null;
     const runs = this.by === "tile" ? this.runs.slice(0, 1) : this.runs; // by tile, the first leads
-    for (let t = this.t + 1; t < this.length; t++) if (runs.some((run) => t < run.length && this.is(what, run, t))) return t;
+    for (let t = this.t + 1; t < this.length; t++) {
+      if (runs.some((run) => t < run.length && this.is(what, run, t))) return t;
+    }
     return null;
   }
 
   is(what, run, t) {
-    if (what === "moment") return this.moments.some(([at]) => at === t);
+    if (what === "moment") return this.lesson.hasMoment(t);
     if (what === "rescale") return run.steps.rescaled[t] > 0;
     if (what === "max") return run.moves[t] && !this.sameTile(run, t);
     return run.accesses[t] > run.accesses[t - 1];
   }
 
-  sameTile(run, t) { return this.t < run.length && run.steps.turn[t] === run.steps.turn[this.t]; }
+  sameTile(run, t) {
+    return this.t < run.length && run.steps.turn[t] === run.steps.turn[this.t];
+  }
 
-  go(t) {
-    if (clamp(t, 0, this.length - 1) !== this.t) delete this.row;
-    if (t > 0 && this.t === 0 && find("#lesson")) find("#lesson").open = false; // whoever opens it again keeps it
-    this.t = clamp(t, 0, this.length - 1);
+  go(step) {
+    const t = clamp(step, 0, this.length - 1);
+    if (t !== this.t) delete this.row;
+    if (t > 0 && this.t === 0) this.lesson.close(); // whoever opens it again keeps it
+    this.t = t;
     const steps = this.stepsAt(this.t);
     find("#where").textContent = `step ${this.t} of ${this.length - 1}`;
-    const moment = this.showMoment();
-    this.views.forEach((view, n) => view.show(steps[n], this.aside(n, this.t), this.asked < Infinity)); // once all else has its room
+    const moment = this.lesson.showMoment(t);
+    const asked = this.lesson.nextStop(t) < Infinity;
+    this.views.forEach((view, n) => view.show(steps[n], this.aside(n, t), asked)); // once all else has its room
     this.markDifferences();
     this.sparks.draw(steps);
-    const scrub = find("#scrub"), { label } = this.views[0].words(this.views[0].t);
+    for (const what of ["hbm", "rescale", "max", "moment"]) {
+      this.mark(`next-${what}`, this.playing || this.findNext(what) !== null);
+    }
+    this.sayStep(moment);
+    if (!this.playing) this.link();
+  }
+
+  /** Has the step said once: by the slider where that is in use, else by the page; while it plays, by neither. */
+  sayStep(moment) {
+    const scrub = find("#scrub");
+    const sliding = document.activeElement === scrub;
+    const { label } = this.views[0].words(this.views[0].t);
+    const words = this.playing ? "" : this.spoken() + moment;
     scrub.value = this.t;
-    for (const [id, what] of [["next-hbm", "hbm"], ["next-rescale", "rescale"], ["next-max", "max"], ["next-moment", "moment"]]) this.mark(id, this.playing || this.findNext(what) !== null);
-    const words = this.playing ? "" : this.spoken() + moment, sliding = document.activeElement === scrub;
-    scrub.setAttribute("aria-valuetext", sliding && words ? words : `step ${this.t} of ${this.length - 1}, ${label}`); // said once: by the slider, or by the page
-    if (!this.playing) this.say(sliding ? "" : words), this.link();
+    scrub.setAttribute("aria-valuetext", sliding && words ? words : `step ${this.t} of ${this.length - 1}, ${label}`);
+    if (!this.playing) this.say(sliding ? "" : words);
   }
 
   /** The step in words, of both runs; where the second does the same, no more than that. */
   spoken() {
-    const said = this.views.map((view, n) => spoken(view, this.aside(n, this.t)));
+    const said = this.views.map((view, n) => tellStep(view, this.aside(n, this.t)));
     if (said.length === 1) return said[0];
     return `First run: ${said[0]} Second run: ${said[0] === said[1] ? "the same." : said[1]}`;
   }
 
   /** Greys a button out without taking it from the keyboard's way. */
-  mark(id, useful) { find(`#${id}`).setAttribute("aria-disabled", String(!useful)), (find(`#${id}`).style.opacity = useful ? "" : "0.5"); }
+  mark(id, useful) {
+    find(`#${id}`).setAttribute("aria-disabled", String(!useful));
+    find(`#${id}`).style.opacity = useful ? "" : "0.5";
+  }
 
   toggleDigits() {
     allDigits = !allDigits;
@@ -246,19 +309,26 @@ class Player {
     this.go(this.t);
   }
 
-  say(text) { find("#said").textContent = text; }
+  say(text) {
+    find("#said").textContent = text;
+  }
 
   /** Puts the step into the address, a moment later: browsers limit how often. */
   link() {
     clearTimeout(this.linking);
-    this.linking = setTimeout(() => {
-      try { history.replaceState(null, "", `#t=${this.t}${this.pair && this.by === "time" ? "&by=time" : ""}${document.body.dataset.panel ? `&panel=${document.body.dataset.panel}` : ""}`); } catch { /* a frame without an address */ }
-    }, 200);
+    this.linking = setTimeout(() => writeAddress(this.address), 200);
+  }
+
+  get address() {
+    const { panel } = document.body.dataset;
+    const by = this.pair && this.by === "time" ? "&by=time" : "";
+    return `#t=${this.t}${by}${panel ? `&panel=${panel}` : ""}`;
   }
 
   /** What the address asks for: #t=30&by=time&panel=tiles. */
   linked(hash = location.hash) {
-    const asked = new URLSearchParams(hash.slice(1)), t = asked.get("t");
+    const asked = new URLSearchParams(hash.slice(1));
+    const t = asked.get("t");
     return { t: /^\d+$/.test(t ?? "") ? Number(t) : null, by: asked.get("by"), panel: asked.get("panel") ?? "" };
   }
 
@@ -268,15 +338,21 @@ class Player {
     const button = find("#play");
     button.textContent = on ? "▮▮" : "▶";
     button.setAttribute("aria-label", on ? "Pause" : "Play");
-    if (on) this.started = performance.now(), (this.from = this.t), (this.speed = Number(find("#speed").value)), requestAnimationFrame((now) => this.tick(now));
-    else this.go(this.t);
+    if (!on) return this.go(this.t);
+    this.playFrom(performance.now());
+    requestAnimationFrame((now) => this.tick(now));
+  }
+
+  playFrom(now) {
+    this.started = now;
+    this.from = this.t;
+    this.speed = Number(find("#speed").value);
   }
 
   tick(now) {
     if (!this.playing) return;
-    const speed = Number(find("#speed").value);
-    if (speed !== this.speed) this.speed = speed, (this.started = now), (this.from = this.t);
-    const t = this.from + Math.max(0, Math.floor(((now - this.started) / 1000) * speed));
+    if (Number(find("#speed").value) !== this.speed) this.playFrom(now);
+    const t = this.from + Math.max(0, Math.floor(((now - this.started) / 1000) * this.speed));
     if (t !== this.t) this.onTo(Math.min(t, this.length - 1));
     if (!this.playing) return;
     if (this.t >= this.length - 1) this.play(false);
@@ -291,23 +367,6 @@ class Player {
   }
 }
 
-/** A step in words: its line, the turns of its loops, and the tile where these do not say it; what it does. */
-function spoken(view, aside) {
-  const { run, t } = view, { label, loops, done } = view.words(t), around = Object.fromEntries(loops), tile = run.steps.tile[t];
-  const where = [`Step ${t}`, label, ...loops.map(([name, index, turns]) => `${name} = ${index + 1} of ${turns}`), tile && (around.i !== tile[0] || around.j !== tile[1]) ? `tile ${tile.map((n) => n + 1).join(", ")}` : ""].filter(Boolean).join(", ");
-  const what = done.map(({ verb, events }) => `${verb} ${events.map((event) => counted(run.plainName(event))).join(", ")}`).join("; "), rises = run.steps.rescaled[t];
-  return `${where}: ${aside ? `${aside}; ` : ""}${what}.${rises ? ` ${rescaled(rises)}.` : ""} SRAM ${run.occupancy[t]} of ${run.about.M}.`;
-}
-
-/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked. */
-function markChanges(a, b) {
-  const texts = [a, b].map((view) => new Set([...view.sourceLines.values()].map((line) => line.textContent)));
-  const changed = [[a, texts[1]], [b, texts[0]]].map(([view, other]) => [...view.sourceLines.values()].filter((line) => !other.has(line.textContent)));
-  if (!changed.flat().length) return;
-  for (const line of changed.flat()) line.classList.add("changed"), (line.dataset.tip = "differs from the other run");
-  for (const view of [a, b]) view.showCode("source");
-}
-
 let player;
 
 async function open() {
@@ -318,7 +377,8 @@ async function open() {
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
     const message = find("#message");
-    message.hidden = false, message.textContent = `This page cannot show its trace: ${error.message}.`;
+    message.hidden = false;
+    message.textContent = `This page cannot show its trace: ${error.message}.`;
     throw error;
   }
 }

@@ -1,4 +1,4 @@
-// What the page is built of: elements, numbers, and names set as mathematics.
+// What a page is built of: elements, numbers, names set as mathematics, and pens for its pictures.
 
 const SVG_DASH = [4, 3];
 const grouped = new Intl.NumberFormat("en-US");
@@ -8,7 +8,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 /** Content as a list of nodes and texts, without what is empty. */
 const listed = (content) => content.flat(Infinity).filter((part) => part !== null && part !== undefined && part !== "");
 
-/** Fills an element. Text stays text: nothing that a trace says is ever read as HTML, and the page's policy forbids it. */
+/** Fills an element. Text stays text: nothing that a trace says is read as HTML, and the page's policy forbids it. */
 const fill = (box, ...content) => box.replaceChildren(...listed(content));
 
 /** A new element with attributes, but for empty ones, and content. */
@@ -23,35 +23,53 @@ const cell = (attributes, ...content) => make("td", attributes, ...content);
 const head = (attributes, ...content) => make("th", { scope: "col", ...attributes }, ...content);
 const small = (...content) => make("p", { class: "about" }, ...content);
 const why = (...content) => make("span", { class: "why" }, ...content);
-const table = (name, top, body) => make("table", { "aria-label": name }, top && make("thead", {}, make("tr", {}, top)), make("tbody", {}, body));
+const table = (name, top, body) =>
+  make("table", { "aria-label": name }, top && make("thead", {}, make("tr", {}, top)), make("tbody", {}, body));
 const commas = (parts) => parts.map((part, n) => [n ? ", " : "", part]);
 
 const typesetTexts = new Map([...find("#typeset").content.children].map((set) => [set.dataset.text, set]));
 
 /** A phrase, a line of the listing or a name of the program as it is set in print; K[0] as the paper's K_1. */
 function typeset(text) {
-  const set = typesetTexts.get(text), at = text.indexOf("["), index = fromOne(text.slice(at));
+  const set = typesetTexts.get(text);
+  const at = text.indexOf("[");
+  const index = fromOne(text.slice(at));
   if (!set && at >= 0) return [...typeset(text.slice(0, at)), index ? make("sub", {}, index) : text.slice(at)];
   return set ? [...set.cloneNode(true).childNodes] : [text];
 }
 
-/** The program's "[0,2]" as the paper counts: "1,3"; "" for what is no index. */
-const fromOne = (index) => (/^\[\d+(, ?\d+)*\]$/.test(index) ? index.slice(1, -1).split(",").map((n) => Number(n) + 1).join(", ") : "");
+/** The program's "[0,2]" as the paper counts: "1, 3"; "" for what is no index. */
+function fromOne(index) {
+  if (!/^\[\d+(, ?\d+)*\]$/.test(index)) return "";
+  return index.slice(1, -1).split(",").map((n) => Number(n) + 1).join(", ");
+}
 
 /** A block's name in plain text, as the paper counts: K_1 for K[0]. */
 function counted(name) {
-  const at = name.indexOf("["), index = at < 0 ? "" : fromOne(name.slice(at));
+  const at = name.indexOf("[");
+  const index = at < 0 ? "" : fromOne(name.slice(at));
   return index ? `${name.slice(0, at)}_${index}` : name;
 }
 
-let allDigits = false, single = true, fewer = 0; // whether values are shown in full, are float32; by how many digits two runs' are shorter
+let allDigits = false; // whether values are shown in full
+let single = true; // whether they are float32
+let fewer = 0; // by how many digits values are shorter, beside a second run's
 
 /** The fewest digits that say which number it is. */
 function exactly(x) {
   if (!Number.isFinite(x)) return number(x);
-  let digits = 6, text = String(x);
-  if (single && text.length > 8) do text = String(Number(x.toPrecision(digits))); while (Math.fround(Number(text)) !== x && digits++ < 9);
+  const whole = String(x);
+  const text = single && whole.length > 8 ? shortestSingle(x) : whole;
   return text.replace("-", "−");
+}
+
+/** A float32 in the fewest digits that are read as it again: nine do. */
+function shortestSingle(x) {
+  for (let digits = 6; digits < 9; digits++) {
+    const near = Number(x.toPrecision(digits));
+    if (Math.fround(near) === x) return String(near);
+  }
+  return String(Number(x.toPrecision(9)));
 }
 
 function number(x) {
@@ -68,10 +86,43 @@ function number(x) {
 
 function showTip(text, x, y) {
   const tip = find("#tip");
-  tip.textContent = text, tip.hidden = false;
+  tip.textContent = text;
+  tip.hidden = false;
   const left = Math.min(x + 14, window.innerWidth - tip.offsetWidth - 6);
   tip.style.left = `${Math.max(4, left)}px`;
   tip.style.top = `${y + 18 + tip.offsetHeight > window.innerHeight ? y - tip.offsetHeight - 10 : y + 16}px`;
 }
 
-function hideTip() { find("#tip").hidden = true; }
+function hideTip() {
+  find("#tip").hidden = true;
+}
+
+/** Puts a hash into the page's address, as a link to what is shown. */
+function writeAddress(hash) {
+  try {
+    history.replaceState(null, "", hash);
+  } catch {
+    // a frame without an address
+  }
+}
+
+/** A canvas's pen for a drawing of this size, as sharp as the screen. */
+function sharpPen(canvas, width, height) {
+  const pixels = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * pixels);
+  canvas.height = Math.round(height * pixels);
+  const pen = canvas.getContext("2d");
+  pen.setTransform(pixels, 0, 0, pixels, 0, 0);
+  return pen;
+}
+
+function fillBox(pen, box, colour) {
+  pen.fillStyle = colour;
+  pen.fillRect(...box);
+}
+
+function strokeBox(pen, box, colour, width) {
+  pen.strokeStyle = colour;
+  pen.lineWidth = width;
+  pen.strokeRect(...box);
+}

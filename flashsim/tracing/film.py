@@ -1,11 +1,11 @@
-"""Steps of a trace as an animated GIF: SRAM with its blocks, HBM with the arrays around the score matrix, the line above them.
+"""Steps of a trace as an animated GIF: SRAM with its blocks, HBM with the arrays around the score matrix, what travels between.
 
-Drawn by matplotlib and written by Pillow, which it brings: a GIF encoder in the page would be code of our own for less.
+Drawn by matplotlib and written by Pillow, which it brings, so that a film needs no browser. figures/loop.gif is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import starmap
 from math import isqrt
@@ -25,8 +25,13 @@ from flashsim.tracing.listing import label_of
 from flashsim.tracing.steps import Recording, Step, quantity
 
 MOST_STEPS = 300
+MOVES = ("load", "store")
 LOAD, CHIP, CURRENT, DONE = "#2563b0", "#357244", "#b3261e", "#cfe3f7"
 WIDE, TALL = 8.0, 4.5  # inches
+COLOURS = 96
+STAY, MOVE = 700, 90  # milliseconds of a step, and of a picture of blocks on their way
+ON_THE_WAY = (0.2, 0.5, 0.8)
+Point = tuple[float, float]
 
 
 def film(trace: Recording, first: int, last: int, path: Path) -> Path:
@@ -39,9 +44,16 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
     from PIL import Image
 
     camera = _Camera(trace, trace.steps[first : last + 1])
-    frames = [Image.fromarray(camera.frame(step)).quantize(64) for step in trace.steps[first : last + 1]]
+    pictures, times = zip(*camera.roll(), strict=True)
+    palette = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)])).quantize(
+        COLOURS, Image.Quantize.MAXCOVERAGE
+    )
+    colours = np.array(palette.getpalette(), np.int64).reshape(-1, 3)
+    colours[colours.min(axis=1) > 248] = 255  # the paper, which Pillow mixes with what is nearly white
+    palette.putpalette(colours.ravel().tolist())
+    frames = [Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     buffer = BytesIO()
-    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=700, loop=0)
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=list(times), loop=0, optimize=True)
     return write_whole(path, buffer.getvalue())
 
 
@@ -49,7 +61,7 @@ class _Camera:
     """Draws one step after another, all at one scale."""
 
     def __init__(self, trace: Recording, steps: tuple[Step, ...]) -> None:
-        self._trace = trace
+        self._trace, self._steps = trace, steps
         self._figure = Figure((WIDE, TALL), dpi=100)
         self._canvas = FigureCanvasAgg(self._figure)
         self._listing = {label_of(line): line.split(maxsplit=1)[-1] for line in trace.about.listing}
@@ -66,6 +78,7 @@ class _Camera:
         sets = {tuple(starmap(self._shape, trace.events[step.last].resident)) for step in steps}
         fits = (cell for cell in np.geomspace(0.32, 0.001, 60) if all(_fits(set_, cell) for set_ in sets))
         self._cell = float(next(fits, 0.001))
+        self._accesses = trace.events[-1].reads + trace.events[-1].writes
         self._next = 0  # the first event that is not in `_values` yet
 
     def _shape(self, name: str, size: int) -> tuple[int, ...]:
@@ -73,8 +86,15 @@ class _Camera:
         rows = isqrt(size)
         return self._shapes.get(name, (rows, -(-size // rows)))
 
-    def frame(self, step: Step) -> NDArray[np.uint8]:
-        """Return the picture of a step, (height, width, 3). Steps are asked for in order."""
+    def roll(self) -> Iterator[tuple[NDArray[np.uint8], int]]:
+        """Yield each picture, (height, width, 3), and for how many milliseconds it stays."""
+        for step in self._steps:
+            for share in ON_THE_WAY if any(event.kind in MOVES for event in self._trace.of(step)) else ():
+                yield self.frame(step, share), MOVE
+            yield self.frame(step), STAY
+
+    def frame(self, step: Step, share: float = 1.0) -> NDArray[np.uint8]:
+        """Return the picture of a step, whose blocks have gone a share of their way. Steps are asked for in order."""
         trace = self._trace
         for event in trace.events[self._next : step.last + 1]:
             if event.value is not None:
@@ -92,12 +112,15 @@ class _Camera:
         axes: Axes = self._figure.add_axes((0.0, 0.0, 1.0, 0.87), xlim=(0, WIDE), ylim=(TALL * 0.87, 0))
         axes.axis("off")
         last = trace.events[step.last]
-        for x, width, name in ((0.1, 4.2, f"SRAM: {last.occupancy:,} of M = {trace.about.M:,}"), (4.8, 3.1, "HBM")):
+        used = f"SRAM: {last.occupancy:,} of M = {trace.about.M:,}"
+        moved = f"HBM: {last.reads + last.writes:,} of {self._accesses:,} accesses"
+        for x, width, name in ((0.1, 4.2, used), (4.8, 3.1, moved)):
             axes.add_patch(Rectangle((x, 0.05), width, 3.75, fill=False, ec="#5d616b", lw=1.2))
             axes.text(x + 0.08, 0.25, name, size=9.5, weight="bold")
-        moves = [event for event in trace.of(step) if event.kind in ("load", "store")]
+        moves = [event for event in trace.of(step) if event.kind in MOVES]
         places = self._hbm(axes, step, moves)
-        slots = self._sram(axes, last, {event.name for event in trace.of(step)})
+        coming = {event.name for event in moves if event.kind == "load" and share < 1}
+        slots = self._sram(axes, last, {event.name for event in trace.of(step)}, coming)
         for event, place in zip(moves, places, strict=True):
             alike = [name for name in slots if quantity(name) == event.array]  # what is stored was made last
             held = event.name if event.kind == "load" else alike[-1] if alike else None
@@ -107,6 +130,9 @@ class _Camera:
             axes.add_patch(
                 FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85)
             )
+            if share < 1:
+                self._tile(axes, event.name, event.elements, _between(*ends, share), colour)
+        axes.set(xlim=(0, WIDE), ylim=(TALL * 0.87, 0))
         self._canvas.draw()  # type: ignore[no-untyped-call]
         return np.asarray(self._canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
 
@@ -149,24 +175,33 @@ class _Camera:
         parts = (place(event.array or "", *(event.where or ((0, 0), (0, 0)))) for event in moves)
         return [(x + width / 2, y + height / 2) for (x, y), width, height in parts]
 
-    def _sram(self, axes: Axes, event: TraceEvent, fresh: set[str]) -> dict[str, tuple[float, float]]:
-        """Draw what is on chip, in rows; return the middle of each block."""
-        blank = {name: np.full(self._shape(name, size), np.nan) for name, size in event.resident}
-        tiles = [(name, self._values.get(name, none)) for name, none in blank.items()]
-        cell, middles = self._cell, {}
-        corners, _ = _laid([(tile.shape[0], tile.shape[1]) for _, tile in tiles], cell)
-        for (name, tile), (x, y) in zip(tiles, corners, strict=True):
-            width, height = tile.shape[1] * cell, tile.shape[0] * cell
-            most = self._most.get(quantity(name), 0.0) or 1.0
-            shown = np.where(np.isfinite(tile), tile, np.nan)
-            extent = (x, x + width, y + height, y)
-            axes.imshow(shown, cmap="RdBu_r", vmin=-1.4 * most, vmax=1.4 * most, extent=extent, aspect="auto")
-            edge = CURRENT if name in fresh else LOAD if "[" in name else CHIP
-            axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=2 if name in fresh else 1))
-            axes.text(x, y - 0.05, _math(name), size=9)
-            middles[name] = (x + width / 2, y + height / 2)
-        axes.set(xlim=(0, WIDE), ylim=(TALL * 0.87, 0))
+    def _sram(self, axes: Axes, event: TraceEvent, fresh: set[str], coming: set[str]) -> dict[str, Point]:
+        """Draw what is on chip but `coming`, in rows; return the middle of each block."""
+        shapes = [self._shape(name, size) for name, size in event.resident]
+        corners, _ = _laid(shapes, self._cell)
+        middles = {}
+        for (name, size), shape, (x, y) in zip(event.resident, shapes, corners, strict=True):
+            middles[name] = x + shape[1] * self._cell / 2, y + shape[0] * self._cell / 2
+            if name not in coming:
+                edge = CURRENT if name in fresh else LOAD if "[" in name else CHIP
+                self._tile(axes, name, size, middles[name], edge, 2 if name in fresh else 1)
+                axes.text(x, y - 0.05, _math(name), size=9)
         return middles
+
+    def _tile(self, axes: Axes, name: str, size: int, middle: Point, edge: str, line: float = 1.5) -> None:
+        """Draw a block's elements as heat, in a frame; blank where its values are not kept."""
+        tile = self._values.get(name, np.full(self._shape(name, size), np.nan))
+        width, height = tile.shape[1] * self._cell, tile.shape[0] * self._cell
+        x, y = middle[0] - width / 2, middle[1] - height / 2
+        most = 1.4 * (self._most.get(quantity(name), 0.0) or 1.0)
+        shown = np.where(np.isfinite(tile), tile, np.nan)
+        extent = (x, x + width, y + height, y)
+        axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, extent=extent, aspect="auto")
+        axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=line))
+
+
+def _between(start: Point, end: Point, share: float) -> Point:
+    return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share
 
 
 def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[float, float]], float]:

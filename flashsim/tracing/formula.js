@@ -7,39 +7,53 @@ const APPLIED = { "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a *
 const GUARDS = { finite: (x) => (x === -Infinity ? 0 : x), nonzero: (x) => x || 1, at_most_0: (x) => Math.min(x, 0) };
 
 /**
- * Spells one element of a tree out: its value, null where that is not known; the nodes that say it; and how tightly those bind,
- * from 1, a sum, to 3. `look` finds the value of a name.
+ * Spells one element of a tree out: its value x, null where that is not known; the nodes that say it; and how tight
+ * those bind, from 1, a sum, to 3. `look` finds the tile of a name, `known` has the numbers of others.
  */
 class Speller {
-  constructor(look, known) { this.look = look, this.known = known; }
+  constructor(look, known) {
+    this.look = look;
+    this.known = known;
+  }
 
   element(tree, r, c) {
     const [kind, a, b] = tree;
     if (kind === "name") return this.ofName(tree, r, c);
     if (kind === "number") return { x: a, say: [number(a)], tight: 3 };
     if (kind === "T") return this.element(a, c, r);
-    if (kind === "@") return this.sum(Array.from({ length: this.columns(a) }, (_, k) => this.product(this.element(a, r, k), this.element(b, k, c))));
-    return kind === "call" ? this.called(a, b, r, c) : this.signed(kind, this.element(a, r, c), this.element(b, r, c));
+    if (kind === "@") return this.inner(a, b, r, c);
+    if (kind === "call") return this.called(a, b, r, c);
+    return this.signed(kind, this.element(a, r, c), this.element(b, r, c));
   }
 
   ofName(tree, r, c) {
-    const name = tree[1], tile = this.look(tree), x = tile ? tile.data[Math.min(r, tile.rows - 1) * tile.cols + Math.min(c, tile.cols - 1)] : null;
+    const name = tree[1];
+    const tile = this.look(tree);
+    const x = tile && tile.data[Math.min(r, tile.rows - 1) * tile.cols + Math.min(c, tile.cols - 1)];
     if (name === "tau") return { x: null, say: ["τ"], tight: 3 };
-    if (!tile && this.known.has(name)) return { x: this.known.get(name), say: [String(this.known.get(name))], tight: 3 };
-    return tile ? { x, say: [number(x)], tight: x < 0 ? 1.5 : 3 } : { x: null, say: [typeset(name)], tight: 3 };
+    if (tile) return { x, say: [number(x)], tight: x < 0 ? 1.5 : 3 };
+    const known = this.known.get(name) ?? null;
+    return { x: known, say: [known === null ? typeset(name) : String(known)], tight: 3 };
   }
 
   signed(kind, left, right) {
-    const [tight, sign] = SIGNS[kind], after = tight + 0.6; // what follows a sign and has one of its own is put in brackets
-    return { x: left.x === null || right.x === null ? null : APPLIED[kind](left.x, right.x), say: [inside(left, tight), sign, inside(right, after)], tight };
+    const [tight, sign] = SIGNS[kind];
+    const after = tight + 0.6; // what follows a sign and has one of its own is put in brackets
+    const x = left.x === null || right.x === null ? null : APPLIED[kind](left.x, right.x);
+    return { x, say: [inside(left, tight), sign, inside(right, after)], tight };
   }
 
-  product(left, right) { return this.signed("*", left, right); }
+  /** Row r of a times column c of b. */
+  inner(a, b, r, c) {
+    const term = (k) => this.signed("*", this.element(a, r, k), this.element(b, k, c));
+    return this.sum(Array.from({ length: this.columns(a) }, (_, k) => term(k)));
+  }
 
   sum(terms) {
     const x = terms.some((term) => term.x === null) ? null : terms.reduce((sum, term) => sum + term.x, 0);
     const shown = terms.slice(0, MOST_TERMS).map((term, n) => [n ? " + " : "", inside(term, n ? 1.6 : 1)]);
-    return { x, say: [shown, terms.length > MOST_TERMS ? ` + … (${terms.length} terms)` : ""], tight: terms.length > 1 ? 1 : terms[0]?.tight ?? 3 };
+    const more = terms.length > MOST_TERMS ? ` + … (${terms.length} terms)` : "";
+    return { x, say: [shown, more], tight: terms.length > 1 ? 1 : (terms[0]?.tight ?? 3) };
   }
 
   called(name, args, r, c) {
@@ -54,15 +68,26 @@ class Speller {
     if (name === "tril") return c > r ? ZERO : one;
     if (name === "unless_none" && two.x !== null) return two.x === 2 ** 32 - 1 ? ZERO : one;
     if (name === "at_label" && two.x !== null) return two.x === this.element(args[2], r, c).x + c ? one : ZERO;
-    if (name === "exp") return { x: one.x === null ? null : Math.exp(one.x), say: [make("i", {}, "e"), make("sup", {}, one.say)], tight: 3 };
-    if (name.startsWith("dropout")) return { x: null, say: ["dropout"], tight: 3 }; // a factor by position, whatever the tile holds
-    if (name in GUARDS) { const x = one.x === null ? null : GUARDS[name](one.x); return x === one.x ? one : { x, say: [number(x)], tight: 3 }; }
-    return { x: name === "log" && one.x !== null ? Math.log(one.x) : null, say: [`${name}(`, one?.say ?? "", ")"], tight: 3 };
+    if (name === "exp") return this.exponential(one);
+    if (name.startsWith("dropout")) return { x: null, say: ["dropout"], tight: 3 }; // a factor by position
+    if (name in GUARDS) return this.guarded(GUARDS[name], one);
+    return { x: name === "log" ? applied(Math.log, one) : null, say: [`${name}(`, one?.say ?? "", ")"], tight: 3 };
+  }
+
+  exponential(power) {
+    return { x: applied(Math.exp, power), say: [make("i", {}, "e"), make("sup", {}, power.say)], tight: 3 };
+  }
+
+  guarded(guard, part) {
+    const x = applied(guard, part);
+    return x === part.x ? part : { x, say: [number(x)], tight: 3 };
   }
 
   largest(parts) {
-    const x = parts.some((part) => part.x === null) ? null : Math.max(...parts.map((part) => part.x)), shown = parts.slice(0, 2 * MOST_TERMS);
-    return { x, say: ["max(", commas(shown.map((part) => part.say)), parts.length > shown.length ? `, … ${parts.length} in all` : "", ")"], tight: 3 };
+    const x = parts.some((part) => part.x === null) ? null : Math.max(...parts.map((part) => part.x));
+    const shown = parts.slice(0, 2 * MOST_TERMS).map((part) => part.say);
+    const more = parts.length > shown.length ? `, … ${parts.length} in all` : "";
+    return { x, say: ["max(", commas(shown), more, ")"], tight: 3 };
   }
 
   /** How many columns a tree's value has. */
@@ -70,31 +95,59 @@ class Speller {
     const [kind, a, b] = tree;
     if (kind === "name") return this.look(tree)?.cols ?? 1;
     if (kind === "T") return this.rows(a);
-    if (kind === "call") return ["rowmax", "rowsum"].includes(a) ? 1 : a === "product" ? this.columns(b[1]) : Math.max(1, ...b.map((one) => this.columns(one)));
-    return kind === "@" ? this.columns(b) : kind === "number" ? 1 : Math.max(this.columns(a), this.columns(b));
+    if (kind === "@") return this.columns(b);
+    if (kind === "number") return 1;
+    if (kind !== "call") return Math.max(this.columns(a), this.columns(b));
+    if (a === "rowmax" || a === "rowsum") return 1;
+    return a === "product" ? this.columns(b[1]) : Math.max(1, ...b.map((one) => this.columns(one)));
   }
 
-  rows(tree) { return tree[0] === "name" ? this.look(tree)?.rows ?? 1 : tree[0] === "T" ? this.columns(tree[1]) : 1; }
+  rows(tree) {
+    if (tree[0] === "name") return this.look(tree)?.rows ?? 1;
+    return tree[0] === "T" ? this.columns(tree[1]) : 1;
+  }
 }
 
 const ZERO = { x: 0, say: ["0"], tight: 3 };
+const applied = (f, { x }) => (x === null ? null : f(x));
 const inside = ({ say, tight }, least) => (tight < least ? ["(", say, ")"] : say);
 
-/** The formula of what an event computed, for one row and column; null where its line has none, or where it would not be so. */
+/** The formula of what an event computed, for one row and column; null where there is none, or it would not be so. */
 function spellOut(run, event, row, col) {
-  const [file, line] = run.places[run.events.place[event]], name = run.nameOf(event), made = run.tiles[run.events.value[event]];
-  const found = run.spelled.find(([at, first, last, target]) => at === file && first <= line && line <= last && target === name);
-  if (!found || !made) return null;
+  const formula = formulaOf(run, event);
+  const made = run.tiles[run.events.value[event]];
+  if (!formula || !made) return null;
+  const r = Math.min(row, made.rows - 1);
+  const c = Math.min(col, made.cols - 1);
   const turns = new Map([...run.about.cuts, ...run.loops[run.events.loops[event]]]);
-  const look = ([, wanted, quantity, variable]) => {
-    const block = variable ? `, ${turns.get(variable)}]` : "["; // of X_i[c], the one of this turn
-    for (let e = event - 1; e >= 0; e--) {
-      const value = run.tiles[run.events.value[e]], same = run.nameOf(e) === wanted || (run.events.kind[e] === "load" && run.nameOf(e).includes(block) && run.quantityOf(e) === quantity);
-      if (value && same) return value;
-    }
-    return null;
+  const { x, say } = new Speller((name) => lastBefore(run, event, name, turns), turns).element(formula, r, c);
+  const is = made.data[r * made.cols + c];
+  if (x !== null && !nearly(x, is)) return null; // a name that stands for two blocks
+  const column = made.cols > 1 ? make("span", { class: "about" }, ` column ${c}`) : "";
+  return [typeset(run.nameOf(event)), column, " = ", say, " = ", make("b", {}, number(is))];
+}
+
+const nearly = (x, is) => Object.is(x, is) || Math.abs(x - is) <= 1e-3 * Math.max(1, Math.abs(is));
+
+/** The formula of the line that an event happened at; undefined where there is none. */
+function formulaOf(run, event) {
+  const [file, line] = run.places[run.events.place[event]];
+  const name = run.nameOf(event);
+  const found = run.spelled.find(([at, first, last, target]) => {
+    return at === file && first <= line && line <= last && target === name;
+  });
+  return found?.[4];
+}
+
+/** The value that a name of a formula had when the event computed with it; null where that is not known. */
+function lastBefore(run, event, [, wanted, quantity, variable], turns) {
+  const block = variable ? `, ${turns.get(variable)}]` : "["; // of X_i[c], the one of this turn
+  const isBlock = (e) => {
+    return run.events.kind[e] === "load" && run.nameOf(e).includes(block) && run.quantityOf(e) === quantity;
   };
-  const r = Math.min(row, made.rows - 1), c = Math.min(col, made.cols - 1), { x, say } = new Speller(look, turns).element(found[4], r, c), is = made.data[r * made.cols + c];
-  if (x !== null && !Object.is(x, is) && !(Math.abs(x - is) <= 1e-3 * Math.max(1, Math.abs(is)))) return null; // a name that stands for two blocks
-  return [typeset(name), made.cols > 1 ? make("span", { class: "about" }, ` column ${c}`) : "", " = ", say, " = ", make("b", {}, number(is))];
+  for (let e = event - 1; e >= 0; e--) {
+    const value = run.tiles[run.events.value[e]];
+    if (value && (run.nameOf(e) === wanted || isBlock(e))) return value;
+  }
+  return null;
 }

@@ -38,27 +38,18 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a lesson stands among others: its number, of how many, and (file, title) before and after it."""
-
-    number: int
-    of: int
-    before: tuple[str, str] | None
-    after: tuple[str, str] | None
-
-
-@dataclass(frozen=True)
 class Lesson:
     """A title, a text of paragraphs, with an empty line between them, and moments in order of their steps.
 
-    In all texts symbols are set as in the listing: S_ij, m_i^new, e^{−3}. `code` is set as code.
+    In all texts symbols are set as in the listing: S_ij, m_i^new, e^{−3}. `code` is set as code. `among` is its name among
+    other lessons, whose order is in their index.html alone; "" for one that stands alone.
     """
 
     title: str
     text: str
     moments: tuple[Moment, ...] = ()
     stops: tuple[Stop, ...] = ()
-    place: Place | None = None
+    among: str = ""
 
     def html(self, page: str = "") -> str:
         """Return paragraphs and links as HTML; the links are to `page`, by default the one they are in.
@@ -83,20 +74,14 @@ class Lesson:
 
     @property
     def way(self) -> str:
-        """The links to the lessons before and after, as HTML; "" for one that stands alone."""
-        if self.place is None:
+        """The links to the index, and through it to the lessons before and after, as HTML; "" for one that stands alone."""
+        if not self.among:
             return ""
-        name = '<span class="long">{}</span>'
-        ways = ((self.place.before, "prev", f"← {name}", "Previous"), (self.place.after, "next", f"{name} →", "Next"))
-        links = [
-            f'<a href="{html.escape(to[0])}" rel="{rel}" aria-label="{which} lesson: {html.escape(to[1])}">'
-            f"{text.format(html.escape(to[1]))}</a>"
-            for to, rel, text, which in ways
-            if to is not None
-        ]
-        minutes = name.format(f", about {self.minutes} min")
-        place = f"Lesson {self.place.number} of {self.place.of}{minutes}"
-        return f'<nav aria-label="Lessons"><a href="index.html">{place}</a>{"".join(links)}</nav>'
+        return (
+            f'<nav aria-label="Lessons"><a href="index.html">All lessons</a>'
+            f'<a href="index.html#prev={self.among}" rel="prev" aria-label="Previous lesson">← Previous</a>'
+            f'<a href="index.html#next={self.among}" rel="next" aria-label="Next lesson">Next →</a></nav>'
+        )
 
     @property
     def questions(self) -> str:

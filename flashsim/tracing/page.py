@@ -22,17 +22,8 @@ from flashsim.tracing.writing import as_json, zipped
 LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
 SCRIPTS = (
-    "model",
-    "alignment",
-    "elements",
-    "pens",
-    "formula",
-    "stage",
-    "sparks",
-    "memory",
-    "values",
-    "view",
-    "controls",
+    *("model", "alignment", "elements", "pens", "formula"),
+    *("telling", "layout", "legend", "stage", "sparks", "memory", "values", "view", "lesson", "controls"),
 )
 OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
 PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
@@ -180,12 +171,12 @@ def filled(template: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
-def policy(css: str, js: str | None = None) -> str:
+def policy(css: str, js: str) -> str:
     """Return a page's Content-Security-Policy: it runs this script, uses these styles, and loads, sends and embeds nothing.
 
     Not even its own script can make HTML of a text: `innerHTML` is refused by browsers that know trusted types.
     """
-    hashed = {"style-src": css} if js is None else {"script-src": js, "style-src": css}
+    hashed = {"script-src": js, "style-src": css}
     rules = [
         f"{kind} 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for kind, text in hashed.items()
     ]

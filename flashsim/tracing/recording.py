@@ -1,7 +1,8 @@
 """Recording a run: an observer that keeps every event.
 
     recorder = Recorder()
-    flashsim.forward("flash", Q, K, V, observers=[recorder])       # or trace=True, or flashsim.trace("flash", Q, K, V)
+    run = flashsim.forward("flash", Q, K, V, observers=[recorder])
+    trace = traced(recorder, run)                                  # what flashsim.trace("flash", Q, K, V) does
 
 A trace is of one head. Its events are what the memory told, in order.
 """

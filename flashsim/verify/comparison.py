@@ -21,7 +21,6 @@ from flashsim.problem.qkv import QKV
 from flashsim.problem.shapes import Blocks
 from flashsim.run.api import Gradients, Run, Tally, backward, count, forward
 from flashsim.run.interleaving import interleave
-from flashsim.run.task import attended
 from flashsim.tracing.observers import Ledger
 
 OnHead = Callable[[int, int], None]
@@ -98,14 +97,14 @@ def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mappi
 
 def _result(run: Run, cost: Run | Gradients, compared: Iterable[Compared], seconds: float) -> Result:
     worst, of_bound = _worst(compared) or (None, None)
-    title = cost.plan.task.algorithm.title
+    title = cost.plan.algorithm.title
     return Result(title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, _agrees(run, cost), seconds)
 
 
 def _agrees(run: Run, cost: Run | Gradients) -> bool | None:
     """Whether theory says the same; None where it says nothing: of an algorithm without a form, and of masks by head."""
-    algorithm, variant = cost.plan.task.algorithm, run.variant
-    if variant.mask.per_head or not _has_form(algorithm):
+    algorithm, plan = cost.plan.algorithm, run.plan
+    if plan.mask.per_head or not _has_form(algorithm):
         return None
     want = theory.exact(
         algorithm,
@@ -117,9 +116,9 @@ def _agrees(run: Run, cost: Run | Gradients) -> bool | None:
         dtype=run.inputs.dtype.name,
         blocks=(cost.blocks.B_r, cost.blocks.B_c),
         direction=algorithm.direction,
-        mask=variant.mask,
-        dropout_p=variant.dropout_p,
-        **variant.options,
+        mask=plan.mask,
+        dropout_p=plan.problem.dropout_p,
+        **plan.options,
     )
     return (cost.hbm, cost.sram.peak, cost.blocks) == (want.hbm, want.sram.peak, want.blocks)
 
@@ -134,25 +133,25 @@ def _has_form(algorithm: Algorithm) -> bool:
 
 def forward_errors(run: Run) -> Iterator[Compared]:
     """Yield O, naive attention and the bound, some rows of one head at a time."""
-    given, variant, shape = run.inputs, run.variant, run.inputs.shape
-    rounded = reference.rounding(run.plan.task.algorithm, run.blocks)
+    given, p, shape = run.inputs, run.problem.dropout_p, run.inputs.shape
+    rounded = reference.rounding(run.plan.algorithm, run.blocks)
     for number, head in enumerate(np.ndindex(given.leading)):
         Q, K, V = given.Q[head], given.K[given.kv(head)], given.V[given.kv(head)]
         whole, keep = _whole_masks(run, head, number)
         for top in range(0, shape.N_q, ROWS_AT_ONCE):
             rows = slice(top, top + ROWS_AT_ONCE)
             mask, kept = (None if a is None else a[rows] for a in (whole, keep))
-            parts: dict[str, Any] = {"scale": run.scale, "mask": mask, "keep": kept, "dropout_p": variant.dropout_p}
+            parts: dict[str, Any] = {"scale": run.scale, "mask": mask, "keep": kept, "dropout_p": p}
             bound = reference.error_bound(Q[rows], K, V, **rounded, **parts)
             yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
 
 
 def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
     """Yield dQ, dK and dV, with what they should be and the bound, one KV head with its query heads at a time."""
-    given, variant, shape, g = run.inputs, run.variant, run.inputs.shape, run.inputs.group
+    given, p, shape, g = run.inputs, run.problem.dropout_p, run.inputs.shape, run.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
-    rounded = reference.backward_rounding(found.plan.task.algorithm, run.blocks, found.blocks)
+    rounded = reference.backward_rounding(found.plan.algorithm, run.blocks, found.blocks)
     heads = list(enumerate(np.ndindex(given.leading)))
     for first in range(0, len(heads), g):
         sharing = heads[first : first + g]
@@ -164,7 +163,7 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
             whole, keep = (None if a is None else interleave(a, g) for a in (whole, keep))
             Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
         operands = Q, given.K[shared], given.V[shared], dO_h
-        parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": variant.dropout_p}
+        parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": p}
         want, bound = reference.gradients(*operands, **parts), reference.gradient_bounds(*operands, **rounded, **parts)
         yield dQ, want.dQ, bound.dQ
         for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
@@ -173,9 +172,9 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
 
 
 def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:
-    shape, variant = run.inputs.shape, run.variant
-    keep = keep_mask(variant.seed, variant.dropout_p, shape.N_q, shape.N_k, number) if variant.dropout_p else None
-    return attended(variant, run.blocks, shape, head, run.inputs.group if run.gqa == "grouped" else 1), keep
+    problem = run.problem
+    N_q, N_k, p = problem.shape.N_q, problem.shape.N_k, problem.dropout_p
+    return run.plan.attended(head), keep_mask(problem.seed, p, N_q, N_k, number) if p else None
 
 
 def _worst(compared: Iterable[Compared]) -> tuple[float, float] | None:

@@ -18,7 +18,7 @@ from flashsim.optimal.games.certificate import check as check_optimum
 from flashsim.optimal.optima import optimum
 from flashsim.optimal.proving import Proof
 from flashsim.optimal.tune import best_of
-from flashsim.theory import certificate, certificate_backward, lower_bound, lower_bound_backward
+from flashsim.theory import certificate, lower_bound, lower_bound_backward
 from flashsim.verify.shared import Claim, accesses, exponents, slope, within
 
 
@@ -71,19 +71,17 @@ def nothing_below_the_lower_bound(full: bool) -> Claim:
     """Lower bound (flashsim.theory.lower). No algorithm makes fewer HBM accesses than the lower bound, forward, and
     certificates of it check."""
     algorithms = [each for name, each in FORWARD.items() if not each.options or name == "split_kv"]
-    return _nothing_below(algorithms, lower_bound, certificate.check, full)
+    return _nothing_below(algorithms, lower_bound, full)
 
 
 def nothing_below_the_backward_bound(full: bool) -> Claim:
     """Lower bound (flashsim.theory.lower_backward). No algorithm makes fewer HBM accesses than the lower bound, backward,
     and certificates of it check."""
     algorithms = [each for each in BACKWARD.values() if not each.options]
-    return _nothing_below(algorithms, lower_bound_backward, certificate_backward.check, full)
+    return _nothing_below(algorithms, lower_bound_backward, full)
 
 
-def _nothing_below(
-    algorithms: list[Algorithm], bound_of: Callable[..., Any], check: Callable[..., str], full: bool
-) -> Claim:
+def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], full: bool) -> Claim:
     direction = algorithms[0].direction
     rng = np.random.default_rng(12)
     shapes, runs, least, checked = 3_000 if full else 200, 0, np.inf, 0
@@ -94,9 +92,8 @@ def _nothing_below(
         rows = np.clip(np.arange(N_q) + 1 + N_k - N_q, 0, N_k) if mask else np.full(N_q, N_k)
         queries = int((rows > 0).sum())
         bound = bound_of(**sizes, pairs=int(rows.sum()), queries=queries)
-        checked += _proves(
-            check, Proof(bound, "causal" if mask else "all", queries, N_k, None, direction).certificate()
-        )
+        proof = Proof(bound, "causal" if mask else "all", queries, N_k, None, direction)
+        checked += _proves(certificate.check, proof.certificate())
         blocks: dict[str, Any] = {"sizing": "fit"} if number % 2 else {"blocks": (int(rng.integers(1, 30)), 1)}
         for algorithm in algorithms:
             if mask is not None and "MASK" not in algorithm.parts:
@@ -113,9 +110,9 @@ def _nothing_below(
     )
 
 
-def _proves(check: Callable[..., str], certificate: Mapping[str, Any]) -> bool:
+def _proves(check: Callable[..., str], held: Mapping[str, Any]) -> bool:
     with suppress(ValueError):
-        return bool(check(certificate))
+        return bool(check(held))
     return False
 
 

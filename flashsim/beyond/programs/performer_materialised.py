@@ -58,7 +58,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Bug
 from flashsim.beyond.programs import performer
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.matrices import Kind
@@ -137,12 +136,4 @@ PROGRAM = replace(
     title="Performer, its features in HBM",
     run=performer_materialised,
     extras={"G": Kind("k", "N"), "A": Kind("N", "k"), "S": Kind("k", "e"), "z": Kind("k", "1", "chip")},
-    bugs=(
-        Bug("features without −‖ck‖²/2", " - 0.5 * rowsum((c * K_j) * (c * K_j)).T", ""),
-        Bug("c twice", "c * (W_f @ K_j.T)", "c * c * (W_f @ K_j.T)"),
-        Bug("the features' sums left out", " + z_g.T", ""),
-        Bug("S is not rescaled", "exp(m_f - finite(m_f_new)) * S_f +", "S_f +"),
-        Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
-        Bug("z without log ℓ", "m_f + log(l_f)", "m_f"),
-    ),
 )

@@ -1,12 +1,12 @@
-"""Worked examples, step by step: those of a book chapter on FlashAttention in practice, and two of its statements that are wrong.
+"""Worked examples, step by step: a book chapter's causal tiles, two of its statements that are wrong, and two examples of ours.
 
     EXAMPLES[name].compute()    the steps, as dataclasses of numbers and arrays
     EXAMPLES[name].lines(steps) the same as text, in pieces of a line or more
     as_json(steps)              the same as plain data; JSON has no infinities, so these become "inf", "-inf", "nan"
 
 Nothing is written down beforehand: each number is computed from the example's inputs, at full precision, and rounded only
-to be shown. The chapter is "FlashAttention: Theory and Practice"; its m is the paper's m, its s the paper's ℓ, its o not
-yet divided by s. `slips` lists the numbers that the chapter prints wrongly, and why.
+to be shown. The chapter is "FlashAttention: Theory and Practice"; its m is the paper's m, its s the paper's ℓ, its O not
+yet divided by s.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from flashsim.learn.examples import (
     exp_overflow,
     kernel_product,
     not_bit_for_bit,
-    online_attention,
-    online_softmax,
     prefill,
     same_curve,
 )
@@ -47,12 +45,10 @@ def _example(about: str, module: Any) -> Example:
 
 
 EXAMPLES: dict[str, Example] = {
-    "online_softmax": _example("softmax of [2, 5, 1, 4], one value at a time", online_softmax),
-    "online_attention": _example("attention of one query over three keys, one key at a time", online_attention),
     "prefill": _example("causal attention in tiles: n = 6, d = 2, three query tiles", prefill),
     "not_bit_for_bit": _example("tiled and standard attention differ, within rounding", not_bit_for_bit),
     "exp_overflow": _example("exp(100) is infinite in float32: why the maximum is subtracted", exp_overflow),
-    "kernel_product": _example("a Gaussian kernel product, tile by tile, by differences", kernel_product),
+    "kernel_product": _example("distances by differences, and by squares, which cancel", kernel_product),
     "same_curve": _example("one training curve, whichever attention (about a minute)", same_curve),
 }
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.learn.examples.online_softmax import online_softmax
-from flashsim.learn.examples.text import Slip, fixed, paragraph, scientific, slips_lines, table, vector
+from flashsim.learn.examples.text import CHAPTER, fixed, paragraph, scientific, table, vector
 from flashsim.problem.inputs import Array
 
 CLAIMS: tuple[tuple[float, str, Literal["finite", "overflow", "zero"]], ...] = (
@@ -71,7 +70,6 @@ class ExpOverflow:
     exponentials: Array
     unsafe: Array
     safe: Array
-    slips: tuple[Slip, ...]
 
 
 def exp(x: Any, dtype: DTypeLike) -> float:
@@ -124,30 +122,8 @@ def compute() -> ExpOverflow:
     with np.errstate(over="ignore", invalid="ignore"):
         exponentials = np.exp(scores)
         unsafe = exponentials / exponentials.sum()
-    safe = online_softmax(SCORES, np.float32).softmax
-    return ExpOverflow(claims, both, scores, exponentials, unsafe, safe, _slips(claims, both[0]))
-
-
-def _slips(claims: tuple[Claim, ...], float32: Limits) -> tuple[Slip, ...]:
-    by_x = {claim.x: claim for claim in claims}
-    found = (
-        Slip(
-            "exp(100) in float32",
-            "2.69e43, fine",
-            str(by_x[100].in_float32),
-            f"{scientific(by_x[100].in_float64)} is the value in float64, and far above float32's largest number, "
-            f"{scientific(float32.largest)}. The chapter's next line says that exp(89) = 4.49e38 is above it already: "
-            "the two lines contradict each other.",
-        ),
-        Slip(
-            "exp(85) in float32",
-            "overflow",
-            scientific(by_x[85].in_float32),
-            f"It is finite. Overflow starts above x = {float32.last_finite_x:.5f}, so between 88 and 89. exp(90), in the same "
-            "example, does overflow.",
-        ),
-    )
-    return tuple(slip for slip, x in zip(found, (100, 85), strict=True) if not by_x[x].right)
+    weights = np.exp(scores - scores.max())
+    return ExpOverflow(claims, both, scores, exponentials, unsafe, weights / weights.sum())
 
 
 def lines(run: ExpOverflow) -> Iterator[str]:
@@ -179,8 +155,14 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     )
     yield f"\nSoftmax of {vector(run.scores)} in float32"
     yield f"  exp(z) / sum, without subtraction: [{_list(run.exponentials)}] / sum = [{_list(run.unsafe)}]"
-    yield f"  online, relative to the maximum:   {vector(run.safe)}"
-    yield from slips_lines(run.slips)
+    yield f"  exp(z − max) / sum:                 {vector(run.safe)}"
+    hundred, eighty_five = (next(at for at in run.claims if at.x == x) for x in (100, 85))
+    yield from paragraph(
+        f"The chapter is {CHAPTER}. exp(100) is {scientific(hundred.in_float64)}, as it says, but in float64: it is far above "
+        f"float32's largest number. The chapter's next line says that exp(89) = 4.49e38 is above it already, and the two lines "
+        f"contradict each other. exp(85) = {scientific(eighty_five.in_float32)} is finite: overflow starts above x = "
+        f"{run.limits[0].last_finite_x:.5f}."
+    )
 
 
 def _list(values: Array) -> str:

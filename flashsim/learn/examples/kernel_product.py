@@ -1,7 +1,7 @@
-"""A kernel product, tile by tile: Y_i = Σ_j k(x_i, z_j) v_j, with a Gaussian k; and why its distances are of differences.
+"""Why a kernel product takes its distances of differences, x − z: by squares they cancel.
 
-In flashsim: flashsim.kernels.product, whose order "x_outer" is flashsim/beyond/programs/kernel_x_outer.py: line 8 is k(x, z),
-line 9 adds to Y. The distances are those of flashsim/beyond/parts/kernel_functions.py.
+In flashsim: flashsim.kernels.product, whose order "x_outer" is flashsim/beyond/programs/kernel_x_outer.py: line 8 is k(x, z).
+The distances are those of flashsim/beyond/parts/kernel_functions.py.
 """
 
 from __future__ import annotations
@@ -12,28 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsim.beyond.parts.kernel_functions import distances
-from flashsim.learn.examples.text import number, paragraph, scientific, table, vector
-from flashsim.problem.inputs import Array
+from flashsim.learn.examples.text import number, paragraph, scientific, table
 
-X, Z, V = (0.0, 1.0, 3.0), (0.0, 2.0), (1.0, 2.0)
 OFFSETS = (0.0, 1e2, 1e3, 1e4)
 
 
-@dataclass(frozen=True, eq=False)
-class Tile:
-    """One pair: x and z, their kernel's value, what it adds, and Y before and after."""
-
-    i: int
-    j: int
-    x: float
-    z: float
-    k: float
-    v: float
-    before: float
-    Y: float
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Far:
     """Both clouds moved by `offset`, in float32: the largest error of ‖x − z‖², by differences and by squares."""
 
@@ -42,12 +26,10 @@ class Far:
     squares: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class KernelProduct:
-    """The tiles of x against z, the product, and the clouds moved away."""
+    """The clouds, moved away."""
 
-    tiles: tuple[Tile, ...]
-    Y: Array
     far: tuple[Far, ...]
 
 
@@ -61,36 +43,16 @@ def far(offset: float) -> Far:
 
 
 def compute() -> KernelProduct:
-    """Run the example, with blocks of one row, rows of x outermost."""
-    tiles = []
-    for i, x in enumerate(X):
-        Y = 0.0
-        for j, (z, v) in enumerate(zip(Z, V, strict=True)):
-            k = float(np.exp(-((x - z) ** 2) / 2))
-            tiles.append(Tile(i, j, x, z, k, v, Y, Y + k * v))
-            Y = tiles[-1].Y
-    return KernelProduct(
-        tuple(tiles), np.array([tile.Y for tile in tiles[len(Z) - 1 :: len(Z)]]), tuple(map(far, OFFSETS))
-    )
+    """Move the clouds away, step by step."""
+    return KernelProduct(tuple(map(far, OFFSETS)))
 
 
 def lines(run: KernelProduct) -> Iterator[str]:
-    """Yield the steps as text."""
-    yield f"Kernel product of x = {vector(X)}, z = {vector(Z)}, v = {vector(V)}"
+    """Yield the errors as text."""
+    yield "The distances of a kernel product, by differences and by squares"
     yield from paragraph(
-        "Y_i = Σ_j k(x_i, z_j) v_j with k(x, z) = exp(−(x − z)²/2). Rows of x are the outer loop: Y_i stays on chip until it is "
-        "done. It is attention's inner loop without a softmax: nothing is rescaled."
-    )
-    for tile in run.tiles:
-        if tile.j == 0:
-            yield f"\nRow {tile.i}: x = {number(tile.x)}, Y = 0"
-        yield (
-            f"  k({number(tile.x)}, {number(tile.z)}) = exp(−{number((tile.x - tile.z) ** 2)}/2) = {number(tile.k)};  "
-            f"Y = {number(tile.before)} + {number(tile.k)} · {number(tile.v)} = {number(tile.Y)}"
-        )
-    yield from paragraph(
-        "Distances are of differences, x − z. ‖x‖² + ‖z‖² − 2x·z is the same on paper, and one matrix product; but where both "
-        "clouds lie far from the origin it is a small difference of large squares. Errors of ‖x − z‖² in float32, at most:"
+        "‖x‖² + ‖z‖² − 2x·z is ‖x − z‖² on paper, and one matrix product; but where both clouds lie far from the origin it "
+        "is a small difference of large squares. Errors of ‖x − z‖² in float32, at most:"
     )
     yield ""
     yield from table(
@@ -99,3 +61,4 @@ def lines(run: KernelProduct) -> Iterator[str]:
             *((number(each.offset), scientific(each.differences, 1), scientific(each.squares, 1)) for each in run.far),
         ]
     )
+    yield from paragraph("The product itself, tile by tile, is a lesson: flashsim lessons kernel_product --open")

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from flashsim.learn.examples.text import (
+    CHAPTER,
     NEW_MAXIMUM,
     ROUNDED,
-    Slip,
     bracketed,
     factor,
     fixed,
     number,
     paragraph,
-    slips_lines,
     table,
     tiny,
     vector,
@@ -36,6 +36,9 @@ Q = ((1.0, 0.5), (0.8, -0.1), (0.2, 0.9), (-0.3, 0.4), (0.7, 0.6), (0.1, -0.5))
 K = ((0.3, 0.7), (0.6, 0.2), (-0.1, 0.8), (0.4, -0.3), (0.9, 0.1), (0.2, 0.5))
 V = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.8, 0.2), (0.3, 0.7), (0.6, 0.4))
 B_q, B_k = 2, 3
+
+
+nothing = partial(np.zeros, (0, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +65,19 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One tile of the scores: before and after scaling and masking, and its rows' updates. Empty arrays if it was skipped."""
+    """One tile of the scores: before and after scaling and masking, and its rows' updates. None of it if it was skipped."""
 
     queries: range
     keys: range
-    skipped: bool
-    products: Array
-    S: Array
-    S_masked: Array
-    rows: tuple[Row, ...]
+    products: Array = field(default_factory=nothing)
+    S: Array = field(default_factory=nothing)
+    S_masked: Array = field(default_factory=nothing)
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing of it was loaded."""
+        return not self.rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +104,6 @@ class Prefill:
     query_tiles: tuple[QueryTile, ...]
     output: Array
     naive: Array
-    slips: tuple[Slip, ...] = ()
 
 
 def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: Array) -> Row:
@@ -110,39 +116,35 @@ def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: A
     return Row(query, m_old, s_old, O_old, m, correction, s_corrected, O_corrected, weights, s, O)
 
 
-def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int, causal: bool = True) -> QueryTile:
+def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int) -> QueryTile:
     """Stream all keys and values past one tile of queries."""
     dtype = Q.dtype.type
     m, s, O = [dtype(-np.inf)] * len(queries), [dtype(0)] * len(queries), [np.zeros(V.shape[1], dtype)] * len(queries)
     tiles = []
     for start in range(0, len(K), B_k):
         keys = range(start, min(start + B_k, len(K)))
-        if causal and keys.start > queries[-1]:  # all masked: even its first key comes after its last query
-            nothing = np.zeros((0, 0), dtype)
-            tiles.append(Tile(queries, keys, True, nothing, nothing, nothing, ()))
+        if keys.start > queries[-1]:  # all masked: even its first key comes after its last query
+            tiles.append(Tile(queries, keys))
             continue
         K_tile, V_tile = K[keys.start : keys.stop], V[keys.start : keys.stop]
         products = Q[queries.start : queries.stop] @ K_tile.T
         S = products / dtype(math.sqrt(Q.shape[1]))
         after = np.arange(keys.start, keys.stop) > np.arange(queries.start, queries.stop)[:, None]
-        S_masked = np.where(after & causal, dtype(-np.inf), S)
+        S_masked = np.where(after, dtype(-np.inf), S)
         rows = [update(queries[i], m[i], s[i], O[i], S_masked[i], V_tile) for i in range(len(queries))]
         m, s, O = [row.m for row in rows], [row.s for row in rows], [row.O for row in rows]
-        tiles.append(Tile(queries, keys, False, products, S, S_masked, tuple(rows)))
+        tiles.append(Tile(queries, keys, products, S, S_masked, tuple(rows)))
     sums, unnormalised = np.array(s), np.array(O)
     return QueryTile(queries, tuple(tiles), np.array(m), sums, unnormalised, unnormalised / sums[:, None])
 
 
-def prefill(Q: Any, K: Any, V: Any, B_q: int, B_k: int, *, causal: bool = True) -> Prefill:
-    """Return attention, scaled by 1/√d, tile by tile, of as many queries as keys. The last tiles may be smaller."""
+def prefill(Q: Any, K: Any, V: Any, B_q: int, B_k: int) -> Prefill:
+    """Return causal attention, scaled by 1/√d, tile by tile, of as many queries as keys. The last tiles may be smaller."""
     Q, K, V = (np.asarray(a) for a in (Q, K, V))
     n = len(Q)
-    tiles = tuple(
-        query_tile(Q, K, V, range(start, min(start + B_q, n)), B_k, causal=causal) for start in range(0, n, B_q)
-    )
+    tiles = tuple(query_tile(Q, K, V, range(start, min(start + B_q, n)), B_k) for start in range(0, n, B_q))
     output = np.concatenate([tile.output for tile in tiles])
-    mask = np.tril(np.ones((n, n), bool)) if causal else None
-    return Prefill(Q, K, V, B_q, B_k, tiles, output, attention(Q, K, V, mask=mask))
+    return Prefill(Q, K, V, B_q, B_k, tiles, output, attention(Q, K, V, mask=np.tri(n, dtype=bool)))
 
 
 def compute() -> Prefill:
@@ -170,7 +172,7 @@ def lines(run: Prefill) -> Iterator[str]:
         yield f"\nQuery tile {at} ({_named('queries', row.queries)}): m = −∞, s = 0, O = {none} in each row"
         for j, tile in enumerate(row.tiles):
             yield f"\n  Key tile {j} ({_named('keys', tile.keys)})" + (": skipped" if tile.skipped else "")
-            yield from _skipped_lines(run, tile) if tile.skipped else _tile_lines(run, tile, root)
+            yield from _skipped_lines(tile) if tile.skipped else _tile_lines(run, tile, root)
         yield "\n  Normalize: O / s"
         for i, query in enumerate(row.queries):
             yield f"    O[{query}] = {vector(row.O[i])} / {number(row.s[i])} = {vector(row.output[i], 3)}"
@@ -180,15 +182,17 @@ def lines(run: Prefill) -> Iterator[str]:
         left=(0, 1, 2),
     )
     yield f"  The largest difference is {tiny(abs(run.output - run.naive).max())}."
-    yield from slips_lines(run.slips)
-    yield from wrapped("The chapter shows query tile 0 only; its loop runs over query tiles 1 and 2 just the same.")
+    yield from paragraph(
+        f"This example is of a book chapter, {CHAPTER}. Its printed numbers are all right to their last digit. It shows query "
+        "tile 0 only; its loop runs over query tiles 1 and 2 just the same."
+    )
 
 
 def _named(what: str, indices: range) -> str:
     return f"{what} {indices[0]}–{indices[-1]}"
 
 
-def _skipped_lines(run: Prefill, tile: Tile) -> Iterator[str]:
+def _skipped_lines(tile: Tile) -> Iterator[str]:
     last, first = tile.queries[-1], tile.keys[0]
     yield from wrapped(
         f"Its first key, {first}, comes after the tile's last query, {last}: every score would be masked to −∞ and every "
@@ -221,8 +225,8 @@ def _tile_lines(run: Prefill, tile: Tile, root: str) -> Iterator[str]:
 
 def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[str]:
     m_old, m = (fixed(x, 3) for x in (row.m_old, row.m))
-    seen = [j for j in range(len(tile.keys)) if np.isfinite(scores[j])]
-    hidden = [str(tile.keys[j]) for j in range(len(tile.keys)) if j not in seen]
+    seen = [(key, score) for key, score in zip(tile.keys, scores, strict=True) if np.isfinite(score)]
+    weights = [number(weight) for weight, score in zip(row.weights, scores, strict=True) if np.isfinite(score)]
     yield f"\n    Row {row.query}"
     if not seen:
         yield from wrapped(
@@ -230,22 +234,18 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
         )
         yield f"      m = {m}, s = {number(row.s)}, O = {vector(row.O)}, as before"
         return
-    top = ", ".join(fixed(scores[j], 3) for j in seen)
+    top = ", ".join(fixed(score, 3) for _, score in seen)
     yield f"      m_new = max({m_old}, {top}) = {m}" + (NEW_MAXIMUM if row.new_maximum else "")
     yield f"      correction = exp({m_old} − {bracketed(m)}) = {number(row.correction)}"
     yield f"      O = {vector(row.O_old)} · {number(row.correction)} = {vector(row.O_corrected)}"
     yield f"      s = {number(row.s_old)} · {number(row.correction)} = {number(row.s_corrected)}"
-    for j in seen:
-        difference = fixed(scores[j] - row.m, 3)
-        inner = "" if scores[j] == row.m else f" = exp({difference})"
-        yield (
-            f"      weight of key {tile.keys[j]} = exp({fixed(scores[j], 3)} − {bracketed(m)}){inner} = "
-            f"{number(row.weights[j])}"
-        )
-    if hidden:
+    for (key, score), weight in zip(seen, weights, strict=True):
+        inner = "" if score == row.m else f" = exp({fixed(score - row.m, 3)})"
+        yield f"      weight of key {key} = exp({fixed(score, 3)} − {bracketed(m)}){inner} = {weight}"
+    if hidden := [str(key) for key, score in zip(tile.keys, scores, strict=True) if not np.isfinite(score)]:
         yield f"      (masked: key{'s' if len(hidden) > 1 else ''} {', '.join(hidden)}, of weight exp(−∞) = 0)"
-    added = " + ".join(f"{number(row.weights[j])}·{vector(run.V[tile.keys[j]])}" for j in seen)
+    added = " + ".join(f"{weight}·{vector(run.V[key])}" for (key, _), weight in zip(seen, weights, strict=True))
     yield from wrapped(f"O = {vector(row.O_corrected)} + {added}", "      ")
     yield f"        = {vector(row.O)}"
-    yield f"      s = {' + '.join([number(row.s_corrected), *(number(row.weights[j]) for j in seen)])} = {number(row.s)}"
+    yield f"      s = {' + '.join([number(row.s_corrected), *weights])} = {number(row.s)}"
     yield f"      m = {m}"

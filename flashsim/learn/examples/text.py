@@ -1,10 +1,9 @@
-"""How the examples show numbers: rounded, with a true minus sign; and where the chapter's own numbers differ."""
+"""How the examples show numbers: rounded, with a true minus sign."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,6 @@ NEW_MAXIMUM = "   ← new maximum"
 ROUNDED = "All numbers are computed unrounded, and rounded only to be shown."
 WIDTH = 80  # of a terminal
 CHAPTER = '"FlashAttention: Theory and Practice"'
-
-
-@dataclass(frozen=True)
-class Slip:
-    """A number that the chapter prints otherwise than it is."""
-
-    place: str
-    printed: str
-    right: str
-    why: str
 
 
 def number(x: Any, digits: int = 4) -> str:
@@ -86,16 +75,3 @@ def paragraph(text: str) -> Iterator[str]:
 def wrapped(text: str, indent: str = "") -> Iterator[str]:
     """Yield the text in lines that fit a terminal."""
     yield from textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def slips_lines(slips: Sequence[Slip]) -> Iterator[str]:
-    """Yield where the example is from, and what is printed there otherwise."""
-    yield ""
-    source = f"This example is of a book chapter, {CHAPTER}."
-    if not slips:
-        yield from wrapped(f"{source} Its printed numbers are all right to their last digit.")
-        return
-    yield from wrapped(f"{source} Where it prints another number:")
-    for slip in slips:
-        yield from wrapped(f"{slip.place}: printed {slip.printed}, right is {slip.right}", "  ")
-        yield from wrapped(slip.why, "    ")

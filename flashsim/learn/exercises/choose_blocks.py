@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import flashsim
 from flashsim.learn.exercises.judging import WHOLE, explained, is_whole, pair
 from flashsim.learn.exercises.work import Work, Wrong
 from flashsim.machine.memory import SramOverflow
 from flashsim.problem.arguments import shown
+from flashsim.run.api import count
 
 NUMBER, TITLE = 11, "choose blocks for this M"
 TEXT = '''
@@ -72,10 +72,10 @@ def grade(work: Work) -> str:
         best = largest(M, lambda n, d=d: elements(n, d))  # type: ignore[misc]
         N = 4 * best  # a smaller B_c makes more blocks of it
         try:
-            got = flashsim.count("flash_basic", N=N, d=d, M=M, blocks=(B_r, B_c)).hbm.accesses
+            got = count("flash_basic", N=N, d=d, M=M, blocks=(B_r, B_c)).hbm.accesses
         except SramOverflow as error:
             raise Wrong(f"{said} do not fit. {str(error).partition(' Take a larger')[0]}", hint) from None
-        want = flashsim.count("flash_basic", N=N, d=d, M=M, blocks=(min(best, d), best)).hbm.accesses
+        want = count("flash_basic", N=N, d=d, M=M, blocks=(min(best, d), best)).hbm.accesses
         if got != want:
             used = elements(B_c, d)
             raise Wrong(

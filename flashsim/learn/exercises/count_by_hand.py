@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import flashsim
 from flashsim.learn.exercises.judging import expect_count, pair
 from flashsim.learn.exercises.work import Work
+from flashsim.run.api import count
 
 NUMBER, TITLE = 12, "count by hand"
 TEXT = '''
@@ -43,7 +43,7 @@ def grade(work: Work) -> str:
     accesses = work.function("accesses")
     cases = ((12, 4, 2, 3), (13, 4, 5, 3), (64, 8, 8, 16), (100, 16, 16, 30))
     for N, d, B_r, B_c in cases:
-        traffic = flashsim.count("flash_basic", N=N, d=d, M=10**6, blocks=(B_r, B_c)).hbm
+        traffic = count("flash_basic", N=N, d=d, M=10**6, blocks=(B_r, B_c)).hbm
         reads, writes = pair("accesses", accesses(N, d, B_r, B_c), "reads, writes")
         said = f"N = {N}, d = {d}, blocks ({B_r}, {B_c})"
         T_c, T_r, once = -(-N // B_c), -(-N // B_r), 2 * N * d

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-import flashsim
 from flashsim.learn.exercises.judging import Stage, Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work
 from flashsim.machine.memory import Matrix
 from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Blocks
+from flashsim.run.api import count
 
 NUMBER, TITLE = 5, "Algorithm 1, lines 9 to 13"
 LINES = """\
@@ -123,7 +123,7 @@ def run(flash: Callable[..., object], problem: Problem) -> int:
     for name, columns, value in (("O", d, 0.0), ("l", 1, 0.0), ("m", 1, -np.inf)):
         divided.append(stage.output(name, (N_q, columns), blocks.B_r, value))
     watched.judge(lambda: flash(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c)
-    counted = flashsim.count("flash_basic", N_q=N_q, N_k=N_k, d=d, M=10**6, blocks=(blocks.B_r, blocks.B_c))
+    counted = count("flash_basic", N_q=N_q, N_k=N_k, d=d, M=10**6, blocks=(blocks.B_r, blocks.B_c))
     for name, want in counted.hbm.by_array.items():
         got, reads, writes = stage.moved(name), want.reads, want.writes
         inside = f"{name}[j] is loaded in the inner loop, {T_r} times as often: line 6 stands outside it."

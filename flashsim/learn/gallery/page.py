@@ -12,10 +12,10 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import flashsim
+from flashsim import tracing
 from flashsim.learn.gallery.looking import number_at
 from flashsim.learn.gallery.thumbnail import thumbnail
-from flashsim.tracing import Lesson, Moment, Place, Stop, Trace
+from flashsim.tracing import Lesson, Moment, Stop, Trace
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.sample import gradient, operands
 
@@ -30,7 +30,7 @@ class Page:
     run      the options of `flashsim step` that make the same traces; none where Python makes them
     record   makes its traces: one, or two that are shown side by side
     teach    returns what there is to say of the traces, as marked text (`parts_of`)
-    place    where it stands in the gallery; None for one alone
+    alone    whether its page stands alone, and leads to no others
     """
 
     name: str
@@ -40,7 +40,7 @@ class Page:
     run: Mapping[str, Any]
     record: Callable[[], tuple[Trace, ...]]
     teach: Callable[..., str]
-    place: Place | None = None
+    alone: bool = False
 
     @property
     def command(self) -> str:
@@ -49,8 +49,11 @@ class Page:
 
     @property
     def made_by(self) -> str:
-        """The command, or the lines of Python that make `trace`."""
-        return self.command or body_of(self.record)
+        """The command, or the lines of Python, that make the page but for its text."""
+        if self.command:
+            return f"{self.command} -o {self.name}.html"
+        versus = ", versus=versus" if len(self.traces) > 1 else ""
+        return f'{body_of(self.record)}\ntrace.save("{self.name}.html"{versus})'
 
     @cached_property
     def traces(self) -> tuple[Trace, ...]:
@@ -61,7 +64,7 @@ class Page:
     def lesson(self) -> Lesson:
         """What there is to say of the traces, in order of the steps."""
         text, moments, stops = parts_of(self.teach(*self.traces), self.traces[0])
-        return Lesson(self.title, text, moments, stops, self.place)
+        return Lesson(self.title, text, moments, stops, "" if self.alone else self.name)
 
     @cached_property
     def html(self) -> str:
@@ -118,7 +121,7 @@ def traces_of(
         options["dO"] = gradient(N, d)
     sizes = {} if "blocks" in options else {"sizing": "fit"}
     algorithms = (algorithm, with_bug(algorithm, bug)) if bug else (algorithm,)
-    return tuple(flashsim.trace(one, *operands(N, d, N_k), **sizes | options) for one in algorithms)
+    return tuple(tracing.trace(one, *operands(N, d, N_k), **sizes | options) for one in algorithms)
 
 
 def _option(name: str, value: Any) -> str:

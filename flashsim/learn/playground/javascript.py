@@ -223,4 +223,8 @@ class _Function:
         return Symbol(f"{name}({', '.join(map(self._js, values))})")
 
     def _refused(self, node: ast.AST) -> TypeError:
-        return TypeError(f"{self._function.__qualname__}: {ast.unparse(node)} is not translated")
+        where = f"{self._function.__module__}.{self._function.__qualname__}"
+        return TypeError(
+            f"{where}: {ast.unparse(node)} is not translated to JavaScript, as the playground needs it; expected "
+            "assignments of names and one return, of sums, products, comparisons, calls and lambdas"
+        )

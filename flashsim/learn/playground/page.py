@@ -7,10 +7,10 @@ import json
 from functools import partial
 from typing import Any
 
-from flashsim import theory
 from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Algorithm
 from flashsim.learn.playground.javascript import Script, expression, traced
+from flashsim.theory import exact, form_of
 from flashsim.theory.form import Form
 from flashsim.theory.formulas import common_symbols
 from flashsim.theory.live import _clipped
@@ -24,7 +24,7 @@ FIRST = ("flash", "q_outer", "standard")
 
 def page() -> str:
     """Return the page."""
-    passes = [(algorithm, theory.form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
+    passes = [(algorithm, form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
     css = f"\n{read('typeset.css')}{_read('playground.css')}\n"
     js = f"\n{lighter(script(passes) + read('elements.js') + _read('playground.js'))}\n"
     parts = {
@@ -45,7 +45,7 @@ def _shown() -> list[Algorithm]:
         for algorithm in sorted(
             passes.values(), key=lambda a: (FIRST.index(a.name) if a.name in FIRST else len(FIRST), a.name)
         ):
-            form = theory.form_of(algorithm.name, algorithm.direction)
+            form = form_of(algorithm.name, algorithm.direction)
             moves = tuple(sorted(form.formulas.items())), form.peak, _skips(form)
             if moves not in seen and form.symbols is None and all(option.name != "window" for option in form.options):
                 seen.add(moves)
@@ -61,7 +61,7 @@ def _skips(form: Form) -> bool:
 def _masking(form: Form) -> dict[str, tuple[int, int]]:
     """Return how often more a mask has an N_q × N_k array read, and written, by name: one that positions decide."""
     sizes: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "M": 64, "blocks": (5, 7), "direction": form.direction}
-    plain, masked = (theory.exact(form, **sizes, causal=causal).hbm.by_array for causal in (False, True))
+    plain, masked = (exact(form, **sizes, causal=causal).hbm.by_array for causal in (False, True))
     more = {name: (a.reads - plain[name].reads, a.writes - plain[name].writes) for name, a in masked.items()}
     return {name: (reads // 35, writes // 35) for name, (reads, writes) in more.items() if reads or writes}
 
@@ -72,7 +72,7 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
     entries = []
     for algorithm, form in passes:
         options = {option.name: option.default for option in form.options}
-        functions = {name: translated.of(getattr(form, name), options) for name in ("proportions", "rows", "peak")}
+        functions = {name: translated.of(getattr(form, name), options) for name in ("line_1", "rows", "peak")}
         arrays = ", ".join(
             f"{name}: [(s) => {expression(reads, 's')}, (s) => {expression(writes, 's')}]"
             for name, (reads, writes) in form.formulas.items()

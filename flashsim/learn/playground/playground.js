@@ -1,35 +1,72 @@
 // The page: sizes in, tiles, accesses and SRAM out.
 
 const MOST = 10n ** 15n; // of a size that is taken; what is computed from it is exact all the same
-const SIZES = { N_q: ["queries", 20], N_k: ["keys", 20], d: ["head width", 9], M: ["SRAM", 20], B_r: ["rows", 14], B_c: ["columns", 14] };
+const SIZES = {
+  N_q: ["queries", 20],
+  N_k: ["keys", 20],
+  d: ["head width", 9],
+  M: ["SRAM", 20],
+  B_r: ["rows", 14],
+  B_c: ["columns", 14],
+};
 
 /** A size as it is written, or null where it is none. */
 const sizeOf = (text) => (/^[1-9]\d{0,15}$/.test(text) && BigInt(text) <= MOST ? BigInt(text) : null);
 
 /** All that the page says of a setting. Sizes are BigInts. */
 function costs(form, sizes, every = false) {
-  const p = problemOf(sizes), blocks = blocksOf(p, sizes.B_r, sizes.B_c), live = sizes.causal && form.skips && !every, tiles = tilesOf(p, sizes.B_r, sizes.B_c, live);
-  const s = { ...symbolsOf(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, form.direction), B_r: blocks.B_r, B_c: blocks.B_c, tiles };
+  const p = problemOf(sizes);
+  const blocks = blocksOf(p, sizes.B_r, sizes.B_c);
+  const live = sizes.causal && form.skips && !every;
+  const tiles = tilesOf(p, sizes.B_r, sizes.B_c, live);
+  const { B_r, B_c } = blocks;
+  const s = { ...symbolsOf(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, form.direction), B_r, B_c, tiles };
   const arrays = Object.keys(form.arrays).map((name) => {
-    const more = (sizes.causal && form.masking[name]) || [0n, 0n], moved = (live ? form.live : form.arrays)[name].map((of, at) => of(s) + more[at] * p.N_q * p.N_k);
+    const more = (sizes.causal && form.masking[name]) || [0n, 0n];
+    const moved = (live ? form.live : form.arrays)[name].map((of, at) => of(s) + more[at] * p.N_q * p.N_k);
     return [name, ...moved, form.arrays[name].every((of, at) => of(s) === moved[at])];
   });
-  return { blocks, arrays, peak: form.peak(p, blocks, tiles), accesses: arrays.reduce((sum, [, reads, writes]) => sum + reads + writes, 0n) };
+  const accesses = arrays.reduce((sum, [, reads, writes]) => sum + reads + writes, 0n);
+  return { blocks, arrays, accesses, peak: form.peak(p, blocks, tiles) };
 }
 
-/** Line 1's block sizes: as printed, or the largest of that shape with which everything fits; [1, 1] where nothing does. */
+/** Line 1's block sizes: as printed, or the largest of that shape with which all fits; [1, 1] where nothing does. */
 function lineOne(form, sizes, fit) {
-  const { d, M } = sizes, p = problemOf(sizes), of = (rows) => form.proportions(rows, d);
-  const fits = (rows) => { const [B_r, B_c] = of(rows); return costs(form, { ...sizes, B_r, B_c }, true).peak <= M; };
+  const { d, M } = sizes;
+  const p = problemOf(sizes);
+  const of = (rows) => form.line_1(rows, d);
+  const fits = (rows) => {
+    const [B_r, B_c] = of(rows);
+    return costs(form, { ...sizes, B_r, B_c }, true).peak <= M;
+  };
   if (!fit) return blocksOf(p, ...of(form.rows(M, d, d)));
-  let low = 1n, high = largest(p.N_q, p.N_k) + 1n;
-  while (high - low > 1n) { const middle = (low + high) / 2n; if (fits(middle)) low = middle; else high = middle; }
+  let low = 1n;
+  let high = largest(p.N_q, p.N_k) + 1n;
+  while (high - low > 1n) {
+    const middle = (low + high) / 2n;
+    if (fits(middle)) low = middle;
+    else high = middle;
+  }
   return blocksOf(p, ...of(low));
 }
 
 /** Steps of a slider: 1, 2, 3, 4, 6, 8, 12, … */
-const stepped = (n) => (n < 1 ? 1n : n % 2 ? 1n << BigInt((n + 1) / 2) : 3n << BigInt(n / 2 - 1));
-const nearest = (value, most) => { let n = 0; while (n < most && stepped(n + 1) <= value) n++; return n; };
+function stepped(n) {
+  if (n < 1) return 1n;
+  return n % 2 ? 1n << BigInt((n + 1) / 2) : 3n << BigInt(n / 2 - 1);
+}
+
+/** The slider's step that is nearest to a value from below. */
+function nearest(value, most) {
+  let n = 0;
+  while (n < most && stepped(n + 1) <= value) n++;
+  return n;
+}
+
+const say = (n) => grouped.format(n);
+
+/** a of b, BigInts, in percent, to two digits. */
+const percent = (a, b) => `${Number((10000n * a) / b) / 100}%`;
 
 class Playground {
   constructor() {
@@ -40,39 +77,59 @@ class Playground {
     find("#paper").onclick = () => this.take(false);
     find("#fit").onclick = () => this.take(true);
     window.addEventListener("resize", () => this.show());
-    window.addEventListener("hashchange", ({ newURL }) => { this.read(new URL(newURL).hash), this.show(); });
+    window.addEventListener("hashchange", ({ newURL }) => {
+      this.read(new URL(newURL).hash);
+      this.show();
+    });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
     if (!this.read()) Object.assign(this.sizes, lineOne(this.form, this.sizes, true));
     this.show();
   }
 
-  get form() { return FORMS[Number(find("#algorithm").value)]; }
+  get form() {
+    return FORMS[Number(find("#algorithm").value)];
+  }
 
   addSize(name, what, most) {
-    const letter = name.split("_"), label = make("span", {}, make("i", {}, letter[0]), letter[1] ? make("sub", {}, make("i", {}, letter[1])) : "", " ", make("small", {}, what));
-    const range = make("input", { type: "range", min: 0, max: most, "aria-label": `${name}, ${what}` }), number = make("input", { type: "number", min: 1, max: String(MOST), "aria-label": `${name}, ${what}, exactly`, inputmode: "numeric" });
+    const range = make("input", { type: "range", min: 0, max: most, "aria-label": `${name}, ${what}` });
+    const exactly = { "aria-label": `${name}, ${what}, exactly`, inputmode: "numeric" };
+    const number = make("input", { type: "number", min: 1, max: String(MOST), ...exactly });
     range.oninput = () => this.set(name, stepped(Number(range.value)));
-    number.oninput = () => {
-      const size = sizeOf(number.value);
-      number.setAttribute("aria-invalid", String(size === null));
-      if (size !== null) this.set(name, size);
-      else clearTimeout(this.linking), find("#said").textContent = `${name} is ${number.value || "empty"}; expected a whole number from 1 to ${grouped.format(MOST)}.`;
-    };
-    find("#sizes").append(make("div", { class: "size" }, label, range, number));
+    number.oninput = () => this.setExactly(name, number);
+    find("#sizes").append(make("div", { class: "size" }, this.label(name, what), range, number));
     return { name, range, number, most };
   }
 
-  set(name, value) { this.sizes[name] = value, this.show(); }
+  label(name, what) {
+    const [letter, index] = name.split("_").map((part) => make("i", {}, part));
+    return make("span", {}, letter, index ? make("sub", {}, index) : "", " ", make("small", {}, what));
+  }
+
+  setExactly(name, number) {
+    const size = sizeOf(number.value);
+    number.setAttribute("aria-invalid", String(size === null));
+    if (size !== null) return this.set(name, size);
+    clearTimeout(this.linking);
+    const given = `${name} is ${number.value || "empty"}`;
+    find("#said").textContent = `${given}; expected a whole number from 1 to ${say(MOST)}.`;
+  }
+
+  set(name, value) {
+    this.sizes[name] = value;
+    this.show();
+  }
 
   take(fit) {
     const { B_r, B_c } = lineOne(this.form, this.sizes, fit);
-    Object.assign(this.sizes, { B_r, B_c }), this.show();
+    Object.assign(this.sizes, { B_r, B_c });
+    this.show();
   }
 
   /** What the address asks for: #algorithm=flash&N=1024. Returns whether it asks. */
   read(hash = location.hash) {
     const asked = new URLSearchParams(hash.slice(1));
-    const at = FORMS.findIndex((form) => form.name === asked.get("algorithm") && form.direction === (asked.get("direction") ?? "forward"));
+    const direction = asked.get("direction") ?? "forward";
+    const at = FORMS.findIndex((form) => form.name === asked.get("algorithm") && form.direction === direction);
     if (at >= 0) find("#algorithm").value = at;
     for (const name of Object.keys(SIZES)) {
       const size = asked.get(name) ?? (name.startsWith("N") ? asked.get("N") : "");
@@ -83,74 +140,163 @@ class Playground {
   }
 
   show() {
-    const { form, sizes } = this, found = costs(form, sizes), standard = FORMS.find((one) => one.name === "standard" && one.direction === form.direction);
-    for (const { name, range, number, most } of this.inputs) {
-      range.value = nearest(sizes[name], most), range.setAttribute("aria-valuetext", grouped.format(sizes[name]));
-      if (number.value !== String(sizes[name])) number.value = String(sizes[name]), number.setAttribute("aria-invalid", "false");
-    }
+    const { form, sizes } = this;
+    const found = costs(form, sizes);
+    this.inputs.forEach((input) => this.showSize(input));
     find("#causal").checked = sizes.causal;
-    this.showTiles(found.blocks), this.showPeak(found.peak, sizes.M), this.showAccesses(found);
-    this.showVersus(form, found.accesses, standard);
+    this.showTiles(found.blocks);
+    this.showPeak(found.peak, sizes.M);
+    this.showAccesses(found);
+    this.showVersus(found.accesses);
     clearTimeout(this.linking);
     this.linking = setTimeout(() => {
-      find("#said").textContent = `${grouped.format(found.accesses)} accesses; SRAM ${grouped.format(found.peak)} of ${grouped.format(sizes.M)}.`;
-      try { history.replaceState(null, "", `#${new URLSearchParams({ algorithm: form.name, direction: form.direction, ...Object.fromEntries(Object.entries(sizes).map(([name, n]) => [name, String(n)])) })}`); } catch { /* a frame without an address */ }
+      find("#said").textContent = `${say(found.accesses)} accesses; SRAM ${say(found.peak)} of ${say(sizes.M)}.`;
+      writeAddress(this.address);
     }, 300);
   }
 
-  showVersus(form, accesses, standard) {
-    const backward = form.direction === "backward" ? ", backward," : "", { accesses: its, peak } = costs(standard, { ...this.sizes, ...lineOne(standard, this.sizes, true) });
-    const said = peak > this.sizes.M ? `Of standard attention${backward} no blocks fit into M = ${grouped.format(this.sizes.M)}.`
-      : `Standard attention${backward} with the largest blocks that fit makes ${grouped.format(its)}: ${Number((1000n * its) / accesses) / 1000} times as many.`;
+  get address() {
+    const { name: algorithm, direction } = this.form;
+    return `#${new URLSearchParams({ algorithm, direction, ...this.sizes })}`;
+  }
+
+  showSize({ name, range, number, most }) {
+    const size = this.sizes[name];
+    range.value = nearest(size, most);
+    range.setAttribute("aria-valuetext", say(size));
+    if (number.value === String(size)) return;
+    number.value = String(size);
+    number.setAttribute("aria-invalid", "false");
+  }
+
+  showVersus(accesses) {
+    const { form, sizes } = this;
+    const standard = FORMS.find((one) => one.name === "standard" && one.direction === form.direction);
+    const its = costs(standard, { ...sizes, ...lineOne(standard, sizes, true) });
+    const backward = form.direction === "backward" ? ", backward," : "";
+    const times = Number((1000n * its.accesses) / accesses) / 1000;
+    const makes = `with the largest blocks that fit makes ${say(its.accesses)}: ${times} times as many.`;
+    const said =
+      its.peak > sizes.M
+        ? `Of standard attention${backward} no blocks fit into M = ${say(sizes.M)}.`
+        : `Standard attention${backward} ${makes}`;
     find("#versus").replaceChildren(form === standard ? "" : said);
   }
 
-  showTiles({ B_r, B_c, T_r, T_c }) {
-    const canvas = find("#matrix"), pixels = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight, pen = canvas.getContext("2d");
-    canvas.width = width * pixels, canvas.height = height * pixels, pen.scale(pixels, pixels);
-    const [N_q, N_k] = [Number(this.sizes.N_q), Number(this.sizes.N_k)], [across, down] = [Math.min(width, 2 * height) - 2, height - 2], [tall, wide] = [(Number(B_r) / N_q) * down, (Number(B_c) / N_k) * across];
-    pen.fillStyle = color("--tile"), pen.fillRect(1, 1, across, down), (pen.strokeStyle = color("--faint"));
-    if (this.sizes.causal) { // keys behind a query's own position
-      pen.fillStyle = color("--ground"), pen.beginPath();
-      if (N_k >= N_q) pen.moveTo(1 + (1 - N_q / N_k) * across, 1);
-      else pen.moveTo(1, 1), pen.lineTo(1, 1 + (1 - N_k / N_q) * down);
-      pen.lineTo(1 + across, 1 + down), pen.lineTo(1 + across, 1), pen.fill();
-    }
-    const rows = Number(T_r), columns = Number(T_c), order = this.form.outer;
-    pen.beginPath();
-    if (tall >= 3) for (let i = 0; i <= rows; i++) pen.moveTo(1, 1 + Math.min(i * tall, down)), pen.lineTo(1 + across, 1 + Math.min(i * tall, down));
-    if (wide >= 3) for (let j = 0; j <= columns; j++) pen.moveTo(1 + Math.min(j * wide, across), 1), pen.lineTo(1 + Math.min(j * wide, across), 1 + down);
-    pen.stroke();
-    if (tall >= 16 && wide >= 26 && order) {
-      pen.fillStyle = color("--ink"), pen.font = "12px system-ui, sans-serif", pen.textAlign = "center";
-      const live = (i, j) => !this.sizes.causal || !this.form.skips || Math.min((i + 1) * Number(B_r), N_q) - N_q + N_k > j * Number(B_c);
-      let visited = 0;
-      for (let n = 0; n < rows * columns; n++) {
-        const [i, j] = order === "rows" ? [Math.floor(n / columns), n % columns] : [n % rows, Math.floor(n / rows)];
-        if (live(i, j)) pen.fillText(String(++visited), 1 + (j * wide + Math.min((j + 1) * wide, across)) / 2, 5 + (i * tall + Math.min((i + 1) * tall, down)) / 2);
-      }
-    }
-    const said = `${grouped.format(T_r)} × ${grouped.format(T_c)} tiles of ${grouped.format(B_r)} × ${grouped.format(B_c)}`, how = { rows: "row by row", columns: "column by column" }[order];
+  showTiles(blocks) {
+    const canvas = find("#matrix");
+    const pen = sharpPen(canvas, canvas.clientWidth, canvas.clientHeight);
+    const matrix = this.matrixOf(blocks, canvas.clientWidth, canvas.clientHeight);
+    fillBox(pen, [1, 1, matrix.across, matrix.down], color("--tile"));
+    if (this.sizes.causal) drawFuture(pen, matrix);
+    pen.strokeStyle = color("--faint");
+    drawCuts(pen, matrix);
+    if (matrix.tall >= 16 && matrix.wide >= 26 && this.form.outer) this.numberTiles(pen, matrix);
+    this.tellTiles(canvas, blocks);
+  }
+
+  /** Sizes as numbers, and the picture's: how long rows and columns of the matrix are, and those of a tile. */
+  matrixOf(blocks, width, height) {
+    const [N_q, N_k] = [Number(this.sizes.N_q), Number(this.sizes.N_k)];
+    const [B_r, B_c] = [Number(blocks.B_r), Number(blocks.B_c)];
+    const across = Math.min(width, 2 * height) - 2;
+    const down = height - 2;
+    const [rows, columns] = [Number(blocks.T_r), Number(blocks.T_c)];
+    return { N_q, N_k, B_r, B_c, rows, columns, across, down, tall: (B_r / N_q) * down, wide: (B_c / N_k) * across };
+  }
+
+  /** Numbers tiles in the order in which they are visited. */
+  numberTiles(pen, { N_q, N_k, B_r, B_c, rows, columns, across, down, tall, wide }) {
+    const skips = this.sizes.causal && this.form.skips;
+    const live = (i, j) => !skips || Math.min((i + 1) * B_r, N_q) - N_q + N_k > j * B_c;
+    const byRow = (n) => [Math.floor(n / columns), n % columns];
+    const byColumn = (n) => [n % rows, Math.floor(n / rows)];
+    const nth = this.form.outer === "rows" ? byRow : byColumn;
+    const tiles = Array.from({ length: rows * columns }, (_, n) => nth(n)).filter(([i, j]) => live(i, j));
+    pen.fillStyle = color("--ink");
+    pen.font = "12px system-ui, sans-serif";
+    pen.textAlign = "center";
+    tiles.forEach(([i, j], n) => {
+      const x = (j * wide + Math.min((j + 1) * wide, across)) / 2;
+      const y = (i * tall + Math.min((i + 1) * tall, down)) / 2;
+      pen.fillText(String(n + 1), 1 + x, 5 + y);
+    });
+  }
+
+  tellTiles(canvas, { B_r, B_c, T_r, T_c }) {
+    const said = `${say(T_r)} × ${say(T_c)} tiles of ${say(B_r)} × ${say(B_c)}`;
+    const how = { rows: "row by row", columns: "column by column" }[this.form.outer];
     canvas.setAttribute("aria-label", said + (how ? `, ${how}` : ""));
     find("#tiles").textContent = `: ${said}${how ? `, visited ${how}` : ""}`;
   }
 
   showPeak(peak, M) {
-    const most = peak > M ? peak : M, percent = (n) => `${Number((10000n * n) / most) / 100}%`, over = peak > M;
-    find("#used").style.width = percent(peak), find("#limit").style.left = `calc(${percent(M)} - 2px)`;
+    const most = largest(peak, M);
+    const over = peak > M;
+    const many = `: ${say(peak - M)} too many, a run refuses these blocks`;
+    const used = over ? make("span", { class: "bad" }, many) : `, ${Number((1000n * peak) / M) / 10}%`;
+    find("#used").style.width = percent(peak, most);
     find("#used").classList.toggle("over", over);
-    find("#peak").replaceChildren(`: at most ${grouped.format(peak)} of M = ${grouped.format(M)}`, over ? make("span", { class: "bad" }, `: ${grouped.format(peak - M)} too many, a run refuses these blocks`) : `, ${Number((1000n * peak) / M) / 10}%`);
+    find("#limit").style.left = `calc(${percent(M, most)} - 2px)`;
+    find("#peak").replaceChildren(`: at most ${say(peak)} of M = ${say(M)}`, used);
   }
 
   showAccesses({ arrays, accesses }) {
-    const widest = arrays.map(([, reads, writes]) => reads + writes).reduce((a, b) => (a > b ? a : b), 1n);
-    const rows = arrays.map(([name, reads, writes, asFormula]) => {
-      const bars = [reads, writes].map((n) => { const part = make("i"); part.style.width = `${Number((10000n * n) / widest) / 100}%`; return part; }), [of, to] = this.form.texts[name];
-      return make("tr", {}, make("th", { scope: "row" }, typeset(name)), make("td", {}, grouped.format(reads)), make("td", {}, grouped.format(writes)), make("td", { class: "share" }, make("div", {}, bars)), make("td", { class: "formula" }, typeset(of), to === "0" ? "" : [" ; ", typeset(to)], asFormula ? "" : " without the mask"));
-    });
-    const sum = (at) => grouped.format(arrays.reduce((total, array) => total + array[at], 0n));
-    find("#accesses tbody").replaceChildren(...rows, make("tr", { class: "sum" }, make("th", { scope: "row" }, "all"), make("td", {}, sum(1)), make("td", {}, sum(2)), make("td"), make("td", { class: "formula" }, `${grouped.format(accesses)} accesses`)));
+    const widest = largest(1n, ...arrays.map(([, reads, writes]) => reads + writes));
+    const rows = arrays.map((array) => this.accessesOf(array, widest));
+    const sum = (at) => say(arrays.reduce((total, array) => total + array[at], 0n));
+    const all = formulaCell(`${say(accesses)} accesses`);
+    rows.push(make("tr", { class: "sum" }, rowHead("all"), cell({}, sum(1)), cell({}, sum(2)), cell(), all));
+    find("#accesses tbody").replaceChildren(...rows);
   }
+
+  accessesOf([name, reads, writes, asFormula], widest) {
+    const [of, to] = this.form.texts[name];
+    const bars = make("div", {}, bar(reads, widest), bar(writes, widest));
+    const written = to === "0" ? "" : [" ; ", typeset(to)];
+    const formula = formulaCell(typeset(of), written, asFormula ? "" : " without the mask");
+    const numbers = [cell({}, say(reads)), cell({}, say(writes)), cell({ class: "share" }, bars)];
+    return make("tr", {}, rowHead(typeset(name)), numbers, formula);
+  }
+}
+
+const rowHead = (...content) => make("th", { scope: "row" }, ...content);
+const formulaCell = (...content) => cell({ class: "formula" }, ...content);
+
+function bar(n, widest) {
+  const part = make("i");
+  part.style.width = percent(n, widest);
+  return part;
+}
+
+/** The keys behind a query's own position. */
+function drawFuture(pen, { N_q, N_k, across, down }) {
+  pen.fillStyle = color("--ground");
+  pen.beginPath();
+  if (N_k >= N_q) pen.moveTo(1 + (1 - N_q / N_k) * across, 1);
+  else {
+    pen.moveTo(1, 1);
+    pen.lineTo(1, 1 + (1 - N_k / N_q) * down);
+  }
+  pen.lineTo(1 + across, 1 + down);
+  pen.lineTo(1 + across, 1);
+  pen.fill();
+}
+
+/** Lines between rows and between columns of tiles, where they are not too narrow to be seen. */
+function drawCuts(pen, { rows, columns, across, down, tall, wide }) {
+  pen.beginPath();
+  for (let i = 0; tall >= 3 && i <= rows; i++) {
+    const y = 1 + Math.min(i * tall, down);
+    pen.moveTo(1, y);
+    pen.lineTo(1 + across, y);
+  }
+  for (let j = 0; wide >= 3 && j <= columns; j++) {
+    const x = 1 + Math.min(j * wide, across);
+    pen.moveTo(x, 1);
+    pen.lineTo(x, 1 + down);
+  }
+  pen.stroke();
 }
 
 const playground = new Playground();

@@ -9,18 +9,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashsim.testing.case import Case
-from flashsim.testing.diagnosis.exhibits import MOST_SCORES, exhibit_of
+from flashsim.testing.diagnosis.exhibits import MOST_SCORES, Suspicion, exhibit_of
 from flashsim.testing.diagnosis.experiments import EXPERIMENTS, ONLY_DROPOUT
 from flashsim.testing.diagnosis.features import in_common
 from flashsim.testing.diagnosis.models import by_model
-from flashsim.testing.diagnosis.suspicion import Suspicion
-from flashsim.testing.kernel import Kernel
 from flashsim.testing.running import Finding
+from flashsim.testing.subject import Subject
 
 __all__ = ["Suspicion", "diagnose"]
 
 
-def diagnose(kernel: Kernel, findings: Sequence[Finding], verdicts: Sequence[tuple[Case, bool]]) -> list[Suspicion]:
+def diagnose(subject: Subject, findings: Sequence[Finding], verdicts: Sequence[tuple[Case, bool]]) -> list[Suspicion]:
     """Return up to three bugs that would explain the failing findings, the likeliest first; none if nothing fits.
 
     `verdicts` says of each case tried whether it passed.
@@ -28,13 +27,13 @@ def diagnose(kernel: Kernel, findings: Sequence[Finding], verdicts: Sequence[tup
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         failing = [f for f in findings if f.failed and f.case.scores <= MOST_SCORES]
-        found = [bug for experiment in EXPERIMENTS for bug in experiment.convict(kernel, failing)]
-        exhibits = {n: e for n, f in enumerate(failing) if (e := exhibit_of(kernel, f)) is not None}
+        found = [bug for experiment in EXPERIMENTS for bug in experiment.convict(subject, failing)]
+        exhibits = {n: e for n, f in enumerate(failing) if (e := exhibit_of(subject, f)) is not None}
         if exhibits:
-            found += by_model(kernel, exhibits, failing, [case for case, passed in verdicts if passed])
-        told = _explaining(found or ONLY_DROPOUT.convict(kernel, failing))
+            found += by_model(subject, exhibits, failing, [case for case, passed in verdicts if passed])
+        told = _explaining(found or ONLY_DROPOUT.convict(subject, failing))
         explained = frozenset().union(*(bug.explains for bug in told))
-        return (told if told and len(explained) == len(failing) else [*told, *in_common(kernel.spec, verdicts)])[:3]
+        return (told if told and len(explained) == len(failing) else [*told, *in_common(subject.spec, verdicts)])[:3]
 
 
 def _explaining(found: Sequence[Suspicion]) -> list[Suspicion]:

@@ -1,4 +1,4 @@
-"""A kernel's wrong numbers beside the right ones, and whether the answer of a model of a bug is the same."""
+"""A kernel's wrong numbers beside the right ones; whether a model of a bug gives the same; and what is then said of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,37 @@ import numpy as np
 
 from flashsim.problem.inputs import Array, roundoff
 from flashsim.testing.case import Problem
-from flashsim.testing.checks import Comparison, of_gradients
-from flashsim.testing.kernel import Broken, Kernel, OutsidePool
+from flashsim.testing.checks import CHECKS, Comparison, of_gradients
 from flashsim.testing.running import Finding
+from flashsim.testing.subject import Broken, OutsidePool, Subject
 from flashsim.testing.suspects import Arrays, Question
 
 MOST_SCORES = 10**6  # of a case that is looked at
 CLEARLY = 4  # budgets
 POISONED = ("masked_kv_poison", "backward_poison")
-OF_GRADIENTS = ("gradients", "finite_differences", "masked_gradients", POISONED[1], "dropout_gradients", "strides")
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A known bug that a kernel may have.
+
+    says      the bug, in a sentence
+    threads   where it was seen
+    evidence  what speaks for it
+    explains  the numbers of the findings that it explains
+    leaves    how many it does not
+    """
+
+    says: str
+    threads: tuple[str, ...]
+    evidence: str
+    explains: frozenset[int] = frozenset()
+    leaves: int = 0
+
+
+def failing_cases(n: int) -> str:
+    """Return that number of them in words: of several, the first is made simpler from one that was drawn."""
+    return "1 failing case" if n == 1 else f"{n} drawn and simplified failing cases"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,16 +93,16 @@ class Exhibit:
         return apart <= 0.3 * astray
 
 
-def exhibit_of(kernel: Kernel, finding: Finding) -> Exhibit | None:
+def exhibit_of(subject: Subject, finding: Finding) -> Exhibit | None:
     """Return where the kernel is wrong about the finding's case, or about what the check made of it."""
-    problems = [finding.case.problem(kernel.spec)]
+    problems = [finding.case.problem(subject.spec)]
     if finding.comparison is not None and finding.comparison.problem is not None:
         problems.append(finding.comparison.problem)
     for problem in problems:
         if math.prod(problem.score_shape) > MOST_SCORES or not all(map(finite, (problem.q, problem.k, problem.v))):
             continue
         try:
-            for exhibit in aspects(kernel, finding, problem):
+            for exhibit in aspects(subject, finding, problem):
                 if not exhibit.right:
                     return exhibit
         except (Broken, OutsidePool, ValueError, ArithmeticError):
@@ -88,16 +110,16 @@ def exhibit_of(kernel: Kernel, finding: Finding) -> Exhibit | None:
     return None
 
 
-def aspects(kernel: Kernel, finding: Finding, problem: Problem) -> Iterator[Exhibit]:
+def aspects(subject: Subject, finding: Finding, problem: Problem) -> Iterator[Exhibit]:
     """Yield what the kernel says of a problem, part by part, what the finding's check looks at first."""
-    keep = kernel.keep(problem) if problem.dropout_p and kernel.keep_mask else None
+    keep = subject.keep(problem) if problem.dropout_p and subject.keep_mask else None
     live, empty = ~problem.empty, problem.empty
-    if kernel.back and finding.check in OF_GRADIENTS and (kernel.spec.empty_rows == "zero" or live.all()):
-        exact, got = problem.gradients(keep), kernel.backward(problem, finding.case.strides)
+    if of_gradients_too(subject, finding) and (subject.spec.empty_rows == "zero" or live.all()):
+        exact, got = problem.gradients(keep), subject.backward(problem, finding.case.strides)
         yield Exhibit(Question(problem, keep, "gradients", got), tuple(of_gradients("{}", got, *exact, problem)))
-    right, out = problem.solution, kernel.forward(problem, finding.case.strides)
+    right, out = problem.solution, subject.forward(problem, finding.case.strides)
     O, O_budget = (right.O, right.O_budget) if keep is None else problem.dropped(keep)
-    promised = [live] if kernel.spec.empty_rows == "undefined" else [live, empty]
+    promised = [live] if subject.spec.empty_rows == "undefined" else [live, empty]
     if finding.check == "empty_rows":
         promised.reverse()
     question = Question(problem, keep, "O", (out.O,))
@@ -105,10 +127,15 @@ def aspects(kernel: Kernel, finding: Finding, problem: Problem) -> Iterator[Exhi
     in_lse = []
     if out.lse is not None:
         question = Question(problem, keep, "lse", (out.lse,))
-        rows = promised if kernel.spec.empty_rows == "zero" else [live]
+        rows = promised if subject.spec.empty_rows == "zero" else [live]
         lse = (out.lse, right.lse, right.lse_budget)
         in_lse = [Exhibit(question, (Comparison("lse", *lse, at),), tuple(in_O)) for at in rows]
     yield from (*in_lse, *in_O) if finding.check == "log_sum_exp" else (*in_O, *in_lse)
+
+
+def of_gradients_too(subject: Subject, finding: Finding) -> bool:
+    """Return whether what failed may be the kernel's gradients. Of the inputs' memory it is not."""
+    return bool(subject.back) and "backward" in CHECKS[finding.check].asks and finding.check != "inputs_unmodified"
 
 
 def finite(a: Array) -> bool:

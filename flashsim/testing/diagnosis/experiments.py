@@ -11,19 +11,18 @@ import numpy as np
 from flashsim.problem.inputs import Array
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import Comparison, of_gradients
-from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, finite
-from flashsim.testing.diagnosis.suspicion import Suspicion, failing_cases
-from flashsim.testing.kernel import Broken, Kernel, OutsidePool, memory_of
+from flashsim.testing.diagnosis.exhibits import POISONED, Suspicion, failing_cases, finite, of_gradients_too
 from flashsim.testing.running import Finding
+from flashsim.testing.subject import Broken, OutsidePool, Subject, memory_of
 from flashsim.testing.suspects import FA, Arrays
 
 STRIDES = (FA + "2666", FA + "355", "flagos-ai/FlagGems#5896")
 
 
-def _run(kernel: Kernel, problem: Problem, arrays: dict[str, Array], back: bool) -> Arrays:
+def _run(subject: Subject, problem: Problem, arrays: dict[str, Array], back: bool) -> Arrays:
     if back:
-        return kernel.backward_on(arrays, problem)
-    out = kernel.forward_on(arrays, problem)
+        return subject.backward_on(arrays, problem)
+    out = subject.forward_on(arrays, problem)
     return (out.O,) if out.lse is None else (out.O, out.lse)
 
 
@@ -38,9 +37,9 @@ def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
     return any((comparison.parts() > 1).any() for comparison in asked)
 
 
-def _passes(kernel: Kernel, finding: Finding) -> list[bool]:
+def _passes(subject: Subject, finding: Finding) -> list[bool]:
     """Return whether to look at the forward pass (False), the backward pass (True), or both."""
-    if kernel.back is None or finding.check not in OF_GRADIENTS:
+    if not of_gradients_too(subject, finding):
         return [False]
     return [False, True] if finding.check == "strides" else [True]
 
@@ -54,15 +53,15 @@ class Experiment:
     evidence  of how many cases, for {0}
     """
 
-    culprits: Callable[[Kernel, Finding], set[str]]
+    culprits: Callable[[Subject, Finding], set[str]]
     says: Callable[[set[str]], str]
     evidence: str
     threads: tuple[str, ...]
 
-    def convict(self, kernel: Kernel, findings: Sequence[Finding]) -> list[Suspicion]:
+    def convict(self, subject: Subject, findings: Sequence[Finding]) -> list[Suspicion]:
         """Return what it convicts, if anything; nothing either where the kernel, or a case, does not allow it."""
         try:
-            found = {n: names for n, finding in enumerate(findings) if (names := self.culprits(kernel, finding))}
+            found = {n: names for n, finding in enumerate(findings) if (names := self.culprits(subject, finding))}
         except Exception:
             return []
         evidence = self.evidence.format(f"{len(found)} of {failing_cases(len(findings))}")
@@ -70,58 +69,58 @@ class Experiment:
         return [Suspicion(self.says(culprits), self.threads, evidence, frozenset(found))] if found else []
 
 
-def _strides_ignored(kernel: Kernel, finding: Finding) -> set[str]:
+def _strides_ignored(subject: Subject, finding: Finding) -> set[str]:
     """Ask whether the same numbers in contiguous arrays go well, and which array it is that must be contiguous."""
     case, culprits = finding.case, set[str]()
     if case.strides == "contiguous" or case.dropout_p:
         return culprits
-    problem = case.problem(kernel.spec)
-    for back in _passes(kernel, finding):
+    problem = case.problem(subject.spec)
+    for back in _passes(subject, finding):
 
         def wrong(*names: str, back: bool = back) -> bool:
-            strided = kernel.lay(problem, case.strides, back)
-            arrays = kernel.lay(problem, "contiguous", back) | {name: strided[name] for name in names}
-            return _wrong(problem, _run(kernel, problem, arrays, back), back)
+            strided = subject.lay(problem, case.strides, back)
+            arrays = subject.lay(problem, "contiguous", back) | {name: strided[name] for name in names}
+            return _wrong(problem, _run(subject, problem, arrays, back), back)
 
         with suppress(Broken, OutsidePool):
             culprits |= set() if wrong() else {name for name in ("q", "k", "v", "do")[: 3 + back] if wrong(name)}
     return culprits
 
 
-def _memory_around(kernel: Kernel, finding: Finding) -> set[str]:
+def _memory_around(subject: Subject, finding: Finding) -> set[str]:
     """Ask whether the answer changes with what lies around the arrays in memory."""
-    problem = finding.case.problem(kernel.spec)
+    problem = finding.case.problem(subject.spec)
     if finding.case.dropout_p or not all(map(finite, (problem.q, problem.k, problem.v))):
         return set()
-    for back in _passes(kernel, finding):
-        nan, zero, again = (_surrounded(kernel, problem, finding.case.strides, back, x) for x in (np.nan, 0.0, 0.0))
+    for back in _passes(subject, finding):
+        nan, zero, again = (_surrounded(subject, problem, finding.case.strides, back, x) for x in (np.nan, 0.0, 0.0))
         if _differ(nan, zero) and not _differ(zero, again):
             return {"memory"}
     return set()
 
 
-def _surrounded(kernel: Kernel, problem: Problem, strides: str, back: bool, by: float) -> Arrays:
-    arrays = kernel.lay(problem, strides, back)
+def _surrounded(subject: Subject, problem: Problem, strides: str, back: bool, by: float) -> Arrays:
+    arrays = subject.lay(problem, strides, back)
     for a in arrays.values():
         memory = memory_of(a)
         memory[np.isnan(memory.astype(np.float64))] = by
-    return _run(kernel, problem, arrays, back)
+    return _run(subject, problem, arrays, back)
 
 
 def _differ(one: Arrays, other: Arrays) -> bool:
     return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
-def _poison_spreads(kernel: Kernel, finding: Finding) -> set[str]:
+def _poison_spreads(subject: Subject, finding: Finding) -> set[str]:
     """Ask whether it is NaN or ∞ in masked values, or in masked keys, that spoils an answer otherwise right."""
     if finding.check not in POISONED or finding.comparison is None or finding.comparison.problem is None:
         return set()
-    clean, poisoned = finding.case.problem(kernel.spec), finding.comparison.problem
+    clean, poisoned = finding.case.problem(subject.spec), finding.comparison.problem
     back, culprits = finding.check == "backward_poison", set()
     for name in ("v", "k"):
         with suppress(Broken, OutsidePool):
             answers = (
-                _run(kernel, p, kernel.lay(p, "contiguous", back), back)
+                _run(subject, p, subject.lay(p, "contiguous", back), back)
                 for p in (clean, clean.but(**{name: getattr(poisoned, name)}))
             )
             if [all(map(_numbers, answer)) for answer in answers] == [True, False]:
@@ -133,12 +132,12 @@ def _numbers(a: Array) -> bool:
     return not np.isnan(a).any() and not (a == np.inf).any()  # −∞ is the log-sum-exp of an empty row
 
 
-def _right_without_dropout(kernel: Kernel, finding: Finding) -> set[str]:
+def _right_without_dropout(subject: Subject, finding: Finding) -> set[str]:
     if not finding.case.dropout_p:
         return set()
-    problem = finding.case.problem(kernel.spec).but(dropout_p=0.0)
+    problem = finding.case.problem(subject.spec).but(dropout_p=0.0)
     back = finding.check == "dropout_gradients"
-    got = _run(kernel, problem, kernel.lay(problem, finding.case.strides, back), back)
+    got = _run(subject, problem, subject.lay(problem, finding.case.strides, back), back)
     return set() if _wrong(problem, got, back) else {"dropout"}
 
 

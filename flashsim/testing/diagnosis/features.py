@@ -11,8 +11,8 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 from flashsim.testing.case import Case
+from flashsim.testing.diagnosis.exhibits import Suspicion
 from flashsim.testing.diagnosis.experiments import STRIDES
-from flashsim.testing.diagnosis.suspicion import Suspicion
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects import FA
 

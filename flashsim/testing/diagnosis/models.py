@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashsim.testing.case import Case
-from flashsim.testing.diagnosis.exhibits import Exhibit, aspects
-from flashsim.testing.diagnosis.suspicion import Suspicion, failing_cases
-from flashsim.testing.kernel import Kernel
+from flashsim.testing.diagnosis.exhibits import Exhibit, Suspicion, aspects, failing_cases
 from flashsim.testing.running import Finding
+from flashsim.testing.subject import Subject
 from flashsim.testing.suspects import Arrays, Suspect, suspects
 
 FEW_SCORES = 4096  # of a passing case that a model is held against
@@ -19,14 +18,14 @@ ALIBIS = 24  # so many passing cases
 
 
 def by_model(
-    kernel: Kernel, exhibits: dict[int, Exhibit], findings: Sequence[Finding], passing: Sequence[Case]
+    subject: Subject, exhibits: dict[int, Exhibit], findings: Sequence[Finding], passing: Sequence[Case]
 ) -> list[Suspicion]:
     """Return the suspects whose answers are the kernel's wherever they are wrong, of each family the best."""
     alibis: list[Exhibit] | None = None
     check, failing = findings[0].check, [finding.case for finding in findings]
     ordered = sorted(exhibits.items(), key=lambda item: math.prod(item[1].question.problem.score_shape))
     best: dict[str, Suspicion] = {}
-    for suspect in suspects(kernel.spec):
+    for suspect in suspects(subject.spec):
         matched, mismatched = set(), 0
         for number, exhibit in ordered:
             verdict = exhibit.verdict(_answers(suspect, exhibit))
@@ -38,7 +37,7 @@ def by_model(
         if not matched or len(matched) < 4 * mismatched:
             continue
         if alibis is None:
-            alibis = _alibis(kernel, check, passing, failing)
+            alibis = _alibis(subject, check, passing, failing)
         beside = [other for n in matched for other in exhibits[n].beside if other.right]
         if any(alibi.refutes(_answers(suspect, alibi)) for alibi in (*alibis, *beside)):
             continue
@@ -59,7 +58,7 @@ def _answers(suspect: Suspect, exhibit: Exhibit) -> list[Arrays]:
         return []
 
 
-def _alibis(kernel: Kernel, check: str, passing: Sequence[Case], failing: Sequence[Case]) -> list[Exhibit]:
+def _alibis(subject: Subject, check: str, passing: Sequence[Case], failing: Sequence[Case]) -> list[Exhibit]:
     """Return what the kernel is right about, by the check's first part, in the passing cases most like failing ones."""
     small = [case for case in dict.fromkeys(passing) if 1 < case.scores <= FEW_SCORES]
     traits = [_traits(case) for case in failing]
@@ -67,7 +66,7 @@ def _alibis(kernel: Kernel, check: str, passing: Sequence[Case], failing: Sequen
     found = []
     for case in small[:ALIBIS]:
         try:
-            exhibit = next(aspects(kernel, Finding(check, case, 0.0), case.problem(kernel.spec)))
+            exhibit = next(aspects(subject, Finding(check, case, 0.0), case.problem(subject.spec)))
         except Exception:
             continue
         if np.any(exhibit.asked[0].at) and exhibit.right:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from flashsim.testing.mutants.early import EARLY
 from flashsim.testing.mutants.late import LATE
-from flashsim.testing.mutants.planting import BASES, Implementation, Mutant
+from flashsim.testing.mutants.mutant import BASES, Implementation, Mutant
 
 ALL: tuple[Mutant, ...] = EARLY + LATE
 

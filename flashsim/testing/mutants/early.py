@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.testing.mutants.planting import SPEC, Mutant
+from flashsim.testing.mutants.mutant import SPEC, Mutant
 
 # fmt: off
 EARLY: tuple[Mutant, ...] = (

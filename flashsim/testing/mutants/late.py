@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsim.testing.mutants.planting import Mutant
+from flashsim.testing.mutants.mutant import Mutant
 
 # fmt: off
 LATE: tuple[Mutant, ...] = (

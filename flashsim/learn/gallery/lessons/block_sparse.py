@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import flashsim
 from flashsim.learn.gallery.looking import every, largest_rise, moved, short
 from flashsim.masks import patterns
+from flashsim.run.api import count
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Block-sparse", 70
@@ -22,7 +22,7 @@ def teach(trace: Trace) -> str:
     )
     tiles = blocks.T_r * blocks.T_c
     share = len(order) / tiles
-    dense = flashsim.count(
+    dense = count(
         "flash", N=about.shape.N_q, d=about.shape.d, blocks=(blocks.B_r, blocks.B_c), M=about.M, dtype=about.stored
     )
     made = moved(trace) / dense.hbm.accesses

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import flashsim
 from flashsim.learn.gallery.looking import moved
+from flashsim.run.api import count
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Causal skipping", 50
@@ -16,7 +16,7 @@ def teach(trace: Trace) -> str:
     assert tiles is not None
     visited = {s.tile for s in trace.steps if s.tile is not None}
     all_tiles, partly = blocks.T_r * blocks.T_c, sum(kind == 2 for row in tiles for kind in row)
-    plain = flashsim.count(
+    plain = count(
         "q_outer", N=about.shape.N_q, d=about.shape.d, blocks=(blocks.B_r, blocks.B_c), M=about.M, dtype=about.stored
     )
     KV = sum(plain.hbm.by_array[name].reads for name in "KV")

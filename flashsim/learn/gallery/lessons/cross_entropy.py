@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import flashsim
 from flashsim.beyond import cross_entropy
 from flashsim.learn.gallery.looking import every, first, largest_rise, moved, output, pair, short, value
 from flashsim.support.sizes import human_bytes
@@ -18,8 +19,8 @@ def record() -> tuple[Trace, ...]:
     """Record the loss of four rows over a vocabulary of eight."""
     X = np.array([[1, 1], [0, 1], [2, 0], [1, -1]], np.float32)
     E = np.array([[1, 0], [0, 2], [-1, 1], [2, -1], [0, 0], [1, 3], [3, 1], [-2, 0]], np.float32)
-    trace = cross_entropy.loss(X, E, np.array([1, 3, 6, 0]), blocks=(2, 2), M=32, trace=True).trace
-    return (trace,) if trace else ()
+    trace = flashsim.trace(cross_entropy.loss, X, E, np.array([1, 3, 6, 0]), blocks=(2, 2), M=32)
+    return (trace,)
 
 
 def teach(trace: Trace) -> str:

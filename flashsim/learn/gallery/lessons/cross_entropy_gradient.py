@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import flashsim
 from flashsim.beyond import cross_entropy
 from flashsim.learn.gallery.looking import every, first, moved, short, value
 from flashsim.tracing import Trace
@@ -19,8 +20,8 @@ def record() -> tuple[Trace, ...]:
     E = np.array([[1, 0], [0, 2], [-1, 1], [2, -1], [0, 0], [1, 3], [3, 1], [-2, 0]], np.float32)
     run = cross_entropy.loss(X, E, np.array([1, 3, 6, 0]), blocks=(2, 2), M=32)
     g = np.full(4, 1 / 4, np.float32)
-    trace = cross_entropy.gradient(run, g, blocks=(2, 2), trace=True).trace
-    return (trace,) if trace else ()
+    trace = flashsim.trace(cross_entropy.gradient, run, g, blocks=(2, 2))
+    return (trace,)
 
 
 def teach(trace: Trace) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import flashsim
 from flashsim.beyond import kernels
 from flashsim.learn.gallery.looking import first, moved, output, short, value
 from flashsim.tracing import Trace
@@ -14,8 +15,8 @@ TITLE, ORDER = "A kernel product", 100
 def record() -> tuple[Trace, ...]:
     """Record a Gaussian kernel on six points and six others, on a line."""
     X, Z = np.arange(6.0)[:, None], np.arange(6.0)[:, None] + 0.5
-    trace = kernels.product(X, Z, np.ones(6), kernel="gaussian", blocks=(3, 2), M=16, trace=True).trace
-    return (trace,) if trace else ()
+    trace = flashsim.trace(kernels.product, X, Z, np.ones(6), kernel="gaussian", blocks=(3, 2), M=16)
+    return (trace,)
 
 
 def teach(trace: Trace) -> str:

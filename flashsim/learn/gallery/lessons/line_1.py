@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import flashsim
 from flashsim.learn.gallery.looking import first
+from flashsim.run.api import count
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Line 1’s blocks, and M", 35
@@ -17,7 +17,7 @@ def teach(trace: Trace) -> str:
     most = next(s for s in trace.steps if trace.events[s.last].occupancy == about.peak)
     held = {array: rows * d for array, rows in (("K_j", B_c), ("V_j", B_c), ("Q_i", B_r), ("O_i", B_r))}
     used = trace.events[over.last].occupancy
-    fit = flashsim.count("flash_basic", N=about.shape.N_q, d=d, M=M, dtype=about.stored, sizing="fit")
+    fit = count("flash_basic", N=about.shape.N_q, d=d, M=M, dtype=about.stored, sizing="fit")
     return f"""
         Line 1 sets B_c = ⌈M/4d⌉ and B_r = min(⌈M/4d⌉, d): for M = {M} and d = {d}, blocks of {B_c} and {B_r} rows. Four
         of them, K_j, V_j, Q_i and O_i, take {" + ".join(map(str, held.values()))} = {sum(held.values())} elements. That

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from flashsim import theory
+import flashsim
 from flashsim.beyond import linear
 from flashsim.learn.gallery.looking import every, moved, value
 from flashsim.masks.rules import Causal
+from flashsim.theory import exact
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Linear attention", 130
@@ -18,8 +19,8 @@ TITLE, ORDER = "Linear attention", 130
 def record() -> tuple[Trace, ...]:
     """Record twelve queries and keys in chunks of three."""
     Q, K, V = np.random.default_rng(53).integers(-2, 4, size=(3, 12, 2)) + 0.0
-    trace = linear.attention(Q, K, V, chunk=3, M=64, trace=True).trace
-    return (trace,) if trace else ()
+    trace = flashsim.trace(linear.attention, Q, K, V, chunk=3, M=64)
+    return (trace,)
 
 
 def teach(trace: Trace) -> str:
@@ -28,7 +29,7 @@ def teach(trace: Trace) -> str:
     size = value(trace, last, "S").size
     long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     one, two = (linear.exact(**long, state=state).hbm.accesses for state in linear.STATES)
-    softmax = theory.exact("q_outer", **long, sizing="fit", mask=Causal()).accesses
+    softmax = exact("q_outer", **long, sizing="fit", mask=Causal()).accesses
     return f"""
         Take the softmax away, and attention is a product of three matrices, (QKᵀ)V = Q(KᵀV), causal or not. All keys
         and values that are past then fit into one matrix, S = Σ_j k_jᵀ v_j, of d × e numbers, however many they are.

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import flashsim
 from flashsim.beyond import linear
 from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
@@ -16,8 +17,8 @@ TITLE, ORDER = "Linear attention, side by side", 135
 def record() -> tuple[Trace, ...]:
     """Record the twelve queries and keys of the lesson before, in the same chunks."""
     Q, K, V = np.random.default_rng(53).integers(-2, 4, size=(3, 12, 2)) + 0.0
-    trace = linear.attention(Q, K, V, chunk=3, M=64, state="in_hbm", trace=True).trace
-    return (trace,) if trace else ()
+    trace = flashsim.trace(linear.attention, Q, K, V, chunk=3, M=64, state="in_hbm")
+    return (trace,)
 
 
 def teach(trace: Trace) -> str:

@@ -35,7 +35,7 @@ def teach(trace: Trace) -> str:
         Here one query meets the scores {written}, one in each tile. Watch m, ℓ, O, old → new, and the factor beside m.
         It is 1 in every tile but one: there m rises from {short(old)} to {short(new)}, and what ℓ and O were is
         multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of
-        e^{{S − {short(max(scores))}}} over all of them. `flashsim example online_softmax` prints the same numbers.
+        e^{{S − {short(max(scores))}}} over all of them. `flashsim example prefill` prints such steps in a terminal.
 
         [first maximum] m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet.
         [rescale] m rises from {short(old)} to {short(new)}; the factor is e^{{{short(old - new)}}} =

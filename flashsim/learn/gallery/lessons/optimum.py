@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import flashsim
 from flashsim.learn.gallery.looking import every, first, moved
+from flashsim.run.api import count
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
@@ -13,9 +14,9 @@ TITLE, ORDER = "What is optimal", 45  # after the lessons on the algorithms, as 
 def record() -> tuple[Trace, ...]:
     """Record the optimum of N = 4, and the best tiles there."""
     Q, K, V = operands(4, 2)
-    trace = flashsim.optimum(N=4, d=2, M=15).replay(Q, K, V, trace=True).trace
+    trace = flashsim.trace(flashsim.optimum(N=4, d=2, M=15).replay, Q, K, V)
     versus = flashsim.trace("q_outer", Q, K, V, M=15, blocks=(1, 1))
-    return (trace, versus) if trace else ()
+    return trace, versus
 
 
 def teach(trace: Trace, tiles: Trace) -> str:
@@ -34,7 +35,7 @@ def teach(trace: Trace, tiles: Trace) -> str:
     at = next(
         step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
     )
-    snake = flashsim.count("snake", N=N, d=d, M=trace.about.M, blocks=(1, 1)).hbm.accesses
+    snake = count("snake", N=N, d=d, M=trace.about.M, blocks=(1, 1)).hbm.accesses
     gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
     return f"""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import flashsim
 from flashsim.learn.gallery.looking import moved
+from flashsim.run.api import count
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Sliding window", 55
@@ -16,7 +16,7 @@ def teach(trace: Trace) -> str:
     visited = {s.tile for s in trace.steps if s.tile is not None}
     every = blocks.T_r * blocks.T_c
     most = max(sum(i == row for row, _ in visited) for i in range(blocks.T_r))
-    twice = flashsim.count(
+    twice = count(
         "sliding_window", N=2 * about.shape.N_q, d=about.shape.d, M=about.M, dtype=about.stored,
         blocks=(blocks.B_r, blocks.B_c), window=4,
     )  # fmt: skip
@@ -30,7 +30,7 @@ def teach(trace: Trace) -> str:
         outside of the window. Tiles inside are full, and left as they are.
 
         [partial tile] A tile on the side of the band: line 10 puts −∞ outside of the window.
-        [tiles skipped @ line 16] Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.
+        [tiles skipped @ line 19] Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.
         [full tile] A tile inside the band: every key is in every query's window.
         [last step] {len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses.
 

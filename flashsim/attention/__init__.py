@@ -1,0 +1,1 @@
+"""What is asked for, whatever algorithm then does it."""

@@ -1,0 +1,129 @@
+"""`Problem`: attention that is asked for, on a chip of M elements; checked once, then handed on as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from inspect import signature
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from flashsim.masks.rules import All, Head, Mask, as_mask
+from flashsim.problem.arguments import check_gqa, check_heads, check_p, check_scale, check_seed, check_shape, shown
+from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.problem.shapes import Shape
+from flashsim.support.sizes import Size
+
+EVERYTHING = All()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """dropout(softmax(MASK(scale · QKᵀ))) V for all heads, and the memory to compute it in: whatever the algorithm.
+
+    `Problem.of` makes one of lengths; a run of arrays has its own, `run.problem`. Whoever takes one takes any:
+    `flashsim.count("flash", problem)`, `flashsim.tune.tune(problem)`, `flashsim.prove(problem)`, `flashsim.optimum(problem)`.
+
+    shape    one head's N_q, N_k, d, d_v
+    leading  the axes of query heads, such as (batch, H_q); () for one head
+    group    how many query heads share a KV head
+    dtype    of Q, K, V, O
+    M        SRAM's size in elements
+    mask     a mask object (`flashsim.Mask`)
+    gqa      how query heads that share a KV head run, as in `flashsim.forward`
+    """
+
+    shape: Shape
+    leading: Head = ()
+    group: int = 1
+    dtype: np.dtype[Any]
+    M: int
+    scale: float
+    mask: Mask = EVERYTHING
+    dropout_p: float = 0.0
+    seed: int = 0
+    gqa: str = "separate"
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        N: int | None = None,
+        d: int | None = None,
+        M: Size | None = None,
+        N_q: int | None = None,
+        N_k: int | None = None,
+        d_v: int | None = None,
+        heads: int = 1,
+        kv_heads: int | None = None,
+        dtype: Any = "float32",
+        causal: bool = False,
+        mask: Any = None,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        seed: int = 0,
+        gqa: str = "separate",
+    ) -> Problem:
+        """Return the problem of these lengths, in elements; arguments as in `flashsim.count`. Raises ValueError."""
+        shape, stored = check_shape(N, d, N_q, N_k, d_v), float_dtype(dtype)
+        heads, kv_heads = check_heads(heads, kv_heads)
+        return cls.checked(
+            shape, (heads,) if heads > 1 else (), heads // kv_heads, stored, M=M, scale=scale, causal=causal, mask=mask,
+            dropout_p=dropout_p, seed=seed, gqa=gqa, one_mask=True,
+        )  # fmt: skip
+
+    @classmethod
+    def asked(cls, problem: Problem | None, **given: Any) -> Problem:
+        """Return the problem, or, where there is none, that of the other arguments, which are `of`'s.
+
+        Raises ValueError for one with a mask for each head, since what is counted is one head's; and for both.
+        """
+        if problem is None:
+            return cls.of(**given)
+        if not isinstance(problem, cls):
+            raise ValueError(
+                f"problem is {shown(problem)}; expected a flashsim.Problem, or lengths by name: N=1024, d=64"
+            )
+        defaults = signature(cls.of).parameters
+        for name, value in given.items():
+            if not (
+                value is defaults[name].default
+                or (isinstance(value, bool | int | float | str) and value == defaults[name].default)
+            ):
+                raise ValueError(
+                    f"{name} is {shown(value)}, and a problem is given, which has its own; expected one of the two"
+                )
+        if problem.mask.per_head:
+            raise ValueError(f"mask is {problem.mask!r}, which heads may have each their own; expected one for all")
+        return problem
+
+    @classmethod
+    def checked(
+        cls, shape: Shape, leading: Head, group: int, dtype: np.dtype[Any], *, M: Any, scale: Any, causal: Any, mask: Any,
+        dropout_p: Any, seed: Any, gqa: Any, one_mask: bool = False,
+    ) -> Problem:  # fmt: skip
+        """Return the problem of a checked shape; the rest is checked here. With `one_mask`, all heads have the same."""
+        rule = (
+            EVERYTHING
+            if mask is None and causal is False
+            else as_mask(mask, causal, shape, () if one_mask else leading)
+        )
+        return cls(
+            shape=shape, leading=leading, group=group, dtype=dtype, M=check_M(M, dtype.itemsize), mask=rule,
+            scale=check_scale(scale, shape.d), dropout_p=check_p(dropout_p), seed=check_seed(seed), gqa=check_gqa(gqa),
+        )  # fmt: skip
+
+    @property
+    def heads(self) -> int:
+        """How many query heads there are over all leading axes."""
+        return prod(self.leading)
+
+    @property
+    def in_hbm(self) -> bool:
+        """Whether something of the mask must be in HBM: an array, a tree's words, a bias."""
+        return bool(self.mask.dense(())) or self.mask.tree is not None or self.mask.bias is not None
+
+    def one_head(self) -> Problem:
+        """Return the same for one head, without dropout: what bounds and schedules are of."""
+        return replace(self, leading=(), group=1, gqa="separate", dropout_p=0.0)

@@ -1,0 +1,252 @@
+"""The first step: what users hand in becomes a `Plan`, or a ValueError that names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+
+from flashsim.algorithms import BACKWARD
+from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, clipped
+from flashsim.algorithms.record import OPERANDS, Algorithm
+from flashsim.attention.problem import EVERYTHING, Problem
+from flashsim.machine.memory import MemoryModelError, SramOverflow
+from flashsim.masks.rules import All, Bools, Head, Mask, as_mask
+from flashsim.problem.arguments import check_blocks, check_count, check_flag, check_tiles, is_one_of, shown
+from flashsim.problem.inputs import (
+    Array,
+    Inputs,
+    check_backward_range,
+    check_dO,
+    check_inputs,
+    check_M,
+    check_range,
+    said_heads_first,
+    turned,
+)  # fmt: skip
+from flashsim.problem.matrices import Kind
+from flashsim.problem.shapes import Blocks, Shape
+from flashsim.run.interleaving import grouped, interleave
+
+SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One pass over a problem: what is run, and on what.
+
+    options   the algorithm's own, by name
+    sizing    the policy that chose `blocks`
+    mask      the problem's and the options' together
+    given     Q, K, V; None: to count on shapes alone
+    more      what a backward pass is given besides, (..., H_q, N, width), by name
+    saved     what the forward pass left for it, by name: a matrix for each launch
+
+    It is a number of launches that are alike but in their numbers, each of one query head, or of the heads of a group, with
+    their rows interleaved (`flashsim.run.interleaving`). Of one of them are
+
+    together  how many query heads it is of
+    shape, leading, row_mask, blocks  its lengths; how many launches there are; the mask for its rows; its blocks
+    skips     whether an algorithm that skips empty tiles does: block sizes are chosen for all tiles
+    """
+
+    algorithm: Algorithm
+    problem: Problem
+    options: Mapping[str, Any]
+    sizing: Sizing
+    mask: Mask
+    given: Inputs | None = None
+    check_finite: bool = False
+    more: Mapping[str, Array] = field(default_factory=dict)
+    saved: Mapping[str, Sequence[Array]] = field(default_factory=dict)
+    together: int
+    shape: Shape
+    leading: Head
+    row_mask: Mask
+    blocks: Blocks
+    skips: bool = True
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The matrices in HBM at the beginning. Dropout's are P_dropped and Z for Algorithm 3, R for other backward passes."""
+        operands = self.algorithm.operands
+        if not self.problem.dropout_p:
+            return tuple(name for name in operands if name != "P_dropped")
+        if self.algorithm.direction == "forward":
+            return operands
+        return (*operands, "Z" if "P" in operands else "R")
+
+    @property
+    def parts(self) -> bool:
+        """Whether query heads that share a KV head run each on its own, and so have dK and dV in parts."""
+        return self.problem.group > 1 and self.together == 1
+
+    def operand(self, name: str, kind: Kind, head: Head, number: int) -> Array:
+        """Return a matrix of the launch at `head`, the `number`th: of query heads, or of the KV head that they share."""
+        if name in self.saved:
+            return self.saved[name][number]
+        given = cast(Inputs, self.given)
+        array: Any = self.more[name] if name in self.more else getattr(given, name)
+        by_key = kind.rows == "N_k"
+        if self.together > 1 and not by_key:
+            members = slice(self.together * head[-1], self.together * (head[-1] + 1))
+            array, head = interleave(array[head[:-1]][members], self.together), (0,)
+        return cast(Array, array[given.kv(head) if by_key and self.parts else head])
+
+    def attended(self, head: Head) -> Bools | None:
+        """Return the whole (N_q, N_k) mask of one query head, block mask included, for the reference; None: it attends to all."""
+        block_mask, shape = self.options.get("block_mask"), self.problem.shape
+        given = None if isinstance(block_mask, str) else block_mask  # "live" leaves out what is masked
+        if isinstance(self.mask, All) and given is None:
+            return None
+        whole = self.mask.whole(shape, head)
+        if given is None:
+            return whole
+        B, member = self.blocks, head[-1] % self.together if head else 0
+        tiles = check_tiles(given, B, self.shape)
+        spread = tiles.repeat(B.B_r, axis=0)[: self.shape.N_q].repeat(B.B_c, axis=1)[:, : shape.N_k]
+        return np.asarray(whole & spread[member :: self.together])
+
+
+Launched = Callable[[Plan, Head], Any]
+"""`flashsim.run.launch.launch`, with which `plan_of` tries whether blocks fit."""
+
+
+def forward_plan(
+    algorithm: Algorithm, options: Mapping[str, Any], sizing: Sizing, Q: Any, K: Any, V: Any, layout: str, check_finite: Any,
+    launched: Launched, **asked: Any,
+) -> Plan:  # fmt: skip
+    """Return the plan of a forward pass, on copies of Q, K, V. `asked` is what `Problem.checked` takes."""
+    check_finite = check_flag("check_finite", check_finite)
+    given = check_inputs(Q, K, V, check_finite=check_finite, layout=layout)
+    with said_heads_first(layout):
+        problem = Problem.checked(given.shape, given.leading, given.group, given.dtype, **asked)
+        mask = _mask_of(algorithm, problem, options, given.leading)
+    if check_finite:
+        stored, bias = problem.dtype if algorithm.stores_scores else None, None if mask is EVERYTHING else mask.bias
+        most = 0.0 if bias is None else bias.largest
+        check_range(given, problem.scale, problem.dropout_p, stored, most, "tau" not in algorithm.parts)
+    return plan_of(algorithm, problem, options, sizing, mask, launched, given=given.copy(), check_finite=check_finite)
+
+
+def backward_plan(
+    algorithm: Algorithm,
+    run: Any,
+    dO: Any,
+    M: Any,
+    sizing: Any,
+    blocks: Any,
+    enforce: Any,
+    check_finite: Any,
+    launched: Launched,
+) -> Plan:
+    """Return the plan of a run's backward pass."""
+    before, check_finite = run.plan, check_flag("check_finite", check_finite)
+    problem, mask, given = before.problem, before.mask, before.given
+    _check_bias(algorithm, mask)
+    O = turned("O", run.O, run.layout)
+    gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
+    problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
+    if check_finite:
+        stored = problem.dtype if "P" in algorithm.operands else None
+        check_backward_range(given, O, gradient, problem.scale, problem.dropout_p, stored)
+    chosen = sizing is not None or blocks is not None
+    policy = check_sizing(("paper" if sizing is None else sizing) if chosen else before.sizing, blocks, enforce)
+    if "block_mask" in algorithm.parts:
+        if chosen:
+            why = "keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
+            raise ValueError(f"{algorithm.name!r} {why}")
+        policy = Fixed(run.blocks.B_r, run.blocks.B_c, policy.enforced)
+    columns = {name: a[..., None] for name, a in (("l", run.l), ("m", run.m), ("L", run.lse)) if a is not None}
+    more = {**columns, "O": O, "dO": gradient}
+    plan = plan_of(
+        algorithm, problem, before.options, policy, mask, launched, given=given, check_finite=check_finite, more=more,
+        saved=run.saved,
+    )  # fmt: skip
+    missing = [name for name in plan.needs if name not in {*OPERANDS, *more, *run.saved}]
+    if missing:
+        why = (
+            f"which {run.algorithm!r} neither returned nor saved; expected it among `returns` or `saves` of that record"
+        )
+        raise MemoryModelError(f"{algorithm.name!r} ({algorithm.title}) takes {', '.join(missing)}, {why}")
+    return plan
+
+
+def count_plan(
+    algorithm: Algorithm,
+    of: Algorithm,
+    problem: Problem,
+    options: Mapping[str, Any],
+    sizing: Sizing,
+    launched: Launched,
+) -> Plan:
+    """Return the plan of one pass on shapes alone, of one head or group. `of` is the forward pass's record."""
+    mask = _mask_of(of, problem, options, ())
+    _check_bias(algorithm, mask)
+    return plan_of(algorithm, problem, options, sizing, mask, launched)
+
+
+def plan_of(
+    algorithm: Algorithm, problem: Problem, options: Mapping[str, Any], sizing: Sizing, mask: Mask, launched: Launched,
+    **given: Any,
+) -> Plan:  # fmt: skip
+    """Return the plan: each query head on its own, or, "grouped", those that share a KV head; in the blocks of `sizing`."""
+    together, shape, leading, row_mask = 1, problem.shape, problem.leading, mask
+    if problem.gqa == "grouped" and problem.group > 1:
+        together, leading = problem.group, (*leading[:-1], leading[-1] // problem.group)
+        row_mask, shape = grouped(mask, together, shape.N_q), replace(shape, N_q=together * shape.N_q)
+    plan = Plan(
+        algorithm=algorithm, problem=problem, options=options, sizing=sizing, mask=mask, together=together, shape=shape,
+        leading=leading, row_mask=row_mask, blocks=Blocks(1, 1, shape.N_q, shape.N_k), **given,
+    )  # fmt: skip
+
+    first = (0,) * len(leading)
+
+    def fits(blocks: Blocks, M: int) -> bool:
+        """Say whether a launch with these blocks stays within M, by trying it on shapes alone, with every tile."""
+        enforced, of_M = Fixed(blocks.B_r, blocks.B_c), replace(problem, M=M)
+        try:
+            launched(replace(plan, problem=of_M, given=None, blocks=blocks, sizing=enforced, skips=False), first)
+        except SramOverflow:
+            return False
+        return True
+
+    sizes = sizing(SizingProblem(algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, fits))
+    if not isinstance(sizes, Blocks):
+        raise ValueError(f"sizing returned {shown(sizes)}; expected flashsim.Blocks")
+    B_r, B_c = check_count("sizing's B_r", sizes.B_r), check_count("sizing's B_c", sizes.B_c)
+    return replace(plan, blocks=clipped(shape, B_r, B_c))
+
+
+def _mask_of(algorithm: Algorithm, problem: Problem, options: Mapping[str, Any], leading: Head) -> Mask:
+    """Return the problem's mask with those options that are masks. Raises ValueError where the algorithm has no such part."""
+    mask = as_mask(problem.mask, False, problem.shape, leading, options) if options else problem.mask
+    if "MASK" not in algorithm.parts and not isinstance(mask, All):
+        raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no mask; 'flash' (Algorithm 2) has")
+    if "dropout" not in algorithm.parts and problem.dropout_p:
+        raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no dropout; 'flash' (Algorithm 2) has")
+    return mask
+
+
+def _check_bias(algorithm: Algorithm, mask: Mask) -> None:
+    if mask.bias is None or algorithm.direction == "forward":
+        return
+    if not algorithm.gives_dS:
+        have = " or ".join(repr(name) for name, known in BACKWARD.items() if known.gives_dS)
+        raise ValueError(f"{algorithm.name!r} ({algorithm.title}) makes no gradient of a bias; {have} does")
+
+
+def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:
+    """Return the policy that chooses the blocks: `sizing`, by name or as an object, or `blocks` where they are given.
+
+    `enforce` says whether to exceed M is an error; None: what the policy says.
+    """
+    policy = SIZINGS[sizing] if is_one_of(sizing, SIZINGS) else sizing
+    if isinstance(policy, str) or not callable(policy):
+        raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}, or a policy object")
+    check_flag("sizing.enforced", getattr(policy, "enforced", None))
+    if (given := check_blocks(blocks)) is not None:
+        policy = Fixed(*given)
+    return policy if enforce is None else Told(policy, check_flag("enforce", enforce))

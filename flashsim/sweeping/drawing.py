@@ -1,0 +1,115 @@
+"""A sweep's column over another: a line for each combination of the other arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, LogLocator
+from matplotlib.transforms import ScaledTranslation
+
+from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, canvas, looks, styled, ticks
+from flashsim.problem.arguments import shown
+
+if TYPE_CHECKING:
+    from flashsim.sweeping import Sweep
+
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY)
+DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MOST_NAMED = 14
+FEW = 40  # points of a line up to which each has a marker
+WIDE = 10  # a scale is logarithmic where its largest number is that many times its smallest, or more
+
+
+def sweep_data(
+    sweep: Sweep, *, x: str | None = None, y: str = "accesses", by: str | Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return the lines of a sweep's column y over its column x, of rows with counts, by the values of the columns `by`.
+
+    Each line has `of`, those values by name, and `points`, (x, y) in order of x. x is by default the argument with most
+    values; `by`, the others that vary. Raises ValueError for no such column, for one that is not of numbers, and where there is
+    nothing to draw.
+    """
+    x, y = sweep.longest_axis() if x is None else sweep.name_of(x), sweep.name_of(y)
+    named = [by] if isinstance(by, str) else by
+    keys = [name for name in sweep.axes if name != x] if named is None else [sweep.name_of(name) for name in named]
+    lines: dict[tuple[Any, ...], list[tuple[Any, Any]]] = {}
+    for row in sweep.ok:
+        at = row[x], row[y]
+        for name, value in zip((x, y), at, strict=True):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{name} is {shown(value)} in a row; expected numbers to draw")
+        if None not in at:
+            lines.setdefault(tuple(row[name] for name in keys), []).append(at)
+    if not lines:
+        raise ValueError(f"no row has both {x} and {y}: there is nothing to draw")
+    drawn = [{"of": dict(zip(keys, key, strict=True)), "points": sorted(points)} for key, points in lines.items()]
+    return {"x": x, "y": y, "what": sweep.about[y], "lines": drawn}
+
+
+@styled
+def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
+    """Draw the lines of `sweep_data` on axes, by default of a new figure; return the axes."""
+    lines = data["lines"]
+    named = min(len(lines), MOST_NAMED + 1)
+    ax = canvas(ax, 2.5 + 0.13 * named)
+    first, rest = _looks(lines)
+    for number, line in enumerate(lines):
+        values = list(line["of"].items())
+        colour, marker = first[values[0][1] if values else None]
+        label = ", ".join(_said(*pair) for pair in values) if number < MOST_NAMED else None
+        xs, ys = zip(*line["points"], strict=True)
+        few = marker if len(xs) <= FEW else None
+        dashes = rest[tuple(value for _, value in values[1:])]
+        ax.plot(xs, ys, color=colour, linestyle=dashes, marker=few, markerfacecolor="white", label=label or None)
+    for axis, scale, index in ((ax.xaxis, ax.set_xscale, 0), (ax.yaxis, ax.set_yscale, 1)):
+        values = [point[index] for line in lines for point in line["points"]]
+        if min(values) > 0 and max(values) >= WIDE * min(values):
+            scale("log")
+            narrow = max(values) < WIDE**3 * min(values)
+            ticks(axis, LogLocator(10, (1, 2, 5) if narrow else (1,)))
+        axis.set_major_formatter(EngFormatter(sep=""))
+    if len(lines) > 1:
+        if len(lines) > MOST_NAMED:
+            ax.plot([], [], linestyle="none", label=f"and {len(lines) - MOST_NAMED} more")
+        below = ax.transAxes + ScaledTranslation(0, -28 / 72, ax.figure.dpi_scale_trans)  # points, as the axis' label
+        at: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.1, 0), "bbox_transform": below}
+        ax.legend(**at, fontsize=7, handlelength=4)  # so long that dashes differ
+    ax.set_xlabel(_titled(data["x"]))
+    ax.set_ylabel(_titled(data["y"]))
+    ax.set_title(data["what"].partition(":")[0])
+    return ax
+
+
+def _titled(column: str) -> str:
+    """Return a column's name as an axis has it: the unit in brackets."""
+    for unit in ("elements", "bytes", "flops_per_byte", "flops"):
+        if column.endswith(f"_{unit}"):
+            return f"{column.removesuffix(f'_{unit}').replace('_', ' ')} ({unit.replace('_', ' ')})"
+    return f"{column} (elements)" if column == "M" else column.replace("_", " ")
+
+
+def _looks(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[Any, tuple[str, str]], dict[Any, str]]:
+    """Return (colour, marker) by the first value of what a line is of, an algorithm's its own; and dashes by the other values."""
+    of: list[list[tuple[str, Any]]] = [list(line["of"].items()) for line in lines]
+    firsts: list[Any] = list(dict.fromkeys(values[0][1] if values else None for values in of))
+    if of[0] and of[0][0][0] == "algorithm":
+        own = looks(firsts)
+        colours = {name: (own[name].colour, own[name].marker) for name in firsts}
+    else:
+        colours = dict(zip(firsts, cycle(zip(COLOURS, MARKERS, strict=True)), strict=False))
+    rests = dict.fromkeys(tuple(value for _, value in values[1:]) for values in of)
+    return colours, dict(zip(rests, cycle(DASHES), strict=False))
+
+
+def _said(name: str, value: Any) -> str:
+    if name == "algorithm":
+        return looks([value])[value].label
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name} = {value:,}" if isinstance(value, int) else f"{name} = {value}"

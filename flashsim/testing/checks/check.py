@@ -1,0 +1,163 @@
+"""What a check is: a function that yields comparisons of what a kernel returns on a case with what it should return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from flashsim.problem.inputs import Array
+from flashsim.reference.rounding import parts_of_bound
+from flashsim.testing.case import Case, Problem
+from flashsim.testing.subject import Output, Subject
+
+
+class Comparison(NamedTuple):
+    """Arrays of one shape: |got − want| ≤ budget is asked of each element where `at` is true. A budget of 0 means equal."""
+
+    what: str
+    got: Array
+    want: Array
+    budget: Array | float
+    at: Array | bool = True
+    problem: Problem | None = None
+
+    def parts(self, answer: Array | None = None) -> Array:
+        """Return each error of `got`, or of another answer, as a part of its budget; −1 where nothing is asked."""
+        want = np.asarray(self.want)
+        budget = np.broadcast_to(np.asarray(self.budget, float), want.shape)
+        return np.where(self.at, parts_of_bound(self.got if answer is None else answer, want, budget), -1.0)
+
+
+Comparisons = Iterator[Comparison]
+Three = tuple[Array, ...]
+
+
+def of_gradients(
+    what: str, got: Three, want: Three, budgets: Three, problem: Problem, at: Sequence[Array | bool] = (True,) * 3
+) -> Comparisons:
+    """Yield what to compare of dq, dk and dv, each being {} in `what`."""
+    for name, g, w, budget, where in zip(("dq", "dk", "dv"), got, want, budgets, at, strict=True):
+        yield Comparison(what.format(name), g, w, budget, where, problem)
+
+
+class Trial:
+    """One case, and one kernel to try on it. What several checks need is computed once."""
+
+    def __init__(self, subject: Subject, case: Case) -> None:
+        self.subject, self.case, self.spec = subject, case, subject.spec
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The case's arrays, with the oracle's answer."""
+        return self.case.problem(self.spec)
+
+    @cached_property
+    def out(self) -> Output:
+        """What the kernel returns for the case."""
+        return self.subject.forward(self.problem, self.case.strides)
+
+    @cached_property
+    def gradients(self) -> tuple[Array, Array, Array]:
+        """What the kernel's backward function returns for the case."""
+        return self.subject.backward(self.problem, self.case.strides)
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """For choices that a check makes: the same for the same case."""
+        return np.random.default_rng((self.case.seed, 3))
+
+    @property
+    def defined(self) -> Array:
+        """Rows, (B, H_q, N_q, 1), whose output does not come from masked keys and is promised."""
+        live = ~self.problem.empty
+        return np.asarray(live if self.spec.empty_rows in ("undefined", "mean") else np.ones_like(live))[..., None]
+
+    @property
+    def gradients_promised(self) -> bool:
+        """Whether the spec says what the gradients are: it does not where an empty row is anything but 0."""
+        return self.spec.empty_rows == "zero" or not self.problem.empty.any()
+
+    def forward(self, problem: Problem) -> Output:
+        """Return what the kernel returns for a problem made of the case's."""
+        return self.out if problem is self.problem else self.subject.forward(problem, self.case.strides)
+
+    def alike(self, what: str, problem: Problem, other: Problem) -> Comparison:
+        """Return the comparison of the kernel with itself, on two problems that have the same O."""
+        got, want = self.forward(problem).O, self.forward(other).O
+        return Comparison(what, got, want, both_budgets(problem, other), self.defined, problem)
+
+
+def both_budgets(one: Problem, other: Problem) -> Array:
+    """Return the sum of the budgets of two problems' O."""
+    return one.solution.O_budget + other.solution.O_budget
+
+
+Run = Callable[[Trial], Comparisons]
+Needs = Callable[[Subject], str]
+Fit = Callable[[Case, Subject], Case | None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A property. `fit` makes a case fit, or returns None; `both`: a backward function is looked at too, if there is one."""
+
+    name: str
+    run: Run
+    conditions: tuple[Needs, ...]
+    fit: Fit
+    both: bool = False
+
+    def needs(self, subject: Subject) -> str:
+        """Return why it does not apply to a kernel, or ""."""
+        return next((why for condition in self.conditions if (why := condition(subject))), "")
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What it asks besides the forward function, or may ask: "backward", "dropout"."""
+        return ("backward",) * (self.both or HAS_BACKWARD in self.conditions) + ("dropout",) * (
+            HAS_DROPOUT in self.conditions
+        )
+
+    def compare(self, trial: Trial) -> Comparisons:
+        """Yield what to compare; nothing where that would be gradients that the spec does not promise."""
+        if HAS_BACKWARD not in self.conditions or trial.gradients_promised:
+            yield from self.run(trial)
+
+    @property
+    def about(self) -> str:
+        """What it checks, in a line."""
+        said = (self.run.__doc__ or self.name).strip()  # python -OO drops what it says
+        return said.splitlines()[0]
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(*conditions: Needs, fit: Fit = lambda case, subject: case, both: bool = False) -> Callable[[Run], Run]:
+    """Register a function as the check of that name, under these conditions: each says why it does not apply, or ""."""
+
+    def register(run: Run) -> Run:
+        CHECKS[run.__name__] = Check(run.__name__, run, conditions, fit, both)
+        return run
+
+    return register
+
+
+def _unless(has: Callable[[Subject], object], why: str) -> Needs:
+    return lambda subject: "" if has(subject) else why
+
+
+def declares(name: str) -> Needs:
+    """Return the condition that the spec says something of that name."""
+    return _unless(lambda subject: getattr(subject.spec, name), f"the spec declares no {name}")
+
+
+TAKES_CROSS = _unless(lambda subject: subject.spec.cross, "the spec declares N_q = N_k")
+TAKES_STRIDES = _unless(lambda subject: subject.spec.strides != "contiguous", "the spec declares contiguous arrays")
+IS_DETERMINISTIC = _unless(lambda subject: subject.spec.deterministic, "the spec declares it not deterministic")
+HAS_BACKWARD = _unless(lambda subject: subject.back, "no backward was given")
+HAS_DROPOUT = _unless(lambda subject: subject.keep_mask, "no dropout was given")

@@ -1,0 +1,121 @@
+"""O and the log-sum-exp against the oracle's; what is masked has no say in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from flashsim.problem.inputs import Array
+from flashsim.testing.case import Case, Problem
+from flashsim.testing.checks.check import TAKES_CROSS, Comparison, Comparisons, Trial, check, declares
+from flashsim.testing.subject import Subject
+
+
+def _defined_empty_rows(subject: Subject) -> str:
+    if subject.spec.empty_rows == "undefined":
+        return "the spec leaves empty rows undefined"
+    may = subject.spec.masks or subject.spec.zero_keys or (subject.spec.causal == "bottom_right" and subject.spec.cross)
+    return "" if may else "by the spec no row can be empty"
+
+
+@check()
+def oracle(t: Trial) -> Comparisons:
+    """O against float64 softmax attention on the same, rounded, inputs."""
+    O, want = t.out.O, t.problem.solution  # in this order: where the kernel breaks, nothing more is computed
+    yield Comparison("O", O, want.O, want.O_budget, ~t.problem.empty[..., None], t.problem)
+
+
+@check(declares("lse"))
+def log_sum_exp(t: Trial) -> Comparisons:
+    """The log-sum-exp of each row's scores, in the base declared."""
+    lse, want = t.out.lse, t.problem.solution
+    assert lse is not None
+    yield Comparison("lse", lse, want.lse, want.lse_budget, ~t.problem.empty, t.problem)
+
+
+def _with_empty_rows(case: Case, subject: Subject) -> Case | None:
+    if case.N_k == 0 or case.mask is not None:
+        return case
+    if subject.spec.masks:
+        return replace(case, mask=("rows", "few", "padding_right")[case.seed % 3])
+    if case.N_q == case.N_k:
+        return None
+    return replace(case, causal=True, N_q=max(case.N_q, case.N_k), N_k=min(case.N_q, case.N_k))
+
+
+@check(_defined_empty_rows, fit=_with_empty_rows)
+def empty_rows(t: Trial) -> Comparisons:
+    """Rows in which every key is masked give what the spec says; where that is 0, their lse is −∞."""
+    empty, want = t.problem.empty, t.problem.solution
+    if not empty.any():
+        return
+    yield Comparison("O of empty rows", t.out.O, want.O, want.O_budget, empty[..., None], t.problem)
+    if t.out.lse is not None and t.spec.empty_rows == "zero":
+        yield Comparison("lse of empty rows", t.out.lse, want.lse, 0.0, empty, t.problem)
+
+
+def with_dead_keys(case: Case, subject: Subject) -> Case | None:
+    """Return the case with a mask."""
+    if case.mask is not None:
+        return case
+    return replace(case, mask=("padding_right", "holes", "padding_left", "first_block")[case.seed % 4])
+
+
+def poisoned(t: Trial) -> Problem | None:
+    """Return the problem with NaN or ±∞ in the keys that nobody may attend to, and in their values."""
+    problem, rng = t.problem, t.rng
+    dead = problem.dead
+    if not dead.any():
+        return None
+    poison = (np.nan, np.inf, -np.inf)[int(rng.integers(3))]
+    arrays = {}
+    for name in (("k", "v"), ("v",), ("k",))[int(rng.integers(3))]:
+        arrays[name] = np.where(dead[..., None], np.asarray(poison, problem.k.dtype), getattr(problem, name))
+    return problem.but(**arrays)
+
+
+@check(declares("masks"), fit=with_dead_keys)
+def masked_kv_poison(t: Trial) -> Comparisons:
+    """NaN and ±∞ in keys that are masked for every query, or in their values, reach no output."""
+    changed = poisoned(t)
+    if changed is None:
+        return
+    got, want = t.forward(changed), t.problem.solution
+    yield Comparison("O with poisoned keys", got.O, want.O, want.O_budget, t.defined, changed)
+    if got.lse is not None:
+        live = ~t.problem.empty
+        yield Comparison("lse with poisoned keys", got.lse, want.lse, want.lse_budget, live, changed)
+
+
+@check(declares("masks"), TAKES_CROSS)
+def appended_masked_keys(t: Trial) -> Comparisons:
+    """More keys, all of them masked, change nothing."""
+    problem, rng = t.problem, t.rng
+    B_c = t.spec.block[1]
+    _, more = t.spec.lengths(1, B_c if t.spec.max_shapes else int(rng.integers(1, B_c + 2)))
+    B, H_q, N_q, _ = problem.score_shape
+
+    def longer(a: Array) -> Array:
+        extra = 10 * rng.normal(size=(*a.shape[:2], more, a.shape[3]))
+        return np.concatenate([a, extra.astype(a.dtype)], axis=2)
+
+    allowed = np.concatenate([problem.allowed, np.zeros((B, H_q, N_q, more), bool)], axis=-1)
+    appended = problem.but(k=longer(problem.k), v=longer(problem.v), mask=allowed, causal=False)
+    yield t.alike(f"O with {more} masked keys appended", appended, problem)
+
+
+@check(declares("causal"), fit=lambda case, subject: replace(case, causal=True) if case.N_k > 1 else None)
+def causal_no_leak(t: Trial) -> Comparisons:
+    """Other, large keys and values in the future of a query do not change its output."""
+    problem, rng = t.problem, t.rng
+    first = int(rng.integers(1, problem.score_shape[-1]))
+    k, v = problem.k.copy(), problem.v.copy()
+    k[:, :, first:] = (8 * rng.normal(size=k[:, :, first:].shape)).astype(k.dtype)
+    v[:, :, first:] = (100 + rng.normal(size=v[:, :, first:].shape)).astype(v.dtype)
+    changed = problem.but(k=k, v=v)
+    past = ~problem.allowed[..., first:].any(axis=-1, keepdims=True) & ~problem.empty[..., None]
+    if not past.any():
+        return
+    got, budget = t.forward(changed), 2 * problem.solution.O_budget
+    yield Comparison(f"O where keys from {first} on are in the future", got.O, t.out.O, budget, past, changed)
