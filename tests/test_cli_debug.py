@@ -1,4 +1,4 @@
-"""`flashsim debug`: it stops in the algorithm's own frame, at the line and in the tile asked for."""
+"""`flashsim debug`: it stops in the algorithm's own frame, at the line and tile that it is given."""
 
 from __future__ import annotations
 

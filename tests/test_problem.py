@@ -21,6 +21,8 @@ def test_it_asks_what_its_arguments_ask() -> None:
         assert flashsim.count("flash", of_heads, direction=direction) == flashsim.count(
             "flash", **LENGTHS, **HEADS, direction=direction
         )
+        exact = flashsim.theory.exact("flash", of_heads, direction=direction)
+        assert exact == flashsim.theory.exact("flash", **LENGTHS, **HEADS, direction=direction)
         assert flashsim.prove(of_one, direction=direction) == flashsim.prove(**LENGTHS, direction=direction)
         assert tune(of_one, direction=direction) == tune(**LENGTHS, direction=direction)
     small: dict[str, Any] = {"N": 3, "d": 2, "M": 15}

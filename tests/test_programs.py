@@ -1,4 +1,4 @@
-"""Every program that is no attention: its counts are theory's, its lines are labelled, and it runs through the same rooms."""
+"""Every program that is not attention: its counts are theory's, its lines are labelled, and it runs through the same rooms."""
 
 from __future__ import annotations
 

@@ -167,9 +167,7 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(
-    ("module", "most"), [("flashsim", 1), ("flashsim.machine.memory", 10), ("flashsim.run.api", 72)]
-)
+@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 8), ("flashsim.run.api", 72)])
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
     code = f"import sys, {module}; print(sum(name.split('.')[0] == 'flashsim' for name in sys.modules), *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

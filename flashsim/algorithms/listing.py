@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashsim.algorithms.record import Algorithm
-from flashsim.support.notebook import table
+from flashsim.support.exporting import table
 
 HEADINGS = ("name", "what it is", "back", "options")
 

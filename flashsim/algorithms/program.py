@@ -1,4 +1,4 @@
-"""`Program`: all that is known, besides its lines, of what runs on the same memory and is no attention over Q, K, V.
+"""`Program`: all that is known, besides its lines, of what runs on the same memory and is not attention over Q, K, V.
 
 Its operands, their symbols and its block sizes are its own. Each program's file, in `flashsim/algorithms/beyond`, ends in its
 record.

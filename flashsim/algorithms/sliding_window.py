@@ -26,8 +26,8 @@ ALGORITHM = Algorithm(
             "window",
             None,
             SlidingWindow.of,
-            "left,right, or left alone: how many keys before and after its own position a query attends to, -1: all. "
-            "Default: all",
+            "LEFT,RIGHT, or LEFT with RIGHT = 0: how many keys before and after its own position a query attends to; "
+            "-1 means all. Default: all",
             examples=((0, 0), (3, 1), (5, -1), (-1, 4)),
         ),
     ),

@@ -113,7 +113,10 @@ ALGORITHM = Algorithm(
     run=split_kv,
     options=(
         Option(
-            "splits", None, check_splits, "how many runs of blocks the keys are cut into. Default: one for each block"
+            "splits",
+            None,
+            check_splits,
+            "number of parts of the keys, each of whole blocks. Default: one for each block",
         ),
         Option(
             "merge",

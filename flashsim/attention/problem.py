@@ -22,8 +22,9 @@ EVERYTHING = All()
 class Problem:
     """dropout(softmax(MASK(scale · QKᵀ))) V for all heads, and the memory to compute it in: whatever the algorithm.
 
-    `Problem.of` makes one of lengths; a run of arrays has its own, `run.problem`. Whoever takes one takes any:
-    `flashsim.count("flash", problem)`, `flashsim.tune.tune(problem)`, `flashsim.prove(problem)`, `flashsim.optimum(problem)`.
+    `Problem.of` makes one of lengths; a run of arrays has its own, `run.problem`. These take it:
+    `flashsim.count("flash", problem)`, `flashsim.theory.exact("flash", problem)`, `flashsim.tune.tune(problem)`,
+    `flashsim.prove(problem)`, `flashsim.optimum(problem)`.
 
     shape    one head's N_q, N_k, d, d_v
     leading  the axes of query heads, such as (batch, H_q); () for one head

@@ -82,7 +82,7 @@ def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.Argu
     parser = Parser(
         prog="flashsim",
         description="FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced capacity.",
-        epilog=f"Where they are not given, --dtype is {DEFAULT_DTYPE} and --M 100KB, unless a command's help says otherwise. "
+        epilog=f"Defaults: --dtype {DEFAULT_DTYPE}, --M 100KB, unless a command's help says otherwise. "
         "`flashsim COMMAND --help` shows a command's options and examples.",
     )
     parser.add_argument("--version", action="version", version=f"flashsim {__version__}")

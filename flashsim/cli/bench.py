@@ -35,7 +35,8 @@ BAR = 50  # characters of the longest
 def add_options(parser: Any) -> None:
     what = "what each idea buys: every rung's time, rate and traffic, forward, on one problem; with ncu on the PATH"
     add(parser, "--ladder", **FLAG, help=what)
-    quick = f"a look, in a minute: --N {' '.join(map(str, QUICK['N']))}, --d 128, normal numbers, 3 rounds; with bars at its end"
+    lengths = " ".join(map(str, QUICK["N"]))
+    quick = f"a quick look, in a minute: --N {lengths}, --d 128, normal numbers, 3 rounds; with bars at its end"
     add(parser, "--quick", **FLAG, help=quick)
     add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; of the ladder, {LADDERS}")
     dims = "head dimensions. Default: 64 128; of the ladder, 128"
@@ -43,21 +44,21 @@ def add_options(parser: Any) -> None:
     ways = ["no", "yes", "both"]
     add(parser, "--causal", action="store", choices=ways, default="both", help="a causal mask? Default: both")
     add(parser, "--direction", choices=[*DIRECTIONS, "both"], default="both", help="which pass. Default: both")
-    drawn = "; ".join(f"{name}: {what}" for name, what in DISTRIBUTIONS.items())
-    drawn = f"what forward's inputs are drawn from. {drawn}. Default: all; backward, and of the ladder, normal"
+    drawn = "; ".join(f"{name} ({what})" for name, what in DISTRIBUTIONS.items())
+    drawn = f"what forward's inputs are drawn from: {drawn}. Default: all; backward, and of the ladder, normal"
     add(parser, "--distribution", nargs="+", choices=DISTRIBUTIONS, metavar="NAME", help=drawn)
     add(parser, "--dropout")
     why = "not float32 as elsewhere: the fast kernels are for matrix units of 16 bits"
     dtypes = ["float16", "bfloat16", "float32"]
-    add(parser, "--dtype", choices=dtypes, default="float16", help=f"of the inputs. Default: float16, {why}")
+    add(parser, "--dtype", choices=dtypes, default="float16", help=f"type of the inputs. Default: float16, {why}")
     add(parser, "--batch", type=whole(0), default=0, metavar="B", help="sequences at once. Default: for 16,384 tokens")
     add(parser, "--heads", nargs="+", default=[16], help="query heads, or a number for each --d. Default: 16")
     only = f"time these alone: {', '.join(NAMES)}. Default: all but hopper_window (256 keys) and hopper_butterfly"
     add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
-    add(parser, "--rounds", type=whole(), default=7, help="time each so often; medians are told. Default: 7")
+    add(parser, "--rounds", type=whole(), default=7, help="how often each is timed; the median is shown. Default: 7")
     turn = "how long a turn lasts, if a call is shorter. Default: 30"
     add(parser, "--turn", type=whole(), default=30, metavar="MS", help=turn)
-    add(parser, "--commit", help="of the sources, for the record")
+    add(parser, "--commit", help="commit of the sources, stored with the numbers")
     add(parser, "--json", "--quiet")
 
 

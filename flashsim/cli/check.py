@@ -18,7 +18,7 @@ from flashsim.support.files import write_whole
 if TYPE_CHECKING:
     from flashsim.testing import Spec
 
-SUMMARY = "Check an attention kernel, yours, on cases that Hypothesis draws, and show the simplest that fails."
+SUMMARY = "Check your attention kernel on cases that Hypothesis draws, and show the simplest case that fails."
 EXAMPLES = (
     "flashsim check my_kernels:attention --examples 500 --causal bottom_right --masks --lse natural\n"
     "flashsim check --init my_kernels.py:attention\n"
@@ -26,20 +26,22 @@ EXAMPLES = (
     "flashsim check flashsim.testing.mutants:causal_top_left --fail-fast\n"
     "flashsim check torch.nn.functional:scaled_dot_product_attention --wrap torch --convention sdpa --backward auto \\\n"
     "    --expect masked_kv_poison backward_poison\n"
-    "  PyTorch does not promise that NaN in masked keys stays out of O and of the gradients: hence --expect. "
-    "Nor the same on every backend: rows in which every key is masked are 0 on the CPU, and may be something else with cuDNN "
+    "  PyTorch does not promise that NaN in masked keys stays out of O and of the gradients, so --expect names "
+    "the two checks. Backends differ too: fully masked rows give 0 on the CPU, and may give something else with cuDNN "
     "(--empty-rows undefined). Its causal is aligned at the top left, which --convention sdpa declares."
 )
 WHERE = "MODULE:FUNCTION"
 YES_OR_NO = argparse.BooleanOptionalAction
 SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
-    "dtypes": {"nargs": "+", "type": dtype, "choices": FLOATS, "metavar": "DTYPE", "help": f"of {', '.join(FLOATS)}"},
+    "dtypes": {
+        "nargs": "+", "type": dtype, "choices": FLOATS, "metavar": "DTYPE", "help": f"one or more of {', '.join(FLOATS)}"
+    },
     "layout": {"choices": ["BHND", "BNHD"], "help": "the order of axes: batch, heads, rows, width. Default: BHND"},
     "block": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "its tile; lengths are drawn around it"},
     "multiples": {
         "nargs": 2, "type": whole(), "metavar": ("N", "M"), "help": "N_q is a multiple of N, N_k of M. Default: any"
     },
-    "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=, so aligned"},
+    "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=; its alignment"},
     "empty_rows": {"choices": ["zero", "nan", "mean", "undefined"], "help": "O where all keys are masked"},
     "lse": {"choices": ["natural", "base2"], "help": "it returns (O, lse)"},
     "gqa": {"action": YES_OR_NO, "help": "it takes fewer KV heads than query heads"},
@@ -67,7 +69,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("function", nargs="?", metavar=WHERE, help=own)
     parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")
     add(parser, "--examples", type=whole(), default=300, metavar="N", help="cases to draw. Default: 300")
-    add(parser, "--seed", help="of the cases. Default: 0")
+    add(parser, "--seed", help="seed of the cases. Default: 0")
     gradient = "its backward function (q, k, v, do, …) -> dq, dk, dv; or auto: by --wrap torch's autograd, or jax.vjp"
     parser.add_argument("--backward", metavar=f"{WHERE}|auto", help=gradient)
     keep = "the keep mask of its dropout, (shape, dropout_p, seed) -> booleans"
@@ -78,7 +80,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first case that fails")
     first = "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the kernel's file"
     parser.add_argument("--init", action="store_true", help=first)
-    parser.add_argument("--overwrite", action="store_true", help="with --init: even if they are there")
+    parser.add_argument("--overwrite", action="store_true", help="with --init: replace existing files")
     parser.add_argument("--wrap", choices=["torch", "cupy", "jax"], help="the function takes this package's arrays")
     how = "with --wrap: how the function names and aligns things"
     parser.add_argument("--convention", choices=["sdpa", "flash_attn"], help=how)

@@ -1,4 +1,4 @@
-"""`flashsim debug`: stop in the debugger at a line of an algorithm, in the tile asked for.
+"""`flashsim debug`: stop in the debugger at a line of an algorithm, at the tile that you name.
 
 The stop is in the algorithm's own frame. For pdb it is an ordinary conditional breakpoint, set before the run. Any other
 hook of `breakpoint()` (IDEs install one in `sys.breakpointhook`, PYTHONBREAKPOINT names one) takes the frame that calls
@@ -26,7 +26,7 @@ from flashsim.machine.memory import Event, MemoryModelError
 from flashsim.support.files import what_is_there
 from flashsim.tracing.stops import Stop, condition, find_stop, with_breakpoint
 
-SUMMARY = "Stop in the debugger at a line of an algorithm, in the tile asked for."
+SUMMARY = "Stop in the debugger at a line of an algorithm, at the tile that you name."
 EXAMPLES = (
     "flashsim debug flash_basic --line 12 --at j=2,i=3\n"
     "flashsim debug flash --line 12 --causal --N 64 --d 16 --blocks 16 16\n"
@@ -43,12 +43,12 @@ def add_options(parser: Any) -> None:
     add_algorithm(parser)
     what = (
         'the line of the paper\'s listing, as it labels the source: 12 for "# line 12"; or "equation 2", "combine". '
-        "Of source lines that share a label, the first. In a file of yours without labels, a line of the file"
+        "If source lines share a label, the first is meant. In a file of yours without labels, a line of the file"
     )
     parser.add_argument("--line", "--stop", required=True, metavar="LABEL", help=what)
     turns = (
-        "the turns of the loops around that line, counted from 0; of source lines that share the label, the first "
-        "in such loops. Default: the first that comes"
+        "the turns of the loops around that line, counted from 0; if source lines share the label, the first "
+        "in such loops is meant. Default: every turn"
     )
     add(parser, "--at", metavar="j=J,i=I", help=turns)
     add(parser, "--backward", help="stop in the backward pass, for a random dO")

@@ -19,7 +19,7 @@ N, D = 12, 4
 def add_inputs(parser: Any) -> None:
     """Add the options that say what a run is of."""
     add(parser, "--N", help=f"sequence length of random Q, K, V. Default: {N}")
-    add(parser, "--N-k", help="number of keys, where it differs from the queries'")
+    add(parser, "--N-k", help="number of keys, if not that of the queries")
     add(parser, "--d", required=False, help=f"head dimension of random Q, K, V. Default: {D}")
     add(parser, "--qkv", help="run on these Q, K, V, as in `flashsim run`")
     add(parser, "--head", help="the head of --qkv, an index into the leading axes")
@@ -27,7 +27,7 @@ def add_inputs(parser: Any) -> None:
     add(parser, "--M", help="SRAM: elements (96), or bytes of the dtype (2KB). Default: line 1's, or what blocks need")
     add(parser, "--sizing", "--causal", "--offset", "--dropout")
     add_declared(parser)
-    add(parser, "--seed", help="of random operands, and of dropout. Default: 0")
+    add(parser, "--seed", help="seed of random operands and of dropout. Default: 0")
 
 
 def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:

@@ -11,14 +11,14 @@ from flashsim.cli.shared import add
 from flashsim.cli.values import meant
 from flashsim.support.files import write_whole
 
-SUMMARY = "Write the lessons: pages that play an algorithm line by line, with a text and questions; and an index."
+SUMMARY = "Write the lessons, pages that play an algorithm line by line with a text and questions, and their index."
 EXAMPLES = "flashsim lessons --open\nflashsim lessons causal backward -o pages"
 
 
 def add_options(parser: Any) -> None:
     from flashsim.learn.gallery import pages
 
-    parser.add_argument("lessons", nargs="*", metavar="NAME", help=f"of {', '.join(pages())}. Default: all")
+    parser.add_argument("lessons", nargs="*", metavar="NAME", help=f"one or more of {', '.join(pages())}. Default: all")
     where = "where they go. Default: %(default)s"
     add(parser, "--output", type=Path, default=Path("flashsim-lessons"), metavar="FOLDER", help=where)
     add(parser, "--open", help="open the index, or the first lesson named, in the browser")

@@ -10,7 +10,7 @@ from flashsim.cli.outputs import check_outputs, opened, saved
 from flashsim.cli.shared import add
 from flashsim.support.files import write_whole
 
-SUMMARY = "Write a page with sliders for lengths, d, M and blocks: tiles, accesses and SRAM follow at once."
+SUMMARY = "Write a page with sliders for lengths, d, M and blocks; it shows tiles, accesses and SRAM's use at once."
 EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
 
 

@@ -30,16 +30,19 @@ EXAMPLES = (
 
 KEPT = "mixtures, features, or keys of a window, that approximations have"
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "algorithms": ("--algorithm", {"nargs": "+", "help": f"draw these too: {NAMES}"}),
+    "algorithms": (
+        "--algorithm",
+        {"nargs": "+", "help": f"draw these beside the figure's own: {NAMES}. Default: only its own"},
+    ),
     "N": (
         "--N",
         {"help": "sequence length. Default: 1024; for sparsity, theorem2 and theorem5 16384, for fusing 65536"},
     ),
-    "N_q": ("--N-q", {"help": "number of queries, where it differs from the keys'"}),
+    "N_q": ("--N-q", {"help": "number of queries, if not that of the keys"}),
     "d": ("--d", {"required": False, "help": "head dimension. Default: 64; for fusing 1024"}),
-    "d_v": ("--d-v", {"help": "width of V, where it differs from d"}),
+    "d_v": ("--d-v", {"help": "width of V, if not d"}),
     "k": ("--k", {"type": whole(), "help": f"{KEPT}. Default: the paper's, N/8, at most 256"}),
-    "dtype": ("--dtype", {"default": None, "help": f"of Q, K, V. Default: {DEFAULT_DTYPE}"}),
+    "dtype": ("--dtype", {"default": None, "help": f"type of Q, K, V. Default: {DEFAULT_DTYPE}"}),
     "blocks": ("--blocks", {"help": "these block sizes instead of line 1's; M enforced"}),
     "machine": (
         "--machine",

@@ -13,7 +13,7 @@ from flashsim.problem.arguments import DIRECTIONS
 from flashsim.problem.inputs import float_dtype
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
-SUMMARY = "Prove how few elements any schedule must move, and show how near the best one here comes."
+SUMMARY = "Prove how many elements every schedule must move at least, and show how near the best one here comes."
 HOW_SURE = "Hand-proved, arithmetic machine-checked."
 EXAMPLES = (
     "flashsim prove --N 4096 --d 64 --M 25600\n"
@@ -29,14 +29,14 @@ def add_options(parser: Any) -> None:
     for name in LENGTHS:
         add(parser, name, **({"required": False} if name == "--d" else {}))
     add(parser, "--M", "--causal", "--offset")
-    add(parser, "--backward", help="of the backward pass: dQ, dK, dV")
+    add(parser, "--backward", help="for the backward pass: dQ, dK, dV")
     add(parser, "--direction", choices=DIRECTIONS, default="forward", help=argparse.SUPPRESS)  # as Python says it
     add(parser, "--mask", help="a .npy file: booleans (N_q, N_k), True = attend")
-    add(parser, "--exact", **FLAG, help="search for the optimum, of lengths up to 8, and replay it")
+    add(parser, "--exact", **FLAG, help="search for the optimum (lengths up to 8) and replay it")
     plays = "with --exact: the page that plays the optimum, FILE.html, or its trace"
     add(parser, "--output", metavar="FILE", help=plays)
     add(parser, "--check", **FILE, help="check a certificate that --json wrote, and nothing else")
-    add(parser, "--json", help="write a certificate, as JSON (- for stdout, and nothing else there)")
+    add(parser, "--json", help="write a certificate, as JSON (-: to stdout, which then has nothing else)")
 
 
 def run(options: argparse.Namespace) -> int:

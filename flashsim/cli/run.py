@@ -29,11 +29,11 @@ def add_options(parser: Any) -> None:
     )
     add(parser, "--qkv", help=qkv)
     add(parser, "--head", help="run this head only: an index into the leading axes. Default: all")
-    default = "standard and flash_basic, or flash where a mask, dropout or backward is asked"
+    default = "standard and flash_basic, or flash if a mask, dropout or --backward is given"
     add(parser, "--algorithm", nargs="+", help=f"which to compare: {NAMES}. Default: {default}")
     add(parser, "--backward", help="run the backward pass too, for a random dO")
     add(parser, "--causal", "--offset", "--dropout")
-    add(parser, "--seed", help="of dropout. Default: 0")
+    add(parser, "--seed", help="seed of dropout. Default: 0")
     add(parser, "--mask")
     add(parser, "--padded", **FLAG, help="the bundled sample with its padding and padding mask")
     converted = "convert Q, K, V to this first. Default: as they are in the file; the sample: float32"

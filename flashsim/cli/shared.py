@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--blocks": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "these block sizes instead; M enforced"},
     "--causal": {**FLAG, "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
-    "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, where it differs from d"},
+    "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, if not d"},
     "--dropout": {
         "type": probability,
         "dest": "dropout_p",
@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "P",
         "help": "drop weights with this probability. Default: 0",
     },
-    "--dtype": {"type": dtype, "choices": FLOATS, "default": DEFAULT_DTYPE, "help": f"of Q, K, V. Default: {DEFAULT_DTYPE}"},
+    "--dtype": {"type": dtype, "choices": FLOATS, "default": DEFAULT_DTYPE, "help": f"type of Q, K, V. Default: {DEFAULT_DTYPE}"},
     "--gqa": {
         "choices": ["separate", "grouped"],
         "default": "separate",
@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--heads": {"type": whole(), "metavar": "H", "help": "batch × query heads; the counts add up"},
     "--kv-heads": {"type": whole(), "metavar": "H", "help": "batch × KV heads, where query heads share them"},
     "--head": {"type": head, "metavar": "I[,J…]", "help": "an index into the leading axes"},
-    "--json": {"metavar": "FILE", "help": "write the numbers as JSON (- for stdout, and nothing else there)"},
+    "--json": {"metavar": "FILE", "help": "write the numbers as JSON (-: to stdout, which then has nothing else)"},
     "--jobs": {"type": whole(), "metavar": "N"},
     "--M": {
         "type": size,
@@ -55,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--open": {**FLAG, "help": "open the page in the browser"},
     "--N": {"type": whole(), "dest": "N", "help": "sequence length"},
     "--N-k": {"type": whole(), "metavar": "N", "help": "number of keys"},
-    "--N-q": {"type": whole(), "metavar": "N", "help": "number of queries, where it differs from the keys'"},
+    "--N-q": {"type": whole(), "metavar": "N", "help": "number of queries, if not that of the keys"},
     "--qkv": {**FILE, "nargs": "+"},
     "--quiet": {**FLAG, "help": "no progress on stderr"},
     "--seed": {"type": seed, "default": 0},
@@ -95,7 +95,7 @@ def add_declared(parser: Any, *, many: bool = False) -> None:
         if option.choices:
             reads = {"choices": list(option.choices)}
         if many and option.choices:
-            said += f". Of {', '.join(option.choices)}"
+            said += f". One or more of {', '.join(option.choices)}"
             reads |= {"metavar": "NAME", "nargs": "+"}
         elif many:
             reads |= {"type": values.several(read), "nargs": "+"}
@@ -134,7 +134,7 @@ def add_algorithm(parser: Any, default: str = "") -> None:
     """Add the algorithm, as NAME or --algorithm NAME."""
     said = f"{BOTH}." + (f" Default: {default}" if default else "")
     parser.add_argument("named", nargs="?", type=algorithm, metavar="NAME", help=f"the algorithm: {said}")
-    add(parser, "--algorithm", help="the same")
+    add(parser, "--algorithm", help="the same as NAME")
 
 
 def algorithm_in(options: argparse.Namespace, default: str = "") -> Algorithm:

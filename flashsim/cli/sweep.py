@@ -1,4 +1,4 @@
-"""`flashsim sweep`: what algorithms move at many points, as a table, CSV, JSON, a picture."""
+"""`flashsim sweep`: what algorithms move at many points, as a table, CSV, JSON or a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flashsim.cli.values import whole
 from flashsim.problem.inputs import FLOATS
 from flashsim.support.files import write_whole
 
-SUMMARY = "Count what algorithms move at every combination of many values, as a table, CSV, JSON, a picture."
+SUMMARY = "Count what algorithms move at every combination of many values, and write a table, CSV, JSON or a picture."
 EXAMPLES = (
     "flashsim sweep flash standard --N 128:65536:x2 --d 64\n"
     "flashsim sweep flash --N 4096 --d 64 --M 25KB:400KB:25KB --csv sweep.csv\n"
@@ -40,20 +40,27 @@ SHOWN, WIDTH = 20, 80
 def add_options(parser: Any) -> None:
     lengths, sizes, some = values.several(whole()), values.several_sizes, {"nargs": "+"}
     parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=f"algorithms: {NAMES}. Default: flash")
-    add(parser, "--algorithm", nargs="+", default=[], help="the same")
+    add(parser, "--algorithm", nargs="+", default=[], help="the same as NAME")
     for flag, what in (
         ("--N", f"sequence lengths, {MANY}"),
-        ("--N-q", "numbers of queries, where they differ from the keys'"),
+        ("--N-q", "numbers of queries, if not those of the keys"),
         ("--N-k", "numbers of keys"),
         ("--d", "head dimensions"),
-        ("--d-v", "widths of V, where they differ from d"),
+        ("--d-v", "widths of V, if not d"),
     ):
         add(parser, flag, **some, type=lengths, metavar="N", required=False, help=what)
     said = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
     add(parser, "--M", **some, type=sizes, help=said)
     add(parser, "--blocks", action="append", help="block sizes, M enforced; again for others")
     add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: paper")
-    add(parser, "--dtype", **some, default=None, metavar="NAME", help=f"of {', '.join(FLOATS)}. Default: float32")
+    add(
+        parser,
+        "--dtype",
+        **some,
+        default=None,
+        metavar="NAME",
+        help=f"one or more of {', '.join(FLOATS)}. Default: float32",
+    )
     for flag, what in (("--causal", "causal masks"), ("--backward", "backward passes")):
         said = f"{what}: yes, no, or both. Default: no"
         add(parser, flag, action="store", nargs="?", const="yes", default=None, choices=list(CAUSAL), help=said)
@@ -66,7 +73,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
     add(parser, "--seed", help="which points those are. Default: 0")
     add(parser, "--jobs", default=1, help="processes. Default: 1")
-    add(parser, "--csv", metavar="FILE", help="write the rows as CSV (- for stdout, and nothing else there)")
+    add(parser, "--csv", metavar="FILE", help="write the rows as CSV (-: to stdout, which then has nothing else)")
     add(parser, "--json", "--output")
     for flag, what in (
         ("--x", "column along the picture. Default: the argument with most values"),

@@ -13,7 +13,7 @@ from flashsim.cli.values import whole
 from flashsim.problem.inputs import float_dtype
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
-SUMMARY = "Find the loop order and the block sizes that move the fewest elements and truly fit M."
+SUMMARY = "Find the loop order and the block sizes that move the fewest elements and fit in M."
 EXAMPLES = (
     "flashsim tune --N 1024 --d 64\n"
     "flashsim tune --N 4096 --d 128 --M 228KB --dtype float16 --causal --least 16\n"
@@ -30,7 +30,8 @@ def add_options(parser: Any) -> None:
     add(parser, "--causal", help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
     add(parser, "--offset", "--dropout")
     fewest = (
-        "fewest rows and columns of a tile: in the model one row is as good as many, on a matrix unit 16. Default: 1"
+        "fewest rows and columns of a tile; a tile of one row costs nothing extra in the model, but matrix units want 16. "
+        "Default: 1"
     )
     add(parser, "--least", type=whole(), default=1, metavar="B", help=fewest)
     add(parser, "--json", "--quiet")

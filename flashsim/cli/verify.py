@@ -9,7 +9,7 @@ from typing import Any
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import FLAG, add
 
-SUMMARY = "Check the paper's claims and print the ledger: claim, range tried, measurement, verdict."
+SUMMARY = "Check the paper's claims, and print the range tried, the measurement and the verdict of each."
 # Of one core, and of its longest claim: `time flashsim verify --jobs 1` says 56 on an AMD EPYC.
 SECONDS, LONGEST = 60, 15
 # Likewise, of its claims' processor time added up; of Theorem 1's first, from a part of its shapes.

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from flashsim.support.exporting import Exported
-from flashsim.support.notebook import table
+from flashsim.support.exporting import Exported, table
 
 Role = Literal["input", "output", "extra"]
 ADDED = ("reads", "writes", "init_writes", "size")

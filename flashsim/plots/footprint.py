@@ -72,7 +72,7 @@ def _last(need: Callable[[int], int]) -> int:
 
 
 @partial(
-    Chart, "memory", memory_data, "Figure 3 (right): extra memory against N, and where 40 GB end", 4.1, x=10, y=10,
+    Chart, "memory", memory_data, "Figure 3 (right): extra memory by N; where it exceeds 40 GB", 4.1, x=10, y=10,
     shown={"dtype": "float16"},
 )  # fmt: skip
 def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:

@@ -62,7 +62,7 @@ def _moved(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
     return {name: choice.accesses if choice else None for name, choice in found.items()}
 
 
-@partial(Chart, "lower", lower_data, "what no schedule can beat: accesses ÷ the lower bound", 5.8, panels=2, x=2, y=10)
+@partial(Chart, "lower", lower_data, "accesses ÷ lower bound, forward", 5.8, panels=2, x=2, y=10)
 def plot_lower(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw accesses ÷ bound, log-log, with Saha and Ye's border at M = d²."""
     (above, below), d = axes, data["d"]
@@ -90,7 +90,7 @@ def plot_lower(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     )
 
 
-_WHAT = "what no backward pass can beat: accesses ÷ the lower bound"
+_WHAT = "accesses ÷ lower bound, backward"
 
 
 @partial(Chart, "lower_backward", lower_backward_data, _WHAT, 3.3, x=2, y=10)

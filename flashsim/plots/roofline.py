@@ -109,8 +109,8 @@ _APART = 1.05  # points nearer than this factor are not drawn twice
 
 
 @partial(
-    Chart, "roofline", roofline_data, "the roofline of an A100: intensity, and what binds", 6.2, panels=2, x=10, y=10,
-    shown={"dtype": "float16"},
+    Chart, "roofline", roofline_data, "the roofline of an A100: each algorithm's intensity and limit", 6.2,
+    panels=2, x=10, y=10, shown={"dtype": "float16"},
 )  # fmt: skip
 def plot_roofline(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and backward.

@@ -1,4 +1,4 @@
-"""Results as JSON and as a pandas table, every count exactly the integer it is."""
+"""Results as JSON, as a pandas table, and as a table in a notebook, every count exactly the integer it is."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any, overload
-
-from flashsim.support.files import write_whole
 
 LARGEST = 2**63 - 1
 
@@ -45,6 +44,8 @@ def given(text: str, path: str | os.PathLike[str] | None) -> str | None:
     """Return a text; with a path, write it to that file, completely or not at all, and return None."""
     if path is None:
         return text
+    from flashsim.support.files import write_whole
+
     write_whole(path, text)
     return None
 
@@ -93,3 +94,14 @@ def _series(pd: Any, values: list[Any]) -> Any:
     if float in kinds <= {int, float}:
         return pd.Series(values, dtype="float64")
     return pd.Series(values, dtype=None if kinds == {str} else "object")
+
+
+def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[int | str]], notes: Sequence[str] = ()) -> str:
+    """Return a table, numbers with commas; the first column is text, the last row a total. `notes` are lines below it."""
+    parts = [f"<table><caption>{escape(caption)}</caption><thead><tr>"]
+    parts += [f"<th>{escape(heading)}</th>" for heading in headings]
+    parts.append("</tr></thead><tbody>")
+    for row in rows:
+        cells = [f"{cell:,}" if isinstance(cell, int) else escape(cell) for cell in row]
+        parts.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return "".join(parts) + "</tbody></table>" + "".join(f"<div>{escape(note)}</div>" for note in notes)

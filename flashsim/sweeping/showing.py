@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flashsim.support.notebook import table
+from flashsim.support.exporting import table
 from flashsim.support.tables import aligned, cell
 
 if TYPE_CHECKING:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.masks.rules import All, Mask, as_mask
 from flashsim.problem.arguments import (
     check_blocks,
     check_flag,
-    check_gqa,
-    check_heads,
-    check_p,
-    check_shape,
     check_tiles,
     is_one_of,
     shown,
 )
-from flashsim.problem.inputs import check_M, float_name
 from flashsim.problem.options import check_options
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.support.sizes import Size, first
@@ -65,9 +61,10 @@ class Exact:
 
 def exact(
     name: Any,
+    problem: Problem | None = None,
     *,
     N: int | None = None,
-    d: int,
+    d: int | None = None,
     M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
@@ -85,7 +82,7 @@ def exact(
     gqa: str = "separate",
     **options: Any,
 ) -> Exact:
-    """Return the exact counts of a run by formula. Arguments as in `flashsim.count`; unknown names raise ValueError.
+    """Return the exact counts of a run by formula. Arguments as in `flashsim.count`, a `flashsim.Problem` too.
 
     For an algorithm of one's own, `name` is its `flashsim.theory.Form`, or the algorithm: its form is then looked for in
     the file that defines it (`flashsim.theory.form_of`).
@@ -95,19 +92,18 @@ def exact(
     Theory does not refuse what does not fit: where `sram.peak` exceeds an enforced `sram.capacity`, a run would raise
     `SramOverflow`. "fit" blocks are chosen for all tiles, as a run chooses them, whatever the block mask then skips.
     """
-    form, shape = form_of(name, direction), check_shape(N, d, N_q, N_k, d_v)
-    n, k, d = shape.N_q, shape.N_k, shape.d
-    stored = BYTES[float_name(dtype)]
-    M = check_M(M, stored)
-    heads, kv_heads = check_heads(heads, kv_heads)
-    share, together = heads // kv_heads, check_gqa(gqa) == "grouped"
-    group, problems = (share, kv_heads) if together else (1, heads)
-    dropout_p, fixed = check_p(dropout_p), check_blocks(blocks)
+    form, fixed = form_of(name, direction), check_blocks(blocks)
+    asked = Problem.asked(
+        problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask,
+        dropout_p=dropout_p, gqa=gqa,
+    )  # fmt: skip
+    shape, M, stored, share, together = asked.shape, asked.M, asked.dtype.itemsize, asked.group, asked.gqa == "grouped"
+    n, k, d, kv_heads = shape.N_q, shape.N_k, shape.d, asked.heads // share
+    group, problems = (share, kv_heads) if together else (1, asked.heads)
     own = check_options(exact, options, repr(form.name), form, forms()["forward"])
-
-    rule = as_mask(mask, causal, shape, (), own)
+    rule = as_mask(asked.mask, False, shape, (), own)
     masked = not isinstance(rule, All)
-    if form.plain and (masked or dropout_p):
+    if form.plain and (masked or asked.dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
 
     learns = direction == "backward" and rule.bias is not None
@@ -115,7 +111,9 @@ def exact(
         raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
     n, dense = group * n, arrays_of(rule, group)
     dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
-    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group, dB)
+    p = OneHead(
+        n, k, d, shape.d_v, M, stored, masked, dense, bool(asked.dropout_p), rule.tree is not None, own, group, dB
+    )
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
     tiles = p.tiles(sizes.B_r, sizes.B_c, _chosen(skipping, rule, p, sizes))

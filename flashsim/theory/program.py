@@ -1,4 +1,4 @@
-"""`ProgramForm`: what theory knows of a program that is no attention; and `exact_program`, what its run costs, by formula."""
+"""`ProgramForm`: what theory knows of a program that is not attention; and `exact_program`, what its run costs, by formula."""
 
 from __future__ import annotations
 

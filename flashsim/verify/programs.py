@@ -1,4 +1,4 @@
-"""Programs that are no attention, as their records say: on random shapes, against NumPy and closed forms; and with their bugs."""
+"""Programs that are not attention, as their records say: on random shapes, against NumPy and closed forms; with their bugs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on the same memory and is no attention over Q, K, V: one program a file, which ends in its record, `PROGRAM`."""
+"""What runs on the same memory and is not attention over Q, K, V: one program a file, which ends in its record, `PROGRAM`."""
 
 from __future__ import annotations
 
