@@ -173,7 +173,7 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
         rng = np.random.default_rng((case.seed, 1))
         dO = rng.normal(size=run.O.shape).astype(run.O.dtype)
         how = data.draw(arguments({"dO": st.just(dO), "M": st.sampled_from([None, 5_000]), "check_finite": st.just(True),
-                                   "observers": st.just(()), "on_head": st.none(), "trace": st.booleans()}))  # fmt: skip
+                                   "observers": st.just(()), "on_head": st.none()}))  # fmt: skip
         spoiled = how.pop("spoiled")
         got = outcome(flashsim.backward, backward, run, **how)
         if accepted(got) and not spoiled and run.inputs.group == 1:

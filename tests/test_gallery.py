@@ -790,7 +790,7 @@ SEEN_AHEAD = """(stop) => [...document.querySelectorAll("#lesson .moments li")].
 def test_what_a_stop_asks_is_not_shown_before(page: Any, name: str) -> None:
     """Neither in the predicted totals nor in the moments; the last step, reached by a link, shows all."""
     opened(page, name)
-    stop = page.evaluate("player.stops[0][0]")
+    stop = page.evaluate("player.lesson.stops[0][0]")
     page.evaluate("document.querySelector('#lesson').open = true")
     for t in (0, stop - 1):
         page.evaluate(f"player.go({t}), document.querySelector('#lesson').open = true")

@@ -346,7 +346,7 @@ def options(draw: st.DrawFn, name: str, draft: Draft) -> dict[str, Any]:
     other = draw(st.sampled_from(others))
     drawn: dict[str, Any] = {**draft.shape, "mask": draft.tree if other is None else other & draft.tree}
     drawn["causal"] = draw(st.booleans())
-    if "dropout" in FORWARD[name].parts:
+    if "dropout" in (FORWARD.get(name) or BACKWARD[name]).parts:
         drawn["dropout_p"] = draw(st.sampled_from((0.0, 0.0, 0.25)))
     small = draft.n * draft.N_k <= 600  # a tree's turns are walked one by one: in larger ones, no tiles of one element
     drawn["M"] = draw(st.integers(max(draft.d, draft.d_v) * (1 if small else 16), 900))
