@@ -408,7 +408,7 @@ def test_the_command_proves(
 ) -> None:
     told = " ".join(proved_by_command(tmp_path / "proof.json", capsys, *how).split())
     assert all(part in told for part in said)
-    run = [sys.executable, certificate.__file__, tmp_path / "proof.json"]
+    run: list[str] = [sys.executable, str(certificate.__file__), str(tmp_path / "proof.json")]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert said[-1].removeprefix("no ").partition(" moves ")[2] in done.stdout
 
