@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
+from flashsim.support import jobs
 from flashsim.support.entry import guarded
 from flashsim.support.jobs import in_any_order
 
@@ -16,23 +19,44 @@ def test_nothing_to_do_is_done_over_any_number_of_processes() -> None:
     assert [list(in_any_order(abs, [], jobs)) for jobs in (1, 2)] == [[], []]
 
 
-@pytest.mark.filterwarnings("ignore:.* tasks which were still being processed")
+def test_windows_takes_61_processes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Threads(ThreadPoolExecutor):
+        """In place of a pool of processes, which checks its arguments, too."""
+
+        def __init__(self, most: int, context: object, initializer: object) -> None:
+            ProcessPoolExecutor(most).shutdown()
+            asked.append(most)
+            super().__init__(1)
+            self._processes: dict[int, object] = {}
+
+    monkeypatch.setattr(jobs, "ProcessPoolExecutor", Threads)
+    for platform in ("linux", "win32"):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert len(list(in_any_order(abs, range(-70, 0), 70))) == 70
+    assert asked == [70, 61]
+
+
 def test_processes_that_are_not_its_own_go_on() -> None:
-    """A caller's are not ended where a call is left early, and the next call finds its own."""
-    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    other.start()
+    """Its own are ended with it, and no other: neither a caller's, nor those of a second call in another thread."""
+    others = []
+    for _ in in_any_order(abs, [-1, -2], 2):
+        others.append(multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,)))
+        others[-1].start()
     try:
-        for _ in in_any_order(abs, [-1, -2, -3, -4], 2):
-            break
-        assert sorted(in_any_order(abs, [-3, -4], 2)) == [(0, 3), (1, 4)]
-        assert other.is_alive()
+        assert [other.is_alive() for other in others] == [True, True]
+        assert set(multiprocessing.active_children()) == set(others)
     finally:
-        other.kill()
-        other.join()
+        for other in others:
+            other.kill()
+            other.join()
 
 
 def test_a_process_that_is_killed_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """As Linux does where memory runs out."""
     assert guarded("flashsim verify", lambda: len(list(in_any_order(os._exit, [1, 1], 2)))) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said == "flashsim verify: error: a process ended too early: it was killed, perhaps for want of memory"
+    assert said.startswith(
+        "flashsim verify: error: one of 2 processes ended too early: it was killed, perhaps for want"
+    )

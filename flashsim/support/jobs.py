@@ -1,58 +1,102 @@
-"""Independent pieces of work: in this process, or by joblib over several, or over those of a Dask or Ray cluster."""
+"""Independent pieces of work, in this process, over several, or, by joblib, over those of Dask's and Ray's clusters."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import time
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
-from multiprocessing.process import current_process
-from threading import Thread
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def in_any_order(work: Callable[[T], R], items: Sequence[T], jobs: int | None) -> Iterator[tuple[int, R]]:
     """Yield (an item's number, what `work` returns of it) for each item, as they come.
 
-    jobs   1: in this process, without joblib. Else how many workers joblib is to have; None: as `joblib.parallel_config` says.
-           That says, too, what they are: processes of this machine, by default, or a Dask or Ray cluster's
+    jobs   processes of this machine, for which a script needs its `if __name__ == "__main__"`, as `multiprocessing` says;
+           None: what `joblib.parallel_config` says, such as a Dask or Ray cluster
     work   it and the items are pickled where there are several
 
     Raises ChildProcessError where a process ended too early.
     """
-    if jobs == 1 or (jobs is not None and len(items) <= 1):
-        yield from ((number, work(item)) for number, item in enumerate(items))
-        return
-    from joblib import Parallel, delayed
+    if jobs is None:
+        from joblib import Parallel, delayed
 
-    try:
-        parallel = Parallel(jobs, return_as="generator_unordered")
-    except ValueError:  # a backend that returns all at the end
-        parallel = Parallel(jobs)
-    try:
+        try:
+            parallel = Parallel(return_as="generator_unordered")
+        except ValueError:  # a backend that returns all at the end
+            parallel = Parallel()
         yield from parallel(delayed(_numbered)(work, number, item) for number, item in enumerate(items))
-    except BrokenProcessPool:
-        raise ChildProcessError("a process ended too early: it was killed, perhaps for want of memory") from None
+    elif jobs == 1 or len(items) <= 1:
+        yield from ((number, work(item)) for number, item in enumerate(items))
+    else:
+        yield from _over_processes(work, items, min(jobs, len(items), 61 if sys.platform == "win32" else jobs))
 
 
 def _numbered(work: Callable[[T], R], number: int, item: T) -> tuple[int, R]:
-    if current_process().name.startswith("LokyProcess"):
-        _end_with_parent()
     return number, work(item)
 
 
-@cache
-def _end_with_parent() -> None:
-    """End this process soon after the one that started it has ended, were it killed: joblib's goes on to the end of its piece."""
-    parent = os.getppid()
+def _over_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[tuple[int, R]]:
+    """Yield the results of `jobs` processes, which are killed where this is left early: by Ctrl-C, or by an error in one."""
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
+    try:
+        with _interrupts_wait():
+            started = [pool.submit(_numbered, work, number, item) for number, item in enumerate(items)]
+        for done in as_completed(started):
+            yield done.result()
+    except BrokenProcessPool:
+        why = 'it was killed, perhaps for want of memory, or its script has no if __name__ == "__main__"'
+        raise ChildProcessError(f"one of {jobs} processes ended too early: {why}") from None
+    finally:
+        with _interrupts_wait():
+            for process in [*pool._processes.values()]:  # Python 3.14 has kill_workers
+                process.kill()
+            pool.shutdown()
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
+
+def _end_with_parent() -> None:
+    """Have this process end when its parent does, however that ends."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
         os._exit(1)
 
-    Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM come after this. Processes that start here do not hear them, though they are sent to all.
+
+    The mask is for them; here, a thread without one may hear one, and Python would raise an exception amid this all the same.
+    """
+    heard: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    before = {one: signal.signal(one, lambda number, _: heard.append(number)) for one in ENDING} if main else {}
+    masked = None
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # once it runs, it leaves the mask alone
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        if masked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        for number in heard:
+            signal.raise_signal(number)

@@ -78,7 +78,7 @@ def sweep(
     points), and `Disagreement` where closed form and count differ.
     """
     asked = {name: value for name, value in locals().items() if name in ARGUMENTS and value is not None} | options
-    over = jobs if callable(jobs) else partial(in_any_order, jobs=None if jobs is None else check_count("jobs", jobs))
+    over = jobs if callable(jobs) else partial(_over_joblib, None if jobs is None else check_count("jobs", jobs))
     check, seed = check_count("check", check, 0), check_count("seed", seed, 0, 2**64 - 1)
     on_points = check_callback("on_points", on_points)
     all_points = points_of(algorithms, points, asked, sweep)
@@ -95,6 +95,16 @@ def sweep(
     given = {name for point in all_points for name, value in point.arguments.items() if value is not None}
     given |= {LABEL for point in all_points if point.label}
     return Sweep(rows, columns_of(rows, given), given)
+
+
+def _over_joblib(jobs: int | None, work: Work, pieces: Sequence[list[Point]]) -> Iterator[tuple[int, list[Row]]]:
+    if jobs == 1:
+        yield from in_any_order(work, pieces, 1)
+        return
+    from joblib import parallel_config
+
+    with parallel_config(**({} if jobs is None else {"n_jobs": jobs})):
+        yield from in_any_order(work, pieces, None)
 
 
 def _sample(points: Sequence[Point], rows: Sequence[Row], size: int, seed: int) -> list[int]:
