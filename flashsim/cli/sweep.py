@@ -8,6 +8,7 @@ import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
@@ -21,6 +22,7 @@ from flashsim.cli.shared import FILE, NAMES, SIZINGS, add, add_declared
 from flashsim.cli.values import whole
 from flashsim.problem.inputs import FLOATS
 from flashsim.support.files import write_whole
+from flashsim.support.jobs import in_any_order
 
 SUMMARY = "Count what algorithms move at every combination of many values, and write a table, CSV, JSON or a picture."
 EXAMPLES = (
@@ -103,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
                 algorithms or "flash",
                 **_arguments(options),
                 points=None if options.points is None else _table(options.points),
-                jobs=options.jobs,
+                jobs=partial(in_any_order, jobs=options.jobs),
                 check=options.check,
                 seed=options.seed,
                 on_points=told,

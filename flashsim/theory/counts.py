@@ -101,7 +101,7 @@ def exact(
     n, k, d, kv_heads = shape.N_q, shape.N_k, shape.d, asked.heads // share
     group, problems = (share, kv_heads) if together else (1, asked.heads)
     own = check_options(exact, options, repr(form.name), form, forms()["forward"])
-    rule = as_mask(asked.mask, False, shape, (), own)
+    rule = as_mask(asked.mask, False, shape, (), own) if own else asked.mask
     masked = not isinstance(rule, All)
     if form.plain and (masked or asked.dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
