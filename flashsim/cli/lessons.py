@@ -34,11 +34,10 @@ def run(options: argparse.Namespace) -> int:
     folder: Path = options.output
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"argument -o/--output: {folder} is a file; expected a folder")
-    for name, words in gallery.OURS.items():
-        there = folder / name
-        if not options.lessons and there.is_file() and words not in there.read_text(encoding="utf-8", errors="replace"):
-            said = f"{folder} has a {name} of its own; expected a folder for the lessons alone"
-            raise ValueError(f"argument -o/--output: {said}")
+    index = folder / "index.html"
+    if not options.lessons and index.is_file() and gallery.TITLE not in index.read_text("utf-8", "replace"):
+        said = f"{folder} has an index.html of its own; expected a folder for the lessons alone"
+        raise ValueError(f"argument -o/--output: {said}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in gallery.files(options.lessons):
         saved(write_whole(folder / name, content))
