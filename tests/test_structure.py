@@ -167,9 +167,14 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 8), ("flashsim.run.api", 72)])
+@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 8), ("flashsim.run.api", 48)])
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
-    code = f"import sys, {module}; print(sum(name.split('.')[0] == 'flashsim' for name in sys.modules), *sys.modules)"
+    """Algorithms' own files are not counted: another one costs nothing here."""
+    code = (
+        f"import sys, {module}\n"
+        "records = {name for name, found in sys.modules.items() if 'ALGORITHM' in vars(found)}\n"
+        "print(sum(name.split('.')[0] == 'flashsim' for name in sys.modules.keys() - records), *sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     number, *loaded = done.stdout.split()
     assert int(number) <= most

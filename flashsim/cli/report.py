@@ -161,8 +161,8 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     group, shape = _group(arguments), check_shape(*map(arguments.get, ("N", "d", "N_q", "N_k", "d_v")))
     problems, queries = arguments["heads"] // group, group * shape.N_q
     sizes = queries, shape.N_k, shape.d, shape.d_v, tally.sram.capacity, tally.blocks
-    values = theory.symbols(*sizes, direction=direction)
-    known = theory.formulas(counted.algorithm, direction)
+    values = theory.symbols(*sizes, direction=direction, name=counted.algorithm)
+    form = theory.form_of(counted.algorithm, direction)
 
     def said(formula: str, elements: int) -> str:
         if problems * evaluated(formula, values) != elements:
@@ -171,13 +171,13 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
 
     found = {}
     for array, traffic in tally.hbm.by_array.items():
-        reads, writes = known.get(array, ("0", "0"))
+        reads, writes = form.formulas.get(array, ("0", "0"))
         found[array] = said(reads, traffic.reads), said(writes, traffic.writes)
     words = " ".join(" ".join(pair) for pair in found.values())
     notes = [
-        f"{symbol} = {values[symbol]:,}: {theory.SYMBOLS[symbol]}"
-        for symbol in ("T_v", "T_d", "s", "U_r", "U_v", "W", "U_c", "p")
-        if re.search(rf"\b{symbol}\b", words)
+        f"{symbol} = {values[symbol]:,}: {meaning}"
+        for symbol, meaning in {**theory.SYMBOLS, **form.meanings}.items()
+        if symbol not in ("N_q", "N_k", "d", "d_v", "T_r", "T_c") and re.search(rf"\b{symbol}\b", words)
     ]
     if problems > 1:
         what = "heads" if group == 1 else f"groups of {group} heads"
