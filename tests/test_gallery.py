@@ -238,6 +238,18 @@ def test_lessons_keep_the_rules(name: str) -> None:
     assert broken(gallery.pages()[name]) == []
 
 
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_calls_others_by_name(name: str) -> None:
+    """Not by their place, as another may come between."""
+    lesson = gallery.pages()[name].lesson
+    words = " ".join([lesson.text, *(m.words for m in lesson.moments), *(s.asks + s.because for s in lesson.stops)])
+    said = " ".join(words.split())
+    assert (
+        re.findall(r"(?:next|previous|following|preceding|first|last|\w+th) lesson|lessons? (?:before|after|\d+)", said)
+        == []
+    )
+
+
 def test_a_lesson_that_breaks_the_rules_is_told_which() -> None:
     bad = """Too short.
 
