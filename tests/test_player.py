@@ -442,14 +442,17 @@ def test_keys_and_the_next_buttons_land_where_the_trace_says(open_page: Opener) 
 def test_it_plays_and_pauses(open_page: Opener) -> None:
     trace = recorded()
     page = open_page(trace)
+    page.select_option("#speed", "2")  # the last step is far, however long this takes
+    page.locator("body").press(" ")
+    until(page, "player.t > 0")
+    assert page.evaluate("player.playing")
+    page.locator("body").press(" ")
+    assert not page.evaluate("player.playing")
+    assert 0 < step(page) < len(trace.steps) - 1
     page.select_option("#speed", "120")
-    page.locator("body").press(" ")
-    until(page, "player.t > 5")
-    page.locator("body").press(" ")
-    assert not page.evaluate("player.playing")
     page.click("#play")
-    until(page, "player.t === player.length - 1")
-    assert not page.evaluate("player.playing")
+    until(page, "!player.playing")
+    assert step(page) == len(trace.steps) - 1
 
 
 def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
@@ -770,35 +773,44 @@ def test_it_fits_and_follows_the_colour_scheme(open_page: Opener, viewport: dict
 
 @pytest.mark.parametrize("beside", ["q_outer", "backward"])
 def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener, beside: str | None) -> None:
-    """A page opens within a second and shows a step within a frame: at best, as others may use the machine meanwhile."""
+    """A page opens within a second: at best, as others may use the machine meanwhile. A step takes the processor for a frame.
+
+    That is the page's own time there, which others do not lengthen.
+    """
     trace = recorded("flash_basic", 256, 16, (16, 16))
     assert len(trace.steps) == 1553
     if beside == "backward":
         trace, beside = recorded_backward("flash", 192, 16, blocks=(16, 16)), None
         assert len(trace.steps) == 1765
     page = open_page(trace, versus=recorded(beside, 256, 16, (16, 16)) if beside else None)
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        """Milliseconds of the processor that the page's thread has had."""
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return 1000 * float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
+
     opened, took = 10_000.0, 10_000.0
     for _ in range(30):
         if opened >= 1000:
             page.reload()
             page.wait_for_selector("html[data-ready]", state="attached")
             opened = min(opened, float(page.evaluate("document.documentElement.dataset.ready")))
-        took = min(took, float(page.evaluate(STEP_TIME)))
+        before = spent()
+        page.evaluate(TWENTY_STEPS)
+        took = min(took, (spent() - before) / 20)
         if opened < 1000 and took < 16:
             break
     assert opened < 1000, f"opened in {opened} ms"
     assert took < 16, f"a step took {took} ms"
 
 
-STEP_TIME = """() => {
-  const times = [];
+TWENTY_STEPS = """() => {
   for (let t = 700; t < 720; t++) {
-    const start = performance.now();
     player.go(t);
     document.body.offsetHeight;  // lay out what changed
-    times.push(performance.now() - start);
   }
-  return times.sort((a, b) => a - b)[10];
 }"""
 
 
