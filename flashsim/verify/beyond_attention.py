@@ -10,14 +10,14 @@ from flashsim.beyond import cross_entropy, linear
 from flashsim.beyond.programs import programs
 from flashsim.problem.shapes import Sizes
 from flashsim.tracing.planting import planted
-from flashsim.verify.shared import Claim, attempt, exact_and_counted
+from flashsim.verify.shared import Claim, attempt, right_and_counted
 
 
 def cut_cross_entropy(full: bool) -> Claim:
     """Cut cross-entropy (Wijmans et al., 2024). FlashAttention's softmax without values is a language model's loss; its
     gradients too, in tiles, are the naive ones, and no logit is in HBM."""
     extra = sum(cross_entropy.count(N=8192, v=256_000, d=2304, M=10**6, of=of).hbm.extra for of in cross_entropy.PASSES)
-    return exact_and_counted(
+    return right_and_counted(
         cross_entropy.PASSES.values(),
         300 if full else 60,
         "losses and gradients to X and E, N, v, d < 40, rows left out; extra memory at N = 8,192, v = 256,000",
@@ -32,7 +32,7 @@ def linear_attention(full: bool) -> Claim:
         kept, through = (linear.exact(N=N, d=64, M=10**6, chunk=C, state=state).hbm.accesses for state in linear.STATES)
         compulsory &= kept == 4 * N * 64
         shares.append(through / kept)
-    return exact_and_counted(
+    return right_and_counted(
         linear.STATES.values(),
         200 if full else 40,
         f"runs in chunks, N, d, e < 40; N {lengths[0]} … {lengths[-1]:,} at d = e = 64, C = 64, 128, 256",

@@ -151,7 +151,7 @@ def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
     )
 
 
-def nothing_below_exact_optima(full: bool) -> Claim:
+def nothing_below_the_optima(full: bool) -> Claim:
     """Exact optima (flashsim.optimal.games). The lower bound is at most the optimum, where that is known."""
     rng = np.random.default_rng(5)
     wanted, least, checked = 300 if full else 40, np.inf, 0
