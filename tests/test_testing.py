@@ -313,6 +313,8 @@ def test_a_report_can_be_read_and_kept() -> None:
     assert all(name in said for name in CHECKS)
     assert "FAILS" not in said
     kept = report.as_json()
+    assert report.name == report.kernel == kept["kernel"]
+    assert said.startswith(f"{report.name}, 40 cases")
     assert kept["ok"] is True
     assert kept["examples"] == 40
     assert kept["checks"]["oracle"]["cases"] > 0

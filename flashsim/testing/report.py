@@ -49,7 +49,7 @@ class Failure:
 class Report:
     """What a check-up found.
 
-    kernel, spec, examples, seed  what was checked, on how many cases
+    name, spec, examples, seed  what was checked, on how many cases
     tallies    for each check: cases tried and failed, and the worst error as a part of its budget
     left_out   checks that do not apply, and why
     failures   those that were not expected
@@ -59,7 +59,7 @@ class Report:
     defaulted  its parameters that the kit never gives it
     """
 
-    kernel: str
+    name: str
     spec: str
     examples: int
     seed: int
@@ -70,6 +70,11 @@ class Report:
     mismatches: Sequence[Mismatch] = ()
     undeclared: Sequence[str] = ()
     defaulted: Sequence[str] = ()
+
+    @property
+    def kernel(self) -> str:
+        """The name, as it was called before."""
+        return self.name
 
     @property
     def ok(self) -> bool:
@@ -119,11 +124,11 @@ class Report:
             return ""
         stopped = any(mismatch.stops for mismatch in self.mismatches)
         then = "nothing was checked" if stopped else "the rest was checked without"
-        head = _wrapped(f"{self.kernel} does not fit its spec, by a few first calls; {then}.")
+        head = _wrapped(f"{self.name} does not fit its spec, by a few first calls; {then}.")
         return "\n".join([head, *(_wrapped(f"* {mismatch}", "  ") for mismatch in self.mismatches)])
 
     def __str__(self) -> str:
-        head = _wrapped(f"{self.kernel}, {self.examples} cases, seed {self.seed}")
+        head = _wrapped(f"{self.name}, {self.examples} cases, seed {self.seed}")
         parts = [f"{head}\n{_wrapped(self.spec, '     ')}", self.missed()]
         if self.tallies:
             parts += [self.table(), "worst: the largest error as a part of its budget; above 1 a check fails"]
@@ -154,7 +159,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
         return {
-            "kernel": self.kernel,
+            "kernel": self.name,
             "spec": self.spec,
             "examples": self.examples,
             "seed": self.seed,
