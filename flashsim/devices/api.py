@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from flashsim.algorithms.blocks import by_queries, most_rows
 from flashsim.attention.problem import Problem
 from flashsim.devices import theory
-from flashsim.devices.device import Link, whole
+from flashsim.devices.device import Device, Link, whole
 from flashsim.devices.layouts import positions
 from flashsim.devices.network import Network
 from flashsim.devices.programs import programs
@@ -143,16 +144,9 @@ def forward(
     Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M, `LinkError` for a program that
     breaks a rule of the links.
     """
-    check_finite = check_flag("check_finite", check_finite)
-    given = check_inputs(Q, K, V, check_finite=check_finite)
-    problem = Problem.checked(
-        given.shape, given.leading, given.group, given.dtype, M=M, scale=scale, causal=causal, mask=mask, dropout_p=0.0, seed=0,
-        gqa="separate",
-    )  # fmt: skip
-    if check_finite:
-        check_range(given, problem.scale, 0.0, None)
-    program, share, columns = _asked(name, "forward", problem, P, layout, columns, blocks)
-    network, returned = _launched(program, share, columns, {X: _rows(getattr(given, X)) for X in "QKV"})
+    given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
+    program, share, columns = asked(name, "forward", problem, P, layout, columns, blocks)
+    network, returned = _launched(program, share, columns, {X: by_rows(getattr(given, X)) for X in "QKV"})
     O = _gathered(share, [O for O, _ in returned])
     L = _gathered(share, [L for _, L in returned], program.whole_heads)
     return DevicesRun(
@@ -178,9 +172,9 @@ def backward(
         raise ValueError(f"run is a {type(run).__name__}; expected what flashsim.devices.forward returned")
     gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
     problem = run.share.problem if M is None else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
-    program, share, columns = _asked(name, "backward", problem, run.P, run.share.where, None, blocks)
-    matrices = {X: _rows(getattr(run.inputs, X)) for X in "QKV"} | {"O": _rows(run.O), "dO": _rows(gradient)}
-    network, returned = _launched(program, share, columns, matrices | {"L": _rows(run.lse[..., None])})
+    program, share, columns = asked(name, "backward", problem, run.P, run.share.where, None, blocks)
+    matrices = {X: by_rows(getattr(run.inputs, X)) for X in "QKV"} | {"O": by_rows(run.O), "dO": by_rows(gradient)}
+    network, returned = _launched(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
     found: dict[str, Any] = {}
     for X, parts in zip(("dQ", "dK", "dV"), zip(*returned, strict=True), strict=True):
         like = getattr(run.inputs, X[1])
@@ -208,7 +202,7 @@ def count(
 ) -> DevicesTally:
     """Count what `forward` or `backward` would move, by running the same program on lengths alone; arguments as there."""
     problem = Problem.of(N=N, d=d, d_v=d_v, M=M, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask)
-    program, share, columns = _asked(name, direction, problem, P, layout, columns, blocks)
+    program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
     network, _ = _launched(program, share, columns, None)
     return DevicesTally(**_costs(network, program, share, columns))
 
@@ -219,9 +213,25 @@ def exact(tally: DevicesTally) -> list[theory.ExactDevice]:
     return [form.exact(tally.share, p, tally.columns) for p in range(tally.P)]
 
 
-def _asked(
+def checked(
+    Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: Any, check_finite: Any
+) -> tuple[Inputs, Problem]:
+    """Return the arrays and their problem. Raises ValueError."""
+    check_finite = check_flag("check_finite", check_finite)
+    given = check_inputs(Q, K, V, check_finite=check_finite)
+    problem = Problem.checked(
+        given.shape, given.leading, given.group, given.dtype, M=M, scale=scale, causal=causal, mask=mask, dropout_p=0.0, seed=0,
+        gqa="separate",
+    )  # fmt: skip
+    if check_finite:
+        check_range(given, problem.scale, 0.0, None)
+    return given, problem
+
+
+def asked(
     name: Any, direction: Any, problem: Problem, P: Any, layout: Any, columns: Any, blocks: Any
 ) -> tuple[DeviceProgram, Share, int]:
+    """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises ValueError."""
     known = programs(check_choice("direction", direction, DIRECTIONS))
     program = known[check_choice("name", name, known)]
     shape, P = problem.shape, check_count("P", P)
@@ -259,26 +269,30 @@ def _launched(
 
     `given` is (heads, N, width) by name; None: on lengths alone.
     """
-    problem, shape = share.problem, share.problem.shape
-    chip = chip_dtype(problem.dtype)
-    network = Network(len(share.where), problem.M, dtype=chip, arithmetic=given is not None)
-    widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
-    placed = []
-    for rows, device in zip(share.where, network.devices, strict=True):
-        mine = []
-        for X in program.operands:
-            heads = share.H_kv if X in "KV" else share.H_q
-            lengths: Any = (heads * len(rows), widths[X])
-            values = lengths if given is None else given[X][:, rows].reshape(lengths)
-            mine.append(device.hbm.place(X, values, chip if X == "L" else problem.dtype))
-        placed.append(mine)
-    extra = (columns,) if program.columns else ()
+    network = Network(
+        len(share.where), share.problem.M, dtype=chip_dtype(share.problem.dtype), arithmetic=given is not None
+    )
+    calls = [call_on(device, program, share, columns, given) for device in network.devices]
     with one_blas_thread():
-        returned = network.run(lambda device: program.run(device, share, *placed[device.rank], *extra))
+        returned = network.run(lambda device: calls[device.rank]())
     return network, returned
 
 
-def _rows(array: Array) -> Array:
+def call_on(
+    device: Device, program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None
+) -> Callable[[], tuple[Matrix, ...]]:
+    """Place a device's own rows in its HBM; return the call of the program on them."""
+    problem, shape, rows = share.problem, share.problem.shape, share.where[device.rank]
+    widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
+    placed = []
+    for X in program.operands:
+        lengths = ((share.H_kv if X in "KV" else share.H_q) * len(rows), widths[X])
+        values: Any = lengths if given is None else given[X][:, rows].reshape(lengths)
+        placed.append(device.hbm.place(X, values, chip_dtype(problem.dtype) if X == "L" else problem.dtype))
+    return partial(program.run, device, share, *placed, *((columns,) if program.columns else ()))
+
+
+def by_rows(array: Array) -> Array:
     """Return (..., N, width) as (heads, N, width)."""
     return array.reshape(-1, *array.shape[-2:])
 
