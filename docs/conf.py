@@ -37,6 +37,7 @@ SECTIONS = {
             "docs/prove",
             "docs/paper",
             "docs/beyond",
+            "docs/devices",
             "docs/real-data",
             "docs/gpu",
             "docs/gpu-tried",

@@ -66,7 +66,7 @@ REFUSED = {  # command line: what is said
     "count --casual": "unrecognized arguments: --casual, perhaps you mean '--causal'\n",
     "run --colour": "unrecognized arguments: --colour\n",
     "step --blok 3": "unrecognized arguments: --blok, perhaps you mean '--blocks'\n",
-    "run --N 64": "unrecognized arguments: --N; --N is for count, plot, sweep, tune, prove, bench, step, debug\n",
+    "run --N 64": "unrecognized arguments: --N; --N is for count, plot, sweep, tune, prove, devices, bench, step, debug\n",
     "tune flash --d 4 --N 4": "unrecognized arguments: flash; an algorithm is given as --algorithm flash\n",
     "run 'a\nb'": "unrecognized arguments: a b",
     "count 'a\x1b[2Jb' --d 4": "there is no algorithm 'a",

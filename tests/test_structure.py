@@ -76,6 +76,7 @@ ROOMS = [
     "run",
     "tracing",
     "beyond",
+    "devices",
     "optimal",
     "hardware",
     "sweeping",
@@ -182,7 +183,7 @@ def test_an_import_loads_few_modules(module: str, most: int) -> None:
 
 
 FILLED = {  # as something goes on
-    "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns",
+    "devices.network._Message", "devices.network._Posted", "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns",
     "gpu.launching.Repeated", "tracing.observers.InductionInvariant", "tracing.observers.Ledger", "run.launch.Outcome",
     "testing.running.Survey", "testing.running.Tally",
 }  # fmt: skip

@@ -26,7 +26,7 @@ from flashsim.support.entry import guarded
 from flashsim.support.files import command_line, name_of
 from flashsim.version import __version__
 
-NAMES = "run count plot sweep tune prove gpu bench check example exercise step lessons playground debug verify"
+NAMES = "run count plot sweep tune prove devices gpu bench check example exercise step lessons playground debug verify"
 COMMANDS: dict[str, ModuleType] = {name: import_module(f"flashsim.cli.{name}") for name in NAMES.split()}
 
 
