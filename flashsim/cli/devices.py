@@ -43,7 +43,8 @@ def add_options(parser: Any) -> None:
         "--columns", type=whole(), metavar="C", help="of the mesh. Default: those with the fewest words"
     )
     add(parser, "--backward", help="the backward pass, of the ring")
-    add(parser, "--causal", "--M", "--blocks", "--seed")
+    add(parser, "--causal", "--M", "--blocks")
+    add(parser, "--seed", help="of the random numbers, on real processes. Default: 0")
     add(parser, "--json")
 
 
