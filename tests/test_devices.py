@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import devices
+from flashsim.cli import devices as command
 from flashsim.devices import Device, LinkError, Network
 from flashsim.devices.layouts import LAYOUTS, positions
 from flashsim.devices.programs import programs
@@ -295,6 +296,11 @@ def test_what_makes_no_sense_is_refused(asked: dict[str, Any], message: str) -> 
     arguments: dict[str, Any] = {"name": "ring", "N": 8, "d": 2, "P": 4, "M": 100} | asked
     with pytest.raises(ValueError, match=message):
         devices.count(**arguments)
+
+
+def test_the_command_offers_what_there_is() -> None:
+    assert set(command.PROGRAMS) == set(programs())
+    assert set(command.LAYOUTS) == set(LAYOUTS)
 
 
 def test_n_q_and_n_k_must_be_one() -> None:
