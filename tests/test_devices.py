@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import devices
+from flashsim import devices, plots
 from flashsim.cli import devices as command
 from flashsim.devices import Device, LinkError, Network
 from flashsim.devices.layouts import LAYOUTS, positions
@@ -133,6 +133,15 @@ def test_ring_beats_ulysses_where_groups_are_large() -> None:
             for name in ("ring", "ulysses")
         }
         assert Fraction(of["ring"], of["ulysses"]) == ratio
+
+
+def test_the_figure_has_what_is_counted() -> None:
+    data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 4, 16))
+    for P, of_P in zip(data["P"], zip(*data["words"].values(), strict=True), strict=True):
+        for name, words in zip(data["words"], of_P, strict=True):
+            layout = {"layout": "contiguous", "M": 100}
+            tally = devices.count(name, N=64, d=2, heads=8, kv_heads=2, P=P, **layout)
+            assert words == (None if (name, P) == ("ulysses", 16) else max(device.words for device in tally.devices))
 
 
 def test_balance() -> None:

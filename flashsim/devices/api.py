@@ -255,8 +255,7 @@ def asked(
         return program, share, 1
     divisors = [C for C in range(1, P + 1) if P % C == 0]
     if columns is None:
-        words = {C: sum(theory.mesh(share, p, C).words for p in range(P)) for C in divisors}
-        return program, share, min(words, key=words.__getitem__)
+        return program, share, theory.fewest_columns(share)
     if check_count("columns", columns) not in divisors:
         raise ValueError(f"columns is {columns}; expected a divisor of P = {P}: {', '.join(map(str, divisors))}")
     return program, share, columns

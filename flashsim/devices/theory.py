@@ -81,8 +81,14 @@ def ring(share: Share, p: int, columns: int = 1) -> ExactDevice:
             f"K_{buffer}": _array(d * got, 0, most * d, b.stored),
             f"V_{buffer}": _array(d_v * got, 0, most * d_v, b.stored),
         }
-    words = (len(share) - share.rows((p + 1) % P)) * H_kv * (d + d_v) if P > 1 else 0
-    return ExactDevice(words, Traffic(arrays))
+    return ExactDevice(ring_words(share, p), Traffic(arrays))
+
+
+def ring_words(share: Share, p: int, passes: int = 1) -> int:
+    """Return what device p sends: all K and V but device p + 1's; in a backward pass also all dK and dV."""
+    P, shape = len(share.where), share.problem.shape
+    rows = passes * len(share) - share.rows((p + 1) % P)
+    return rows * share.H_kv * (shape.d + shape.d_v) if P > 1 else 0
 
 
 def ring_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
@@ -115,17 +121,16 @@ def ring_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
         loaded = wrote - (C[0] if buffer == 0 else 0)
         for name, width in (("dK", d), ("dV", d_v)):
             arrays[f"{name}_{buffer}"] = _array(width * loaded, width * wrote, most * width, b.chip)
-    words = (2 * len(share) - share.rows((p + 1) % P)) * H_kv * (d + d_v) if P > 1 else 0
-    return ExactDevice(words, Traffic(arrays))
+    return ExactDevice(ring_words(share, p, passes=2), Traffic(arrays))
 
 
 def ulysses(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """q_outer's on all N rows for each own head. Σ_{x≠p} [n_p(h_x·d + kv_x·w) + n_x·h_p·d_v] words."""
-    t, P, where = _Tiles(share), len(share.where), range(len(share.where))
+    t, where = _Tiles(share), range(len(share.where))
     d, d_v, n = share.problem.shape.d, share.problem.shape.d_v, share.rows(p)
-    h, kv = [len(share.heads(x)) for x in where], [share.kv_heads(x) for x in where]
+    kv = share.kv_heads(p)
     keys = {y: sum(t.keys(x, y) for x in where) for y in where}
-    uses = {k: sum(head // share.group == k for head in share.heads(p)) for k in kv[p]}
+    uses = {k: sum(head // share.group == k for head in share.heads(p)) for k in kv}
     b, own = _bytes(share), len(share.heads(p))
     arrays = {
         "Q": _array(own * n * d, 0, share.H_q * n * d, b.stored, "input"),
@@ -137,11 +142,18 @@ def ulysses(share: Share, p: int, columns: int = 1) -> ExactDevice:
     for x in (x for x in where if x != p):
         m = share.rows(x)
         arrays |= {f"Q_{x}_{head}": _array(m * d, 0, m * d, b.stored) for head in share.heads(p)}
-        arrays |= {f"K_{x}_{k}": _array(uses[k] * keys[x] * d, 0, m * d, b.stored) for k in kv[p]}
-        arrays |= {f"V_{x}_{k}": _array(uses[k] * keys[x] * d_v, 0, m * d_v, b.stored) for k in kv[p]}
+        arrays |= {f"K_{x}_{k}": _array(uses[k] * keys[x] * d, 0, m * d, b.stored) for k in kv}
+        arrays |= {f"V_{x}_{k}": _array(uses[k] * keys[x] * d_v, 0, m * d_v, b.stored) for k in kv}
         arrays |= {f"O_{x}_{head}": _array(0, m * d_v, m * d_v, b.stored) for head in share.heads(p)}
-    words = sum(n * (h[x] * d + len(kv[x]) * (d + d_v)) + share.rows(x) * h[p] * d_v for x in where if x != p)
-    return ExactDevice(words if P > 1 else 0, Traffic(arrays))
+    return ExactDevice(ulysses_words(share, p), Traffic(arrays))
+
+
+def ulysses_words(share: Share, p: int) -> int:
+    """Return what device p sends: rows of Q, K, V to each other device's heads, and its own heads' O to each other's rows."""
+    shape, others = share.problem.shape, [x for x in range(len(share.where)) if x != p]
+    h, kv, n = (lambda x: len(share.heads(x))), (lambda x: len(share.kv_heads(x))), share.rows(p)
+    out = sum(n * (h(x) * shape.d + kv(x) * (shape.d + shape.d_v)) for x in others)
+    return out + sum(share.rows(x) * h(p) * shape.d_v for x in others)
 
 
 def mesh(share: Share, p: int, columns: int) -> ExactDevice:
@@ -171,9 +183,22 @@ def mesh(share: Share, p: int, columns: int) -> ExactDevice:
             arrays[f"{name}_of_{x}"] = _array(m * width if mine else 0, m * width, m * width, b.chip)
             if not mine:
                 arrays[f"{name}_from_{x}"] = _array(H_q * n * width, 0, H_q * n * width, b.chip)
-    words = (C - 1) * n * d * H_q + (P // C - 1) * n * (d + d_v) * H_kv
-    words += sum(share.rows(x) * (d_v + 2) * H_q for x in row if x != p)
-    return ExactDevice(words, Traffic(arrays))
+    return ExactDevice(mesh_words(share, p, columns), Traffic(arrays))
+
+
+def mesh_words(share: Share, p: int, columns: int) -> int:
+    """Return what device p sends: Q along its row, K and V along its column, and parts of O, ℓ, m back along the row."""
+    n, P, C, shape = share.rows(p), len(share.where), columns, share.problem.shape
+    out = (C - 1) * n * shape.d * share.H_q + (P // C - 1) * n * (shape.d + shape.d_v) * share.H_kv
+    others = (x for x in range(p - p % C, p - p % C + C) if x != p)
+    return out + sum(share.rows(x) * (shape.d_v + 2) * share.H_q for x in others)
+
+
+def fewest_columns(share: Share) -> int:
+    """Return the columns of the mesh with the fewest words sent by all devices, a divisor of how many devices there are."""
+    P = len(share.where)
+    words = {C: sum(mesh_words(share, p, C) for p in range(P)) for C in range(1, P + 1) if P % C == 0}
+    return min(words, key=words.__getitem__)
 
 
 def tile_peak(B_r: int, B_c: int, d: int, d_v: int) -> int:
