@@ -139,8 +139,7 @@ def test_the_figure_has_what_is_counted() -> None:
     data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 4, 16))
     for P, of_P in zip(data["P"], zip(*data["words"].values(), strict=True), strict=True):
         for name, words in zip(data["words"], of_P, strict=True):
-            layout = {"layout": "contiguous", "M": 100}
-            tally = devices.count(name, N=64, d=2, heads=8, kv_heads=2, P=P, **layout)
+            tally = devices.count(name, N=64, d=2, heads=8, kv_heads=2, P=P, layout="contiguous", M=100)
             assert words == (None if (name, P) == ("ulysses", 16) else max(device.words for device in tally.devices))
 
 

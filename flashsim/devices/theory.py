@@ -150,10 +150,10 @@ def ulysses(share: Share, p: int, columns: int = 1) -> ExactDevice:
 
 def ulysses_words(share: Share, p: int) -> int:
     """Return what device p sends: rows of Q, K, V to each other device's heads, and its own heads' O to each other's rows."""
-    shape, others = share.problem.shape, [x for x in range(len(share.where)) if x != p]
-    h, kv, n = (lambda x: len(share.heads(x))), (lambda x: len(share.kv_heads(x))), share.rows(p)
-    out = sum(n * (h(x) * shape.d + kv(x) * (shape.d + shape.d_v)) for x in others)
-    return out + sum(share.rows(x) * h(p) * shape.d_v for x in others)
+    shape, others, n = share.problem.shape, [x for x in range(len(share.where)) if x != p], share.rows(p)
+    Q_out = n * shape.d * sum(len(share.heads(x)) for x in others)
+    KV_out = n * (shape.d + shape.d_v) * sum(len(share.kv_heads(x)) for x in others)
+    return Q_out + KV_out + len(share.heads(p)) * shape.d_v * sum(share.rows(x) for x in others)
 
 
 def mesh(share: Share, p: int, columns: int) -> ExactDevice:
