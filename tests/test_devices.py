@@ -272,6 +272,13 @@ def test_a_rank_that_fails_ends_the_run() -> None:
     assert found.value.__notes__ == ["on rank 1 of 3"]
 
 
+def test_a_network_runs_once() -> None:
+    network = Network(2, 100)
+    network.run(lambda device: None)
+    with pytest.raises(LinkError, match="expected a new one"):
+        network.run(lambda device: None)
+
+
 def test_a_run_is_the_same_every_time() -> None:
     order: list[list[int]] = []
 

@@ -67,13 +67,15 @@ class Network:
         ]
 
     def run(self, program: Callable[[Device], Any]) -> list[Any]:
-        """Call the program on every device; return what each call returned.
+        """Call the program on every device; return what each call returned. A network runs once.
 
         Raises what the first rank to fail raised, with a note of its rank, and LinkError.
         """
+        if len(self._at) < len(self.devices) or self._error is not None:
+            raise LinkError("this network has run; expected a new one")
         returned: list[Any] = [None] * len(self.devices)
 
-        def rank_s(device: Device) -> None:
+        def work(device: Device) -> None:
             try:
                 with np.errstate(over="ignore", under="ignore", invalid="ignore"):
                     self._until_turn(device.rank)
@@ -85,7 +87,7 @@ class Network:
                 error.add_note(f"on rank {device.rank} of {device.size}")
                 self._stop(error)
 
-        threads = [Thread(target=rank_s, args=(device,), daemon=True) for device in self.devices]
+        threads = [Thread(target=work, args=(device,), daemon=True) for device in self.devices]
         try:
             for thread in threads:
                 thread.start()
