@@ -7,7 +7,7 @@ A program is one function, the same for every device, `def ring(device, …)`. B
 
 What is sent is counted on its link, in words (elements) and bytes, apart from HBM accesses, which are between HBM and SRAM. A
 block that is being received reads as NaN until `wait`. Who carries messages is an `Engine`: here the simulated network, in
-`flashsim.devices.real` torch.distributed and MPI.
+`flashsim.devices.distributed` torch.distributed and MPI.
 """
 
 from __future__ import annotations
