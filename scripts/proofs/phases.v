@@ -85,3 +85,120 @@ have -> : #|loaded o| + #|new :\: outs chip| + r + (#|stored o| + #|new :&: outs
   by rewrite -!plusE; lia.
 by apply: leq_add.
 Qed.
+
+(* Steps that follow one another, from what is on chip and pending at first. *)
+Definition sound (a : moment) : Prop :=
+  [/\ exists hbm, possible hbm (before a) (op a), after a \subset result (op a) |: before a, #|after a| <= M
+    & pending a \subset outs (after a)].
+
+Fixpoint chained (chip : {set word}) (waiting : {set output}) (l : seq moment) : Prop :=
+  if l is a :: rest
+  then [/\ before a = chip, sound a, outs chip :&: pending a \subset waiting & chained (after a) (pending a) rest]
+  else True.
+
+Lemma trace_chained hbm chip steps : legal hbm chip steps -> chained chip (pend chip steps) (trace chip steps).
+Proof.
+elim: steps hbm chip => [//|[o after] rest IH] hbm chip /= [ok new room ends].
+split=> //; last by apply: IH ends.
+  by split=> //=; [exists hbm | apply: pend_outs].
+by apply: setIS; apply: subsetUr.
+Qed.
+
+(* The useful multiplications P_ik V_kc: those into an output that will be stored from there. *)
+Definition point (a : moment) : {set 'I_N_q * 'I_N_k * 'I_d_v} :=
+  if op a is Multiply_PV i k c _ then (if (i, c) \in pending a then [set (i, k, c)] else set0) else set0.
+
+Definition points (l : seq moment) : {set 'I_N_q * 'I_N_k * 'I_d_v} := \bigcup_(a <- l) point a.
+
+Lemma points_cat l m : points (l ++ m) = points l :|: points m.
+Proof. by rewrite /points big_cat. Qed.
+
+(* Step 1. *)
+Lemma term_is_made (hbm chip : {set word}) steps i k c : legal hbm chip steps -> (i, k) \in allowed ->
+  [\/ exists2 s : {set 'I_N_k}, k \in s & Out i c s \in hbm,
+      exists2 s : {set 'I_N_k}, k \in s & (Out i c s \in chip) && ((i, c) \in pend chip steps)
+    | (i, k, c) \in points (trace chip steps)].
+Proof.
+move=> legal_steps wanted; elim: steps hbm chip legal_steps => [|[o after] rest IH] hbm chip /=.
+  by move=> /(_ i k c wanted) done; apply: Or31; exists (row allowed i); rewrite // inE.
+case=> ok new room /IH; rewrite /points big_cons in_setU => -[[s ks in_hbm] | [s ks] /andP[on_chip waits] | later].
+- case: o ok new in_hbm => [w|w|????|????|????|????] /= ok new; try by move=> in_hbm; apply: Or31; exists s.
+  rewrite in_setU1 => /orP[/eqP w_is|in_hbm]; last by apply: Or31; exists s.
+  subst w; apply: Or32; exists s => //=; rewrite ok in_setI (out_on_chip ok) /=.
+  by rewrite in_setU set11.
+- have stays s' : Out i c s' \in chip -> (i, c) \in outs chip :&: (stored o :|: pend after rest).
+    by move=> before; rewrite !inE waits orbT andbT; have := out_on_chip before; rewrite inE.
+  have held (s' : {set 'I_N_k}) : k \in s' -> Out i c s' \in chip -> exists2 s : {set 'I_N_k}, k \in s &
+      (Out i c s \in chip) && ((i, c) \in outs chip :&: (stored o :|: pend after rest)).
+    by move=> ks' before; exists s' => //; rewrite before (stays s').
+  move: (subsetP new _ on_chip); rewrite in_setU1 => /orP[/eqP|]; last by move=> ?; apply: Or32; apply: held ks _.
+  case: o ok new stays held => [w|w|????|????|i' k' c' t|i' c' t u] //= ok new stays held.
+  + by move=> w_is; apply: Or31; exists s; rewrite // w_is.
+  + by move=> w_is; apply: Or32; apply: held ks _; rewrite w_is.
+  + case=> i_is c_is s_is; subst i' c' s; case/and3P: ok => _ _ rest_of_it.
+    move: ks; rewrite in_setU1 => /orP[/eqP k_is|kt].
+      by apply: Or33; rewrite /point /= waits -k_is set11.
+    case/orP: rest_of_it => [/eqP none|part]; first by rewrite none inE in kt.
+    by apply: Or32; apply: held kt part.
+  + case=> i_is c_is s_is; subst i' c' s; case/andP: ok => one other.
+    by move: ks; rewrite inE => /orP[kt|ku]; apply: Or32; [apply: held kt one | apply: held ku other].
+- by apply: Or33; rewrite later orbT.
+Qed.
+
+(* Steps 3 and 4. T has all that is on chip at first, and all that is charged. *)
+Section Touched.
+Variable T : {set thing}.
+
+Definition computed (i : 'I_N_q) (k : 'I_N_k) (s : {set 'I_d}) : bool :=
+  [forall c in s, (of_Q (i, c) \in T) && (of_K (k, c) \in T)].
+
+Definition explained (w : word) : bool :=
+  match w with
+  | Pair i k s => (of_pair (i, k) \in T) || computed i k s
+  | Out _ _ _ => true
+  | _ => about w \in T
+  end.
+
+Lemma step_explained a : sound a -> charged a \subset T ->
+  (forall w, w \in before a -> explained w) -> forall w, w \in after a -> explained w.
+Proof.
+case=> -[hbm ok] new _ _; rewrite subUset => /andP[loads _] all w /(subsetP new).
+rewrite in_setU1 => /orP[/eqP ->|]; last exact: all.
+case: (op a) ok loads => [w'|w'|i k c s|i k s t|//|//] /=.
+- by case: w' => [i c|k c|k c|i k s|i c s] /= _ //; rewrite sub1set => ->.
+- by move=> ? _; apply: all.
+- case/and3P => /all /= Qc /all /= Kc part _.
+  have [|out /=] := boolP (of_pair (i, k) \in T) => [//|].
+  apply/forallP => c'; apply/implyP; rewrite in_setU1 => /orP[/eqP ->|cs]; first by rewrite Qc Kc.
+  case/orP: part => [/eqP none|/all /=]; first by rewrite none inE in cs.
+  by rewrite (negbTE out) /= => /forallP /(_ c'); rewrite cs.
+- case/andP => /all /= one /all /= other _.
+  have [|out /=] := boolP (of_pair (i, k) \in T) => [//|].
+  rewrite (negbTE out) /= in one other.
+  apply/forallP => c'; apply/implyP; rewrite inE => /orP[cs|ct].
+    by move/forallP: one => /(_ c'); rewrite cs.
+  by move/forallP: other => /(_ c'); rewrite ct.
+Qed.
+
+Lemma points_explained l chip waiting i k c : chained chip waiting l -> (forall a, List.In a l -> charged a \subset T) ->
+  (forall w, w \in chip -> explained w) -> (forall x, x \in waiting -> of_out x \in T) -> (i, k, c) \in points l ->
+  [/\ of_out (i, c) \in T, of_V (k, c) \in T & explained (Pair i k setT)].
+Proof.
+elim: l chip waiting => [|a l IH] chip waiting /=; first by rewrite /points big_nil inE.
+case=> before_is sound_a old more paid chip_ok waiting_ok; rewrite /points big_cons inE.
+have paid_a : charged a \subset T by apply: paid; left.
+have pending_ok x : x \in pending a -> of_out x \in T.
+  move=> pend_x; have [here|fresh] := boolP (x \in outs chip).
+    by apply: waiting_ok; apply: (subsetP old); rewrite inE here.
+  apply: (subsetP paid_a); rewrite inE; apply/orP; right; apply: imset_f.
+  by rewrite inE before_is fresh.
+case/orP => [|later]; last first.
+  apply: (IH (after a) (pending a)) later => //; first by move=> ? ?; apply: paid; right.
+  by apply: step_explained => //; rewrite before_is.
+rewrite /point; case: sound_a => -[hbm ok] _ _ _.
+case: (op a) ok => [?|?|????|????|i' k' c' s|????] /= ok; rewrite ?inE //.
+case: ifP => [waits|]; rewrite ?inE // => /eqP[-> -> ->].
+case/and3P: ok; rewrite before_is => /chip_ok whole /chip_ok /= in_V _.
+by split=> //; apply: pending_ok.
+Qed.
+End Touched.
