@@ -202,3 +202,70 @@ case/and3P: ok; rewrite before_is => /chip_ok whole /chip_ok /= in_V _.
 by split=> //; apply: pending_ok.
 Qed.
 End Touched.
+
+Lemma card_sum (A B : finType) (S : {set A + B}) : #|S| = #|[set a | inl a \in S]| + #|[set b | inr b \in S]|.
+Proof.
+by rewrite -sum1_card big_sumType /= -!sum1_card; congr (_ + _); apply: eq_bigl => x; rewrite inE.
+Qed.
+
+Lemma card_things (S : {set thing}) : #|S| = #|[set x | of_Q x \in S]|
+  + (#|[set x | of_K x \in S]| + (#|[set x | of_V x \in S]| + (#|[set x | of_pair x \in S]| + #|[set x | of_out x \in S]|))).
+Proof. by rewrite !card_sum; congr (_ + (_ + (_ + (_ + _)))); apply: eq_card => x; rewrite !inE. Qed.
+
+Definition touched (chip : {set word}) (l : seq moment) : {set thing} := things chip :|: \bigcup_(a <- l) charged a.
+
+Lemma card_touched chip l : #|touched chip l| <= #|chip| + charges l.
+Proof.
+rewrite (leq_trans (leq_card_setU _ _)) // leq_add ?leq_imset_card //.
+rewrite /charges; elim: l => [|a l IH]; first by rewrite !big_nil cards0.
+by rewrite !big_cons (leq_trans (leq_card_setU _ _)) // leq_add2l.
+Qed.
+
+Lemma charged_touched chip l a : List.In a l -> charged a \subset touched chip l.
+Proof.
+move=> inside; apply: subset_trans (subsetUr _ _).
+elim: l inside => [//|b l IH] /= [->|/IH inside]; rewrite big_cons; first exact: subsetUl.
+exact: subset_trans inside (subsetUr _ _).
+Qed.
+
+(* Steps 5 and 6: what is touched bounds the useful terms. *)
+Lemma phase_terms Y chip waiting l : chained chip waiting l -> waiting \subset outs chip -> #|chip| + charges l <= Y ->
+  16 * d * #|points l| <= Y * Y \/ 27 * (#|points l| * #|points l|) <= Y * Y * Y.
+Proof.
+move=> chain waits room; set T := touched chip l; pose e := points l.
+have all_explained i k c : (i, k, c) \in e ->
+    [/\ of_out (i, c) \in T, of_V (k, c) \in T & explained T (Pair i k setT)].
+  apply: (points_explained chain); first by move=> ?; apply: charged_touched.
+    move=> w on_chip; have in_T : about w \in T by rewrite inE imset_f.
+    by case: w in_T {on_chip} => //= *; apply/orP; left.
+  by move=> x /(subsetP waits); rewrite !inE => ->.
+have room_T : #|T| <= Y by apply: leq_trans (card_touched chip l) room.
+clearbody T.
+pose pairs := [set p : 'I_N_q * 'I_N_k | explained T (Pair p.1 p.2 setT)].
+pose queries := [set i : 'I_N_q | [forall c, of_Q (i, c) \in T]].
+pose keys := [set k : 'I_N_k | [forall c, of_K (k, c) \in T]].
+pose A_Q := [set x | of_Q x \in T]; pose A_K := [set x | of_K x \in T]; pose A_V := [set x | of_V x \in T].
+pose A_P := [set x | of_pair x \in T]; pose A_O := [set x | of_out x \in T].
+have few : #|A_Q| + #|A_K| + #|A_V| + #|A_O| + #|A_P| <= Y.
+  by rewrite card_things in room_T; rewrite -!addnA [#|A_O| + _]addnC.
+have rows_Q : d * #|queries| <= #|A_Q|.
+  rewrite mulnC -[X in _ * X]card_ord -cardsT -cardsX; apply/subset_leq_card/subsetP => -[i c].
+  by rewrite !inE andbT => /forallP; apply.
+have rows_K : d * #|keys| <= #|A_K|.
+  rewrite mulnC -[X in _ * X]card_ord -cardsT -cardsX; apply/subset_leq_card/subsetP => -[k c].
+  by rewrite !inE andbT => /forallP; apply.
+have some_pairs : #|pairs| <= #|queries| * #|keys| + #|A_P|.
+  rewrite -cardsX (leq_trans _ (leq_card_setU _ _)) //; apply/subset_leq_card/subsetP => -[i k].
+  rewrite !inE /= => /orP[->|/forallP both]; first by rewrite orbT.
+  by apply/orP; left; apply/andP; split; apply/forallP => c; move: (both c); rewrite inE => /andP[].
+have shadows : #|e| * #|e| <= #|pairs| * #|A_V| * #|A_O|.
+  apply: leq_trans (loomis_whitney e) _.
+  apply: leq_mul; first apply: leq_mul; apply: subset_leq_card; apply/subsetP => x /imsetP[[[i k] c] /all_explained[]].
+  - by move=> _ _ ok ->; rewrite inE.
+  - by move=> _ ok _ ->; rewrite inE.
+  - by move=> ok _ _ ->; rewrite inE.
+have [] := @most_terms Y d #|A_Q| #|A_K| #|A_V| #|A_O| #|A_P| #|pairs| #|queries| #|keys| #|e|; try exact/leP.
+- by move/leP; left.
+- by move/leP; right.
+Qed.
+End Phases.
