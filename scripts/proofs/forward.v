@@ -1,0 +1,103 @@
+(* No run of attention makes fewer accesses to HBM. The theorems are at the end; model.v says what a run is. *)
+
+From Coq Require Import Lia.
+Set Warnings "-notation-overridden".
+From mathcomp Require Import all_ssreflect.
+From Proofs Require Import arithmetic loomis_whitney model phases.
+Set Implicit Arguments.
+Unset Strict Implicit.
+Unset Printing Implicit Defensive.
+
+Section Forward.
+Variables N_q N_k d d_v M : nat.
+Variable allowed : {set 'I_N_q * 'I_N_k}.
+Notation word := (word N_q N_k d d_v).
+Notation run := (run N_q N_k d d_v).
+Notation moment := (moment N_q N_k d d_v).
+Notation output := ('I_N_q * 'I_d_v)%type.
+Implicit Types (chip hbm : {set word}) (steps : run) (l : seq moment) (waiting : {set output}).
+
+(* ------------------------------------------------------------------------------------------------------------- phases *)
+
+Lemma charge_at_most_one (a : moment) : sound M a -> #|charged a| <= 1.
+Proof.
+case=> _ new _ pending_is; rewrite -(cards1 (about (result (op a)))); apply: subset_leq_card.
+rewrite /charged subUset; apply/andP; split.
+  by case: (op a) => [[]|[]|||| ] * /=; rewrite ?sub0set.
+apply/subsetP => x /imsetP[y]; rewrite inE => /andP[fresh /(subsetP pending_is)].
+rewrite inE => /imsetP[w /(subsetP new)]; rewrite in_setU1 => /orP[/eqP -> -> ->|on_chip y_is]; first by rewrite set11.
+by case/negP: fresh; rewrite inE; apply/imsetP; exists w.
+Qed.
+
+Lemma charges_cons (a : moment) l : charges (a :: l) = #|charged a| + charges l.
+Proof. by rewrite /charges big_cons. Qed.
+
+(* Steps of at most x + y charges: the first of them, with x at most, and the others, with y at most. *)
+Lemma cut x y chip waiting l : chained M chip waiting l -> waiting \subset outs chip -> #|chip| <= M -> charges l <= x + y ->
+  exists l1 l2 chip2 waiting2, [/\ l = l1 ++ l2, chained M chip waiting l1 /\ charges l1 <= x, charges l2 <= y
+    & [/\ chained M chip2 waiting2 l2, waiting2 \subset outs chip2 & #|chip2| <= M]].
+Proof.
+elim: l x chip waiting => [|a l IH] x chip waiting.
+  by move=> *; exists [::], [::], chip, waiting; rewrite /charges !big_nil.
+rewrite charges_cons => -[before_is sound_a old more] waits room few.
+have := charge_at_most_one sound_a => one.
+have [] := boolP (#|charged a| <= x) => [enough|]; last first.
+  rewrite -ltnNge => none; exists [::], (a :: l), chip, waiting; split=> //=.
+    by rewrite /charges big_nil.
+  have x0 : x = 0 by apply/eqP; rewrite -leqn0 -ltnS (leq_trans none).
+  by rewrite charges_cons; move: few; rewrite x0 add0n.
+case: (sound_a) => _ _ room_after pending_is.
+have few_left : charges l <= (x - #|charged a|) + y by rewrite addnBAC // leq_subRL ?(leq_trans enough) ?leq_addr.
+have [l1 [l2 [chip2 [waiting2 [-> [chain1 few1] few2 others]]]]] := IH _ _ _ more pending_is room_after few_left.
+exists (a :: l1), l2, chip2, waiting2; split=> //; split=> //.
+by rewrite charges_cons -leq_subRL.
+Qed.
+
+(* At most m + 1 phases of terms. The first of them starts with `chip` on chip, the others with M words at most. *)
+Lemma phases_terms Y g : M <= Y ->
+  (forall chip waiting l, chained M chip waiting l -> waiting \subset outs chip -> #|chip| + charges l <= Y -> #|points l| <= g) ->
+  forall m chip waiting l, chained M chip waiting l -> waiting \subset outs chip -> #|chip| <= M ->
+    #|chip| + charges l <= Y + m * (Y - M) -> #|points l| <= m.+1 * g.
+Proof.
+move=> more_Y most; elim=> [|m IH] chip waiting l chain waits room few.
+  by rewrite mul1n; apply: most chain waits _; rewrite mul0n addn0 in few.
+have few' : charges l <= (Y - #|chip|) + m.+1 * (Y - M).
+  by rewrite addnBAC ?(leq_trans room) // leq_subRL // (leq_trans (leq_trans room more_Y)) ?leq_addr.
+have [l1 [l2 [chip2 [waiting2 [-> [chain1 few1] few2 [chain2 waits2 room2]]]]]] := cut chain waits room few'.
+rewrite points_cat (leq_trans (leq_card_setU _ _)) // mulSn leq_add //.
+  by apply: most chain1 waits _; rewrite -leq_subRL // (leq_trans room).
+apply: (IH _ _ _ chain2 waits2 room2).
+by apply: leq_trans (leq_add room2 few2) _; rewrite mulSn addnA subnKC.
+Qed.
+
+(* Step 7, and what `flashsim prove` certifies. With n phases, one of Y charges, n - 2 of Y - M and one more. *)
+Theorem phases_bound Y n steps : attention M allowed steps ->
+  M < Y -> 2 <= n -> let T := #|allowed| * d_v in
+  n.-1 * (Y * Y) < 16 * d * T -> n.-1 * n.-1 * (Y * Y * Y) < 27 * (T * T) ->
+  Y + (n - 2) * (Y - M) < accesses steps.
+Proof.
+move=> legal_steps more_Y phases2 T few_wide few_deep; rewrite ltnNge; apply/negP => few.
+case: n phases2 few_wide few_deep few => [//|[//|m]] _; rewrite /= subn2 /= => few_wide few_deep few.
+have T_positive : 0 < T by case: T few_deep {few_wide}.
+set l := trace set0 steps.
+have chain : chained M set0 (pend set0 steps) l by apply: trace_chained legal_steps.
+have all_terms : T <= #|points l|.
+  have -> : T = #|setX allowed [set: 'I_d_v]| by rewrite cardsX cardsT card_ord.
+  apply/subset_leq_card/subsetP => -[[i k] c]; rewrite !inE andbT /= => wanted.
+  case: (@term_is_made _ _ _ _ _ _ _ _ _ i k c legal_steps wanted) => [[s _]|[s _]|//]; first by rewrite !inE.
+  by rewrite inE.
+suff most : #|points l| <= m.+1 * (T.-1 %/ m.+1).
+  rewrite mulnC in most; have := leq_trans all_terms (leq_trans most (leq_trunc_div _ _)).
+  by rewrite leqNgt prednK ?leqnn.
+apply: (phases_terms (ltnW more_Y)) chain (pend_outs _ _) _ _; rewrite ?cards0 //; last first.
+  by apply: leq_trans few; apply: leq_trans (charges_are_accesses set0 steps); rewrite leq_addr.
+move=> chip waiting {few}l' chain' waits' few'.
+rewrite leq_divRL // -ltnS prednK // ltnNge; apply/negP => many.
+case: (phase_terms chain' waits' few') => [wide|deep].
+- move: few_wide; rewrite ltnNge => /negP; apply.
+  by rewrite (leq_trans _ (leq_mul (leqnn _) wide)) // mulnCA leq_mul // mulnC.
+- move: few_deep; rewrite ltnNge => /negP; apply.
+  rewrite (leq_trans _ (leq_mul (leqnn _) deep)) // [X in _ <= X]mulnCA leq_mul // mulnACA.
+  by rewrite leq_mul // mulnC.
+Qed.
+End Forward.
