@@ -71,3 +71,29 @@ Proof.
       by (repeat apply Nat.mul_le_mono; unfold B; lia).
     lia.
 Qed.
+
+(* Phases of Y = 2M, if M is large. *)
+Lemma deep_phases m M d T : 128 * (d * d) <= 27 * M -> m * (M * M) < 4 * d * T -> m * m * (2 * M * (2 * M) * (2 * M)) < 27 * (T * T).
+Proof.
+  intros large few.
+  assert (squares : (m * (M * M)) * (m * (M * M)) < (4 * d * T) * (4 * d * T)) by (apply Nat.mul_lt_mono_nonneg; lia).
+  assert (128 * (d * d) * (T * T) <= 27 * M * (T * T)) by (apply Nat.mul_le_mono; lia).
+  apply (Nat.mul_lt_mono_pos_l M); [destruct M; nia | nia].
+Qed.
+
+(* Where a phase has room for all, what must move anyway is more. *)
+Lemma one_phase M d d_v pairs queries keys accesses :
+  pairs <= queries * keys -> queries * d + keys * d + keys * d_v + queries * d_v <= accesses ->
+  4 * d * (pairs * d_v) <= M * M -> 4 * d * (pairs * d_v) <= M * accesses.
+Proof.
+  intros boxes compulsory room. apply square_le_inv.
+  pose proof (two_means queries keys). pose proof (two_means d d_v).
+  assert ((queries + keys) * (d + d_v) * ((queries + keys) * (d + d_v)) <= accesses * accesses)
+    by (apply Nat.mul_le_mono; lia).
+  assert (4 * (queries * keys) * (4 * (d * d_v)) <= (queries + keys) * (queries + keys) * ((d + d_v) * (d + d_v)))
+    by (apply Nat.mul_le_mono; assumption).
+  assert (pairs * (16 * (d * d_v)) <= queries * keys * (16 * (d * d_v))) by (apply Nat.mul_le_mono; lia).
+  assert (4 * d * (pairs * d_v) <= accesses * accesses) by lia.
+  assert (4 * d * (pairs * d_v) * (4 * d * (pairs * d_v)) <= M * M * (accesses * accesses)) by (apply Nat.mul_le_mono; assumption).
+  lia.
+Qed.

@@ -100,4 +100,99 @@ case: (phase_terms chain' waits' few') => [wide|deep].
   rewrite (leq_trans _ (leq_mul (leqnn _) deep)) // [X in _ <= X]mulnCA leq_mul // mulnACA.
   by rewrite leq_mul // mulnC.
 Qed.
+
+(* ---------------------------------------------------------------------------------------------------- what must be moved *)
+
+Definition moves (o : operation N_q N_k d d_v) : {set bool * word} :=
+  match o with Load w => [set (false, w)] | Store w => [set (true, w)] | _ => set0 end.
+
+Definition moved steps : {set bool * word} := \bigcup_(step <- steps) moves step.1.
+
+Lemma moved_are_accesses steps : #|moved steps| <= accesses steps.
+Proof.
+rewrite /moved; elim: steps => [|[o after] rest IH]; first by rewrite big_nil cards0.
+rewrite big_cons (leq_trans (leq_card_setU _ _)) // leq_add //.
+by case: o => * //=; rewrite ?cards1 ?cards0.
+Qed.
+
+(* What has been loaded where a word is known; L has all that is moved. *)
+Definition known (L : {set bool * word}) (w : word) : bool :=
+  match w with
+  | Pair i k s => [forall c in s, ((false, Q i c) \in L) && ((false, K k c) \in L)]
+  | Out i c s => [forall k in s, ((false, V k c) \in L) && [forall e, ((false, Q i e) \in L) && ((false, K k e) \in L)]]
+  | _ => (false, w) \in L
+  end.
+
+Lemma outputs_are_known L hbm chip steps : legal M allowed hbm chip steps ->
+  (forall w, w \in chip -> known L w) -> (forall w, w \in hbm -> is_input w || known L w && ((true, w) \in L)) ->
+  moved steps \subset L -> forall i k c, (i, k) \in allowed ->
+  known L (Out i c (row allowed i)) && ((true, Out i c (row allowed i)) \in L).
+Proof.
+elim: steps hbm chip => [|[o after] rest IH] hbm chip /=.
+  by move=> done _ in_hbm _ i k c wanted; exact: (in_hbm _ (done i k c wanted)).
+case=> ok new _ more on_chip in_hbm; rewrite /moved big_cons subUset => /andP[now later].
+apply: IH more _ _ later => w.
+  move/(subsetP new); rewrite in_setU1 => /orP[/eqP ->|]; last exact: on_chip.
+  case: o ok now {new} => [w'|w'|i k c s|i k s t|i k c s|i c s t] /=.
+  - move=> /in_hbm /orP[|/andP[]//]; rewrite sub1set.
+    by case: w'.
+  - by move=> /on_chip.
+  - case/and3P => /on_chip /= Qc /on_chip /= Kc part _.
+    apply/forallP => c'; apply/implyP; rewrite in_setU1 => /orP[/eqP ->|cs]; first by rewrite Qc Kc.
+    case/orP: part => [/eqP none|/on_chip /= /forallP /(_ c')]; first by rewrite none inE in cs.
+    by rewrite cs.
+  - case/andP => /on_chip /= /forallP one /on_chip /= /forallP other _.
+    apply/forallP => c'; apply/implyP; rewrite inE => /orP[cs|ct]; first by move: (one c'); rewrite cs.
+    by move: (other c'); rewrite ct.
+  - case/and3P => /on_chip /= /forallP whole /on_chip /= in_V part _.
+    apply/forallP => k'; apply/implyP; rewrite in_setU1 => /orP[/eqP ->|ks].
+      by rewrite in_V; apply/forallP => e; move: (whole e); rewrite inE.
+    case/orP: part => [/eqP none|/on_chip /= /forallP /(_ k')]; first by rewrite none inE in ks.
+    by rewrite ks.
+  - case/andP => /on_chip /= /forallP one /on_chip /= /forallP other _.
+    apply/forallP => k'; apply/implyP; rewrite inE => /orP[ks|kt]; first by move: (one k'); rewrite ks.
+    by move: (other k'); rewrite kt.
+case: o ok now {new} => [w'|w'|????|????|????|????] /= ok now; try exact: in_hbm.
+rewrite in_setU1 => /orP[/eqP ->|]; last exact: in_hbm.
+by rewrite (on_chip _ ok) -sub1set now orbT.
+Qed.
+
+Definition queries : {set 'I_N_q} := [set p.1 | p in allowed].
+Definition keys : {set 'I_N_k} := [set p.2 | p in allowed].
+
+(* Every input that matters is read once, and every output written once. *)
+Theorem compulsory steps : attention M allowed steps -> 0 < d_v ->
+  #|queries| * d + #|keys| * d + #|keys| * d_v + #|queries| * d_v <= accesses steps.
+Proof.
+move=> legal_steps d_v0; apply: leq_trans (moved_are_accesses steps); set L := moved steps.
+have all i k c : (i, k) \in allowed -> known L (Out i c (row allowed i)) && ((true, Out i c (row allowed i)) \in L).
+  apply: (outputs_are_known legal_steps) => // w; first by rewrite inE.
+  by rewrite inE => ->.
+have read i k c : (i, k) \in allowed -> (false, V k c) \in L /\ forall e, (false, Q i e) \in L /\ (false, K k e) \in L.
+  move=> wanted; have /andP[/forallP /(_ k)] := all i k c wanted; rewrite inE wanted /= => /andP[in_V /forallP rows] _.
+  by split=> // e; apply/andP.
+clearbody L; pose c0 : 'I_d_v := Ordinal d_v0.
+pose word_of (x : 'I_N_q * 'I_d + ('I_N_k * 'I_d + ('I_N_k * 'I_d_v + 'I_N_q * 'I_d_v))) : bool * word :=
+  match x with
+  | inl (i, c) => (false, Q i c)
+  | inr (inl (k, c)) => (false, K k c)
+  | inr (inr (inl (k, c))) => (false, V k c)
+  | inr (inr (inr (i, c))) => (true, Out i c (row allowed i))
+  end.
+have word_inj : injective word_of.
+  by move=> [[? ?]|[[? ?]|[[? ?]|[? ?]]]] [[? ?]|[[? ?]|[[? ?]|[? ?]]]] //= [-> ->].
+have box (A B : finType) (S : {set A}) (R : {set A * B}) : (forall a b, a \in S -> (a, b) \in R) -> #|S| * #|B| <= #|R|.
+  by move=> inside; rewrite -cardsT -cardsX; apply/subset_leq_card/subsetP => -[a b]; rewrite inE => /andP[/inside].
+apply: (@leq_trans #|word_of @^-1: L|); last first.
+  by rewrite -(card_imset _ word_inj); apply/subset_leq_card/subsetP => w /imsetP[x]; rewrite inE => ? ->.
+rewrite !card_sum -!addnA; do !apply: leq_add.
+- rewrite -[X in _ * X]card_ord; apply: box => i c /imsetP[[i' k] /(read _ _ c0)[_ /(_ c)[]] in_L _ ->].
+  by rewrite !inE.
+- rewrite -[X in _ * X]card_ord; apply: box => k c /imsetP[[i k'] /(read _ _ c0)[_ /(_ c)[]] _ in_L ->].
+  by rewrite !inE.
+- rewrite -[X in _ * X]card_ord; apply: box => k c /imsetP[[i k'] /(read _ _ c)[in_L _] ->].
+  by rewrite !inE.
+- rewrite -[X in _ * X]card_ord; apply: box => i c /imsetP[[i' k] /(all _ _ c)/andP[_ in_L] ->].
+  by rewrite !inE.
+Qed.
 End Forward.
