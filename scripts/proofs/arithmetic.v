@@ -97,3 +97,16 @@ Proof.
   assert (4 * d * (pairs * d_v) * (4 * d * (pairs * d_v)) <= M * M * (accesses * accesses)) by (apply Nat.mul_le_mono; assumption).
   lia.
 Qed.
+
+(* n, rounded up. *)
+Lemma as_many_phases M C accesses :
+  0 < M -> M * M < C -> (forall m, 1 <= m -> m * (M * M) < C -> (m + 1) * M <= accesses) -> C <= M * accesses.
+Proof.
+  intros positive many phases. assert (0 < M * M) by nia.
+  pose proof (Nat.div_mod (C - 1) (M * M)) as division. pose proof (Nat.mod_upper_bound (C - 1) (M * M)) as rest.
+  set (m := (C - 1) / (M * M)) in *.
+  assert (1 <= m) by (destruct m; lia).
+  assert ((m + 1) * M <= accesses) by (apply phases; lia).
+  assert (M * ((m + 1) * M) <= M * accesses) by (apply Nat.mul_le_mono; lia).
+  lia.
+Qed.

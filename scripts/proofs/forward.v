@@ -195,4 +195,42 @@ rewrite !card_sum -!addnA; do !apply: leq_add.
 - rewrite -[X in _ * X]card_ord; apply: box => i c /imsetP[[i' k] /(all _ _ c)/andP[_ in_L] ->].
   by rewrite !inE.
 Qed.
+
+Lemma pairs_in_box : #|allowed| <= #|queries| * #|keys|.
+Proof.
+rewrite -cardsX; apply/subset_leq_card/subsetP => p wanted; rewrite inE.
+by apply/andP; split; apply: imset_f.
+Qed.
+
+(* -------------------------------------------------------------------------------------------- the theorem of docs/prove.md *)
+
+(* For M >= 128/27 d^2, at least 4 * pairs * d * d_v / M accesses. *)
+Theorem forward_bound steps : attention M allowed steps -> 128 * (d * d) <= 27 * M ->
+  4 * d * (#|allowed| * d_v) <= M * accesses steps.
+Proof.
+move=> legal_steps large; set T := #|allowed| * d_v.
+have [d_v0|d_v_positive] := posnP d_v; first by have -> : T = 0; rewrite ?muln0 // /T d_v0 muln0.
+have [one|many] := leqP (4 * d * T) (M * M).
+  apply/leP; apply: (@one_phase M d d_v _ #|queries| #|keys|); apply/leP => //; first exact: pairs_in_box.
+  exact: compulsory legal_steps d_v_positive.
+have M_positive : 0 < M.
+  by case: (posnP M) large many => // -> large; rewrite muln0; case: (d) large => // ?; rewrite muln0.
+apply/leP; apply: as_many_phases; [exact/ltP | exact/ltP |].
+move=> m /leP m_positive few; apply/leP.
+have bound := @phases_bound (2 * M) m.+1 steps legal_steps.
+have double : 2 * M - M = M by rewrite mul2n -addnn addnK.
+apply: (@ltnW ((m + 1) * M)); move: bound; rewrite double /= => bound.
+have -> : (m + 1) * M = 2 * M + (m.+1 - 2) * M by rewrite -mulnDl subSS addnBA // add2n addn1.
+apply: bound => //; first by rewrite mul2n -addnn -{1}[M]addn0 ltn_add2l.
+  by apply/ltP; move: few; rewrite -/T -?multE; lia.
+by apply/ltP; apply: (@deep_phases m M d) => //; apply/leP.
+Qed.
 End Forward.
+
+(* With every pair allowed: 4 N_q N_k d d_v / M. *)
+Corollary forward_bound_all N_q N_k d d_v M (steps : run N_q N_k d d_v) :
+  attention M setT steps -> 128 * (d * d) <= 27 * M -> 4 * (N_q * N_k * d * d_v) <= M * accesses steps.
+Proof.
+move=> legal_steps large; have := forward_bound legal_steps large.
+by rewrite cardsT card_prod !card_ord; congr (_ <= _); rewrite !mulnA -!multE; lia.
+Qed.
