@@ -115,3 +115,23 @@ Arguments K {N_q N_k d d_v}.
 Arguments V {N_q N_k d d_v}.
 Arguments Pair {N_q N_k d d_v}.
 Arguments Out {N_q N_k d d_v}.
+Arguments Multiply_QK {N_q N_k d d_v}.
+Arguments Multiply_PV {N_q N_k d d_v}.
+
+(* There are such runs: the smallest attention moves four words, two of them on chip at most. *)
+Example smallest : exists steps : run 1 1 1 1, attention 2 setT steps /\ accesses steps = 4.
+Proof.
+pose q : word 1 1 1 1 := Q ord0 ord0; pose k : word 1 1 1 1 := K ord0 ord0; pose v : word 1 1 1 1 := V ord0 ord0.
+pose p : word 1 1 1 1 := Pair ord0 ord0 [set ord0]; pose o : word 1 1 1 1 := Out ord0 ord0 [set ord0].
+have all : [set: 'I_1] = [set ord0] by apply/setP => x; rewrite !inE (ord1 x) eqxx.
+have one (x : word 1 1 1 1) A : [set x] \subset x |: A by rewrite sub1set setU11.
+have two (x y : word 1 1 1 1) : #|[set x; y]| <= 2 by rewrite cards2; case: (_ != _).
+have one_key (i : 'I_1) : row [set: 'I_1 * 'I_1] i = [set ord0] by apply/setP => x; rewrite !inE (ord1 x) eqxx.
+exists [:: (Load q, [set q]); (Load k, [set q; k]); (Multiply_QK ord0 ord0 ord0 set0, [set p]); (Load v, [set p; v]);
+           (Multiply_PV ord0 ord0 ord0 set0, [set o]); (Store o, set0)]; split; last by [].
+rewrite /attention /=; do !apply: And4.
+all: rewrite ?all ?setU0 ?one ?two ?cards1 ?cards0 ?sub0set // ?inE ?eqxx ?orbT //.
+- by rewrite [[set k; q]]setUC.
+- by rewrite [[set v; p]]setUC.
+- by move=> i j c _; rewrite one_key (ord1 i) (ord1 c) !inE eqxx.
+Qed.
