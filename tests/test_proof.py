@@ -1,6 +1,6 @@
 """The forward bound's proof in Rocq: it compiles, assumes nothing, says what docs/prove.md says, and checks certificates.
 
-    apt-get install --no-install-recommends coq libcoq-mathcomp-ssreflect
+apt-get install --no-install-recommends coq libcoq-mathcomp-ssreflect
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,9 @@ PARTS = ("arithmetic", "loomis_whitney", "model", "phases", "forward", "certific
 
 def compiles(folder: Path, part: str) -> tuple[bool, str]:
     """Whether a part compiles beside the ones before it, and what is printed."""
-    done = subprocess.run(["coqc", "-Q", ".", "Proofs", f"{part}.v"], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["coqc", "-Q", ".", "Proofs", f"{part}.v"], cwd=folder, capture_output=True, text=True, check=False
+    )
     return done.returncode == 0, done.stdout + done.stderr
 
 
@@ -44,23 +47,25 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 @pytest.mark.slow
 def test_the_proof_compiles_and_assumes_nothing(compiled: tuple[Path, dict[str, str]]) -> None:
-    assert compiled[1] == {part: "Closed under the global context\n" * (5 if part == "certificate" else 0) for part in PARTS}
+    assert compiled[1] == {
+        part: "Closed under the global context\n" * (5 if part == "certificate" else 0) for part in PARTS
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sizes", "causal"),
+    "problem",
     [
-        ({"N": 4096, "d": 64, "M": 25_600}, False),
-        ({"N": 65_536, "d": 128, "M": 98_304}, False),
-        ({"N_q": 300, "N_k": 5000, "d": 8, "d_v": 24, "M": 700}, False),
-        ({"N": 4096, "d": 64, "M": 25_600}, True),
+        {"N": 4096, "d": 64, "M": 25_600},
+        {"N": 4096, "d": 64, "M": 25_600, "mask": flashsim.Causal()},
+        {"N": 65_536, "d": 128, "M": 98_304},
+        {"N_q": 300, "N_k": 5000, "d": 8, "d_v": 24, "M": 700},
     ],
 )
 def test_rocq_checks_a_certificate_and_refuses_more(
-    sizes: dict[str, int], causal: bool, compiled: tuple[Path, dict[str, str]], tmp_path: Path
+    problem: dict[str, Any], compiled: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
-    numbers = flashsim.prove(**sizes, mask=flashsim.Causal() if causal else None).certificate()
+    numbers = flashsim.prove(**problem).certificate()
     assert (numbers["a"], numbers["H"]) == (0, 0)  # the theorem's, not the combined bound's
     folder = Path(shutil.copytree(compiled[0], tmp_path / "proofs"))
     theorem = """
