@@ -73,13 +73,17 @@ Proof.
 Qed.
 
 (* Phases of Y = 2M, if M is large. *)
-Lemma deep_phases m M d T : 128 * (d * d) <= 27 * M -> m * (M * M) < 4 * d * T -> m * m * (2 * M * (2 * M) * (2 * M)) < 27 * (T * T).
+Lemma deep_phases m M d T :
+  128 * (d * d) <= 27 * M -> m * (M * M) < 4 * d * T -> m * m * (2 * M * (2 * M) * (2 * M)) < 27 * (T * T).
 Proof.
   intros large few.
   assert (squares : (m * (M * M)) * (m * (M * M)) < (4 * d * T) * (4 * d * T)) by (apply Nat.mul_lt_mono_nonneg; lia).
   assert (128 * (d * d) * (T * T) <= 27 * M * (T * T)) by (apply Nat.mul_le_mono; lia).
   apply (Nat.mul_lt_mono_pos_l M); [destruct M; nia | nia].
 Qed.
+
+Lemma some_memory d M T x : 128 * (d * d) <= 27 * M -> x < 4 * d * T -> 0 < M.
+Proof. nia. Qed.
 
 (* Where a phase has room for all, what must move anyway is more. *)
 Lemma one_phase M d d_v pairs queries keys accesses :
@@ -94,19 +98,20 @@ Proof.
     by (apply Nat.mul_le_mono; assumption).
   assert (pairs * (16 * (d * d_v)) <= queries * keys * (16 * (d * d_v))) by (apply Nat.mul_le_mono; lia).
   assert (4 * d * (pairs * d_v) <= accesses * accesses) by lia.
-  assert (4 * d * (pairs * d_v) * (4 * d * (pairs * d_v)) <= M * M * (accesses * accesses)) by (apply Nat.mul_le_mono; assumption).
+  assert (4 * d * (pairs * d_v) * (4 * d * (pairs * d_v)) <= M * M * (accesses * accesses))
+    by (apply Nat.mul_le_mono; assumption).
   lia.
 Qed.
 
 (* n, rounded up. *)
 Lemma as_many_phases M C accesses :
-  0 < M -> M * M < C -> (forall m, 1 <= m -> m * (M * M) < C -> (m + 1) * M <= accesses) -> C <= M * accesses.
+  0 < M -> M * M < C -> (forall m, 1 <= m -> m * (M * M) < C -> S m * M <= accesses) -> C <= M * accesses.
 Proof.
   intros positive many phases. assert (0 < M * M) by nia.
   pose proof (Nat.div_mod (C - 1) (M * M)) as division. pose proof (Nat.mod_upper_bound (C - 1) (M * M)) as rest.
   set (m := (C - 1) / (M * M)) in *.
   assert (1 <= m) by (destruct m; lia).
-  assert ((m + 1) * M <= accesses) by (apply phases; lia).
-  assert (M * ((m + 1) * M) <= M * accesses) by (apply Nat.mul_le_mono; lia).
+  assert (S m * M <= accesses) by (apply phases; lia).
+  assert (M * (S m * M) <= M * accesses) by (apply Nat.mul_le_mono; lia).
   lia.
 Qed.

@@ -1,4 +1,5 @@
-(* No run of attention makes fewer accesses to HBM. The theorems are at the end; model.v says what a run is. *)
+(* How many accesses to HBM every run of attention makes: phases_bound, compulsory and forward_bound. model.v says what a run is.
+   The numbers of steps are those of the proof in flashsim/theory/lower.py. *)
 
 From Coq Require Import Lia.
 Set Warnings "-notation-overridden".
@@ -55,7 +56,8 @@ Qed.
 
 (* At most m + 1 phases of terms. The first of them starts with `chip` on chip, the others with M words at most. *)
 Lemma phases_terms Y g : M <= Y ->
-  (forall chip waiting l, chained M chip waiting l -> waiting \subset outs chip -> #|chip| + charges l <= Y -> #|points l| <= g) ->
+  (forall chip waiting l,
+    chained M chip waiting l -> waiting \subset outs chip -> #|chip| + charges l <= Y -> #|points l| <= g) ->
   forall m chip waiting l, chained M chip waiting l -> waiting \subset outs chip -> #|chip| <= M ->
     #|chip| + charges l <= Y + m * (Y - M) -> #|points l| <= m.+1 * g.
 Proof.
@@ -70,7 +72,7 @@ apply: (IH _ _ _ chain2 waits2 room2).
 by apply: leq_trans (leq_add room2 few2) _; rewrite mulSn addnA subnKC.
 Qed.
 
-(* Step 7, and what `flashsim prove` certifies. With n phases, one of Y charges, n - 2 of Y - M and one more. *)
+(* Step 7, and what `flashsim prove` certifies: there are n phases at least, one of Y charges, n - 2 of Y - M, and one more. *)
 Theorem phases_bound Y n steps : attention M allowed steps ->
   M < Y -> 2 <= n -> let T := #|allowed| * d_v in
   n.-1 * (Y * Y) < 16 * d * T -> n.-1 * n.-1 * (Y * Y * Y) < 27 * (T * T) ->
@@ -204,7 +206,21 @@ Qed.
 
 (* -------------------------------------------------------------------------------------------- the theorem of docs/prove.md *)
 
-(* For M >= 128/27 d^2, at least 4 * pairs * d * d_v / M accesses. *)
+(* For M >= 128/27 d^2 and Y = 2M: M accesses for each of n = m + 1 phases, where m < 4 * pairs * d * d_v / M^2. *)
+Corollary large_memory m steps : attention M allowed steps -> 128 * (d * d) <= 27 * M ->
+  1 <= m -> m * (M * M) < 4 * d * (#|allowed| * d_v) -> m.+1 * M < accesses steps.
+Proof.
+move=> legal_steps large m_positive few; set T := #|allowed| * d_v in few.
+have M_positive : 0 < M by apply/ltP; apply: (@some_memory d _ T (m * (M * M))); [apply/leP | apply/ltP].
+have bound := @phases_bound (2 * M) m.+1 steps legal_steps.
+have double : 2 * M - M = M by rewrite mul2n -addnn addnK.
+have -> : m.+1 * M = 2 * M + (m.+1 - 2) * M by rewrite -mulnDl subSS addnBA // add2n subn1.
+rewrite double in bound; apply: bound => //; first by rewrite mul2n -addnn -{1}[M]addn0 ltn_add2l.
+  by apply/ltP; move/ltP: few; rewrite /= -/T -?multE; lia.
+by apply/ltP; apply: (@deep_phases m M d); [apply/leP | apply/ltP].
+Qed.
+
+(* The same without n, and where one phase might do: 4 * pairs * d * d_v / M accesses. *)
 Theorem forward_bound steps : attention M allowed steps -> 128 * (d * d) <= 27 * M ->
   4 * d * (#|allowed| * d_v) <= M * accesses steps.
 Proof.
@@ -213,17 +229,9 @@ have [d_v0|d_v_positive] := posnP d_v; first by have -> : T = 0; rewrite ?muln0 
 have [one|many] := leqP (4 * d * T) (M * M).
   apply/leP; apply: (@one_phase M d d_v _ #|queries| #|keys|); apply/leP => //; first exact: pairs_in_box.
   exact: compulsory legal_steps d_v_positive.
-have M_positive : 0 < M.
-  by case: (posnP M) large many => // -> large; rewrite muln0; case: (d) large => // ?; rewrite muln0.
+have M_positive : 0 < M by apply/ltP; apply: (@some_memory d _ T (M * M)); [apply/leP | apply/ltP].
 apply/leP; apply: as_many_phases; [exact/ltP | exact/ltP |].
-move=> m /leP m_positive few; apply/leP.
-have bound := @phases_bound (2 * M) m.+1 steps legal_steps.
-have double : 2 * M - M = M by rewrite mul2n -addnn addnK.
-apply: (@ltnW ((m + 1) * M)); move: bound; rewrite double /= => bound.
-have -> : (m + 1) * M = 2 * M + (m.+1 - 2) * M by rewrite -mulnDl subSS addnBA // add2n addn1.
-apply: bound => //; first by rewrite mul2n -addnn -{1}[M]addn0 ltn_add2l.
-  by apply/ltP; move: few; rewrite -/T -?multE; lia.
-by apply/ltP; apply: (@deep_phases m M d) => //; apply/leP.
+by move=> m /leP m_positive /ltP few; apply/leP/ltnW; apply: large_memory.
 Qed.
 End Forward.
 

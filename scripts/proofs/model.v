@@ -11,8 +11,9 @@ Section Model.
 Variables N_q N_k d d_v : nat.
 Implicit Types (i : 'I_N_q) (k : 'I_N_k).
 
-(* A word is one number. Pair i k s is the sum of Q_ic K_kc over c in s; the sum over all c serves as P_ik. Out i c s is the sum of
-   P_ik V_kc over k in s. *)
+(* A word is one number, told by what is in it. Pair i k s is the sum of Q_ic K_kc over c in s; the sum over all c serves as P_ik.
+   Out i c s is the sum of P_ik V_kc over k in s. A run may add a term twice, which does not change the word: so there are more
+   runs here than real ones, and what holds for all of them holds for those. *)
 Inductive word :=
   | Q of 'I_N_q & 'I_d
   | K of 'I_N_k & 'I_d
@@ -21,7 +22,8 @@ Inductive word :=
   | Out of 'I_N_q & 'I_d_v & {set 'I_N_k}.
 
 (* Words form a finite type, so that there are finite sets of them. *)
-Definition code := ('I_N_q * 'I_d + ('I_N_k * 'I_d + ('I_N_k * 'I_d_v + ('I_N_q * 'I_N_k * {set 'I_d} + 'I_N_q * 'I_d_v * {set 'I_N_k}))))%type.
+Definition sums := ('I_N_q * 'I_N_k * {set 'I_d} + 'I_N_q * 'I_d_v * {set 'I_N_k})%type.
+Definition code := ('I_N_q * 'I_d + ('I_N_k * 'I_d + ('I_N_k * 'I_d_v + sums)))%type.
 
 Definition encode (w : word) : code :=
   match w with
@@ -55,9 +57,9 @@ Canonical word_finType := FinType word word_finMixin.
 Inductive operation :=
   | Load of word
   | Store of word
-  | Multiply_QK of 'I_N_q & 'I_N_k & 'I_d & {set 'I_d}        (* S_ik, so far the terms s, += Q_ic * K_kc *)
-  | Add_pairs of 'I_N_q & 'I_N_k & {set 'I_d} & {set 'I_d}    (* two parts of S_ik added *)
-  | Multiply_PV of 'I_N_q & 'I_N_k & 'I_d_v & {set 'I_N_k}    (* O_ic, so far the terms s, += P_ik * V_kc *)
+  | Multiply_QK of 'I_N_q & 'I_N_k & 'I_d & {set 'I_d}         (* S_ik, so far the terms s, += Q_ic * K_kc *)
+  | Add_pairs of 'I_N_q & 'I_N_k & {set 'I_d} & {set 'I_d}     (* two parts of S_ik added *)
+  | Multiply_PV of 'I_N_q & 'I_N_k & 'I_d_v & {set 'I_N_k}     (* O_ic, so far the terms s, += P_ik * V_kc *)
   | Add_outs of 'I_N_q & 'I_d_v & {set 'I_N_k} & {set 'I_N_k}. (* two parts of O_ic added *)
 
 Definition result (o : operation) : word :=

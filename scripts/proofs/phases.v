@@ -1,4 +1,4 @@
-(* What a phase can do: step 2 to 6 of the proof in flashsim/theory/lower.py. *)
+(* What a phase can do: steps 1 to 6 of the proof in flashsim/theory/lower.py. *)
 
 From Coq Require Import Lia.
 Set Warnings "-notation-overridden".
@@ -56,7 +56,8 @@ Record moment := Moment {before : {set word}; op : operation; after : {set word}
 Fixpoint trace (chip : {set word}) (steps : run) : seq moment :=
   if steps is (o, after) :: rest then Moment chip o after (pend after rest) :: trace after rest else [::].
 
-(* What a step is charged for: a load of what is no output, or an output that begins to be on chip and will be stored from there. *)
+(* Step 2. What a step is charged for: a load of what is not an output, or an output that begins to be on chip and will be
+   stored from there. *)
 Definition loaded (o : operation) : {set thing} :=
   match o with Load (Out _ _ _) => set0 | Load w => [set about w] | _ => set0 end.
 
@@ -113,7 +114,7 @@ Definition points (l : seq moment) : {set 'I_N_q * 'I_N_k * 'I_d_v} := \bigcup_(
 Lemma points_cat l m : points (l ++ m) = points l :|: points m.
 Proof. by rewrite /points big_cat. Qed.
 
-(* Step 1. *)
+(* Step 1. A sum that is in HBM at the end has each of its terms from a useful multiplication, or had it at first. *)
 Lemma term_is_made (hbm chip : {set word}) steps i k c : legal hbm chip steps -> (i, k) \in allowed ->
   [\/ exists2 s : {set 'I_N_k}, k \in s & Out i c s \in hbm,
       exists2 s : {set 'I_N_k}, k \in s & (Out i c s \in chip) && ((i, c) \in pend chip steps)
