@@ -93,6 +93,7 @@ Variable allowed : {set 'I_N_q * 'I_N_k}.
 
 Definition row i : {set 'I_N_k} := [set k | (i, k) \in allowed].
 
+(* An output of a query without keys need not be written. *)
 Definition finished (hbm : {set word}) : Prop := forall i k c, (i, k) \in allowed -> Out i c (row i) \in hbm.
 
 Fixpoint legal (hbm chip : {set word}) (steps : run) : Prop :=
