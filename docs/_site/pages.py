@@ -56,7 +56,7 @@ def shown(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     files = {file for data in app.env.metadata.values() for file in data.get("files", ())}
     for file in sorted(files):
         text = (Path(app.srcdir) / file).read_text(encoding="utf-8")
-        language = {".py": "python", ".cu": "cuda", ".cuh": "cuda"}.get(Path(file).suffix, "none")
+        language = {".py": "python", ".cu": "cuda", ".cuh": "cuda", ".v": "coq"}.get(Path(file).suffix, "none")
         listing = app.builder.highlighter.highlight_block(text, language, linenos="inline")
         up = "../" * shown_at(file).count("/")
         body = f'<h1>{Path(file).name}</h1><p><a href="{up}README.html">flashsim</a> / {file}</p>{listing}'
