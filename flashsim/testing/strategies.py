@@ -60,7 +60,7 @@ def shapes(draw: st.DrawFn, spec: Spec) -> dict[str, Any]:
     shape: dict[str, Any] = {}
     if size == "small":
         shape["N_q"] = draw(st.integers(1, SMALL))
-        keys = (*range(1, SMALL + 1), *[0, 0] * spec.zero_keys)
+        keys = (*range(1, SMALL + 1), *[0, 0] * bool(spec.zero_keys))
         shape["N_k"] = draw(st.sampled_from(keys)) if spec.cross else shape["N_q"]
     elif size == "block":
         B_r, B_c = spec.block

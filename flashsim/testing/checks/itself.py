@@ -146,7 +146,7 @@ def inputs_unmodified(t: Trial) -> Comparisons:
     """No input is written to, nor memory around it."""
     mask = t.problem.mask
     given = t.problem if mask is None else t.problem.but(mask=mask.copy())
-    for by in ("", ", by the backward function,") if t.subject.back else ("",):
+    for by in ("", ", by the backward function,") if t.subject.back and t.takes_backward else ("",):
         arrays = t.subject.lay(t.problem, t.case.strides, back=bool(by))
         before = {name: memory_of(a).astype(np.float64) for name, a in arrays.items()}
         if by:
