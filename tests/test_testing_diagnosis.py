@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from flashsim.problem.inputs import Array
+from flashsim.testing import check_attention
 from flashsim.testing.case import Case, Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
@@ -287,3 +288,79 @@ def test_a_mask_or_causal_attention_is_misread_wherever_there_is_one(masked: boo
         answered = {name for name in FAMILIES if FAMILIES[name][0].answers(question)}
     assert {"mask_ignored", "mask_inverted"} & answered == ({"mask_ignored", "mask_inverted"} if masked else set())
     assert ("causal_ignored" in answered) == causal
+
+
+# ----------------------------------------------------------------------------------- no suspect that a case contradicts
+
+
+def causal_by(shift: Callable[[int, int], int]) -> Subject:
+    """Return a kernel that is right but for the causal diagonal, which is moved by another number."""
+
+    def kernel(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
+        N_q, N_k = q.shape[2], k.shape[2]
+        s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        if causal:
+            s = np.where(np.tri(N_q, N_k, shift(N_q, N_k), dtype=bool), s, -np.inf)
+        m = s.max(-1, keepdims=True, initial=-np.inf)
+        p = np.exp(s - np.where(m == -np.inf, 0, m))
+        l = p.sum(-1, keepdims=True)
+        return np.asarray((p / np.where(l == 0, 1, l) @ v.astype(float)).astype(q.dtype))
+
+    return Subject(kernel, Spec(causal="bottom_right"))
+
+
+def told(kernel: Subject, examples: int = 80, **options: Any) -> dict[str, list[str]]:
+    """Return what a check-up says of each failing check."""
+    found = check_attention(kernel.fn, kernel.spec, max_examples=examples, on_fail="return", **options)
+    return {failure.check: [s.says for s in failure.suspicions] for failure in found.failures[:3]}
+
+
+CLAMPED = "max(0, N_k − N_q)"
+CAPPED = "min(0, N_k − N_q)"
+FLIPPED = "by N_q − N_k, not by N_k − N_q"
+TOP_LEFT = "aligned at the top left"
+
+
+@pytest.mark.parametrize("fail_fast", [False, True])
+@pytest.mark.parametrize(
+    ("shift", "bug"),
+    [
+        (lambda N_q, N_k: max(0, N_k - N_q), CLAMPED),
+        (lambda N_q, N_k: min(0, N_k - N_q), CAPPED),
+        (lambda N_q, N_k: N_q - N_k, FLIPPED),
+        (lambda N_q, N_k: 0, TOP_LEFT),
+    ],
+    ids=["clamped", "capped", "flipped", "top left"],
+)
+def test_a_causal_offset_is_told_as_no_other_that_a_case_contradicts(
+    shift: Callable[[int, int], int], bug: str, fail_fast: bool
+) -> None:
+    said = told(causal_by(shift), fail_fast=fail_fast)
+    assert said
+    for check, suspicions in said.items():
+        assert bug in suspicions[0], (check, suspicions)
+        if not fail_fast:
+            assert len(suspicions) == 1, (check, suspicions)
+
+
+def overflowing(before: bool) -> Subject:
+    """Return a kernel that keeps its scores in float16, before or after they are scaled."""
+
+    def kernel(q: Array, k: Array, v: Array) -> Array:
+        tau = np.float32(1 / np.sqrt(q.shape[-1]))
+        s = q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)
+        s = s.astype(q.dtype).astype(np.float32) * tau if before else (s * tau).astype(q.dtype).astype(np.float32)
+        m = s.max(-1, keepdims=True)
+        p = np.exp(s - np.where(np.isfinite(m), m, 0))
+        l = p.sum(-1, keepdims=True)
+        return np.asarray((p @ v.astype(np.float32) / np.where(l == 0, 1, l)).astype(q.dtype))
+
+    return Subject(kernel, Spec(dtypes=("float16",), block=(8, 4), d_v=True, strides="contiguous"))
+
+
+@pytest.mark.parametrize("before", [False, True])
+@np.errstate(all="ignore")
+def test_scores_that_overflow_are_no_maximum_that_starts_at_0(before: bool) -> None:
+    said = told(overflowing(before), 150, checks=["oracle"])["oracle"]
+    assert said[0].startswith("The scores are kept in the inputs' 16 bits" + ", before they are scaled" * before)
+    assert len(said) == 1, said

@@ -200,9 +200,15 @@ def _failure(subject: Subject, name: str, found: Survey, shrunk: bool) -> Failur
             finding, how = again, "simplest found"
         verdicts = [(case, passed) for case, passed, tried in found.verdicts if tried == name]
         failing = (try_check(check, subject, case) for case, passed in verdicts if not passed)
-        suspicions = diagnose(subject, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts)
+        suspicions = diagnose(subject, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts, _passing(found))
     message = describe(subject, finding, tally, suspicions, how)
     return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
+
+
+def _passing(found: Survey) -> list[Case]:
+    """Return the cases on which the kernel's answers passed whatever check was tried."""
+    failed = {case for case, passed, _ in found.verdicts if not passed}
+    return [case for case, passed, _ in found.verdicts if passed and case not in failed]
 
 
 # -------------------------------------------------------------------------------------------------------------- pytest

@@ -56,6 +56,14 @@ def _rounded(q: Question, r: Reading, narrow: str) -> Changes:
     return {name: ((b + 0x1000) & 0xFFFFE000).view(np.float32).astype(np.float64) for name, b in bits.items()}
 
 
+def _query_rounded(q: Question, r: Reading) -> Changes:
+    stored = q.problem.q.dtype
+    if stored.itemsize != 2:
+        return None
+    scaled = r.q.astype(q.chip) * q.chip.type(r.tau)
+    return {"q": scaled.astype(stored).astype(np.float64), "tau": 1.0}
+
+
 def _tail_unmasked(q: Question, r: Reading, block: int, says: str) -> Changes:
     N_k, more = r.k.shape[2], -r.k.shape[2] % block
     if more == 0 or (says == " if there is no mask" and q.problem.mask is not None):
@@ -111,6 +119,11 @@ MISREADINGS = (
           "With more queries than keys the first rows, which come before every key, attend to keys nevertheless: the causal "
           "diagonal is moved by max(0, N_k − N_q), not by N_k − N_q.",
           _causal(lambda p: p.causally(max(0, p.shift))), "NVIDIA/cutlass#2336", FA + "1778"),
+    reads("causal_capped",
+          "With more keys than queries the causal diagonal is not moved to the right: it is moved by min(0, N_k − N_q), not by "
+          "N_k − N_q.", _causal(lambda p: p.causally(min(0, p.shift)))),
+    reads("causal_flipped", "The causal diagonal is moved by N_q − N_k, not by N_k − N_q: the sign is wrong.",
+          _causal(lambda p: p.causally(-p.shift))),
     reads("mask_ignored", "`mask` is ignored.", _masked(lambda p: p.but(mask=None).allowed)),
     reads("mask_inverted", '`mask` is inverted: True is taken for "masked".', _masked(lambda p: p.but(mask=~p.mask).allowed)),
     reads("mask_of_the_first", "The mask of the first {0} is used for all.", _mask_of_the_first,
@@ -133,6 +146,9 @@ MISREADINGS = (
           lambda q, r, one, other, factor: {"tau": r.tau * factor},
           over=lambda spec: [("not multiplied by", "before exp2", math.log(2)),
                              ("multiplied by", "before exp", 1 / math.log(2))]),
+    reads("scaled_query_rounded",
+          "Q is rounded to the inputs' 16 bits once it is scaled. (Spec(stores='scores') has room for that, and passes it.)",
+          _query_rounded, "antirez/h3.c#3", "ml-explore/mlx#3119"),
     reads("scale_grows", "The scale is multiplied by log₂ e once for every block of {0} keys: it grows along them.",
           lambda q, r, block: {"k": r.k * math.log2(math.e) ** (np.arange(r.k.shape[2]) // block)[:, None]},
           "flagos-ai/FlagGems#424", over=key_blocks),
