@@ -92,7 +92,7 @@ class _Seen:
         return (exhibit for exhibit in self._all() if not exhibit.right)
 
     def _of(self, case: Case) -> list[Exhibit]:
-        """Return what the kernel gives, of the pass that failed: a backward pass says nothing of the forward pass, or it of that."""
+        """Return what the kernel gives, of the pass that failed: the other pass may have another bug, or none."""
         finding = replace(self.finding, case=case)
         try:
             found = [*aspects(self.subject, finding, case.problem(self.subject.spec))]
