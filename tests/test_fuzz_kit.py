@@ -31,7 +31,7 @@ from flashsim.testing import (
     replay,
     wrap,
 )
-from flashsim.testing.regimes import MASKS, REGIMES
+from flashsim.testing.regimes import BIASES, MASKS, REGIMES
 from flashsim.testing.spec import CHOICES
 
 from . import fuzzing
@@ -74,7 +74,9 @@ VALID_SPEC: dict[str, st.SearchStrategy[Any]] = {
     },
     "dtypes": st.lists(st.sampled_from(FLOATS), min_size=1, max_size=3).map(tuple) | st.sampled_from(FLOATS),
     "block": st.tuples(small, small),
-    **dict.fromkeys(("gqa", "masks", "scale", "cross", "d_v", "deterministic", "zero_keys"), st.booleans()),
+    **dict.fromkeys(("gqa", "masks", "scale", "cross", "d_v", "deterministic", "bias"), st.booleans()),
+    "zero_keys": st.sampled_from((True, False, "forward")),
+    "unchecked": st.sampled_from(((), ("block_m",), ["a", "b"])),
     "head_dims": st.none() | st.lists(small, min_size=1, max_size=3),
     "accumulate": st.just(None),
     "max_shapes": st.none() | small,
@@ -86,6 +88,8 @@ VALID_CASE: dict[str, st.SearchStrategy[Any]] = {
     "dtype": st.sampled_from(FLOATS),
     "causal": st.booleans(),
     "mask": st.none() | st.sampled_from(list(MASKS)),
+    "window": st.none() | st.tuples(st.integers(-1, 3), st.integers(-1, 3)),
+    "bias": st.none() | st.sampled_from(list(BIASES)),
     "scale": st.none() | st.just(0.5),
     "dropout_p": st.sampled_from((0.0, 0.3)),
     "strides": st.sampled_from(("contiguous", "mixed", "columns")),

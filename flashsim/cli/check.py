@@ -43,6 +43,8 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
         "nargs": 2, "type": whole(), "metavar": ("N", "M"), "help": "N_q is a multiple of N, N_k of M. Default: any"
     },
     "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=; its alignment"},
+    "window": {"choices": ["bottom_right", "top_left"], "help": "it takes window=(left, right); its alignment"},
+    "bias": {"action": YES_OR_NO, "help": "it takes bias="},
     "empty_rows": {"choices": ["zero", "nan", "mean", "undefined"], "help": "O where all keys are masked"},
     "lse": {"choices": ["natural", "base2"], "help": "it returns (O, lse)"},
     "gqa": {"action": YES_OR_NO, "help": "it takes fewer KV heads than query heads"},

@@ -310,8 +310,8 @@ def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
         name: a.swapaxes(1, 2) if swapped else a
         for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
     }
-    arrays |= {"mask": options["mask"]} if "mask" in options else {}
-    given = [f"{name}={'mask' if name == 'mask' else repr(value)}" for name, value in options.items()]
+    arrays |= {name: value for name, value in options.items() if isinstance(value, np.ndarray)}
+    given = [f"{name}={name if name in arrays else repr(value)}" for name, value in options.items()]
     return [
         "import numpy as np",
         *(["from ml_dtypes import bfloat16"] if narrow else []),

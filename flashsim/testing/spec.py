@@ -15,6 +15,7 @@ from flashsim.problem.inputs import FLOATS, chip_dtype, float_dtype
 CHOICES: dict[str, tuple[Any, ...]] = {
     "layout": ("BHND", "BNHD"),
     "causal": (None, "bottom_right", "top_left"),
+    "window": (None, "bottom_right", "top_left"),
     "empty_rows": ("zero", "nan", "mean", "undefined"),
     "lse": (None, "natural", "base2"),
     "strides": ("any", "last_contiguous", "contiguous"),
@@ -36,6 +37,10 @@ class Spec:
     block       (B_r, B_c), the kernel's tile: lengths are drawn around its multiples. A guess will do. At most 4,096 each
     multiples   (n, m): N_q is always a multiple of n, and N_k of m, for kernels that take whole tiles only
     causal      None: not taken. "bottom_right": query i attends to keys j ≤ i + N_k − N_q; "top_left": to keys j ≤ i
+    window      None: not taken. Else it takes window=(left, right): query i attends to keys from p − left to p + right, p being
+                i + N_k − N_q at the "bottom_right" and i at the "top_left"; −1 is no limit on that side
+    bias        whether it takes bias=, of the inputs' dtype, which broadcasts to (B, H_q, N_q, N_k) and is added to the scaled
+                scores. Its own gradient is not asked for
     empty_rows  what O is where every key is masked: "zero", "nan", "mean" (of all values of the head), or "undefined"
     lse         None: the kernel returns O. "natural", "base2": it returns (O, lse), lse = log Σ exp(scores), or log₂; of
                 an empty row −∞, unless empty_rows is "undefined"
@@ -64,6 +69,8 @@ class Spec:
     block: tuple[int, int] = (16, 16)
     multiples: tuple[int, int] = (1, 1)
     causal: str | None = None
+    window: str | None = None
+    bias: bool = False
     empty_rows: str = "zero"
     lse: str | None = None
     gqa: bool = False
@@ -86,7 +93,7 @@ class Spec:
             value = getattr(self, name)
             if not (is_one_of(value, known) or (value is None and None in known)):
                 raise ValueError(f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}")
-        flags = ("gqa", "masks", "scale", "cross", "d_v", "deterministic")
+        flags = ("bias", "gqa", "masks", "scale", "cross", "d_v", "deterministic")
         checked: dict[str, Any] = {name: check_flag(f"Spec: {name}", getattr(self, name)) for name in flags}
         if not is_one_of(self.zero_keys, ("forward",)):
             checked["zero_keys"] = check_flag("Spec: zero_keys", self.zero_keys)

@@ -36,6 +36,8 @@ def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
         Feature("N_k = 0", lambda c: c.N_k == 0, "no keys at all", (FA + "1155", FA + "2470", "deepseek-ai/FlashMLA#11")),
         Feature("causal", lambda c: c.causal, "causal masking", CAUSAL),
         Feature("a mask", lambda c: c.mask is not None, "masking", MASKING),
+        Feature("a window", lambda c: c.window is not None, "the window's ends", ("zml/zml#763", "ml-explore/mlx-lm#390")),
+        Feature("a bias", lambda c: c.bias is not None, "the bias"),
         Feature("H_q > H_kv", lambda c: c.group > 1, "head mapping", ("ekzhang/jax-js#180", "onnx/onnx#7274")),
         Feature("N_q ≠ N_k", lambda c: c.N_q != c.N_k, "alignment or sizes of queries and keys mixed up", CAUSAL),
         Feature("N_q > N_k", lambda c: c.N_q > c.N_k, "rows before the first key", CAUSAL),

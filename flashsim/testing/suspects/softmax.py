@@ -100,7 +100,7 @@ def _scores_in_16_bits(q: Question, says: str, scaled: bool) -> Answer | None:
     tau = q.chip.type(r.tau)
     S = r.q.astype(q.chip) @ r.k[:, r.owner].astype(q.chip).swapaxes(-1, -2)
     S = (S * tau).astype(stored).astype(q.chip) if scaled else S.astype(stored).astype(q.chip) * tau
-    S = np.where(r.allowed, S, -np.inf)
+    S = np.where(r.allowed, S + np.asarray(r.bias, q.chip), -np.inf)
     m = S.max(axis=-1, keepdims=True, initial=-np.inf)
     return _with_maximum(q, np.where(np.isfinite(m), m, 0), S)
 
