@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_python_is_warned() -> None:
     with pytest.warns(UserWarning, match="^INCOMPLETE: .*leaks takes causal="):
         check_attention(leaks, Spec(), max_examples=3)
     check_attention(leaks, Spec(unchecked=("causal",)), max_examples=3)
+    check_attention(partial(leaks, causal=False), Spec(), max_examples=3)
     report = check_attention(leaks, Spec(), max_examples=3, on_fail="return")
     assert report.ok
     assert not report.complete

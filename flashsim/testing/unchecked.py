@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from flashsim.testing.mismatches import flag
 from flashsim.testing.probe import FEATURES, fits, parameters, plain
 from flashsim.testing.subject import Subject
+from flashsim.testing.wrapping import Wrapped
 
 # Parameters by the names that kernels have for them: the kit never gives them.
 NO_WORD: Mapping[tuple[str, ...], str] = {
@@ -29,7 +31,7 @@ NO_WORD: Mapping[tuple[str, ...], str] = {
 
 def undeclared(subject: Subject) -> dict[str, tuple[Any, ...]]:
     """Return the kit's keywords that the function has and the spec does not declare, each with the values that a call fits."""
-    named, spec = parameters(subject.fn), subject.spec
+    named, spec = _open(subject.fn), subject.spec
     found = {}
     for feature in FEATURES:
         field, keyword = feature.field, feature.keyword
@@ -48,7 +50,14 @@ def at_their_defaults(subject: Subject) -> list[str]:
     given |= set() if subject.keep_mask is None else {"dropout_p", "seed"}
     ours = {alias: f" (the kit's name is {feature.keyword})" for feature in FEATURES for alias in feature.aliases}
     ours |= {name: " (the kit has no word for it: flashsim check --list)" for names in NO_WORD for name in names}
-    return [f"{name}{ours.get(name, '')}" for name in parameters(subject.fn)[3:] if name not in given]
+    return [f"{name}{ours.get(name, '')}" for name in _open(subject.fn)[3:] if name not in given]
+
+
+def _open(fn: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters, without those that a functools.partial gives."""
+    inner = fn.fn if isinstance(fn, Wrapped) else fn
+    bound = inner.keywords if isinstance(inner, partial) else {}
+    return [name for name in parameters(fn) if name not in bound]
 
 
 def incomplete(name: str, keywords: Mapping[str, Sequence[Any]], defaulted: Sequence[str]) -> str:
