@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -364,3 +365,87 @@ def test_scores_that_overflow_are_no_maximum_that_starts_at_0(before: bool) -> N
     said = told(overflowing(before), 150, checks=["oracle"])["oracle"]
     assert said[0].startswith("The scores are kept in the inputs' 16 bits" + ", before they are scaled" * before)
     assert len(said) == 1, said
+
+
+# -------------------------------------------------------------------------------- what public kernels did, and was told wrongly
+
+
+def plain(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Return O and the row sums ℓ, in float64."""
+    s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    p = np.exp(s - s.max(-1, keepdims=True))
+    l = p.sum(-1, keepdims=True)
+    return p @ v.astype(float) / l, l
+
+
+def divided_twice(q: Array, k: Array, v: Array) -> Array:
+    O, l = plain(q, k, v)
+    return np.asarray((O / l).astype(q.dtype))
+
+
+def ragged_chunk_dropped(q: Array, k: Array, v: Array) -> Array:
+    whole = k.shape[2] // 16 * 16
+    if not whole:
+        return np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    return np.asarray(plain(q, k[:, :, :whole], v[:, :, :whole])[0].astype(q.dtype))
+
+
+def v_by_k_rows(q: Array, k: Array, v: Array) -> Array:
+    rows = [stride // v.itemsize for stride in k.strides]
+    whole = v
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    flat = whole.ravel()
+    start = (v.__array_interface__["data"][0] - flat.__array_interface__["data"][0]) // v.itemsize
+    at = start + sum(np.arange(n).reshape(-1, *[1] * (3 - axis)) * rows[axis] for axis, n in enumerate(v.shape))
+    return np.asarray(plain(q, k, flat[np.minimum(at, flat.size - 1)])[0].astype(q.dtype))
+
+
+def query_rounded(q: Array, k: Array, v: Array) -> Array:
+    scaled = (q.astype(np.float32) / np.float32(np.sqrt(q.shape[-1]))).astype(q.dtype)
+    return np.asarray(plain(scaled * np.float32(np.sqrt(q.shape[-1])), k, v)[0].astype(q.dtype))
+
+
+HALF = Spec(dtypes=("float16",), head_dims=(8, 24), block=(16, 16), strides="contiguous")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "spec", "says"),
+    [
+        (divided_twice, Spec(), "The output is divided by the row sum ℓ twice."),
+        (
+            ragged_chunk_dropped,
+            Spec(strides="contiguous"),
+            "The last keys are dropped where N_k is not a multiple of 16.",
+        ),
+        (v_by_k_rows, Spec(d_v=True, strides="contiguous"), "v is read with k's strides, which differ where d_v ≠ d"),
+        (v_by_k_rows, Spec(d_v=True, layout="BNHD", strides="contiguous"), None),
+        (query_rounded, HALF, "Q is rounded to the inputs' 16 bits once it is scaled."),
+    ],
+    ids=["divided twice", "ragged chunk", "v by k's rows", "another layout", "scaled query rounded"],
+)
+def test_what_public_kernels_did_is_told(kernel: Callable[..., Any], spec: Spec, says: str | None) -> None:
+    if says is None:
+        inner, says = kernel, "v is read with k's strides"
+
+        def kernel(q: Array, k: Array, v: Array) -> Array:
+            return np.asarray(inner(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2))
+
+    said = told(Subject(kernel, spec), 200, checks=["oracle"])["oracle"]
+    assert said[0].startswith(says), said
+
+
+def test_a_rounded_scaled_query_passes_where_stored_scores_are_declared() -> None:
+    assert "oracle" not in told(Subject(query_rounded, replace(HALF, stores="scores")), 200, checks=["oracle"])
+
+
+def test_under_few_shapes_a_ragged_chunk_is_not_the_batch_s_or_the_head_s_offset() -> None:
+    """Three shapes, drawn often, have many things in common."""
+
+    def short(q: Array, k: Array, v: Array) -> Array:
+        whole = k.shape[2] // 16 * 16 or k.shape[2]
+        return np.asarray(plain(q, k[:, :, :whole], v[:, :, :whole])[0].astype(q.dtype))
+
+    for few in (3, 4):
+        said = told(Subject(short, Spec(max_shapes=few, strides="contiguous")), 60, checks=["oracle"])["oracle"]
+        assert not [each for each in said if "offset" in each], (few, said)
