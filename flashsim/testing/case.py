@@ -181,7 +181,7 @@ class Problem:
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the call: only what is used."""
-        used = {"causal": self.causal or None, "scale": self.scale, "mask": self.mask}
+        used: dict[str, Any] = {"causal": self.causal or None, "scale": self.scale, "mask": self.mask}
         used |= {"window": self.window, "bias": self.bias}
         used |= {"dropout_p": self.dropout_p, "seed": self.seed} if self.dropout_p else {}
         return {name: value for name, value in used.items() if value is not None}
