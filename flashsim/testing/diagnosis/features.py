@@ -100,7 +100,7 @@ def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspici
         if all(
             has[same].all() or not has[same].any() for same in by_shape
         ):  # the shape has it, not the case: few are drawn often
-            of, share = sum(failed[same].any() for same in by_shape), np.mean([has[same[0]] for same in by_shape])
+            of, share = sum(bool(failed[same].any()) for same in by_shape), np.mean([has[same[0]] for same in by_shape])
         # the logarithm of the chance that it is an accident
         chance = of * math.log(max(share, 1e-9)) + len(features_) * math.log(40)
         if chance < math.log(0.01) and passing <= n_passed / 2:

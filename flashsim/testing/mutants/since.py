@@ -1,4 +1,4 @@
-"""Bugs that were met since the strategies were frozen, by authors who know the strategies. Each was written before it was checked."""
+"""Bugs met since the strategies were frozen, by authors who know the strategies. Each was written before it was checked."""
 
 from __future__ import annotations
 
