@@ -451,12 +451,12 @@ def test_under_few_shapes_a_ragged_chunk_is_not_the_batch_s_or_the_head_s_offset
         assert not [each for each in said if "offset" in each], (few, said)
 
 
-def test_rows_that_vanish_far_below_0_alone_are_no_maximum_that_starts_at_0() -> None:
-    """Rows of scores about −120, which such a maximum would lose too, are right."""
+def test_rows_that_vanish_far_below_0_are_none_of_the_bugs_that_lose_other_rows_too() -> None:
+    """Rows of scores about −120 are right, and so are rows with a dropped tail: passing cases refute all that is known."""
 
     def far_below(q: Array, k: Array, v: Array) -> Array:
         s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
         return np.asarray(np.where(s.max(-1, keepdims=True) < -60_000, 0, plain(q, k, v)[0]).astype(q.dtype))
 
     said = told(Subject(far_below, Spec()), 200, checks=["oracle"])["oracle"]
-    assert not [each for each in said if "never below 0" in each], said
+    assert [each.partition(":")[0] for each in said] == ["It fails only with regime negative"]
