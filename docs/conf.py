@@ -28,7 +28,7 @@ smartquotes_action = "qe"  # not dashes: --causal is an option
 
 SECTIONS = {
     "Tutorial": ["docs/run", "docs/watch", "docs/lessons", "docs/exercises"],
-    "How to": ["docs/code", "docs/use", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
+    "How to": ["docs/code", "docs/use", "docs/conventions", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
     "Reference": ["docs/reference/index"],
     "Explanation": [
         *(

@@ -40,7 +40,8 @@ def chosen(what: Any, direction: str) -> Algorithm:
         return algorithm_of(what)
     known = ", ".join(map(repr, passes))
     if is_one_of(what, FORWARD):
-        raise ValueError(f"{what!r} has no backward pass here; these have: {known}")
+        both = ", ".join(repr(name) for name in passes if name in FORWARD)
+        raise ValueError(f"{what!r} has no backward pass here; these have: {both}. Run one of them forward, too")
     if is_one_of(what, BACKWARD):
         raise ValueError(f"{what!r} is a backward pass only, of {BACKWARD[what].forward_pass!r}")
     raise ValueError(f"unknown algorithm {shown(what)}; known: {known}")

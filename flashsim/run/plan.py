@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from flashsim.algorithms import BACKWARD
+from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, clipped
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.attention.problem import EVERYTHING, Problem
@@ -234,8 +234,9 @@ def _check_bias(algorithm: Algorithm, mask: Mask) -> None:
     if mask.bias is None or algorithm.direction == "forward":
         return
     if not algorithm.gives_dS:
-        have = " or ".join(repr(name) for name, known in BACKWARD.items() if known.gives_dS)
-        raise ValueError(f"{algorithm.name!r} ({algorithm.title}) makes no gradient of a bias; {have} does")
+        have = ", ".join(repr(name) for name, known in BACKWARD.items() if known.gives_dS and name in FORWARD)
+        said = f"{algorithm.name!r} ({algorithm.title}) makes no gradient of a bias"
+        raise ValueError(f"{said}; run one of these, forward and backward: {have}")
 
 
 def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from flashsim.learn.exercises.inner_loop import PROBLEMS, Problem, State, over
+from flashsim.learn.exercises.inner_loop import PROBLEMS, SCALED_P, Problem, State, over, scaled, scaled_sum
 from flashsim.learn.exercises.judging import Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work, Wrong
 from flashsim.problem.inputs import Array
@@ -94,7 +94,8 @@ def _run(attention: Callable[..., object], problem: Problem) -> int:
 
 def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
     rows, keys, before, want = problem.at(i, j)
-    V, P = problem.V[keys], np.exp(problem.Q[rows] @ problem.K[keys].T - want.m)
+    S, V = problem.Q[rows] @ problem.K[keys].T, problem.V[keys]
+    P = np.exp(S - want.m)
     with np.errstate(all="ignore"):
         a = np.exp(before.m - want.m)
     l, O = before.l, before.O * before.l
@@ -103,11 +104,13 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
     early = "O_i is divided by l_i within the inner loop, so each later turn divides again. Divide once, after it."
     undone = "O_i is multiplied by l_i, as in Algorithm 1. Here it is a sum already, and was never divided."
     mistakes = {
-        "m_i": {"m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m},
+        "m_i": {"m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m}
+        | scaled(want.m, problem),
         "l_i": {
             "The old l_i is not rescaled by exp(m_i - m_new), or m_i was replaced by m_new too early.": l + P_sum,
             "This is the block's sum alone. Where is the old l_i?": P_sum,
             "The factor multiplies both terms. P_ij is against m_new already.": a * (l + P_sum),
+            SCALED_P: a * l + scaled_sum(S - want.m, problem),
         },
         "O_i": {
             "The old O_i is not rescaled: it was summed against the old maximum. The factor is exp(m_i - m_new).": O

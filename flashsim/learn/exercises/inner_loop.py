@@ -24,8 +24,9 @@ LINES = """\
 12  O_i <- (l_i exp(m_i - m_i_new) O_i + exp(m~_ij - m_i_new) P~_ij V_j)
            / l_i_new"""
 TEXT = f'''
-Algorithm 1, but for the lines that do the work. Line 12 keeps O_i divided by
-l_i at all times, so the old sum is l_i * O_i:
+Algorithm 1, but for the lines that do the work. Q is scaled by 1/sqrt(d)
+already. Line 12 keeps O_i divided by l_i at all times, so the old sum is
+l_i * O_i:
 
 {LINES}
 13  l_i <- l_i_new, m_i <- m_i_new; all three are written to HBM
@@ -145,12 +146,14 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
     with np.errstate(all="ignore"):
         a, b = np.exp(m - want.m), np.exp(m_tilde - want.m)
         mistakes = {
-            "m": {"This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": m_tilde},
+            "m": {"This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": m_tilde}
+            | scaled(want.m, problem),
             "l": {
                 f"The old l_i is not rescaled: where the maximum rose, its terms are too large. {FACTOR}.": l
                 + b * l_tilde,
                 f"l~_ij was summed {OWN}. The factor exp(m~_ij - m_new) brings it to m_new.": a * l + l_tilde,
                 "l_new is l~_ij alone, so the keys before are forgotten.": b * l_tilde,
+                SCALED_P: a * l + b * scaled_sum(S - m_tilde, problem),
             },
             "O": {
                 f"The old O_i is not rescaled: it was summed against the old maximum. {FACTOR}, as for l_i.": (
@@ -171,5 +174,20 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
         expect(said, values[name][rows], getattr(want, name), {stays: getattr(before, name), **wrongs})
 
 
+def scaled(scores: Array, problem: Problem) -> dict[str, Array]:
+    """Return hints for scores that were scaled in the exercise, once or twice, with what they are then."""
+    d = problem.Q.shape[1]
+    said = f"The scores are {{}}. {NO_SCALE}."
+    factors = {"divided by √d": d**-0.5, "divided by d, which is √d twice": 1 / d, "multiplied by √d": d**0.5}
+    return {said.format(how): factor * scores for how, factor in factors.items()}
+
+
+def scaled_sum(scores: Array, problem: Problem) -> Array:
+    """Return the sum of each row's weights where what the exponential is taken of was divided by √d."""
+    return np.asarray(np.exp(scores * problem.Q.shape[1] ** -0.5).sum(axis=1, keepdims=True))
+
+
+NO_SCALE = "Q is scaled by 1/√d already, before it is loaded"
+SCALED_P = f"What the exponential is taken of is divided by √d. {NO_SCALE}."
 OWN = "against the block's own maximum"
 FACTOR = "The factor is exp(m_i - m_new)"
