@@ -43,6 +43,22 @@ def rule_of(q: Any, k: Any, causal: bool, mask: Any, array: Any, block_mask: Any
     return Rule(False, None, (left, right), block_mask)
 
 
+def in_tiles(mask: Any) -> tuple[Any, tuple[int, int, int]]:
+    """Return a mask (B, H, N_q, N_k) as TMA reads it, and whether its rows, heads and batch entries differ: 1, or 0.
+
+    Of what broadcasts there is one; rows start at multiples of 16 bytes. A mask whose rows do not is copied.
+    """
+    differ = tuple(int(n > 1 and stride != 0) for n, stride in zip(mask.shape[:3], mask.strides, strict=False))
+    cut = mask[tuple(slice(None) if own else slice(1) for own in differ)]
+    wrong = [stride <= 0 or stride % 16 for n, stride in zip(cut.shape[:3], cut.strides, strict=False) if n > 1]
+    if cut.data.ptr % 16 or any(wrong) or cut.shape[3] > 1 != cut.strides[3]:
+        padded = import_cupy().empty((*cut.shape[:3], -(-cut.shape[3] // 16) * 16), bool)[..., : cut.shape[3]]
+        padded[...] = cut
+        cut = padded
+    batches, heads, rows = differ
+    return cut, (rows, heads, batches)
+
+
 def as_array(window: tuple[int, int], N_q: int, N_k: int) -> Any:
     """Return a window as booleans (N_q, N_k) on the GPU."""
     cupy = import_cupy()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 HALF_BYTES = 128  # of a row of a half of a tile: the widest swizzle
-TYPES = {"float8_e4m3fn": (0, 1), "float16": (6, 2), "bfloat16": (9, 2)}  # the driver's number, bytes
+TYPES = {"bool": (0, 1), "float8_e4m3fn": (0, 1), "float16": (6, 2), "bfloat16": (9, 2)}  # the driver's number, bytes
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -66,6 +66,20 @@ def columns_map(
     return _described(name, pointer, strides, dtype, (N, d, 1, H, B), (column, 16, head, batch), (rows, d, 1, 1, 1))
 
 
+@lru_cache(maxsize=4096)
+def mask_map(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, columns: int) -> Any:
+    """Return the driver's description of a mask, of an array (B, H, N_q, N_k) of bytes, in tiles of rows × columns, 128 or 64.
+
+    Its axes: column, row, one that is 1 long, head, batch.
+    """
+    B, H, N_q, N_k = shape
+    batch, head, row = _apart(shape, strides)
+    box = columns, rows if N_q > 1 else 1, 1, 1, 1
+    return _described(
+        "mask", pointer, strides, "bool", (N_k, N_q, 1, H, B), (row, 16, head, batch), box, 3 if columns == 128 else 2
+    )
+
+
 def _apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Return strides, of the first three axes; of an axis of length 1 one that the driver takes."""
     return tuple(stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
@@ -79,6 +93,7 @@ def _described(
     dims: tuple[int, ...],
     strides: tuple[int, ...],
     box: tuple[int, ...],
+    swizzle: int = 3,
 ) -> Any:
     memory = np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
@@ -92,7 +107,7 @@ def _described(
         (ctypes.c_uint32 * 5)(*box),
         (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
         0,  # not interleaved
-        3,  # swizzled over 128 bytes
+        swizzle,  # 3: over 128 bytes, 2: 64
         2,  # the L2 fetches 128 bytes
         0,  # zeros out of bounds
     )
