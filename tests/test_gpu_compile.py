@@ -452,7 +452,7 @@ def test_hoppers_tiles() -> None:
     found = [hopper.choose_tiles(64, kind) for kind in hopper.KINDS]
     assert [(tiles.B_r, tiles.sums) for tiles in found] == [(256, True), *[(128, True)] * 2, (128, False), (128, True)]
     assert hopper.choose_tiles(64, "ARRAY") == hopper.SMALL
-    assert hopper.choose_tiles(256, "ARRAY") == hopper.DEEP._replace(sums=False, mends=False)
+    assert hopper.choose_tiles(256, "ARRAY") == hopper.DEEP._replace(mends=False)
     assert hopper.choose_tiles(64, "WINDOW", begun=True) == hopper.PAIR._replace(mends=False)
     begun = [hopper.all_begin((9, right), 100, 164) for right in (-1, 0, 1, 63, 64, 99)]
     assert begun == [True, True, False, False, True, True]

@@ -104,6 +104,9 @@ TILES = {
 KINDS = ("FULL", "CAUSAL", "ARRAY", "WINDOW", "LISTED")  # of masks, as the kernel calls them
 
 
+MENDS_NOT = (64, "WINDOW"), (256, "ARRAY")  # for want of registers
+
+
 @lru_cache(maxsize=1024)
 def choose_tiles(
     d: int, kind: str, dropout: bool = False, blocks: tuple[int, int] | None = None, *, begun: bool = False
@@ -111,7 +114,7 @@ def choose_tiles(
     """Return what the kernel is compiled for; ValueError for other blocks.
 
     More than two consumers have too few registers for Philox, d = 256 with a window or a list for `sums`, and d = 64 with a
-    window for `mends`. In windows of d = 64 sums pay if all rows have begun with the first tile of their warpgroup: if they
+    window and d = 256 with an array for `mends`. In windows of d = 64 sums pay if all rows have begun with the first tile of their warpgroup: if they
     see some of it. Turns pay where d = 128, and two consumers see the same tiles.
     """
     tiles = TILES[d][min(1 if dropout or kind == "ARRAY" else 2 if kind != "FULL" else 0, len(TILES[d]) - 1)]
@@ -126,8 +129,8 @@ def choose_tiles(
         }
         of = masks.get(kind, "") + ", with dropout" * dropout
         raise ValueError(f"blocks is {blocks}; hopper takes {tiles.blocks} where d = {d}{of}")
-    sums = {256: kind in ("FULL", "CAUSAL"), 128: True, 64: kind != "WINDOW" or begun}[d] and not dropout
-    return tiles._replace(sums=sums, mends=sums and (d, kind) != (64, "WINDOW"), turns=tiles.turns and sums)
+    sums = {256: kind in ("FULL", "CAUSAL", "ARRAY"), 128: True, 64: kind != "WINDOW" or begun}[d] and not dropout
+    return tiles._replace(sums=sums, mends=sums and (d, kind) not in MENDS_NOT, turns=tiles.turns and sums)
 
 
 def all_begin(window: tuple[int, int], N_q: int, N_k: int) -> bool:
@@ -201,17 +204,14 @@ def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: 
     tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks, begun=begun)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
     lists: Any = ()
-    mask, differ, masked = None, (0, 0, 0), ()
-    if options.mask is not None:
-        mask, differ = in_tiles(options.mask)
-        masked = mask.shape, mask.strides
+    mask = None if options.mask is None else in_tiles(options.mask)
     kind = as_list(q.shape[3], kind, options.dropout_p > 0)
     if kind == "LISTED":
         lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
     strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, options.counters is not None)
-    start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, differ, masked, *asked)
-    M = 0 if mask is None else mask.data.ptr
+    start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, mask and mask[1:], *asked)
+    M = mask.array.data.ptr if mask else 0
 
     def run(stream: int, _: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
         start(stream, Q, K, V, O, M, L, counter(device, stream), totals(options, ARRAYS))
@@ -230,8 +230,7 @@ def _launch(
     wants_L: bool,
     kind: str,
     window: tuple[int, int],
-    differ: tuple[int, int, int],
-    masked: tuple[tuple[int, ...], ...],
+    masked: tuple[tuple[int, ...], ...] | None,
     scale: float,
     drops: tuple[float, int],
     listed: tuple[int, ...],
@@ -239,7 +238,7 @@ def _launch(
 ) -> Launch:
     """Return it, for lists of tiles at these addresses: called with those of Q, K, V, O, the mask, L, the counter and totals.
 
-    `masked` is the mask's shape and strides, `differ` as `in_tiles` returns it.
+    `masked` is the mask's shape, strides and steps, as `in_tiles` returns them.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     T_r = -(-N_q // tiles.B_r)
@@ -255,7 +254,7 @@ def _launch(
     problem["left"], problem["right"] = (
         most if side == -1 else min(side, most) for side, most in zip(window, (N_k - 1, N_q - 1), strict=True)
     )
-    problem["mask"] = differ
+    *matrices, problem["mask"] = masked or ((0, 0, 0),)
     problem["starts"], problem["tiles"] = listed or (0, 0)
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     problem["dropout"] = dropout(*drops)
@@ -271,7 +270,7 @@ def _launch(
     def arguments(Q: int, K: int, V: int, O: int, M: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
         each = zip(sides, (Q, K, V, O), strict=True)
         maps = [tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each]
-        maps.append(mask_map(M, *masked, tiles.B_r, tiles.B_c) if masked else maps[0])
+        maps.append(mask_map(M, *matrices, tiles.B_r, tiles.B_c) if masked else maps[0])
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
     return Launch(kernel, blocks, threads, shared, arguments)

@@ -68,16 +68,13 @@ def columns_map(
 
 @lru_cache(maxsize=4096)
 def mask_map(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, columns: int) -> Any:
-    """Return the driver's description of a mask, of an array (B, H, N_q, N_k) of bytes, in tiles of rows × columns, 128 or 64.
+    """Return the driver's description of a mask's bytes (matrices, N_q, N_k) in tiles of rows × columns, 128 or 64.
 
-    Its axes: column, row, one that is 1 long, head, batch.
+    Its axes: column, row, matrix.
     """
-    B, H, N_q, N_k = shape
-    batch, head, row = _apart(shape, strides)
-    box = columns, rows if N_q > 1 else 1, 1, 1, 1
-    return _described(
-        "mask", pointer, strides, "bool", (N_k, N_q, 1, H, B), (row, 16, head, batch), box, 3 if columns == 128 else 2
-    )
+    matrices, N_q, N_k = shape
+    box, swizzle = (columns, rows if N_q > 1 else 1, 1), 3 if columns == 128 else 2
+    return _described("mask", pointer, strides, "bool", (N_k, N_q, matrices), (strides[1], strides[0]), box, swizzle)
 
 
 def _apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -95,17 +92,17 @@ def _described(
     box: tuple[int, ...],
     swizzle: int = 3,
 ) -> Any:
-    memory = np.zeros(128 + 63, np.uint8)
+    axes, memory = len(dims), np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
     status = _encode()(
         ctypes.c_void_p(found.ctypes.data),
         TYPES[dtype][0],
-        5,
+        axes,
         ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 5)(*dims),
-        (ctypes.c_uint64 * 4)(*strides),
-        (ctypes.c_uint32 * 5)(*box),
-        (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
+        (ctypes.c_uint64 * axes)(*dims),
+        (ctypes.c_uint64 * (axes - 1))(*strides),
+        (ctypes.c_uint32 * axes)(*box),
+        (ctypes.c_uint32 * axes)(*[1] * axes),
         0,  # not interleaved
         swizzle,  # 3: over 128 bytes, 2: 64
         2,  # the L2 fetches 128 bytes

@@ -40,7 +40,7 @@ struct Problem {
     int section;                              // heads whose row blocks take turns
     int wants_L;
     int left, right;            // the window: keys from position − left to position + right
-    Differ mask;
+    Mask mask;
     const int *starts, *tiles;  // row block i's live tiles: tiles[starts[i]] to before tiles[starts[i + 1]], ascending
     float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
     Dropout dropout;
@@ -202,7 +202,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>
             load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
             if (kind == ARRAY) {
                 const int top = at.i * B_r * p.mask.rows;
-                load(sram.mask(kv), M, j * B_c, top, at.h * p.mask.heads, at.b * p.mask.batches, sram.K_j.there(kv));
+                load_mask(sram.mask(kv), M, j * B_c, top, p.mask.matrix(at.h, at.b), sram.K_j.there(kv));
                 mask_reads.add(p.mask.rows ? min(B_r, p.N_q - top) : 1, min(B_c, p.N_k - j * B_c));
             }
             K_reads.add(min(B_c, p.N_k - j * B_c), d);

@@ -107,12 +107,12 @@ __device__ inline void load(Word tile, const TensorMap& X, int row, int head, in
         : "memory");
 }
 
-// Start copying a tile of bytes: columns `column` and after of rows `row` and below; what is past the ends becomes 0.
-__device__ inline void load(Word tile, const TensorMap& X, int column, int row, int head, int batch, Barrier there) {
+// Start copying a tile of a mask's bytes: columns `column` and after of rows `row` and below; what is past the ends becomes 0.
+__device__ inline void load_mask(Word tile, const TensorMap& X, int column, int row, int matrix, Barrier there) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
-        "[%7];" ::"r"(tile),
-        "l"(&X), "r"(column), "r"(row), "r"(0), "r"(head), "r"(batch), "r"(there.at)
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+            tile),
+        "l"(&X), "r"(column), "r"(row), "r"(matrix), "r"(there.at)
         : "memory");
 }
 
@@ -213,9 +213,10 @@ struct Tally {
 #endif
 };
 
-// Which rows, heads and batch entries of a mask in HBM differ: 1, or 0 where it broadcasts.
-struct Differ {
+// How a mask lies in HBM: whether its rows differ, 1 or 0; how many matrices it is from a head to the next, and from a batch entry.
+struct Mask {
     int rows, heads, batches;
+    __device__ int matrix(int head, int batch) const { return head * heads + batch * batches; }
 };
 
 // ---------------------------------------------------------------------------------------------------------------- roles

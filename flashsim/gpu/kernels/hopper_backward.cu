@@ -32,10 +32,11 @@
 constexpr int B_c = 128, CONSUMERS = B_c / 64;
 template <int d> constexpr int B_r = d == 64 ? 128 : 64;
 
-// What is masked: nothing; keys after the query's own position; what an array in HBM says, a byte an element, and keys that are
-// more than `right` after that position; keys outside a window around it, and whole tiles, where the live ones of each key block
-// come as a list.
-enum Kind { FULL, CAUSAL, ARRAY, LISTED };
+// What is masked: nothing; keys after the query's own position; what an array in HBM says, a byte an element, with either of
+// these; keys outside a window around it, and whole tiles, where the live ones of each key block come as a list.
+enum Kind { FULL, CAUSAL, ARRAY, CAUSAL_ARRAY, LISTED };
+__host__ __device__ constexpr bool is_causal(Kind kind) { return kind == CAUSAL || kind == CAUSAL_ARRAY; }
+__host__ __device__ constexpr bool has_array(Kind kind) { return kind == ARRAY || kind == CAUSAL_ARRAY; }
 
 struct Tile {
     int i, before;  // row block, and how many key blocks add to its dQ_i before
@@ -46,7 +47,7 @@ struct Problem {
     int heads, section;                      // KV heads, over the batch; those whose key blocks take turns
     int unseen;                              // row blocks that see no key, a head's first; listed: 0
     int left, right;                         // the window: keys from position − left to position + right
-    Differ mask;
+    Mask mask;
     const int *starts, *adders;  // key block j's live tiles: tiles[starts[j]] to before tiles[starts[j + 1]]; how many i is in
     const Tile* tiles;
     float tau, half_c;                       // τ and τ log₂e / 2, at most finite
@@ -80,8 +81,7 @@ template <bool backwards> __device__ inline KeyBlock in_order(const Problem& p, 
 // The live tiles of key block j, from `begin` to before `end`, and the row block of the t-th of all tiles.
 template <Kind kind, int d> __device__ inline int begin_of(const Problem& p, int j) {
     if (kind == LISTED) return __ldg(p.starts + j);
-    if (kind == ARRAY) return max(j * B_c - int(here(p.N_k) - p.N_q) - p.right, 0) / B_r<d>;
-    return kind == CAUSAL ? max(j * B_c - int(here(p.N_k) - p.N_q), 0) / B_r<d> : 0;
+    return is_causal(kind) ? max(j * B_c - int(here(p.N_k) - p.N_q), 0) / B_r<d> : 0;
 }
 template <Kind kind> __device__ inline int end_of(const Problem& p, int j) {
     return kind == LISTED ? __ldg(p.starts + j + 1) : p.T_r;
@@ -92,13 +92,12 @@ template <Kind kind> __device__ inline int row_block(const Problem& p, int t) { 
 // tile it is.
 template <Kind kind, int d> __device__ inline Word key_blocks(const Problem& p, int i) {
     if (kind == LISTED) return __ldg(p.adders + i);
-    if (kind == FULL) return p.T_c;
-    const int last = min(i * B_r<d> + B_r<d>, p.N_q) - 1 + p.N_k - p.N_q;
-    return Word(kind == ARRAY ? min(last + p.right, p.N_k - 1) : last) / B_c + 1;
+    if (!is_causal(kind)) return p.T_c;
+    return Word(min(i * B_r<d> + B_r<d>, p.N_q) - 1 + p.N_k - p.N_q) / B_c + 1;
 }
 template <Kind kind, int d> __device__ inline Word key_blocks_before(const Problem& p, int j, int t) {
     if (kind == LISTED) return __ldg(&p.tiles[t].before);
-    return kind == FULL ? j : key_blocks<kind, d>(p, t) - 1 - j;
+    return is_causal(kind) ? key_blocks<kind, d>(p, t) - 1 - j : j;
 }
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
@@ -139,6 +138,7 @@ template <int d, bool dropping, bool masks> struct Memory {
     __device__ Barrier sums_there() const { return {base + END + 224}; }
     __device__ Word which_j(Word k) const { return base + END + 256 + k % K_STAGES * 8; }  // until K_j is free; none: < 0
     __device__ Word which_head(Word k) const { return which_j(k) + 4; }
+    __device__ Word which_matrix(Word k) const { return base + END + 312; }  // of the mask
     __device__ Word which_i(Word n) const { return base + END + 304 + n % STAGES * 8; }  // where tiles are listed; until Q_i is free
     __device__ Word whose_i(Word n) const { return which_i(n) + 4; }
     // A bit for each element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
@@ -172,11 +172,11 @@ constexpr int TOGETHER = 1, TURN = 3;
 
 // One thread draws key blocks, and starts all loads: K_j, V_j, and the row blocks that see K_j, of head after head.
 template <Kind kind, bool backwards, int d, bool dropping>
-__device__ __forceinline__ void produce(const Memory<d, dropping, kind == ARRAY>& sram, const TensorMap& Q, const TensorMap& K,
+__device__ __forceinline__ void produce(const Memory<d, dropping, has_array(kind)>& sram, const TensorMap& Q, const TensorMap& K,
                                         const TensorMap& V, const TensorMap& dO, const TensorMap& M, const Problem& p,
                                         Total* totals) {
     constexpr int B_r = ::B_r<d>, Q_BYTES = B_r * d * 2, ROWS_BYTES = B_r * 8, KV_BYTES = B_c * d * 2;
-    Rows moved{0}, keys{0}, masked{0};
+    Rows moved{0}, keys{0};
     Word n = 0;
     int drawn = atomicAdd(p.drawn, 1);
 #pragma unroll 1
@@ -205,6 +205,7 @@ __device__ __forceinline__ void produce(const Memory<d, dropping, kind == ARRAY>
 #pragma unroll 1
         for (int g = 0; g < p.group; ++g) {
             const int head = load_word(sram.which_head(k)) * p.group + g, H = here(p.H), h = head % H, b = head / H;
+            if (has_array(kind)) store_word(sram.which_matrix(k), p.mask.matrix(h, b));
 #pragma unroll 1
             for (int t = begin_of<kind, d>(p, load_word(sram.which_j(k)));
                  t < end_of<kind>(p, load_word(sram.which_j(k))); ++t, ++n) {
@@ -217,12 +218,12 @@ __device__ __forceinline__ void produce(const Memory<d, dropping, kind == ARRAY>
                 sram.dO_i.wait_free(n);
                 sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
                 load(sram.dO_i.tile(n), dO, i * B_r, h, b, sram.dO_i.there(n));
-                if (kind == ARRAY) {
-                    const int top = i * B_r * p.mask.rows, left = load_word(sram.which_j(k)) * B_c;
+                if (has_array(kind)) {
                     sram.mask.wait_free(n);
                     sram.mask.there(n).arrive_and_expect((p.mask.rows ? B_r : 1) * B_c);
-                    load(sram.mask.tile(n), M, left, top, h * p.mask.heads, b * p.mask.batches, sram.mask.there(n));
-                    masked.rows += (p.mask.rows ? min(B_r, p.N_q - top) : 1) * min(B_c, p.N_k - left);
+                    const int left = load_word(sram.which_j(k)) * B_c, top = here(i) * B_r * p.mask.rows;
+                    load_mask(sram.mask.tile(n), M, left, top, load_word(sram.which_matrix(k)), sram.mask.there(n));
+                    Tally(totals + 18).add(p.mask.rows ? min(B_r, p.N_q - top) : 1, min(B_c, p.N_k - left));
                 }
                 moved.rows += min(B_r, p.N_q - i * B_r);
             }
@@ -231,7 +232,6 @@ __device__ __forceinline__ void produce(const Memory<d, dropping, kind == ARRAY>
     }
     keys.times(d, totals + 2), keys.times(d, totals + 4);
     moved.times(d, totals), moved.times(d, totals + 6), moved.times(1, totals + 8), moved.times(1, totals + 10);
-    if (kind == ARRAY) masked.times(1, totals + 18);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- adders
@@ -239,7 +239,7 @@ __device__ __forceinline__ void produce(const Memory<d, dropping, kind == ARRAY>
 // A thread adds to HBM what warpgroup w has of dQ_i, and then stores the warpgroup's rows of dK_j and dV_j, which leave by the
 // same way. In turn: after as many other blocks as see row block i and come before.
 template <Kind kind, bool in_turn, int d, bool dropping>
-__device__ __forceinline__ void add(const Memory<d, dropping, kind == ARRAY>& sram, int w, const TensorMap& dK, const TensorMap& dV,
+__device__ __forceinline__ void add(const Memory<d, dropping, has_array(kind)>& sram, int w, const TensorMap& dK, const TensorMap& dV,
                                     const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>;
     const auto dQ_i = sram.dQ_i(w);
@@ -286,8 +286,8 @@ __device__ __forceinline__ void add(const Memory<d, dropping, kind == ARRAY>& sr
 // A warp rounds dQ_i = τ times its sums, when all have added to them: each block of threads the same number of halves of row
 // blocks, about in the order in which they are done, section after section. A lane has 8 columns of a row.
 template <Kind kind, typename T, int d, bool dropping>
-__device__ __forceinline__ void round_dQ(const Memory<d, dropping, kind == ARRAY>& sram, T* dQ, const Problem& p, Total* totals) {
-    typedef Memory<d, dropping, kind == ARRAY> Sram;
+__device__ __forceinline__ void round_dQ(const Memory<d, dropping, has_array(kind)>& sram, T* dQ, const Problem& p, Total* totals) {
+    typedef Memory<d, dropping, has_array(kind)> Sram;
     constexpr int B_r = ::B_r<d>, STRIDE = Sram::SUMS_STRIDE, BYTES = Sram::SUMS_BYTES;
     const Word lane = threadIdx.x % 32, sums = sram.base + Sram::SUMS_AT;
     Rows rounded{0};
@@ -331,7 +331,7 @@ __device__ __forceinline__ void round_dQ(const Memory<d, dropping, kind == ARRAY
 // keys, key and key + 8; element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2, and key + 8 (e / 2).
 template <typename T, int d, Kind kind, bool dropping> struct Consumer {
     static constexpr int B_r = ::B_r<d>, CALLS = B_r / 16;  // of Philox, for half of the queries
-    const Memory<d, dropping, kind == ARRAY>& sram;
+    const Memory<d, dropping, has_array(kind)>& sram;
     const Problem& p;
     const int w;
     int j, head, i;  // key block, query head over the batch, row block
@@ -370,10 +370,10 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
             }
         }
         const int after = (here(j) + 1) * B_c, top = i * B_r;
-        const bool to_the_right = kind != FULL && after - 1 - (p.N_k - p.N_q) - p.right > top;
+        const bool to_the_right = (is_causal(kind) || kind == LISTED) && after - 1 - (p.N_k - p.N_q) - p.right > top;
         const bool to_the_left = kind == LISTED && after - B_c - (p.N_k - p.N_q) + p.left < top + B_r - 1;
         if (after > p.N_k || to_the_right || to_the_left) mask(key, top, lane);
-        if (kind == ARRAY) mask_by_array(n);
+        if (has_array(kind)) mask_by_array(n);
         if (dropping) drop(n);
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
@@ -388,7 +388,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int own = key + 8 * r - (p.N_k - p.N_q) - top - lane % 4 * 2;
-            first[r] = kind == FULL ? 0 : own - p.right, last[r] = own + p.left;
+            first[r] = is_causal(kind) || kind == LISTED ? own - p.right : 0, last[r] = own + p.left;
             if (key + 8 * r >= p.N_k) first[r] = B_r;
         }
 #pragma unroll
@@ -623,15 +623,15 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
                 const __grid_constant__ TensorMap dO, const __grid_constant__ TensorMap dK, const __grid_constant__ TensorMap dV,
                 const __grid_constant__ TensorMap M, T* dQ, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
-    const Memory<d, dropping, kind == ARRAY> sram(__cvta_generic_to_shared(shared));
+    const Memory<d, dropping, has_array(kind)> sram(__cvta_generic_to_shared(shared));
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<kind == ARRAY ? 32 : 24>();
-        if (threadIdx.x == 0) produce<kind, (kind == CAUSAL || kind == ARRAY) && in_turn>(sram, Q, K, V, dO, M, p, totals);
+        keep_registers<has_array(kind) && d == 128 ? 40 : 24>();
+        if (threadIdx.x == 0) produce<kind, is_causal(kind) && in_turn>(sram, Q, K, V, dO, M, p, totals);
         if (threadIdx.x == 32 || threadIdx.x == 64) add<kind, in_turn>(sram, threadIdx.x / 64, dK, dV, p, totals);
         if (threadIdx.x >= 96) round_dQ<kind>(sram, dQ, p, totals);
     } else {
-        take_registers<240>();
+        take_registers<has_array(kind) && d == 128 ? 232 : 240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
         Consumer<T, d, kind, dropping> consumer{sram, p, w};
         consumer.consume();
