@@ -114,8 +114,8 @@ def choose_tiles(
     """Return what the kernel is compiled for; ValueError for other blocks.
 
     More than two consumers have too few registers for Philox, d = 256 with a window or a list for `sums`, and d = 64 with a
-    window and d = 256 with an array for `mends`. In windows of d = 64 sums pay if all rows have begun with the first tile of their warpgroup: if they
-    see some of it. Turns pay where d = 128, and two consumers see the same tiles.
+    window, and d = 256 with an array, for `mends`. In windows of d = 64 sums pay if all rows have begun with the first tile
+    of their warpgroup: if they see some of it. Turns pay where d = 128, and two consumers see the same tiles.
     """
     tiles = TILES[d][min(1 if dropout or kind == "ARRAY" else 2 if kind != "FULL" else 0, len(TILES[d]) - 1)]
     if (d, kind, dropout) == (64, "LISTED", False):

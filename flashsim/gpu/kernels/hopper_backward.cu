@@ -626,12 +626,12 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
     const Memory<d, dropping, has_array(kind)> sram(__cvta_generic_to_shared(shared));
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<has_array(kind) && d == 128 ? 40 : 24>();
+        keep_registers<24>();
         if (threadIdx.x == 0) produce<kind, is_causal(kind) && in_turn>(sram, Q, K, V, dO, M, p, totals);
         if (threadIdx.x == 32 || threadIdx.x == 64) add<kind, in_turn>(sram, threadIdx.x / 64, dK, dV, p, totals);
         if (threadIdx.x >= 96) round_dQ<kind>(sram, dQ, p, totals);
     } else {
-        take_registers<has_array(kind) && d == 128 ? 232 : 240>();
+        take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
         Consumer<T, d, kind, dropping> consumer{sram, p, w};
         consumer.consume();
