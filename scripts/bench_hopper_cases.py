@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,66 @@ def masked_backward() -> Iterator[dict[str, Any]]:
             calls[name] = replayed(partial(gpu.backward, q, k, v, o, lse, do, block_mask=table, kernel="hopper"))
         live = {name: 1.0 if table is None else float(table.mean()) for name, table in tables.items()}
         yield {"case": "block-sparse, backward", **sizes, "live": live, "ms": race(calls)}
+
+
+def array_masks() -> Iterator[dict[str, Any]]:
+    """Yield cases of masks that are arrays, forward and backward: ms, beside a scalar rung's, no mask, and PyTorch's."""
+    N, B = 4096, 4
+    masks = {"(N, N), half": (1, 1, N, N), "(B, H, N, N), half": (B, None, N, N), "(B, 1, 1, N), padding": (B, 1, 1, N)}
+    for (d, H), direction in product(((64, 32), (128, 16)), ("forward", "backward")):
+        q, k, v, do = (normal(B, H, N, d) for _ in range(4))
+        for name, (batch, heads, *rest) in masks.items():
+            shape = batch, heads or H, *rest
+            cupy = import_cupy()
+            mask = cupy.random.random(shape, dtype="float32") < 0.5
+            if "padding" in name:
+                mask = cupy.arange(N) < cupy.asarray([N, N - 100, N // 2, N // 4])[:, None, None, None]
+            calls: Calls = {}
+            for called, given, kernel in (
+                ("hopper", mask, "hopper"),
+                ("scalar", mask, "q_outer" if direction == "forward" else "algorithm_2"),
+                ("hopper, no mask", None, "hopper"),
+            ):
+                if direction == "forward":
+                    calls[called] = partial(gpu.forward, q, k, v, mask=given, kernel=kernel)
+                else:
+                    o, lse = gpu.forward(q, k, v, mask=given, return_lse=True)
+                    calls[called] = partial(gpu.backward, q, k, v, o, lse, do, mask=given, kernel=kernel)
+                if called != "scalar":
+                    calls[called] = replayed(calls[called])
+            ms = race(calls | torch_masked(q, k, v, mask, direction))
+            sizes = {"N": N, "d": d, "B": B, "H": H, "direction": direction}
+            rate = Setting(N, d, direction=direction, H=H, B=B).flops / 1e9
+            tflops = {name: round(rate / taken, 1) for name, taken in ms.items()}
+            yield {"case": "array mask", "mask": name, **sizes, "ms": ms, "tflops": tflops}
+
+
+def torch_masked(q: Any, k: Any, v: Any, mask: Any, direction: str) -> Calls:
+    """Return the calls of PyTorch's backends that take a mask; none without PyTorch, or that fails."""
+    try:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention
+    except ImportError:
+        return {}
+    theirs = [torch.from_dlpack(X).requires_grad_(direction == "backward") for X in (q, k, v)]
+    attend, calls = torch.from_dlpack(mask), {}
+    for name, backend in (("torch_efficient", "EFFICIENT_ATTENTION"), ("torch_cudnn", "CUDNN_ATTENTION")):
+
+        def attention(backend: Any) -> Any:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(*theirs, attn_mask=attend)
+
+        try:
+            calls[name] = partial(attention, getattr(SDPBackend, backend))
+            o = calls[name]()
+            if direction == "backward":
+                calls[name] = partial(torch.autograd.grad, o, theirs, torch.randn_like(o), retain_graph=True)
+                calls[name]()
+        except Exception as error:  # a contestant that cannot do this must not end the run
+            calls.pop(name, None)
+            print(f"{name}: {type(error).__name__}: {error}"[:200], file=sys.stderr)
+    return calls
 
 
 def fa4_gradients(q: Any, k: Any, v: Any, window: tuple[int, int]) -> Calls:
@@ -391,6 +452,7 @@ CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "block-sparse": block_sparse,
     "backward": backward,
     "masked-backward": masked_backward,
+    "array-mask": array_masks,
     "fp8": eight_bits,
     "heads256": heads_of_256,
     "clocks": clocks,

@@ -23,7 +23,7 @@ from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-USUAL = ("tests/test_gpu.py", "tests/test_gpu_hopper.py", "tests/test_gpu_fp8.py")
+USUAL = ("tests/test_gpu.py", "tests/test_gpu_hopper.py", "tests/test_gpu_masks.py", "tests/test_gpu_fp8.py")
 SOAK = ("-m", "slow", "tests/test_gpu_soak.py", "-k")
 
 

@@ -345,7 +345,9 @@ def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> No
         ("90", "float16", 256, True, ("dropout_p",), "hopper", "does not take d = 256"),
         ("80", "float16", 256, True, (), "q_outer", "hopper: the GPU has compute capability 80"),
         ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "280 queries"),
-        ("90", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
+        ("90", "float16", 64, True, ("mask", "causal", "dropout_p", "count"), "hopper", "hopper_decode: does not take"),
+        ("80", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
+        ("90", "float16", 64, True, ("mask", "block_mask"), "q_outer", "hopper: does not take block_mask with mask"),
         ("90", "float16", 64, True, ("window", "block_mask"), "hopper", ""),
         ("80", "float16", 64, True, ("window",), "q_outer", "tensor_core: does not take window"),
         ("90", "float16", 64, False, (), "q_outer", "needs rows that start at multiples of 16 bytes"),
@@ -430,6 +432,8 @@ def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
         ("90", 32, (), "tensor_core", "hopper: d is 32"),
         ("90", 64, ("window",), "hopper", "the fastest that there is"),
         ("90", 64, ("block_mask",), "hopper", "the fastest that there is"),
+        ("90", 128, ("mask", "causal", "count"), "hopper", "the fastest that there is"),
+        ("90", 64, ("mask", "dropout_p"), "algorithm_2", "hopper: does not take dropout_p with mask"),
         ("80", 64, ("window",), "algorithm_2", "tensor_core: does not take window"),
         ("80", 64, ("block_mask",), "algorithm_2", "; algorithm_2: does not take block_mask"),
         ("90", 256, (), "algorithm_2", "; algorithm_2: does not take d = 256"),
@@ -446,7 +450,9 @@ def test_the_plan_of_a_backward_pass(capability: str, d: int, asked: tuple[str, 
 
 def test_hoppers_tiles() -> None:
     found = [hopper.choose_tiles(64, kind) for kind in hopper.KINDS]
-    assert [(tiles.B_r, tiles.sums) for tiles in found] == [(256, True), (128, True), (128, False), (128, True)]
+    assert [(tiles.B_r, tiles.sums) for tiles in found] == [(256, True), *[(128, True)] * 2, (128, False), (128, True)]
+    assert hopper.choose_tiles(64, "ARRAY") == hopper.SMALL
+    assert hopper.choose_tiles(256, "ARRAY") == hopper.DEEP._replace(mends=False)
     assert hopper.choose_tiles(64, "WINDOW", begun=True) == hopper.PAIR._replace(mends=False)
     begun = [hopper.all_begin((9, right), 100, 164) for right in (-1, 0, 1, 63, 64, 99)]
     assert begun == [True, True, False, False, True, True]
@@ -468,7 +474,9 @@ def test_hoppers_tiles() -> None:
     assert [hopper.as_list(256, "WINDOW", drops) for drops in (False, True)] == ["WINDOW", "LISTED"]
     most = 227 * 1024  # of a block's shared memory on Hopper
     assert all(tiles.shared_bytes(d) <= most for d in hopper.TILES for tiles in hopper.TILES[d])
+    assert all(hopper.choose_tiles(d, "ARRAY").shared_bytes(d, masks=True) <= most for d in hopper.TILES)
     wide = [hopper_backward.shared_bytes(d, drops) for d in hopper_backward.HEAD_DIMS for drops in (False, True)]
+    wide += [hopper_backward.shared_bytes(d, drops=False, masks=True) for d in hopper_backward.HEAD_DIMS]
     assert max(wide) <= most
     assert launching.section(2**20, 50 * 2**20, 64) == 32
     assert launching.section(2**20, 50 * 2**20, 8) == 8

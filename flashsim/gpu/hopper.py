@@ -1,4 +1,4 @@
-"""FlashAttention on Hopper's own instructions: launches kernels/hopper.cu, with windows and lists of live tiles.
+"""FlashAttention on Hopper's own instructions: launches kernels/hopper.cu, with masks, windows and lists of live tiles.
 
 The backward pass is `hopper_backward`'s.
 
@@ -20,11 +20,12 @@ from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, hopper_variants
 from flashsim.gpu.launching import DROPOUT, Launch, Prepared, counter, dropout, ready, section, totals, warn
 from flashsim.gpu.listing import computed, live_tiles, to_gpu
-from flashsim.gpu.tensor_maps import contiguous, tensor_map
+from flashsim.gpu.masking import in_tiles
+from flashsim.gpu.tensor_maps import contiguous, mask_map, tensor_map
 from flashsim.problem.shapes import Blocks, Shape
 
 FILE = "hopper.cu"
-ARRAYS = ("Q", "K", "V", "O", "L")
+ARRAYS = ("Q", "K", "V", "O", "L", "mask")
 ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128, 256)  # the kernel's; the rung takes tensor_core's too
 WIDEST = 256  # which has no backward pass
@@ -35,7 +36,8 @@ MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L", "left", "right")]
-    + [("starts", "u8"), ("tiles", "u8"), ("c", "f4"), ("sign", "f4"), ("dropout", DROPOUT)]
+    + [("mask", "i4", 3), ("starts", "u8"), ("tiles", "u8"), ("c", "f4"), ("sign", "f4"), ("dropout", DROPOUT)],
+    align=True,
 )
 
 
@@ -79,17 +81,30 @@ class Tiles(NamedTuple):
         )
         return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {kind}, {switches}>"
 
-    def shared_bytes(self, d: int) -> int:
-        """Return the shared memory of Q_i, K_j, V_j, O_i, each tile's pair of barriers, and the row blocks' numbers."""
+    def shared_bytes(self, d: int, masks: bool = False) -> int:
+        """Return the shared memory of Q_i, K_j, V_j, O_i, a mask's tiles, barriers in pairs, and the row blocks' numbers."""
         Q_stages, stages = (2, self.B_r // 32) if d == self.B_c == 64 else (1, 2)
-        tiles = 2 * (d * (Q_stages * self.B_r + 2 * stages * self.B_c) + min(d, O_COLUMNS) * self.B_r)
+        tiles = 2 * (d * (Q_stages * self.B_r + 2 * stages * self.B_c) + o_columns(d, masks) * self.B_r)
+        tiles += masks * stages * self.B_r * self.B_c
         return self.teams(d) * (tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12)
+
+
+def o_columns(d: int, masks: bool) -> int:
+    """Return how many columns of O_i leave at a time: kernels/hopper.cu's O_COLUMNS."""
+    return 64 if d == WIDEST and masks else min(d, O_COLUMNS)
 
 
 WIDE, SMALL, DEEP = Tiles(128, 128, turns=True), Tiles(128, 128), Tiles(128, 64)
 FINE, PAIR = Tiles(256, 64), Tiles(128, 64)
-TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL, PAIR)}  # without a mask; with dropout; with one, without dropout
-KINDS = ("FULL", "CAUSAL", "WINDOW", "LISTED")  # of masks, as the kernel calls them
+TILES = {
+    256: (DEEP,),
+    128: (WIDE,),
+    64: (FINE, SMALL, PAIR),
+}  # without a mask; with dropout, or an array; with another mask
+KINDS = ("FULL", "CAUSAL", "ARRAY", "WINDOW", "LISTED")  # of masks, as the kernel calls them
+
+
+MENDS_NOT = (64, "WINDOW"), (256, "ARRAY")  # for want of registers
 
 
 @lru_cache(maxsize=1024)
@@ -99,18 +114,23 @@ def choose_tiles(
     """Return what the kernel is compiled for; ValueError for other blocks.
 
     More than two consumers have too few registers for Philox, d = 256 with a window or a list for `sums`, and d = 64 with a
-    window for `mends`. In windows of d = 64 sums pay if all rows have begun with the first tile of their warpgroup: if they
-    see some of it. Turns pay where d = 128, and two consumers see the same tiles.
+    window, and d = 256 with an array, for `mends`. In windows of d = 64 sums pay if all rows have begun with the first tile
+    of their warpgroup: if they see some of it. Turns pay where d = 128, and two consumers see the same tiles.
     """
-    tiles = TILES[d][min(1 if dropout else 2 if kind != "FULL" else 0, len(TILES[d]) - 1)]
+    tiles = TILES[d][min(1 if dropout or kind == "ARRAY" else 2 if kind != "FULL" else 0, len(TILES[d]) - 1)]
     if (d, kind, dropout) == (64, "LISTED", False):
         tiles = tiles._replace(abreast=2)
     if blocks not in (None, tiles.blocks):
-        masks = {"CAUSAL": ", causal", "WINDOW": ", with a window", "LISTED": ", with a block mask"}
+        masks = {
+            "CAUSAL": ", causal",
+            "ARRAY": ", with a mask",
+            "WINDOW": ", with a window",
+            "LISTED": ", with a block mask",
+        }
         of = masks.get(kind, "") + ", with dropout" * dropout
         raise ValueError(f"blocks is {blocks}; hopper takes {tiles.blocks} where d = {d}{of}")
-    sums = {256: kind in ("FULL", "CAUSAL"), 128: True, 64: kind != "WINDOW" or begun}[d] and not dropout
-    return tiles._replace(sums=sums, mends=sums and (d, kind) != (64, "WINDOW"), turns=tiles.turns and sums)
+    sums = {256: kind in ("FULL", "CAUSAL", "ARRAY"), 128: True, 64: kind != "WINDOW" or begun}[d] and not dropout
+    return tiles._replace(sums=sums, mends=sums and (d, kind) not in MENDS_NOT, turns=tiles.turns and sums)
 
 
 def all_begin(window: tuple[int, int], N_q: int, N_k: int) -> bool:
@@ -166,7 +186,9 @@ def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
 
 def kind_of(options: Options) -> str:
     """Return which of KINDS is asked for."""
-    return KINDS[3 if options.block_mask is not None else 2 if options.window else int(options.causal)]
+    if options.block_mask is not None:
+        return "LISTED"
+    return "ARRAY" if options.mask is not None else "WINDOW" if options.window else KINDS[options.causal]
 
 
 def launch(tiles: Tiles | None, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
@@ -182,17 +204,19 @@ def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: 
     tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks, begun=begun)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
     lists: Any = ()
+    mask = None if options.mask is None else in_tiles(options.mask)
     kind = as_list(q.shape[3], kind, options.dropout_p > 0)
     if kind == "LISTED":
         lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
     strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, options.counters is not None)
-    start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, *asked)
+    start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, mask and mask[1:], *asked)
+    M = mask.array.data.ptr if mask else 0
 
     def run(stream: int, _: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
-        start(stream, Q, K, V, O, L, counter(device, stream), totals(options, ARRAYS))
+        start(stream, Q, K, V, O, M, L, counter(device, stream), totals(options, ARRAYS))
 
-    return Prepared(run, kept=lists)
+    return Prepared(run, kept=(*lists, mask))
 
 
 @lru_cache(maxsize=1024)
@@ -206,12 +230,16 @@ def _launch(
     wants_L: bool,
     kind: str,
     window: tuple[int, int],
+    masked: tuple[tuple[int, ...], ...] | None,
     scale: float,
     drops: tuple[float, int],
     listed: tuple[int, ...],
     counting: bool,
 ) -> Launch:
-    """Return it, for lists of tiles at these addresses: called with those of Q, K, V, O, L, the counter and totals."""
+    """Return it, for lists of tiles at these addresses: called with those of Q, K, V, O, the mask, L, the counter and totals.
+
+    `masked` is the mask's shape, strides and steps, as `in_tiles` returns them.
+    """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     T_r = -(-N_q // tiles.B_r)
     row_blocks = B * H * T_r
@@ -221,25 +249,28 @@ def _launch(
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
-    problem["section"] = section(4 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if kind == "CAUSAL" else 1
+    causal = kind == "CAUSAL" or (kind == "ARRAY" and window[1] == 0)
+    problem["section"] = section(4 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
     problem["left"], problem["right"] = (
         most if side == -1 else min(side, most) for side, most in zip(window, (N_k - 1, N_q - 1), strict=True)
     )
+    *matrices, problem["mask"] = masked or ((0, 0, 0),)
     problem["starts"], problem["tiles"] = listed or (0, 0)
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     problem["dropout"] = dropout(*drops)
-    name, shared = tiles.function(dtype.name, d, kind, drops[0] > 0), tiles.shared_bytes(d)
+    name, shared = tiles.function(dtype.name, d, kind, drops[0] > 0), tiles.shared_bytes(d, kind == "ARRAY")
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
     wanted, threads = -(-row_blocks // tiles.teams(d)), 128 * (tiles.teams(d) * tiles.B_r // ROWS + 1)
     blocks = min(attributes["MultiProcessorCount"], wanted) if tiles.persistent else wanted
     shapes, given = (q, k, k, q), (*strides, contiguous(q, dtype.itemsize))
-    boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, O_COLUMNS)
+    boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, o_columns(d, kind == "ARRAY"))
     sides = tuple(zip("qkvo", shapes, given, boxes, strict=True))
     by_value = np.void(problem.tobytes())
 
-    def arguments(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
+    def arguments(Q: int, K: int, V: int, O: int, M: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
         each = zip(sides, (Q, K, V, O), strict=True)
-        maps = (tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each)
+        maps = [tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each]
+        maps.append(mask_map(M, *matrices, tiles.B_r, tiles.B_c) if masked else maps[0])
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
     return Launch(kernel, blocks, threads, shared, arguments)
@@ -277,7 +308,7 @@ def _another_runs(q: Any, options: Options) -> bool:
     reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
     if reason and q.shape[3] not in tensor_core.HEAD_DIMS:
         raise ValueError(f"q has shape {q.shape}, d = {q.shape[3]}, which tensor_core does not take, and {reason}")
-    for name in ("blocks", "counters", "window", "block_mask") if reason else ():
+    for name in ("blocks", "counters", "mask", "window", "block_mask") if reason else ():
         if getattr(options, name) is not None:
             given = "count" if name == "counters" else name
             raise ValueError(
@@ -313,8 +344,10 @@ KERNEL = Kernel(
     backward=backward,
     prepare=prepare,
     prepare_backward=prepare_backward,
-    takes=("causal", "window", "block_mask", "dropout_p", "blocks", "count"),
+    takes=("causal", "mask", "window", "block_mask", "dropout_p", "blocks", "count"),
     forward_only=("blocks",),
+    not_together=(("mask", "block_mask"),),
+    not_together_backward=(("mask", "dropout_p"),),
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,

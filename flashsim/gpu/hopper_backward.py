@@ -16,8 +16,9 @@ from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options, hopper_variants
 from flashsim.gpu.launching import DROPOUT, Launches, Prepared, dropout, ready, section, totals
 from flashsim.gpu.listing import computed, live_tiles, to_gpu
+from flashsim.gpu.masking import in_tiles, with_causal
 from flashsim.gpu.tensor_core import ELEMENTS, LOG2_E
-from flashsim.gpu.tensor_maps import contiguous, tensor_map
+from flashsim.gpu.tensor_maps import contiguous, mask_map, tensor_map
 from flashsim.problem.shapes import Blocks, Shape
 
 FILE = "hopper_backward.cu"
@@ -26,16 +27,18 @@ MASK_BLOCKS = 128, 128  # of a block mask: the forward pass's
 ROWS = 64  # of the boxes in which dK_j and dV_j are stored
 PREPARES, SUMS = 256, 384  # threads of the two kernels
 GRID = 2**31 - 1
-KINDS = ("FULL", "CAUSAL", "LISTED")  # of masks, as the kernel calls them
+KINDS = ("FULL", "CAUSAL", "ARRAY", "CAUSAL_ARRAY", "LISTED")  # of masks, as the kernel calls them
+NOT_COMPILED = 64, "CAUSAL_ARRAY"  # for want of registers: the array gets the causal mask, and all tiles are computed
 MOVES = (  # what each kernel's totals are of, in its order
     ("O", "dO", "L", "D", "dQ", "dK", "dV"),
-    ("Q", "K", "V", "dO", "L", "D", "dQ", "dK", "dV"),
+    ("Q", "K", "V", "dO", "L", "D", "dQ", "dK", "dV", "mask"),
 )
 NOT_COUNTED = 0, 0
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "H_kv", "group", "T_r", "T_c")]
     + [(name, "i4") for name in ("heads", "section", "unseen", "left", "right")]
+    + [("mask", "i4", 3)]
     + [(name, "u8") for name in ("starts", "adders", "tiles")]
     + [("tau", "f4"), ("half_c", "f4"), ("dropout", DROPOUT)]
     + [(name, "u8") for name in ("rows", "sums", "turns", "drawn")],
@@ -48,12 +51,16 @@ def choose_blocks(d: int) -> tuple[int, int]:
     return (128 if d == 64 else 64), 128
 
 
-def shared_bytes(d: int, drops: bool) -> int:
-    """Return the shared memory of K_j, V_j, two Q_i, dO_i, dS_ij, L_i and D_i, dQ_i, dropout's bits, sums, barriers and words."""
+def shared_bytes(d: int, drops: bool, masks: bool = False) -> int:
+    """Return the shared memory of K_j, V_j, two Q_i, dO_i, dS_ij, L_i and D_i, dQ_i, dropout's bits, sums, barriers and words.
+
+    With a mask there are tiles of it, and barriers, two or, where d = 64, one.
+    """
     B_r, B_c = choose_blocks(d)
-    keys = 3 if d == 64 and not drops else 2  # tiles: K_j, V_j, and the next K_j
+    keys = 3 if d == 64 and not drops and not masks else 2  # tiles: K_j, V_j, and the next K_j
     tiles = 2 * (keys * B_c * d + 4 * B_r * d + 2 * B_r * B_c) + 4 * B_r * d + 2 * 8 * B_r
-    return tiles + drops * 2 * 2048 + 8 * (8 * 64 * 4 + 16) + 320
+    masked = masks * (1 if d == 64 else 2) * (B_r * B_c + 16)
+    return tiles + masked + drops * 2 * 2048 + 8 * (8 * 64 * 4 + 16) + 320
 
 
 def functions(dtype: str, d: int, kind: str, drops: bool, deterministic: bool) -> tuple[str, str]:
@@ -78,14 +85,21 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
     if options.window or options.block_mask is not None:
         lists = _listed(device, options.block_mask, window, q.shape, k.shape)
     kind, listed = "LISTED" if lists else KINDS[options.causal], tuple(array.data.ptr for array in lists)
-    counting = options.counters is not None
-    start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, kind, window, listed, *asked, counting)
+    mask = None
+    if options.mask is not None:
+        kind, array = ("CAUSAL_" * options.causal + "ARRAY"), options.mask
+        if kind == NOT_COMPILED[1] and q.shape[3] == NOT_COMPILED[0]:
+            kind, array, window = "ARRAY", with_causal(array), (-1, -1)
+        mask = in_tiles(array)
+    counting, M = options.counters is not None, mask.array.data.ptr if mask else 0
+    masked = window, mask and mask[1:], listed
+    start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, kind, *masked, *asked, counting)
 
     def run(stream: int, at: int, *addresses: int) -> None:
         moved = [totals(options, names) for names in MOVES] if counting else NOT_COUNTED
-        start(stream, at, *addresses, *moved)
+        start(stream, at, M, *addresses, *moved)
 
-    return Prepared(run, scratch, lists)
+    return Prepared(run, scratch, (*lists, mask))
 
 
 def _listed(
@@ -115,6 +129,7 @@ def _launches(
     dtype: Any,
     kind: str,
     window: tuple[int, int],
+    masked: tuple[tuple[int, ...], ...] | None,
     listed: tuple[int, ...],
     scale: float,
     dropout_p: float,
@@ -124,8 +139,8 @@ def _launches(
 ) -> tuple[Launches, int]:
     """Return what `run` starts, for q and k of these shapes, and the bytes of scratch; strides are q's, k's, v's and do's.
 
-    `listed` is where lists of live tiles are, which are kept.
-    It is called with the addresses of scratch memory, of Q, K, V, O, L, dO, dQ, dK, dV, and of each kernel's totals.
+    `listed` is where lists of live tiles are, which are kept; `masked` the mask's shape, strides and steps.
+    It is called with the addresses of scratch memory, of the mask, Q, K, V, O, L, dO, dQ, dK, dV, and of each kernel's totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = choose_blocks(d)
@@ -138,16 +153,17 @@ def _launches(
     attributes = import_cupy().cuda.Device(device).attributes
     # Blocks of threads that draw no key block help to round dQ.
     blocks = min(max(key_blocks, row_blocks), attributes["MultiProcessorCount"])
-    shared = shared_bytes(d, dropout_p > 0)
+    shared, causal = shared_bytes(d, dropout_p > 0, "ARRAY" in kind), "CAUSAL" in kind
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["H_kv"], problem["group"] = N_q, N_k, H, H_kv, H // H_kv
     problem["T_r"], problem["T_c"], problem["heads"] = T_r, T_c, B * H_kv
-    problem["unseen"] = min(T_r, max(0, N_q - N_k) // B_r) if kind == "CAUSAL" else 0
+    problem["unseen"] = min(T_r, max(0, N_q - N_k) // B_r) if causal else 0
     a_head = 8 * N_q * d * H / H_kv  # bytes of Q, dO, and dQ in fp32
-    problem["section"] = section(a_head, attributes["L2CacheSize"], B * H_kv) if kind == "CAUSAL" else 1
+    problem["section"] = section(a_head, attributes["L2CacheSize"], B * H_kv) if causal else 1
     problem["left"], problem["right"] = (
         N - 1 if side == -1 else min(side, N - 1) for side, N in zip(window, (N_k, N_q), strict=True)
     )
+    *matrices, problem["mask"] = masked or ((0, 0, 0),)
     problem["starts"], problem["adders"], problem["tiles"] = listed or (0, 0, 0)
     most = float(np.finfo(np.float32).max)
     problem["tau"], problem["half_c"] = (max(-most, min(x, most)) for x in (scale, scale * LOG2_E / 2))
@@ -171,14 +187,15 @@ def _launches(
     )
 
     def arguments(
-        scratch: int, Q: int, K: int, V: int, O: int, L: int, dO: int, dQ: int, dK: int, dV: int, *moved: int
+        scratch: int, M: int, Q: int, K: int, V: int, O: int, L: int, dO: int, dQ: int, dK: int, dV: int, *moved: int
     ) -> Any:
         found = problem.copy()
         found["rows"], found["sums"], found["turns"] = scratch + sums, scratch, scratch + sums + rows
         found["drawn"] = scratch + sums + rows + turns
         placed, counts = np.void(found.tobytes()), [np.uint64(at) for at in moved]
         each = zip(sides, (Q, K, V, dO, dK, dV), strict=True)
-        maps = (tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in each)
+        maps = [tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in each]
+        maps.append(mask_map(M, *matrices, B_r, B_c) if masked else maps[0])
         return (
             (np.uint64(O), np.uint64(dO), *do_strides, *map(np.uint64, (L, dQ, dK, dV)), placed, counts[0]),
             (*maps, np.uint64(dQ), placed, counts[1]),
@@ -192,7 +209,7 @@ def _launches(
 def _functions(dtype: str, count: bool) -> Iterator[str]:
     """Yield what the tests compile."""
     for d, kind, drops, deterministic in product(HEAD_DIMS, KINDS, (False, True), (False, True)):
-        if not (drops and count):
+        if (d, kind) != NOT_COMPILED and not (drops and (count or "ARRAY" in kind)):
             yield from functions(dtype, d, kind, drops, deterministic)
 
 

@@ -71,6 +71,7 @@ class Kernel:
     head_dims    widths d of Q, K and V that it takes; forward_dims: others, that the backward pass does not take
     takes        what else it takes, by the names of `flashsim.gpu.forward`'s parameters; and "window", a mask that is one
     forward_only what of these the backward pass does not take
+    not_together pairs of these of which it takes one at a time; and such pairs that the backward pass does not take
     variants     what the tests compile
     aligned      whether rows must start at multiples of 16 bytes
     keys_contiguous  of what N_k must be a multiple for V's keys to have stride 1, in place of its columns; 0: they may not
@@ -107,6 +108,8 @@ class Kernel:
     longest: int | None = None
     takes: tuple[str, ...] = ("causal",)
     forward_only: tuple[str, ...] = ()
+    not_together: tuple[tuple[str, str], ...] = ()
+    not_together_backward: tuple[tuple[str, str], ...] = ()
     forward_dims: tuple[int, ...] = ()
     aligned: bool = False
     keys_contiguous: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashsim.gpu.compiling import import_cupy
 from flashsim.masks.band import Band
@@ -41,6 +41,44 @@ def rule_of(q: Any, k: Any, causal: bool, mask: Any, array: Any, block_mask: Any
         return Rule(band.right == 0, None, None, block_mask)
     left, right = (-1 if side is None else side for side in (band.left, band.right))
     return Rule(False, None, (left, right), block_mask)
+
+
+class InTiles(NamedTuple):
+    """A mask as TMA reads it: matrices (N_q, N_k), or (1, N_k) where it broadcasts over queries, some bytes apart.
+
+    array    which is to live as long as it is read
+    shape, strides  of (matrices, rows, columns)
+    steps    whether rows differ, 1 or 0; how many matrices it is from a head to the next, and from a batch entry
+    """
+
+    array: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    steps: tuple[int, int, int]
+
+
+def in_tiles(mask: Any) -> InTiles:
+    """Return a mask (B, H, N_q, N_k) for TMA. It is copied unless its rows start at multiples of 16 bytes."""
+    differ = tuple(int(n > 1 and stride != 0) for n, stride in zip(mask.shape[:3], mask.strides, strict=False))
+    cut = mask[tuple(slice(None) if own else slice(1) for own in differ)]
+    batches, heads, rows = (stride if own else 0 for own, stride in zip(differ, cut.strides, strict=False))
+    step = min((stride for stride in (batches, heads) if stride), default=16)
+    apart = [stride % 16 or stride < 0 for stride in (batches, heads, rows)]
+    if cut.data.ptr % 16 or any(apart) or batches % step or heads % step or cut.strides[3] != 1 < cut.shape[3]:
+        padded = import_cupy().empty((*cut.shape[:3], -(-cut.shape[3] // 16) * 16), bool)[..., : cut.shape[3]]
+        padded[...] = cut
+        cut = padded
+        batches, heads, rows = (stride if own else 0 for own, stride in zip(differ, cut.strides, strict=False))
+        step = min((stride for stride in (batches, heads) if stride), default=16)
+    steps = differ[2], heads // step, batches // step
+    matrices = 1 + (cut.shape[0] - 1) * steps[2] + (cut.shape[1] - 1) * steps[1]
+    return InTiles(cut, (matrices, *cut.shape[2:]), (step, rows or 16, 1), steps)
+
+
+def with_causal(mask: Any) -> Any:
+    """Return a mask (B, H, N_q, N_k) and the causal one, of both one array: a copy."""
+    one = mask[tuple(slice(None) if stride else slice(1) for stride in mask.strides[:2])]
+    return import_cupy().broadcast_to(one & as_array((-1, 0), *mask.shape[2:]), mask.shape)
 
 
 def as_array(window: tuple[int, int], N_q: int, N_k: int) -> Any:

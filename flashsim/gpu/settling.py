@@ -181,7 +181,10 @@ def _lacks(rung: Kernel, asked: Sequence[str], direction: str) -> list[str]:
     """Return what of it a kernel does not take in a direction. A window it may get as a mask."""
     without = rung.forward_only if direction == "backward" else ()
     takes = {*rung.takes} - {*without} | ({"window"} if "mask" in rung.takes else set())
-    return [what for what in asked if what not in takes]
+    pairs = rung.not_together + (rung.not_together_backward if direction == "backward" else ())
+    return [what for what in asked if what not in takes] + [
+        f"{b} with {a}" for a, b in pairs if a in asked and b in asked
+    ]
 
 
 def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[str, ...], on: str) -> Plan:

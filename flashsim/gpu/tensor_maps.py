@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 HALF_BYTES = 128  # of a row of a half of a tile: the widest swizzle
-TYPES = {"float8_e4m3fn": (0, 1), "float16": (6, 2), "bfloat16": (9, 2)}  # the driver's number, bytes
+TYPES = {"bool": (0, 1), "float8_e4m3fn": (0, 1), "float16": (6, 2), "bfloat16": (9, 2)}  # the driver's number, bytes
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -66,6 +66,17 @@ def columns_map(
     return _described(name, pointer, strides, dtype, (N, d, 1, H, B), (column, 16, head, batch), (rows, d, 1, 1, 1))
 
 
+@lru_cache(maxsize=4096)
+def mask_map(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, columns: int) -> Any:
+    """Return the driver's description of a mask's bytes (matrices, N_q, N_k) in tiles of rows × columns, 128 or 64.
+
+    Its axes: column, row, matrix.
+    """
+    matrices, N_q, N_k = shape
+    box, swizzle = (columns, rows if N_q > 1 else 1, 1), 3 if columns == 128 else 2
+    return _described("mask", pointer, strides, "bool", (N_k, N_q, matrices), (strides[1], strides[0]), box, swizzle)
+
+
 def _apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Return strides, of the first three axes; of an axis of length 1 one that the driver takes."""
     return tuple(stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
@@ -79,20 +90,21 @@ def _described(
     dims: tuple[int, ...],
     strides: tuple[int, ...],
     box: tuple[int, ...],
+    swizzle: int = 3,
 ) -> Any:
-    memory = np.zeros(128 + 63, np.uint8)
+    axes, memory = len(dims), np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
     status = _encode()(
         ctypes.c_void_p(found.ctypes.data),
         TYPES[dtype][0],
-        5,
+        axes,
         ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 5)(*dims),
-        (ctypes.c_uint64 * 4)(*strides),
-        (ctypes.c_uint32 * 5)(*box),
-        (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
+        (ctypes.c_uint64 * axes)(*dims),
+        (ctypes.c_uint64 * (axes - 1))(*strides),
+        (ctypes.c_uint32 * axes)(*box),
+        (ctypes.c_uint32 * axes)(*[1] * axes),
         0,  # not interleaved
-        3,  # swizzled over 128 bytes
+        swizzle,  # 3: over 128 bytes, 2: 64
         2,  # the L2 fetches 128 bytes
         0,  # zeros out of bounds
     )

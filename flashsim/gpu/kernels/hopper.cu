@@ -30,15 +30,17 @@
 // no spills, no stack
 #include "hopper_softmax.cuh"
 
-// What is masked: nothing; keys after the query's own position; keys outside a window around it; besides, whole tiles, where
-// the live ones of each row block come as a list.
-enum Kind { FULL, CAUSAL, WINDOW, LISTED };
+// What is masked: nothing; keys after the query's own position; what an array in HBM says, a byte an element, and keys that are
+// more than `right` after that position; keys outside a window around it; besides, whole tiles, where the live ones of each row
+// block come as a list.
+enum Kind { FULL, CAUSAL, ARRAY, WINDOW, LISTED };
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
     int section;                              // heads whose row blocks take turns
     int wants_L;
     int left, right;            // the window: keys from position − left to position + right
+    Mask mask;
     const int *starts, *tiles;  // row block i's live tiles: tiles[starts[i]] to before tiles[starts[i + 1]], ascending
     float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
     Dropout dropout;
@@ -60,7 +62,7 @@ template <Kind kind> __device__ inline int end_of(const Problem& p, int top) {
     return kind == FULL ? p.N_k : p.N_k - p.N_q + top + (kind == CAUSAL ? 0 : p.right) + 1;
 }
 template <Kind kind> __device__ inline int begin_of(const Problem& p, int top) {
-    return kind <= CAUSAL ? 0 : p.N_k - p.N_q + top - p.left;
+    return kind < WINDOW ? 0 : p.N_k - p.N_q + top - p.left;
 }
 
 // Tiles `begin` to `end` − 1, of those that p.tiles lists, or of all.
@@ -75,7 +77,7 @@ template <Kind kind, int B_c> __device__ inline Range seen_by_some(const Problem
 }
 template <Kind kind, int B_c> __device__ inline Range seen_by_all(const Problem& p, int top, int rows) {
     const int end = kind == FULL ? p.N_k : min(p.N_k, max(0, end_of<kind>(p, top)));
-    return {kind <= CAUSAL ? 0 : (max(0, begin_of<kind>(p, top) + rows - 1) + B_c - 1) / B_c, int(Word(end) / B_c)};
+    return {kind < WINDOW ? 0 : (max(0, begin_of<kind>(p, top) + rows - 1) + B_c - 1) / B_c, int(Word(end) / B_c)};
 }
 
 // The live tiles of row block i; if they are listed they are counted from the block's first.
@@ -115,17 +117,18 @@ template <bool turns, int consumers> struct Turn {
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With d = B_c = 64: 2 Q_i, 8 K_j, 8 V_j; of two
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | the mask's tiles, which come with K_j | barriers | which row block Q_i is of. With d = B_c = 64: 2 Q_i, 8 K_j, 8 V_j; of two
 // teams each 2, 4, 4, and the barriers come after both teams' tiles.
-template <int d, int B_r, int B_c> struct Memory {
-    static constexpr int O_COLUMNS = d < 128 ? d : 128;  // that leave at a time
+template <int d, int B_r, int B_c, bool masks> struct Memory {
+    static constexpr int O_COLUMNS = d < 128 || (d > 128 && masks) ? 64 : 128;  // that leave at a time
     static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2, O_BYTES = B_r * O_COLUMNS * 2;
+    static constexpr int MASK_BYTES = masks ? B_r * B_c : 0;
     static constexpr bool JOINT = d == 64 && B_c == 64;  // K_j and V_j come, and are free, together: K_j's barriers are V_j's
     static constexpr int TEAMS = JOINT ? 4 / consumers : 1;  // each with row blocks, and all of this, of its own
     static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 2 * consumers : 2;  // from 3 on, where they are joint
     static_assert(!JOINT || STAGES > 2, "a tile is awaited before the one two before it is free");
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
-    static constexpr int END = O_AT + O_BYTES, BARRIERS = (Q_STAGES + 2 * STAGES) * 16, NUMBERS = (Q_STAGES + 1) * 12;
+    static constexpr int MASK_AT = O_AT + O_BYTES, END = MASK_AT + STAGES * MASK_BYTES, BARRIERS = (Q_STAGES + 2 * STAGES) * 16, NUMBERS = (Q_STAGES + 1) * 12;
     typedef Ring<Q_STAGES, Q_BYTES> RingQ;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     RingQ Q_i;
@@ -152,6 +155,7 @@ template <int d, int B_r, int B_c> struct Memory {
         publish_barriers();
     }
 
+    __device__ Word mask(Word kv) const { return Q_i.tiles + MASK_AT + kv % STAGES * MASK_BYTES; }
     // What the consumers wait for and free.
     __device__ __forceinline__ void wait_K(Word kv) const { K_j.wait_there(kv); }
     __device__ __forceinline__ void wait_V(Word kv) const {
@@ -171,10 +175,10 @@ template <int d, int B_r, int B_c> struct Memory {
 
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <Kind kind, bool longest, int d, int B_r, int B_c>
-__device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const TensorMap& Q, const TensorMap& K,
-                                        const TensorMap& V, Word* counter, const Problem& p, Total* totals) {
+__device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>& sram, const TensorMap& Q, const TensorMap& K,
+                                        const TensorMap& V, const TensorMap& M, Word* counter, const Problem& p, Total* totals) {
     constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
-    Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
+    Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4), mask_reads(totals + 10);
     int n = blockIdx.x + sram.team * gridDim.x;
     Word kv = 0, q = 0;
 #pragma unroll 1
@@ -193,8 +197,14 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
         };
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
-            sram.K_j.there(kv).arrive_and_expect(sram.JOINT ? 2 * KV_BYTES : KV_BYTES);
+            const int mask_bytes = kind == ARRAY ? (p.mask.rows ? B_r : 1) * B_c : 0;
+            sram.K_j.there(kv).arrive_and_expect((sram.JOINT ? 2 * KV_BYTES : KV_BYTES) + mask_bytes);
             load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
+            if (kind == ARRAY) {
+                const int top = at.i * B_r * p.mask.rows;
+                load_mask(sram.mask(kv), M, j * B_c, top, p.mask.matrix(at.h, at.b), sram.K_j.there(kv));
+                mask_reads.add(p.mask.rows ? min(B_r, p.N_q - top) : 1, min(B_c, p.N_k - j * B_c));
+            }
             K_reads.add(min(B_c, p.N_k - j * B_c), d);
             if (sram.JOINT) load_V(j, kv);
         };
@@ -224,7 +234,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
 template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool split, bool turns, bool lazy, bool sums, bool mends>
 struct Consumer {
-    typedef Memory<d, B_r, B_c> Sram;
+    typedef Memory<d, B_r, B_c, kind == ARRAY> Sram;
     const Sram& sram;
     const Problem& p;
     const int w;
@@ -253,8 +263,8 @@ struct Consumer {
         return kind == WINDOW ? its_tiles(i).begin + t : tile<kind>(p, i, t);
     }
 
-    // −∞ for keys that a row does not see: those after its last, and before its first.
-    __device__ __forceinline__ void mask(int t) {
+    // −∞ for keys that a row does not see: those after its last, and before its first, and those that an array masks.
+    __device__ __forceinline__ void mask(int t, Word kv) {
         const int j = tile_of(t);
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
         const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
@@ -267,7 +277,7 @@ struct Consumer {
                     for (int e = 0; e < 4; ++e)
                         if (8 * (x - e / 2) + e % 2 >= end) S_ij[x][e] = -INFINITY;
             }
-            if (kind == FULL || (j + 1) * B_c > p.N_k) {
+            if (kind == FULL || (kind != ARRAY && (j + 1) * B_c > p.N_k)) {
 #pragma unroll
                 for (int x = 0; x < B_c / 8; ++x)
 #pragma unroll
@@ -282,6 +292,20 @@ struct Consumer {
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     if (8 * (x - e / 2) + e % 2 < begin) S_ij[x][e] = -INFINITY;
+        }
+        if (kind == ARRAY) {  // a row of bytes in chunks of 16, swizzled as TMA writes them
+            const Word of = p.mask.rows ? row : 0, place = of * B_c / 128 % (B_c / 16) << 4;
+            const Word at = sram.mask(kv) + of * B_c + lane % 4 * 2, below = p.mask.rows ? 8 * B_c : 0;
+#pragma unroll
+            for (int x = 0; x < B_c / 8; ++x)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const Word two = load_two_bytes(at + (x / 2 << 4 ^ place) + x % 2 * 8 + (r ? below : 0));
+                    if (!(two & 0xff)) S_ij[x][2 * r] = -INFINITY;
+                    if (two < 0x100) S_ij[x][2 * r + 1] = -INFINITY;
+                }
+            __syncwarp();
+            sram.free_K(kv);  // with which the mask came
         }
     }
 
@@ -322,9 +346,9 @@ struct Consumer {
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
         turn.pass();
         finish<0>(S_ij);
-        sram.free_K(kv);
+        if (kind != ARRAY) sram.free_K(kv);
         if (last) sram.free_Q(q);
-        if (masked) mask(t);
+        if (masked) mask(t, kv);
         float alpha[2];
         softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(t);
@@ -340,9 +364,9 @@ struct Consumer {
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
         finish<1>(S_ij);
-        sram.free_K(kv + 1);
+        if (kind != ARRAY) sram.free_K(kv + 1);
         if (last) sram.free_Q(q);
-        if (masked) mask(t);
+        if (masked) mask(t, kv + 1);
         constexpr bool quick = sums && (!masked || begun);  // without maxima, as rows had some key before
         float alpha[2], sum[2];
         bool grown = false;
@@ -446,16 +470,17 @@ struct Consumer {
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
             rows.init();
 
+            constexpr bool apart_from_masks = split && kind != ARRAY;  // which every tile has
             const Range live = live_tiles<kind, B_r, B_c>(p, i), its = its_tiles(i);
             whole = whole_tiles<kind, B_c>(p, i, its, i * B_r + 64 * w);
             if (kind == WINDOW) whole.begin -= its.begin, whole.end -= its.begin;
             if (its.begin < its.end) {
                 if (apart) pass_by(live.end - its.end);
                 int t = its.end - its.begin - 1;
-                begin(t, t >= whole.end || t < whole.begin, t == 0);
+                begin(t, kind == ARRAY || t >= whole.end || t < whole.begin, t == 0);
 #pragma unroll 1
-                for (--t; t >= (split ? max(0, whole.end) : 0); --t) advance<true>(t, t == 0);
-                if (split) {
+                for (--t; t >= (apart_from_masks ? max(0, whole.end) : 0); --t) advance<true, kind == ARRAY>(t, t == 0);
+                if (apart_from_masks) {
 #pragma unroll 1
                     for (; t >= max(0, whole.begin); --t) advance<false>(t, t == 0);
                 }
@@ -480,18 +505,19 @@ struct Consumer {
 
 template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool longest, bool split, bool turns, bool lazy, bool sums,
           bool mends>
-__global__ void __launch_bounds__((Memory<d, B_r, B_c>::TEAMS * (B_r / 64) + 1) * WARPGROUP, 1)
+__global__ void __launch_bounds__((Memory<d, B_r, B_c, kind == ARRAY>::TEAMS * (B_r / 64) + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
-       const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
+       const __grid_constant__ TensorMap O, const __grid_constant__ TensorMap M, float* L, Word* counter,
+       const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
-    typedef Memory<d, B_r, B_c> Sram;
+    typedef Memory<d, B_r, B_c, kind == ARRAY> Sram;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), consumer = warp / 4 - 1;  // the same in a warp, for all the compiler sees
     const int team = Sram::TEAMS == 1 ? 0 : consumer < 0 ? warp : consumer / Sram::consumers;
     const Sram sram(shared, team);
     sram.init();
     if (consumer < 0) {
         keep_registers<Sram::JOINT ? 32 : 40>();
-        if (Sram::copies()) produce<kind, longest>(sram, Q, K, V, counter, p, totals);
+        if (Sram::copies()) produce<kind, longest>(sram, Q, K, V, M, counter, p, totals);
     } else {
         take_registers<Sram::JOINT ? 112 : 232>();
         const int w = consumer - team * Sram::consumers;

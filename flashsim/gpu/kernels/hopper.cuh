@@ -107,6 +107,15 @@ __device__ inline void load(Word tile, const TensorMap& X, int row, int head, in
         : "memory");
 }
 
+// Start copying a tile of a mask's bytes: columns `column` and after of rows `row` and below; what is past the ends becomes 0.
+__device__ inline void load_mask(Word tile, const TensorMap& X, int column, int row, int matrix, Barrier there) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+            tile),
+        "l"(&X), "r"(column), "r"(row), "r"(matrix), "r"(there.at)
+        : "memory");
+}
+
 // Start copying a tile from shared memory, but for rows past the end; its first half is the row's `half`-th.
 __device__ inline void store(const TensorMap& X, int row, int head, int batch, Word tile, int half = 0) {
     asm volatile(
@@ -153,6 +162,18 @@ __device__ inline void put_four(void* to, const Word (&x)[4]) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
 }
 
+// A byte of shared memory, and two.
+__device__ inline Word load_byte(Word from) {
+    Word x;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(from));
+    return x;
+}
+__device__ inline Word load_two_bytes(Word from) {
+    unsigned short x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from));
+    return x;
+}
+
 // A word of shared memory.
 __device__ inline Word load_word(Word from) {
     Word x;
@@ -190,6 +211,12 @@ struct Tally {
     __device__ explicit Tally(Total*) {}
     __device__ void add(int, int) {}
 #endif
+};
+
+// How a mask lies in HBM: whether its rows differ, 1 or 0; how many matrices it is from a head to the next, and from a batch entry.
+struct Mask {
+    int rows, heads, batches;
+    __device__ int matrix(int head, int batch) const { return head * heads + batch * batches; }
 };
 
 // ---------------------------------------------------------------------------------------------------------------- roles

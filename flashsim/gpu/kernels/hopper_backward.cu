@@ -32,9 +32,11 @@
 constexpr int B_c = 128, CONSUMERS = B_c / 64;
 template <int d> constexpr int B_r = d == 64 ? 128 : 64;
 
-// What is masked: nothing; keys after the query's own position; keys outside a window around it, and whole tiles, where the live
-// ones of each key block come as a list.
-enum Kind { FULL, CAUSAL, LISTED };
+// What is masked: nothing; keys after the query's own position; what an array in HBM says, a byte an element, with either of
+// these; keys outside a window around it, and whole tiles, where the live ones of each key block come as a list.
+enum Kind { FULL, CAUSAL, ARRAY, CAUSAL_ARRAY, LISTED };
+__host__ __device__ constexpr bool is_causal(Kind kind) { return kind == CAUSAL || kind == CAUSAL_ARRAY; }
+__host__ __device__ constexpr bool has_array(Kind kind) { return kind == ARRAY || kind == CAUSAL_ARRAY; }
 
 struct Tile {
     int i, before;  // row block, and how many key blocks add to its dQ_i before
@@ -45,6 +47,7 @@ struct Problem {
     int heads, section;                      // KV heads, over the batch; those whose key blocks take turns
     int unseen;                              // row blocks that see no key, a head's first; listed: 0
     int left, right;                         // the window: keys from position − left to position + right
+    Mask mask;
     const int *starts, *adders;  // key block j's live tiles: tiles[starts[j]] to before tiles[starts[j + 1]]; how many i is in
     const Tile* tiles;
     float tau, half_c;                       // τ and τ log₂e / 2, at most finite
@@ -78,7 +81,7 @@ template <bool backwards> __device__ inline KeyBlock in_order(const Problem& p, 
 // The live tiles of key block j, from `begin` to before `end`, and the row block of the t-th of all tiles.
 template <Kind kind, int d> __device__ inline int begin_of(const Problem& p, int j) {
     if (kind == LISTED) return __ldg(p.starts + j);
-    return kind == CAUSAL ? max(j * B_c - int(here(p.N_k) - p.N_q), 0) / B_r<d> : 0;
+    return is_causal(kind) ? max(j * B_c - int(here(p.N_k) - p.N_q), 0) / B_r<d> : 0;
 }
 template <Kind kind> __device__ inline int end_of(const Problem& p, int j) {
     return kind == LISTED ? __ldg(p.starts + j + 1) : p.T_r;
@@ -89,24 +92,26 @@ template <Kind kind> __device__ inline int row_block(const Problem& p, int t) { 
 // tile it is.
 template <Kind kind, int d> __device__ inline Word key_blocks(const Problem& p, int i) {
     if (kind == LISTED) return __ldg(p.adders + i);
-    if (kind == FULL) return p.T_c;
+    if (!is_causal(kind)) return p.T_c;
     return Word(min(i * B_r<d> + B_r<d>, p.N_q) - 1 + p.N_k - p.N_q) / B_c + 1;
 }
 template <Kind kind, int d> __device__ inline Word key_blocks_before(const Problem& p, int j, int t) {
     if (kind == LISTED) return __ldg(&p.tiles[t].before);
-    return kind == CAUSAL ? key_blocks<kind, d>(p, t) - 1 - j : j;
+    return is_causal(kind) ? key_blocks<kind, d>(p, t) - 1 - j : j;
 }
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | L_i, D_i, L_{i+1}, D_{i+1}
+// K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | the mask's tiles | L_i, D_i, L_{i+1}, D_{i+1}
 // | what dropout drops, of row blocks i and i + 1 | sums to be rounded, in 8 columns each | barriers, words
-template <int d, bool dropping> struct Memory {
-    static constexpr int K_STAGES = d == 64 && !dropping ? 2 : 1;  // room for the next key block's K_j
+template <int d, bool dropping, bool masks> struct Memory {
+    static constexpr int K_STAGES = d == 64 && !dropping && !masks ? 2 : 1;  // room for the next key block's K_j
     static constexpr int STAGES = 2, KV_BYTES = B_c * d * 2, Q_BYTES = B_r<d> * d * 2, ROWS_BYTES = B_r<d> * 2 * 4;
     static constexpr int dS_BYTES = B_r<d> * B_c * 2, HALF_dQ_BYTES = 64 * 64 * 4, DROPPED_BYTES = 2048;
     static constexpr int V_AT = K_STAGES * KV_BYTES, Q_AT = V_AT + KV_BYTES, dO_AT = Q_AT + STAGES * Q_BYTES;
-    static constexpr int dS_AT = dO_AT + STAGES * Q_BYTES, dQ_AT = dS_AT + 2 * dS_BYTES, ROWS_AT = dQ_AT + 2 * HALF_dQ_BYTES;
+    static constexpr int dS_AT = dO_AT + STAGES * Q_BYTES, dQ_AT = dS_AT + 2 * dS_BYTES, MASK_AT = dQ_AT + 2 * HALF_dQ_BYTES;
+    static constexpr int MASK_STAGES = d == 64 ? 1 : 2, MASK_BYTES = masks ? B_r<d> * B_c : 0;
+    static constexpr int ROWS_AT = MASK_AT + MASK_STAGES * MASK_BYTES;
     static constexpr int DROPPED_AT = ROWS_AT + STAGES * ROWS_BYTES, SUMS_AT = DROPPED_AT + dropping * 2 * DROPPED_BYTES;
     static constexpr int SUMS_BYTES = HALF_dQ_BYTES / 8, SUMS_STRIDE = SUMS_BYTES + 16;  // of 8 columns: few bank conflicts
     static constexpr int END = SUMS_AT + 8 * SUMS_STRIDE;
@@ -115,6 +120,7 @@ template <int d, bool dropping> struct Memory {
     Ring<1, KV_BYTES> V_j;
     Ring<STAGES, Q_BYTES> Q_i, dO_i;
     Ring<2, dS_BYTES> dS_ij;
+    Ring<MASK_STAGES, MASK_BYTES> mask;
 
     __device__ explicit Memory(Word base) : base(base) {
         K_j = {base, base + END + 272};
@@ -122,6 +128,7 @@ template <int d, bool dropping> struct Memory {
         Q_i = {base + Q_AT, base + END + 32};
         dO_i = {base + dO_AT, base + END + 64};
         dS_ij = {base + dS_AT, base + END + 96};
+        mask = {base + MASK_AT, base + END + 320};
     }
     __device__ Ring<1, HALF_dQ_BYTES> dQ_i(int w) const {
         return {base + dQ_AT + w * HALF_dQ_BYTES, base + END + 128 + w * 16};
@@ -131,6 +138,7 @@ template <int d, bool dropping> struct Memory {
     __device__ Barrier sums_there() const { return {base + END + 224}; }
     __device__ Word which_j(Word k) const { return base + END + 256 + k % K_STAGES * 8; }  // until K_j is free; none: < 0
     __device__ Word which_head(Word k) const { return which_j(k) + 4; }
+    __device__ Word which_matrix(Word k) const { return base + END + 312; }  // of the mask
     __device__ Word which_i(Word n) const { return base + END + 304 + n % STAGES * 8; }  // where tiles are listed; until Q_i is free
     __device__ Word whose_i(Word n) const { return which_i(n) + 4; }
     // A bit for each element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
@@ -139,6 +147,7 @@ template <int d, bool dropping> struct Memory {
         constexpr int WARPS = 4 * CONSUMERS, EACH = 32 * WARPS;  // racecheck does not see a warp meet before one lane arrives
         if (threadIdx.x == 0) {
             K_j.init(EACH + CONSUMERS), V_j.init(WARPS), Q_i.init(EACH), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
+            if (masks) mask.init(EACH);
             for (int w = 0; w < CONSUMERS; ++w) dQ_i(w).init(1, 4);
             sums_there().expect_arrivals(1);
         }
@@ -163,8 +172,9 @@ constexpr int TOGETHER = 1, TURN = 3;
 
 // One thread draws key blocks, and starts all loads: K_j, V_j, and the row blocks that see K_j, of head after head.
 template <Kind kind, bool backwards, int d, bool dropping>
-__device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
-                                        const TensorMap& dO, const Problem& p, Total* totals) {
+__device__ __forceinline__ void produce(const Memory<d, dropping, has_array(kind)>& sram, const TensorMap& Q, const TensorMap& K,
+                                        const TensorMap& V, const TensorMap& dO, const TensorMap& M, const Problem& p,
+                                        Total* totals) {
     constexpr int B_r = ::B_r<d>, Q_BYTES = B_r * d * 2, ROWS_BYTES = B_r * 8, KV_BYTES = B_c * d * 2;
     Rows moved{0}, keys{0};
     Word n = 0;
@@ -195,6 +205,7 @@ __device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const T
 #pragma unroll 1
         for (int g = 0; g < p.group; ++g) {
             const int head = load_word(sram.which_head(k)) * p.group + g, H = here(p.H), h = head % H, b = head / H;
+            if (has_array(kind)) store_word(sram.which_matrix(k), p.mask.matrix(h, b));
 #pragma unroll 1
             for (int t = begin_of<kind, d>(p, load_word(sram.which_j(k)));
                  t < end_of<kind>(p, load_word(sram.which_j(k))); ++t, ++n) {
@@ -207,6 +218,13 @@ __device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const T
                 sram.dO_i.wait_free(n);
                 sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
                 load(sram.dO_i.tile(n), dO, i * B_r, h, b, sram.dO_i.there(n));
+                if (has_array(kind)) {
+                    sram.mask.wait_free(n);
+                    sram.mask.there(n).arrive_and_expect((p.mask.rows ? B_r : 1) * B_c);
+                    const int left = load_word(sram.which_j(k)) * B_c, top = here(i) * B_r * p.mask.rows;
+                    load_mask(sram.mask.tile(n), M, left, top, load_word(sram.which_matrix(k)), sram.mask.there(n));
+                    Tally(totals + 18).add(p.mask.rows ? min(B_r, p.N_q - top) : 1, min(B_c, p.N_k - left));
+                }
                 moved.rows += min(B_r, p.N_q - i * B_r);
             }
         }
@@ -221,7 +239,7 @@ __device__ __forceinline__ void produce(const Memory<d, dropping>& sram, const T
 // A thread adds to HBM what warpgroup w has of dQ_i, and then stores the warpgroup's rows of dK_j and dV_j, which leave by the
 // same way. In turn: after as many other blocks as see row block i and come before.
 template <Kind kind, bool in_turn, int d, bool dropping>
-__device__ __forceinline__ void add(const Memory<d, dropping>& sram, int w, const TensorMap& dK, const TensorMap& dV,
+__device__ __forceinline__ void add(const Memory<d, dropping, has_array(kind)>& sram, int w, const TensorMap& dK, const TensorMap& dV,
                                     const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>;
     const auto dQ_i = sram.dQ_i(w);
@@ -268,9 +286,10 @@ __device__ __forceinline__ void add(const Memory<d, dropping>& sram, int w, cons
 // A warp rounds dQ_i = τ times its sums, when all have added to them: each block of threads the same number of halves of row
 // blocks, about in the order in which they are done, section after section. A lane has 8 columns of a row.
 template <Kind kind, typename T, int d, bool dropping>
-__device__ __forceinline__ void round_dQ(const Memory<d, dropping>& sram, T* dQ, const Problem& p, Total* totals) {
-    constexpr int B_r = ::B_r<d>, STRIDE = Memory<d, dropping>::SUMS_STRIDE, BYTES = Memory<d, dropping>::SUMS_BYTES;
-    const Word lane = threadIdx.x % 32, sums = sram.base + Memory<d, dropping>::SUMS_AT;
+__device__ __forceinline__ void round_dQ(const Memory<d, dropping, has_array(kind)>& sram, T* dQ, const Problem& p, Total* totals) {
+    typedef Memory<d, dropping, has_array(kind)> Sram;
+    constexpr int B_r = ::B_r<d>, STRIDE = Sram::SUMS_STRIDE, BYTES = Sram::SUMS_BYTES;
+    const Word lane = threadIdx.x % 32, sums = sram.base + Sram::SUMS_AT;
     Rows rounded{0};
     Word parity = 0;
 #pragma unroll 1
@@ -312,7 +331,7 @@ __device__ __forceinline__ void round_dQ(const Memory<d, dropping>& sram, T* dQ,
 // keys, key and key + 8; element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2, and key + 8 (e / 2).
 template <typename T, int d, Kind kind, bool dropping> struct Consumer {
     static constexpr int B_r = ::B_r<d>, CALLS = B_r / 16;  // of Philox, for half of the queries
-    const Memory<d, dropping>& sram;
+    const Memory<d, dropping, has_array(kind)>& sram;
     const Problem& p;
     const int w;
     int j, head, i;  // key block, query head over the batch, row block
@@ -351,9 +370,10 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
             }
         }
         const int after = (here(j) + 1) * B_c, top = i * B_r;
-        const bool to_the_right = kind != FULL && after - 1 - (p.N_k - p.N_q) - p.right > top;
+        const bool to_the_right = (is_causal(kind) || kind == LISTED) && after - 1 - (p.N_k - p.N_q) - p.right > top;
         const bool to_the_left = kind == LISTED && after - B_c - (p.N_k - p.N_q) + p.left < top + B_r - 1;
         if (after > p.N_k || to_the_right || to_the_left) mask(key, top, lane);
+        if (has_array(kind)) mask_by_array(n);
         if (dropping) drop(n);
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
@@ -368,7 +388,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int own = key + 8 * r - (p.N_k - p.N_q) - top - lane % 4 * 2;
-            first[r] = kind == FULL ? 0 : own - p.right, last[r] = own + p.left;
+            first[r] = is_causal(kind) || kind == LISTED ? own - p.right : 0, last[r] = own + p.left;
             if (key + 8 * r >= p.N_k) first[r] = B_r;
         }
 #pragma unroll
@@ -376,6 +396,30 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 if (8 * t + e % 2 < first[e / 2] || (kind == LISTED && 8 * t + e % 2 > last[e / 2])) S_ij[t][e] = 0.0f;
+    }
+    // 0 where the mask's tile has a 0. A query's bytes lie in chunks of 16, swizzled as TMA writes them: a warp's keys are one.
+    __device__ __forceinline__ void mask_by_array(Word n) {
+        const Word thread = here(threadIdx.x - WARPGROUP), warp = thread / 32, lane = thread % 32;
+        sram.mask.wait_there(n);
+        if (p.mask.rows) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const Word query = lane % 4 * 2 + e, at = here(sram.mask.tile(n) + query * B_c + ((warp ^ query) << 4) + lane / 4);
+#pragma unroll
+                for (int t = 0; t < B_r / 8; ++t)
+#pragma unroll
+                    for (int r = 0; r < 2; ++r)
+                        if (!load_byte(at + t * 8 * B_c + 8 * r)) S_ij[t][2 * r + e] = 0.0f;
+            }
+        } else {
+            const Word at = sram.mask.tile(n) + (warp << 4) + lane / 4, seen[2] = {load_byte(at), load_byte(at + 8)};
+#pragma unroll
+            for (int t = 0; t < B_r / 8; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (!seen[e / 2]) S_ij[t][e] = 0.0f;
+        }
+        sram.mask.free(n).arrive();
     }
     // What dropout drops of the n-th row block. A call of Philox serves four of a thread's elements, and four of the thread's whose
     // keys are 16 further on, or before: each of the two makes the calls for half of the queries, for both.
@@ -577,13 +621,13 @@ template <typename T, int d, Kind kind, bool dropping, bool in_turn>
 __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
                 const __grid_constant__ TensorMap dO, const __grid_constant__ TensorMap dK, const __grid_constant__ TensorMap dV,
-                T* dQ, const __grid_constant__ Problem p, Total* totals) {
+                const __grid_constant__ TensorMap M, T* dQ, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
-    const Memory<d, dropping> sram(__cvta_generic_to_shared(shared));
+    const Memory<d, dropping, has_array(kind)> sram(__cvta_generic_to_shared(shared));
     sram.init();
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
-        if (threadIdx.x == 0) produce<kind, kind == CAUSAL && in_turn>(sram, Q, K, V, dO, p, totals);
+        if (threadIdx.x == 0) produce<kind, is_causal(kind) && in_turn>(sram, Q, K, V, dO, M, p, totals);
         if (threadIdx.x == 32 || threadIdx.x == 64) add<kind, in_turn>(sram, threadIdx.x / 64, dK, dV, p, totals);
         if (threadIdx.x >= 96) round_dQ<kind>(sram, dQ, p, totals);
     } else {
