@@ -165,12 +165,12 @@ class Player {
 
   /** Marks the values that differ between two runs of one algorithm at the same line of the same turn. */
   markDifferences() {
-    if (!this.pair?.sameLines) return;
+    if (!this.pair?.alike) return;
     const together = this.by === "tile" && !this.pair.missing[this.t];
     for (const part of [".pairs td", ".tile td"]) {
       const [mine, its] = this.views.map((view) => [...view.root.querySelectorAll(part)]);
       const comparable = together && mine.length === its.length;
-      const differs = (n) => comparable && mine[n].dataset.tip !== its[n].dataset.tip;
+      const differs = (n) => comparable && !tellAlike(mine[n].dataset.tip, its[n].dataset.tip);
       for (const cells of [mine, its]) cells.forEach((cell, n) => cell.classList.toggle("differs", differs(n)));
     }
   }

@@ -236,7 +236,7 @@ function intoView(lines) {
   known.set("scroll", box.scrollTop);
 }
 
-/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked. */
+/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked, unless most do. */
 function markChanges(a, b) {
   const linesOf = (view) => [...view.sourceLines.values()];
   const differing = (view, other) => {
@@ -245,7 +245,8 @@ function markChanges(a, b) {
   };
   const changed = [...differing(a, b), ...differing(b, a)];
   if (!changed.length) return;
-  for (const line of changed) {
+  const most = changed.length > linesOf(a).length;
+  for (const line of most ? [] : changed) {
     line.classList.add("changed");
     line.dataset.tip = "differs from the other run";
   }

@@ -28,6 +28,8 @@ class Exercise:
     text   the student's file: a docstring that explains, then code with holes, each written `...`
     hints  for everyone, from the first nudge to nearly the answer
     grade  judges a student's work: returns in a sentence what was verified, or raises `Wrong`
+    right  the algorithm that its file is a part of, beside which it can be played; "": none
+    whole  (the student's function) -> a forward pass, `f(hbm, sram, Q, K, V, blocks)`; None where there is no `right`
     """
 
     number: int
@@ -36,6 +38,8 @@ class Exercise:
     text: str
     hints: tuple[str, ...]
     grade: Callable[[Work], str]
+    right: str = ""
+    whole: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     @property
     def file(self) -> str:
