@@ -49,7 +49,8 @@ def test_a_solution_parts_nowhere(name: str, options: tuple[str, ...], shown: An
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "parts"),
     [
-        ("inner_loop", "l_i * exp(m_i - m_new) * O_i", "l_i * O_i", "O_new"),
+        ("inner_loop", "l_i * exp(m_i - m_new) * O_i", "l_i * O_i", "O_new = on_chip("),
+        ("inner_loop", "sram.loop(blocks.T_c)", "sram.loop(blocks.T_c - 1)", "sram.store(m[i]"),
         ("inner_loop", "Q_i @ K_j.T", "2 * (Q_i @ K_j.T)", "S_ij"),
         ("inner_loop", "sram.store(m[i], m_new)", "sram.store(m[i], m_tilde)", "sram.store(m[i]"),
         ("inner_loop", "            sram.store(l[i], l_new)\n", "", "sram.load(Q[i]"),
