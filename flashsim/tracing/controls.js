@@ -17,6 +17,7 @@ class Player {
     this.t = 0;
     this.playing = false;
     this.none = {}; // of the kinds of steps that these runs lack: why
+    magnify();
     for (const run of runs) run.alone = runs.length === 1;
     single = runs.every((run) => run.about.dtype === "float32");
     fewer = runs.length - 1;
@@ -186,7 +187,7 @@ class Player {
   setPointer() {
     const sparks = find("#sparks");
     const drag = (event) => {
-      if (event.buttons) this.go(this.sparks.stepAt(event.offsetX));
+      if (event.buttons) this.go(this.sparks.stepAt(within(sparks, event)[0]));
     };
     sparks.addEventListener("pointerdown", drag);
     sparks.addEventListener("pointermove", drag);
@@ -360,6 +361,7 @@ class Player {
   }
 
   redraw() {
+    magnify();
     places.clear();
     for (const view of this.views) view.grid.measure();
     this.sparks.base = null;

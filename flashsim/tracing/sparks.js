@@ -16,7 +16,7 @@ class Sparks {
   measure() {
     this.width = this.canvas.clientWidth;
     this.height = this.canvas.clientHeight;
-    this.pixels = window.devicePixelRatio || 1;
+    this.pixels = (window.devicePixelRatio || 1) * magnified;
     this.ink = inks();
     sharpPen(this.canvas, this.width, this.height);
     this.base = document.createElement("canvas");

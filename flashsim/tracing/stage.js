@@ -260,9 +260,7 @@ class Stage {
 
   /** What a mouse is over, and where in the picture it is. */
   hitAt(event) {
-    const { left, top } = this.canvas.getBoundingClientRect();
-    const x = event.clientX - left;
-    const y = event.clientY - top;
+    const [x, y] = within(this.canvas, event);
     return [this.hits?.findLast(({ box }) => contains(box, x, y)), x, y];
   }
 
@@ -285,7 +283,8 @@ class Stage {
   tellCurrent() {
     const tile = this.run.steps.tile[this.t];
     const { left, top } = this.canvas.getBoundingClientRect();
-    if (tile) showTip(tellTile(this.run, this.t, ...tile), left + this.layout.x0, top + this.layout.y0);
+    const [x, y] = [left + this.layout.x0 * magnified, top + this.layout.y0 * magnified];
+    if (tile) showTip(tellTile(this.run, this.t, ...tile), x, y);
   }
 
   /** Has the picture of this step saved as a file, "svg" or "png". */

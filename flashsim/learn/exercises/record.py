@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,7 @@ class Exercise:
         The cell with the holes writes them to a file, which `flashsim exercise check` grades as it does any other.
         """
         explained, code = self.parts()
+        explained = "\n\n".join(map(_fenced, explained.split("\n\n")))
         file = f"{self.number:02}_{self.name}_notebook.py"  # not the file of `start`, which has work of its own
         check = f'from flashsim.cli import main\n\nmain(["exercise", "check", "{file}"'  # in this kernel, whatever is on PATH
         cells = [
@@ -89,6 +91,11 @@ class Exercise:
             "nbformat_minor": 5,
         }
         return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _fenced(paragraph: str) -> str:
+    """Return a paragraph of Markdown; one of numbered lines is a listing, which keeps its lines."""
+    return f"```text\n{paragraph}\n```" if re.match(r" ?\d+  ", paragraph) else paragraph
 
 
 def _cell(number: int, kind: str, source: str) -> dict[str, Any]:

@@ -76,7 +76,11 @@ class Playground {
     find("#causal").onchange = (event) => this.set("causal", event.target.checked);
     find("#paper").onclick = () => this.take(false);
     find("#fit").onclick = () => this.take(true);
-    window.addEventListener("resize", () => this.show());
+    window.addEventListener("resize", () => {
+      magnify();
+      this.show();
+    });
+    magnify();
     window.addEventListener("hashchange", ({ newURL }) => {
       this.read(new URL(newURL).hash);
       this.show();
