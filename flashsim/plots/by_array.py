@@ -63,7 +63,7 @@ def arrays_data(
 
 @partial(
     Chart, "arrays", arrays_data, "accesses by array, every algorithm, forward and backward",
-    lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=13.3,
+    lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=9.2,
     shown={"dtype": "float16"},
 )  # fmt: skip
 def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:

@@ -5,10 +5,10 @@ const CAPTION = 24; // pixels of height below a picture that is saved
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 class Stage {
-  constructor(run, canvas, legend) {
+  constructor(run, canvas, legends) {
     this.run = run;
     this.canvas = canvas;
-    this.legend = legend;
+    this.legends = legends;
     this.words = find(".told", canvas.closest("section"));
     canvas.onmousemove = (event) => this.hover(event);
     canvas.onclick = (event) => this.choose(event);
@@ -28,7 +28,7 @@ class Stage {
   /** Fits the drawing to the room there is. */
   measure() {
     this.ink = inks();
-    drawLegend(this.run, this.ink, this.legend); // first, as it leaves the picture its room
+    for (const legend of this.legends) drawLegend(this.run, this.ink, legend); // first: it leaves the picture its room
     const width = this.canvas.clientWidth || 300;
     const height = this.canvas.clientHeight || 300;
     this.size = [width, height];

@@ -13,7 +13,7 @@ class View {
     if (which) this.tellApart();
     this.setListing();
     this.setSource();
-    this.grid = new Stage(run, find(".grid", root), find(".legend", root));
+    this.grid = new Stage(run, find(".grid", root), root.querySelectorAll(".legend"));
     this.parts = [new Memory(run, root), new Values(run, root), this.grid]; // the picture last: it takes the room left
     const resized = new ResizeObserver(() => this.relight());
     for (const box of [".listing", ".source"]) {
@@ -133,7 +133,7 @@ class View {
   /** Which of its own steps a run beside another shows. */
   ownStep(aside) {
     const said = aside && [make("b", {}, aside), " · "];
-    return make("span", { class: "own" }, said, `its step ${this.t} of ${this.run.length - 1}`);
+    return make("span", { class: "own" }, " ", said, `its step ${this.t} of ${this.run.length - 1}`);
   }
 
   /** The formulas of the step with the numbers of one row; of loads and stores, what they move. */

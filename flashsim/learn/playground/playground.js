@@ -152,6 +152,7 @@ class Playground {
     this.showPeak(found.peak, sizes.M);
     this.showAccesses(found);
     this.showVersus(found.accesses);
+    find("#sum").textContent = `${say(found.accesses)} accesses; SRAM ${percent(found.peak, sizes.M)} of M`;
     clearTimeout(this.linking);
     this.linking = setTimeout(() => {
       find("#said").textContent = `${say(found.accesses)} accesses; SRAM ${say(found.peak)} of ${say(sizes.M)}.`;
