@@ -864,6 +864,7 @@ def test_the_index_promises_a_question_where_the_page_asks_one(name: str) -> Non
 
 def test_a_page_tells_what_answers_its_question_once_it_has_asked(page: Any) -> None:
     opened(page, "causal")
+    assert page.locator("#lesson .after").count() == 2
     assert page.evaluate("[...document.querySelectorAll('#lesson .after')].every(one => one.hidden)")
     (stop,) = gallery.pages()["causal"].lesson.stops
     for _ in range(stop.step):
