@@ -10,7 +10,7 @@ from flashsim.tracing.typeset import typeset
 
 SHOWN = "<span>{}</span>"
 FOLDED = f"<details><summary>the page asks first</summary>{SHOWN}</details>"
-LATER = "<details><summary>after the question</summary>{}</details>"
+LATER = f"<details><summary>after the question</summary>{SHOWN}</details>"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Lesson:
 
 
 def _paragraph(text: str, elsewhere: bool) -> str:
-    told = f"<p>{typeset(text.removeprefix('» '))}</p>"
+    told = typeset(text.removeprefix("» "))
     if not text.startswith("» "):
-        return told
-    return LATER.format(told) if elsewhere else f'<div class="after" hidden>{told}</div>'
+        return f"<p>{told}</p>"
+    return LATER.format(told) if elsewhere else f'<div class="after" hidden><p>{told}</p></div>'
