@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import verify
+from flashsim import cli, verify
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.cli import COMMANDS, inputs, main, parse
+from flashsim.cli import COMMANDS, PURPOSES, ROUTE, inputs, main, parse
+from flashsim.plots import FIGURES
 from flashsim.problem import qkv
 from flashsim.support.sizes import human_bytes, parse_size
 from flashsim.support.tables import console, print_table
 from flashsim.verify import theorems_1_2
+
+from .pages import ROOT, text_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +45,34 @@ def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return err
 
 
-def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_it_says_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert all(re.search(rf"^    {name}\b", out, re.MULTILINE) for name in COMMANDS)
+    assert re.findall(r"^  (flashsim .*?)  ", out, re.MULTILINE) == list(ROUTE)
+    assert "flashsim --help" in out
+    assert max(map(len, out.splitlines())) <= 80
+    for command in ROUTE:
+        assert parse(command.split()[1:]).name == command.split()[1]
+
+
+def test_help_lists_each_command_once_under_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    listed = re.findall(r"^(\w[\w ]*):$|^  ([a-z]+) {2,}[A-Z]", out.partition("\noptions:")[0], re.MULTILINE)
+    assert [purpose or name for purpose, name in listed] == [
+        word for purpose, names in PURPOSES.items() for word in (purpose, *names.split())
+    ]
+    assert sorted(COMMANDS) == sorted(
+        file.stem for file in Path(cli.__file__).parent.glob("*.py") if "SUMMARY = " in text_of(file)
+    )
+
+
+def test_gpu_alone_is_gpu_info(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["gpu"])
+    said = capsys.readouterr().out
+    assert main(["gpu", "info"]) == status
+    assert capsys.readouterr().out == said != ""
 
 
 # ----------------------------------------------------------------------------------------------------------------- run
@@ -306,6 +332,35 @@ def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "theorem2", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)
     assert Path("flashsim-theorem2.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("figures/blocks.png", "blocks"), ("l2.svg", "l2"), ("figures/figure_2_left", "traffic"), ("figure_2_middle", "blocks"),
+     ("figure_2_right.json", "sparsity"), ("figure_3_right", "memory"), ("accesses_by_array", "arrays")],
+)  # fmt: skip
+def test_a_figure_is_found_by_its_file(typed: str, name: str) -> None:
+    assert parse(["plot", typed]).figure == name
+
+
+def test_every_picture_of_the_pages_that_plot_draws_is_found_by_its_file() -> None:
+    drawn = {file.stem for file in (ROOT / "figures").glob("*.json")} & FIGURES.keys()
+    assert {parse(["plot", f"figures/{name}.json"]).figure for name in drawn} == drawn
+    assert len(drawn) > 10
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_arrays_of_a_causal_mask_and_of_shared_kv_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plot", "arrays", "--N", "64", "--d", "8", "--M", "600"]
+    assert main([*asked, "--causal", "--heads", "8", "--kv-heads", "2", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    shape: dict[str, Any] = {"N": 64, "d": 8, "M": 600, "causal": True, "heads": 8, "kv_heads": 2, "gqa": "grouped"}
+    for direction in ("forward", "backward"):
+        tally = flashsim.count("q_outer", **shape, direction=direction)
+        moved = {name: {"reads": of.reads, "writes": of.writes} for name, of in tally.hbm.by_array.items()}
+        assert data["directions"][direction]["q_outer"] == moved
+    axes = FIGURES["arrays"](data)
+    assert axes[0].get_xlabel().endswith("N = 64, d = 8, M = 600, causal, 8 heads on 2 KV heads")
 
 
 # -------------------------------------------------------------------------------------------------------------- shell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,11 @@ def problem_in(options: argparse.Namespace, *names: str, mask: Any = None) -> di
     return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **masks_in(options, mask)}
 
 
-def add_algorithm(parser: Any, default: str = "") -> None:
-    """Add the algorithm, as NAME or --algorithm NAME."""
-    said = f"{BOTH}." + (f" Default: {default}" if default else "")
-    parser.add_argument("named", nargs="?", type=algorithm, metavar="NAME", help=f"the algorithm: {said}")
-    add(parser, "--algorithm", help="the same as NAME")
+def add_algorithm(parser: Any, default: str = "", *, read: Callable[[str], Any] = algorithm, also: str = "") -> None:
+    """Add the algorithm, as NAME or --algorithm NAME; `read` reads it, and `also` says what that takes besides."""
+    said = f"{BOTH}{also}." + (f" Default: {default}" if default else "")
+    parser.add_argument("named", nargs="?", type=read, metavar="NAME", help=f"the algorithm: {said}")
+    add(parser, "--algorithm", type=read, help="the same as NAME")
 
 
 def algorithm_in(options: argparse.Namespace, default: str = "") -> Algorithm:

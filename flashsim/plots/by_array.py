@@ -17,6 +17,7 @@ from flashsim.drawing.style import column_figure, compared_both_ways, looks, sty
 from flashsim.masks.patterns import butterfly
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Chart, said, setting
+from flashsim.problem.arguments import check_heads
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 
@@ -30,15 +31,23 @@ def arrays_data(
     M: Size | None = None,
     dtype: str = "float32",
     blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    heads: int = 1,
+    kv_heads: int | None = None,
     algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """Return reads and writes (elements, one head) of each array, by direction and algorithm, by default at GPT-2's head shape.
+    """Return reads and writes (elements, all `heads`) of each array, by direction and algorithm; by default GPT-2's head.
 
     Of the algorithms that pictures compare, with line 1's sizes and a backward pass by their own name, of "block_sparse" with the
     butterfly pattern, and of those given, one's own too, with their backward pass if there is one. No mask, no dropout.
-    `blocks`: (B_r, B_c) of all, instead of line 1's; M enforced.
+    `blocks`: (B_r, B_c) of all, instead of line 1's; M enforced. `kv_heads`: heads / kv_heads query heads share a KV head, and
+    run as one problem; None: each has its own.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
+    heads, shared = check_heads(heads, kv_heads)
+    asked: dict[str, Any] = {"causal": causal} if causal else {}
+    if heads > 1:
+        asked |= {"heads": heads, "kv_heads": shared, "gqa": "grouped"}
     directions: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
     for what in (*compared_both_ways(), "block_sparse", *algorithms):
         forward = chosen(what, "forward")
@@ -47,14 +56,14 @@ def arrays_data(
             passes.append(backward_of(forward))
         for one in passes:
             mask = butterfly if "block_mask" in forward.parts else None
-            tally = count(one, **shape, direction=one.direction, block_mask=mask)
+            tally = count(one, **shape, **asked, direction=one.direction, block_mask=mask)
             directions[one.direction][forward.name] = numbers(tally)
-    return {**shape, "block_mask": "butterfly", "directions": directions}
+    return {**shape, **asked, "block_mask": "butterfly", "directions": directions}
 
 
 @partial(
     Chart, "arrays", arrays_data, "accesses by array, every algorithm, forward and backward",
-    lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=13.3,
+    lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=9.2,
     shown={"dtype": "float16"},
 )  # fmt: skip
 def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:

@@ -102,8 +102,11 @@ def setting(*, N: int, d: int, M: Size | None, dtype: Any, blocks: tuple[int, in
 
 
 def said(data: Mapping[str, Any], *names: str) -> str:
-    """Say those numbers of a figure's data, and its blocks if it has them: "N = 1,024, d = 64, one head"."""
+    """Say those numbers of a figure's data, and its blocks, mask and heads if it has them: "N = 1,024, d = 64, one head"."""
     words = [f"{name} = {data[name]:,}" for name in names]
     if "blocks" in data:
         words.append("{:,} × {:,} blocks".format(*data["blocks"]))
-    return ", ".join([*words, "one head"])
+    words += ["causal"] if data.get("causal") else []
+    heads, kv_heads = data.get("heads", 1), data.get("kv_heads", 1)
+    shared = "" if heads == kv_heads else f" on {kv_heads:,} KV head{'s' * (kv_heads > 1)}"
+    return ", ".join([*words, "one head" if heads == 1 else f"{heads:,} heads{shared}"])

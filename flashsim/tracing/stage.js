@@ -5,10 +5,10 @@ const CAPTION = 24; // pixels of height below a picture that is saved
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 class Stage {
-  constructor(run, canvas, legend) {
+  constructor(run, canvas, legends) {
     this.run = run;
     this.canvas = canvas;
-    this.legend = legend;
+    this.legends = legends;
     this.words = find(".told", canvas.closest("section"));
     canvas.onmousemove = (event) => this.hover(event);
     canvas.onclick = (event) => this.choose(event);
@@ -28,7 +28,7 @@ class Stage {
   /** Fits the drawing to the room there is. */
   measure() {
     this.ink = inks();
-    drawLegend(this.run, this.ink, this.legend); // first, as it leaves the picture its room
+    for (const legend of this.legends) drawLegend(this.run, this.ink, legend); // first: it leaves the picture its room
     const width = this.canvas.clientWidth || 300;
     const height = this.canvas.clientHeight || 300;
     this.size = [width, height];
@@ -260,9 +260,7 @@ class Stage {
 
   /** What a mouse is over, and where in the picture it is. */
   hitAt(event) {
-    const { left, top } = this.canvas.getBoundingClientRect();
-    const x = event.clientX - left;
-    const y = event.clientY - top;
+    const [x, y] = within(this.canvas, event);
     return [this.hits?.findLast(({ box }) => contains(box, x, y)), x, y];
   }
 
@@ -285,7 +283,8 @@ class Stage {
   tellCurrent() {
     const tile = this.run.steps.tile[this.t];
     const { left, top } = this.canvas.getBoundingClientRect();
-    if (tile) showTip(tellTile(this.run, this.t, ...tile), left + this.layout.x0, top + this.layout.y0);
+    const [x, y] = [left + this.layout.x0 * magnified, top + this.layout.y0 * magnified];
+    if (tile) showTip(tellTile(this.run, this.t, ...tile), x, y);
   }
 
   /** Has the picture of this step saved as a file, "svg" or "png". */

@@ -128,3 +128,11 @@ function ranges(words) {
   }
   return found.join(", ");
 }
+
+/** Whether two tips of numbers tell the same, but for names and rounding. */
+function tellAlike(one, other) {
+  if (one === other || !one || !other) return one === other;
+  const [mine, its] = [one, other].map((tip) => tip.slice(tip.lastIndexOf(": ") + 2).split(" → "));
+  const numeric = (text) => Number(text.replace("−", "-").replace("∞", "Infinity"));
+  return mine.length === its.length && mine.every((text, n) => sameNumber(numeric(text), numeric(its[n])));
+}

@@ -29,7 +29,8 @@ def named(name: str) -> str:
         base += "\u0303"
         del rest[0]
     above, below = (" ".join(part for part in rest if (part in UPRIGHT) == up) for up in (True, False))
-    return _lettered(base) + _scripted((below and f"_{{{below}}}") + (above and f"^{{{above}}}"))
+    scripts = _scripted((below and f"_{{{below}}}") + (above and f"^{{{above}}}"))
+    return f'<span class="symbol">{_lettered(base)}{scripts}</span>' if scripts else _lettered(base)
 
 
 def plain(name: str) -> str:

@@ -10,9 +10,12 @@ import numpy as np
 from flashsim.learn.exercises.inner_loop import PROBLEMS, SCALED_P, Problem, State, over, scaled, scaled_sum
 from flashsim.learn.exercises.judging import Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work, Wrong
+from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.inputs import Array
+from flashsim.problem.shapes import Blocks
 
 NUMBER, TITLE = 6, "the loops exchanged, and one division"
+RIGHT = "q_outer"
 TEXT = '''
 Algorithm 1 writes O to HBM and reads it again for each block of keys. With the
 loops exchanged, queries outside and keys inside, O_i, l_i and m_i stay in SRAM
@@ -56,6 +59,18 @@ HINTS = (
     "l_i: exp(m_i - m_new) * l_i + rowsum(P_ij);  O_i: exp(m_i - m_new) * O_i + P_ij @ V_j;  m_i: m_new",
     "At the end: O_i = on_chip(O_i / l_i, over=O_i), then sram.store(O[i], O_i).",
 )
+
+
+def whole(attention: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
+    """Return a student's loops with the lines around them, as a forward pass."""
+
+    def q_outer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix, ...]:
+        B_r, B_c = blocks.B_r, blocks.B_c
+        O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+        attention(hbm, sram, Q.divide(B_r), K.divide(B_c), V.divide(B_c), O.divide(B_r), blocks)
+        return (O,)
+
+    return q_outer
 
 
 def grade(work: Work) -> str:

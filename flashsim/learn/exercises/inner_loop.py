@@ -10,12 +10,13 @@ import numpy as np
 
 from flashsim.learn.exercises.judging import Stage, Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work
-from flashsim.machine.memory import Matrix
+from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Blocks
 from flashsim.run.api import count
 
 NUMBER, TITLE = 5, "Algorithm 1, lines 9 to 13"
+RIGHT = "flash_basic"
 LINES = """\
  9  S_ij = Q_i K_j^T
 10  m~_ij = rowmax(S_ij), P~_ij = exp(S_ij - m~_ij), l~_ij = rowsum(P~_ij)
@@ -108,6 +109,20 @@ class Problem(NamedTuple):
 
 
 PROBLEMS = Problem.of(6, 12, 4, 2, 4), Problem.of(5, 10, 3, 2, 3)
+
+
+def whole(flash: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
+    """Return a student's loops with the lines around them, as a forward pass."""
+
+    def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix, ...]:
+        N, d_v, B_r, B_c = Q.shape[0], V.shape[1], blocks.B_r, blocks.B_c
+        O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 2
+        l, m = hbm.full("l", (N, 1), 0.0, sram.dtype), hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 2
+        divided = (X.divide(rows) for X, rows in ((Q, B_r), (K, B_c), (V, B_c), (O, B_r), (l, B_r), (m, B_r)))
+        flash(hbm, sram, *divided, blocks)
+        return O, l, m
+
+    return flash_basic
 
 
 def grade(work: Work) -> str:

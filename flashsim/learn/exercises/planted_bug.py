@@ -10,6 +10,7 @@ from flashsim.learn.exercises.work import Work, Wrong
 from flashsim.tracing.planting import changed
 
 NUMBER, TITLE = 13, "find the planted bug"
+RIGHT, whole = inner_loop.RIGHT, inner_loop.whole
 BUG = (
     "(l_i * exp(m_i - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
     "(l_i * exp(m_tilde_ij - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",

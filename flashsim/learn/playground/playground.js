@@ -76,7 +76,11 @@ class Playground {
     find("#causal").onchange = (event) => this.set("causal", event.target.checked);
     find("#paper").onclick = () => this.take(false);
     find("#fit").onclick = () => this.take(true);
-    window.addEventListener("resize", () => this.show());
+    window.addEventListener("resize", () => {
+      magnify();
+      this.show();
+    });
+    magnify();
     window.addEventListener("hashchange", ({ newURL }) => {
       this.read(new URL(newURL).hash);
       this.show();
@@ -148,6 +152,7 @@ class Playground {
     this.showPeak(found.peak, sizes.M);
     this.showAccesses(found);
     this.showVersus(found.accesses);
+    find("#sum").textContent = `${say(found.accesses)} accesses; SRAM ${percent(found.peak, sizes.M)} of M`;
     clearTimeout(this.linking);
     this.linking = setTimeout(() => {
       find("#said").textContent = `${say(found.accesses)} accesses; SRAM ${say(found.peak)} of ${say(sizes.M)}.`;

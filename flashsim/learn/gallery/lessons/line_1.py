@@ -19,7 +19,9 @@ def teach(trace: Trace) -> str:
     used = trace.events[over.last].occupancy
     fit = count("flash_basic", N=about.shape.N_q, d=d, M=M, dtype=about.stored, sizing="fit")
     return f"""
-        Line 1 sets B_c = ⌈M/4d⌉ and B_r = min(⌈M/4d⌉, d): for M = {M} and d = {d}, blocks of {B_c} and {B_r} rows. Four
+        Line 1 sets B_c = ⌈M/4d⌉ and B_r = min(⌈M/4d⌉, d): for M = {M} and d = {d}, blocks of {B_c} and {B_r} rows.
+
+        » Four
         of them, K_j, V_j, Q_i and O_i, take {" + ".join(map(str, held.values()))} = {sum(held.values())} elements. That
         is all of M. The paper leaves constants out, and with them ℓ, m, and the tile S_ij itself.
 

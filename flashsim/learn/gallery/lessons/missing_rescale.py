@@ -35,7 +35,7 @@ def teach(right: Trace, wrong: Trace) -> str:
         the Python. The wrong run moves the same elements, fills the same SRAM, and gives no error and no NaN: only
         values tell. They are at m, ℓ, O, with those that differ underlined.
 
-        The two are equal until a maximum rises, and from there on those rows of O keep too much of what came first. At
+        » The two are equal until a maximum rises, and from there on those rows of O keep too much of what came first. At
         the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(error[worst])}. Right are the rows
         whose maximum never rose ({sound}). So a test in which every row has its maximum in the first block passes with
         this bug in. And ℓ, which line 11 still rescales, is right everywhere.
