@@ -64,6 +64,16 @@ def test_the_best_here_moves_at_most_a_fiftieth_more_with_the_room_of_one_statis
             assert row["more"] == 0
 
 
+def test_backward_the_best_here_moves_at_most_a_fifth_more() -> None:
+    rows = rows_of(FRONTS[3])
+    for row in rows[::4]:
+        ours = best(row["N"], row["d"], row["M"], "backward")
+        assert (ours and ours.accesses) == row["ours"]
+    ratios = [row["ours"] / row["accesses"] for row in rows]
+    assert max(ratios) < 1.19
+    assert (len(rows), sum(ratio > 1 for ratio in ratios), sum(ratio > NEAR for ratio in ratios)) == (34, 15, 7)
+
+
 @pytest.mark.parametrize("front", FORWARD[:2], ids=NAMES[:2])
 def test_between_its_points_the_best_here_moves_less(front: dict[str, Any]) -> None:
     """Halfway to the next size that AccelForge can use, from M = 11 on: its tiles divide the lengths, and do not fill M."""
