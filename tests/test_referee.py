@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from functools import cache
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 
 import flashsim
 from flashsim import theory
-from scripts.referee import NEAR, POINTS, ROOT, STREAMED, best, statistic
 
+from .pages import ROOT
+
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "referee.py"))
+NEAR, POINTS, STREAMED, best, statistic = (SCRIPT[name] for name in ("NEAR", "POINTS", "STREAMED", "best", "statistic"))
 FRONTS: list[dict[str, Any]] = json.loads(POINTS.read_text(encoding="utf-8"))
 FORWARD = [front for front in FRONTS if front["direction"] == "forward"]
 NAMES = [f"{front['N']}, {front['d']}, {front['direction']}" for front in FRONTS]

@@ -1,14 +1,14 @@
 """Ask AccelForge, a mapper, for its whole front of SRAM size against accesses, of attention as the einsums of tests/referee/.
 
     python3.12 -m venv /tmp/accelforge && /tmp/accelforge/bin/pip install accelforge==1.0.467
-    /tmp/accelforge/bin/python scripts/research/accelforge_points.py forward 256 16        # seconds
+    /tmp/accelforge/bin/python scripts/research/accelforge_points.py forward 256 16        # minutes, on two cores
     /tmp/accelforge/bin/python scripts/research/accelforge_points.py forward 1024 64
     /tmp/accelforge/bin/python scripts/research/accelforge_points.py backward 256 16
 
 It prints a line of tests/referee/points.json, of [M, accesses], M rounded to whole elements. It has an environment of its own, as
-AccelForge needs Python ≥ 3.12 and NumPy ≥ 2.2, and imports nothing of flashsim. The model of the hardware is AccelForge's own
-`snowcat`: a main memory of which an access costs 1, and a buffer whose use is to be small. "fused" may keep intermediates in the
-buffer, "unfused" writes them out.
+AccelForge needs Python ≥ 3.12, NumPy ≥ 2.2 and Graphviz's dot, and imports nothing of flashsim. The model of the hardware is
+AccelForge's own `snowcat`: a main memory of which an access costs 1, and a buffer whose use is to be small. "fused" may keep
+intermediates in the buffer, "unfused" writes them out.
 """
 
 import json
