@@ -129,14 +129,13 @@ def tiles_streamed_backward(
                     dP_dropped_in = on_chip(dP_dropped_in + dO_ik @ V_nk, over=dP_dropped_in)  # line 16
             D_i = sram.load(D[i])  # line 17
             for r in sram.loop(D_i.shape[0]):  # line 18
+                at, dP_dropped_r, D_r = i * B_r + r, dP_dropped_ij[r : r + 1], D_i[r : r + 1]
                 for n in sram.loop(keys):  # line 18
-                    P_rn, dP_dropped_rn = (
-                        sram.load(P_elements[i * B_r + r, n]),
-                        dP_dropped_ij[r : r + 1, n : n + 1],
-                    )  # line 18
-                    Z_rn = dropout_by_element(P_rn, i * B_r + r, j * B_c + n)  # line 18
-                    dS_rn = on_chip(gated(P_rn, dP_dropped_rn * Z_rn - D_i[r : r + 1]), over=P_rn)  # line 18
-                    sram.store(dS_elements[i * B_r + r, j * B_c + n], dS_rn)  # line 18
+                    P_rn, key = sram.load(P_elements[at, n]), j * B_c + n  # line 18
+                    dS_rn = on_chip(  # line 18
+                        gated(P_rn, dP_dropped_r[:, n : n + 1] * dropout_by_element(P_rn, at, key) - D_r), over=P_rn
+                    )
+                    sram.store(dS_elements[at, key], dS_rn)  # line 18
         # line 19: end for
         for c in sram.loop(dV.blocks[1]):  # line 20
             dV_jc = sram.full(dV[j, c].shape, 0.0)  # line 21
