@@ -1,6 +1,6 @@
 """A small cache, backward, K and V by elements: five products in tiles of B_r × B_c, over a strip of P and all of dS.
 
-B_r = B_c = the largest b with b² + b + 1 ≤ M, at least 1. C_v = ⌈d_v/B_r⌉, C_d = ⌈d/B_r⌉: pieces of dV's and dK's columns.
+B_r = B_c = the largest b with b² + b + 1 ≤ M, at least 1. U_v = ⌈d_v/B_r⌉, U_d = ⌈d/B_r⌉: pieces of dV's and dK's columns.
 
     peak    B_r·B_c and the larger of B_r + 1, for a column and an element, and of B_r + the mask's tile, for L_i; or pieces:
             B_c·x + x + 1 for x = min(B_r, d) or min(B_r, d_v), B_r·y + B_r + 1 for y = min(B_c, d); or, before them, 2B_r + 1
@@ -34,7 +34,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
     """Return how many pieces of B_r columns dV and dK make."""
-    return {"C_v": ceil_div(p.d_v, blocks.B_r), "C_d": ceil_div(p.d, blocks.B_r)}
+    return {"U_v": ceil_div(p.d_v, blocks.B_r), "U_d": ceil_div(p.d, blocks.B_r)}
 
 
 FORM = Form(
@@ -43,7 +43,7 @@ FORM = Form(
     line_1=line_1,
     rows=rows,
     symbols=symbols,
-    meanings={"C_v": "⌈d_v / B_r⌉: pieces of dV's columns", "C_d": "⌈d / B_r⌉: pieces of dK's columns"},
+    meanings={"U_v": "⌈d_v / B_r⌉: pieces of dV's columns", "U_d": "⌈d / B_r⌉: pieces of dK's columns"},
     kept=lambda p, blocks: {"P": (p.N_q * blocks.B_c, "chip"), "dS": (p.N_q * p.N_k, "chip")},
     peak=peak,
     products=(3, 2),
@@ -55,8 +55,8 @@ FORM = Form(
         "dO": ("(2 * T_c + 1) * N_q * d_v", "0"),
         "L": ("T_c * N_q", "0"),
         "D": ("T_c * N_q", "N_q"),
-        "P": ("(1 + C_v) * N_q * N_k", "N_q * N_k"),
-        "dS": ("(C_d + T_d) * N_q * N_k", "N_q * N_k"),
+        "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"),
+        "dS": ("(U_d + T_d) * N_q * N_k", "N_q * N_k"),
         "dQ": ("0", "N_q * d"),
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
