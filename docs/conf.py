@@ -35,6 +35,7 @@ SECTIONS = {
             "docs/words",
             "docs/theory",
             "docs/prove",
+            "docs/calculators",
             "docs/paper",
             "docs/beyond",
             "docs/devices",
