@@ -24,7 +24,7 @@ def passes(p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[Tiles, ...]:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    (rows,) = passes(p, blocks, tiles)
+    rows = tiles.cut(1, blocks.B_c)
     w, squares = p.d + p.d_v, 3 if p.dropout else 1
     of_row = rows.most(lambda r, c: (2 * w + squares) * c + w + 2 + p.mask_tile(r, c) + p.gradient_tile(r, c))
     return p.R + max(of_row, blocks.B_r * (p.d + 1) + 1, 2 * p.d_v + 1)
