@@ -11,7 +11,7 @@ from typing import Any
 from flashsim.algorithms.own import chosen
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
 from flashsim.cli.outputs import check_outputs, opened, saved, trace_file
-from flashsim.cli.shared import FLAG, add, add_algorithm, algorithm_in
+from flashsim.cli.shared import DEFAULT_ALGORITHM, FLAG, add, add_algorithm, algorithm_in
 from flashsim.support.files import write_whole
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 
@@ -32,7 +32,7 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    add_algorithm(parser, "flash")
+    add_algorithm(parser, DEFAULT_ALGORITHM)
     add(parser, "--backward", help="play its backward pass, for a random dO; the forward pass before it is not shown")
     other = parser.add_mutually_exclusive_group()
     add(other, "--vs", help="a second algorithm, shown beside the first at the same tile")
@@ -103,7 +103,7 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     from flashsim.tracing.tracer import trace
 
     given, direction = operands(options), options.direction
-    passes = [algorithm_in(options, "flash"), *([chosen(options.vs, direction)] if options.vs else [])]
+    passes = [algorithm_in(options, DEFAULT_ALGORITHM), *([chosen(options.vs, direction)] if options.vs else [])]
     planted = [with_bug(passes[0], options.bug, direction)] if options.bug else []
     asked = arguments(options, *given, passes)
     if direction == "backward":
