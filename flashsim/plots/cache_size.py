@@ -65,7 +65,7 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
         color=GREY,
         linestyle="-.",
         linewidth=0.9,
-        label="N²d/√M or N²d²/M: the bound's\norder, without its constant",
+        label="bound, without its constant",
         gid="bound",
     )
     bottom = data["floor"] / 2
@@ -78,7 +78,7 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
     ax.set_title(_point(data), x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), EngFormatter(sep=""))
-    ax.set_xlabel(f"SRAM size M (elements)\nN = {N:,}, d = {d}, one head, the best blocks that fit")
+    ax.set_xlabel(f"SRAM size M (elements)\nN = {N:,}, d = {d}, one head\nthe best blocks that fit")
     ax.set_ylabel("HBM accesses (elements)")
 
 

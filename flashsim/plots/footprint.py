@@ -121,7 +121,7 @@ def _label(ax: Axes, data: Mapping[str, Any]) -> None:
         ax.text(x, y, words, color=colour, ha=side, va=edge, multialignment="left")
     given = data["inputs_outputs"]["crosses"]
     full = f"Q, K, V, O, gradients fill it\nat N = {given:,}, with\nℓ, m at {data['fills']['flash']:,}"
-    ax.text(at[-1] * 1.25, limit * 1.5, full, color=GREY, ha="right", va="bottom", multialignment="left")
+    ax.text(at[-1] * 1.25, limit * 1.2, full, color=GREY, ha="right", va="bottom", multialignment="left")
     ax.xaxis.set_major_locator(LogLocator(10))
     ax.xaxis.set_major_formatter(EngFormatter())
     ax.xaxis.set_minor_formatter(NullFormatter())

@@ -4,14 +4,13 @@ N = 1,024, d = 64, 16 heads, batch 64, float16, a causal mask, dropout 0.1, forw
 and 66.6 GFLOPs for standard attention against 4.4 GB and 75.2 GFLOPs for FlashAttention, measured on an A100. The model
 counts elements, times their item size. What agrees, and what does not:
 
-- Standard, bytes. With every operand of every pass read once (M so large that T_r = 1), 40.27 GB: N × N elements of 2
-  bytes are read or written 18 times (one of them is dropout's Z, a byte each, written and read), N × d 12 times. At
-  M = 100 KB products read K, V, dO, Q again, T_r times: 44.3 GB. On an A100 the L2 cache serves many such repeats, and
-  PyTorch may fuse or split passes otherwise than we do; that 40.27 comes so near is no proof that it moved these arrays.
+- Standard, bytes. With every operand of every pass read once (M so large that T_r = 1): N × N elements of 2 bytes are read or
+  written 18 times (one of them is dropout's Z, a byte each, written and read), N × d 12 times, which is 40.27 GB. At smaller M
+  products read K, V, dO, Q again, T_r times. On an A100 the L2 cache serves many such repeats, and PyTorch may fuse or split
+  passes otherwise than we do; that 40.27 comes so near is no proof that it moved these arrays.
 - FlashAttention, bytes. Algorithm 2 reads Q, O, ℓ, m, and Algorithm 4 Q, O, dO, dQ, ℓ, m, once for each of T_c blocks of
-  keys, so bytes follow M: 7.9 GB at 100 KB (T_c = 6), 4.65 GB at the 192 KB that an A100's SM has (T_c = 3), 2.45 GB if all
-  fits. The kernel measured is not this listing: its blocks need not be ⌈M/4d⌉ (Algorithm 4's peak at M = 100 KB is over
-  twice M), and the L2 cache, which all SMs share, serves reads again. 4.4 GB lies within that range.
+  keys, so bytes follow M. docs/paper.md sets them beside the paper's, in blocks that fit and in line 1's. The kernel measured
+  is not this listing: its blocks need not be ⌈M/4d⌉, and the L2 cache, which all SMs share, serves reads again.
 - FLOPs. All 1,024 heads need six products of 2N²d, 825 GFLOPs, and FlashAttention seven, 962. The paper's 66.6 and
   75.2 are about a twelfth of that, so they are not for this whole batch, whatever their unit. Their difference, 8.6, is one
   product for 64 heads (8.59 GFLOPs: the S that Algorithm 4 computes again); but six products for 64 heads are 51.5, not
