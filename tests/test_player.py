@@ -506,11 +506,45 @@ def test_a_link_is_followed_though_the_address_is_written_meanwhile(open_page: O
     assert page.evaluate("player.t") == 7
 
 
+CORNERS = "player.views[0].grid.layout.outline"
+STRIPS = """(() => { const {run} = player.views[0], found = {};
+  for (const side of [0, 1]) for (const array of run.beside[side]) found[array] = run.onChip(array, player.t);
+  return found; })()"""
+INSIDE = """(() => { const {layout} = player.views[0].grid, [x, y, width, height] = layout.tile(1, 1);
+  const outline = new Path2D(); layout.outline.forEach(([a, b]) => outline.lineTo(a, b));
+  const pen = document.createElement("canvas").getContext("2d");
+  return [pen.isPointInPath(outline, x + width / 2, y + height / 2),
+    ...["Q", "K"].map((array) => { const [a, b, w, h] = layout.strip(array, 0, 1);
+      return pen.isPointInPath(outline, a + w / 2, b + h / 2); })]; })()"""
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE])
+def test_the_scores_are_in_HBM_only_where_they_are_stored(viewport: dict[str, int], open_page: Opener) -> None:
+    for name, stored in (("flash", False), ("q_outer", False), ("standard", True)):
+        page = open_page(recorded(name), at="#t=3", viewport=viewport)
+        assert page.evaluate("player.views[0].run.stored") is stored
+        assert page.evaluate(INSIDE) == [stored, True, True], name
+        assert len(page.evaluate(CORNERS)) == (5 if stored else 7)
+
+
+def test_what_is_made_on_chip_is_not_shown_as_loaded(open_page: Opener) -> None:
+    """An output that is never read is "made" on chip, at every step; queries and keys are "loaded"."""
+    trace = recorded("q_outer")
+    (O,) = (array for array in trace.about.arrays if array.name == "O")
+    assert O.reads == 0
+    shown = each_step(open_page(trace), STRIPS)
+    assert {at["O"] for at in shown} == {"", "made"}
+    assert {at["Q"] for at in shown} | {at["K"] for at in shown} == {"", "loaded"}
+
+
 def test_what_is_spoken(open_page: Opener) -> None:
     page = open_page(recorded(causal=True), at="#t=3")
     assert page.inner_text("#said") == "Step 3, line 10, j = 1 of 3, i = 1 of 4: compute S_ij. SRAM 74 of 64."
     label = page.get_attribute(".grid", "aria-label")
-    assert label == "Score matrix of 4 by 3 tiles: current tile row 1, column 1; 0 done, 0 skipped, 11 ahead"
+    assert label == (
+        "Score matrix of 4 by 3 tiles, computed, never stored: "
+        "current tile row 1, column 1; 0 done, 0 skipped, 11 ahead"
+    )
     assert page.get_attribute("#scrub", "aria-valuetext") == "step 3 of 99, line 10"
 
 
@@ -582,7 +616,7 @@ def test_hovering_tells_numbers(open_page: Opener) -> None:
     row, column = (int(part.split()[1]) for part in place.split(", ")[1:])
     assert np.float32(value.replace("−", "-")) == K[row, column]
     page.mouse.move(*middle_of(page, "V_1 in HBM"))
-    assert page.inner_text("#tip") == "V_1 in HBM: keys 0 to 3, on chip now"
+    assert page.inner_text("#tip") == "V_1 in HBM: keys 0 to 3, on chip now, loaded"
 
 
 def test_two_runs_go_by_time(open_page: Opener) -> None:
