@@ -284,7 +284,7 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
     assert at["mask[0, 0]"] == at["masked"] == f"line {first + 5} of test_trace.py"
     assert at["O[1]"] == f"line {first + 6} of test_trace.py"
     printed = "\n".join(text.lines(trace))
-    assert f"line {first + 5} of test_trace.py · i = 0\n    masked = sram.on_chip(MASK(S_ij, i, 0))\n" in printed
+    assert f"line {first + 5} of test_trace.py · i = 1\n    masked = sram.on_chip(MASK(S_ij, i, 0))\n" in printed
     ledger = Ledger()
     flashsim.count(mine, N=6, d=2, blocks=(3, 6), M=200, observers=[ledger])
     assert {(m.label, m.array) for m in ledger.movements} == {
@@ -799,7 +799,7 @@ def test_step_prints_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     trace_steps = printed.count("\nstep ")
     assert trace_steps == 1 + 2 + 2 * 2 * 8
-    assert "step 9 · line 16 · j = 0, i = 0" in printed
+    assert "step 9 · line 16 · j = 1, i = 1" in printed
     assert "e^(m − m_new) = " in printed
     assert "closed form 24 and 36" in printed
 
