@@ -127,7 +127,8 @@ def _wins(trace: Recording) -> str:
         if trace.events[-1].reads + trace.events[-1].writes >= sum(about.standard)
         else ""
     )
-    return f"{small}; at N = {N:,}, d = {d}, M = {M:,} it is {its / mine:.2f} times. The factor follows M/d²"
+    without = f"without {about.options} " if about.options else ""
+    return f"{small}; at N = {N:,}, d = {d}, M = {M:,} {without}it is {its / mine:.2f} times. The factor follows M/d²"
 
 
 def _turns(trace: Recording) -> dict[str, dict[str, int]]:

@@ -209,7 +209,9 @@ class Stage {
     if (!run.stored) {
       const what = run.about.sizes.length ? "matrix, by tiles" : "S, by tiles";
       const { x0, y0 } = this.layout;
-      write(pen, [wide ? `${what}: computed, never stored` : "never stored"], x0, y0 - 6, 11.5);
+      const room = (text) => write(pen, [text], 0, 0, 11.5, false, true) <= left + width - x0;
+      const said = [`${what}: computed, never stored`, `${what}: never stored`, "never stored"];
+      write(pen, [said.find(room) ?? ""], x0, y0 - 6, 11.5);
     }
     const also = [...run.beside[2], ...run.beside[3]].map(typeset);
     const name = wide && run.stored ? `${run.about.sizes.length ? "" : "score "}matrix, by tiles` : "";
