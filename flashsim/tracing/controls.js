@@ -163,7 +163,7 @@ class Player {
     return this.runs.map((run) => Math.min(t, run.length - 1));
   }
 
-  /** Marks the second run's values that differ from the first's, of one algorithm, at the same line of the same turn. */
+  /** Marks the second run's values that differ from the first's at the same line of the same turn. */
   markDifferences() {
     if (!this.pair?.sameLines) return;
     const together = this.by === "tile" && !this.pair.missing[this.t];

@@ -104,7 +104,8 @@ class Recorded {
 
   /** Whether a block of this array is on chip: "loaded" from HBM, or "made" there; "" if it is not. */
   onChip(array, t) {
-    const held = this.resident(t).filter(([name]) => this.quantities[name] === array && !this.names[name].endsWith("_ij"));
+    const isOf = ([name]) => this.quantities[name] === array && !this.names[name].endsWith("_ij");
+    const held = this.resident(t).filter(isOf);
     if (!held.length) return "";
     return held.some(([name]) => this.isBlock(name)) ? "loaded" : "made";
   }

@@ -1,4 +1,4 @@
-// The picture of a step: SRAM with the blocks it holds, HBM with its arrays, the score matrix that they surround, what travels.
+// The picture of a step: SRAM with the blocks it holds, HBM with its arrays, the scores' tiles, and what travels.
 
 const TRAVEL = 420; // milliseconds
 const CAPTION = 24; // pixels of height below a picture that is saved

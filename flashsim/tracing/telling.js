@@ -98,7 +98,8 @@ function tellTile(run, t, i, j) {
 /** A block of an array in HBM: of which rows or columns, and whether it is on chip. */
 function tellStrip(run, array, n, side, [first, end], onChip) {
   const block = counted(`${array}[${n}]`);
-  return `${block} in HBM: ${run.about.words[side]} ${first} to ${end - 1}${onChip ? `, on chip now, ${onChip}${onChip === "made" ? " there" : ""}` : ""}`;
+  const now = onChip ? `, on chip now, ${onChip === "made" ? "made there" : onChip}` : "";
+  return `${block} in HBM: ${run.about.words[side]} ${first} to ${end - 1}${now}`;
 }
 
 /** What is on chip under this name, [its index, elements]. */
