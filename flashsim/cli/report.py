@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from flashsim.verify.comparison import Counted, Result
 
 
+SIZED = {"fit": "the largest blocks that fit", "paper": "line 1's blocks", "given": "the blocks given"}
+
+
 def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result]) -> dict[str, Any]:
     """Return the results as plain data."""
     shapes = {name: list(array.shape) for name, array in (("Q", given.Q), ("K", given.K), ("V", given.V))}
@@ -116,7 +119,8 @@ def print_count(counted: Counted) -> None:
     tally, arguments = counted.tally, counted.arguments
     blocks, heads, M = tally.blocks, arguments["heads"], tally.sram.capacity
     print(counted.algorithm.title)
-    print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']})")
+    sized = SIZED["given" if arguments["blocks"] is not None else arguments["sizing"]]
+    print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']}), {sized}")
     print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}")
     papers = _choosing_line(counted) if arguments["blocks"] is None and arguments["sizing"] == "paper" else ""
     if papers:

@@ -83,7 +83,8 @@ def run(options: argparse.Namespace) -> int:
         )
     numbers = report.run_numbers(given, forwards, backwards)
     schedule = "query heads grouped" if options.gqa == "grouped" else ""
-    what = ", ".join(filter(None, (asked, schedule)))
+    sized = report.SIZED["given" if options.blocks else options.sizing]
+    what = ", ".join(filter(None, (asked, schedule, sized)))
     finish(options, numbers, lambda: report.print_run(given, forwards, backwards, what))
     M = next(iter(forwards.values())).sram.capacity
     figure = plots.run_figure(forwards, heads=given.heads, M=M, **given.shape)

@@ -249,9 +249,10 @@ def _tried(plan: Plan, asked: SizingProblem, launched: Launched, first: Head) ->
     def moved(blocks: Blocks) -> float:
         loose = replace(plan, given=None, blocks=blocks, sizing=Told(plan.sizing, False), skips=False)
         try:
-            return launched(loose, first)[0].traffic.accesses
+            accesses: int = launched(loose, first)[0].traffic.accesses
         except Exception:  # of a function of the user's, whose run will say it
             return math.inf
+        return accesses
 
     return min(keys, queries, key=moved)
 
