@@ -802,7 +802,7 @@ def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_pa
         case "blocks":
             assert xy(axes[0], own)[-1] == (16, counted(N=16, d=4, M=10**6, blocks=(4, 16)))
         case "arrays":
-            moved = counted(N=N, d=D)
+            moved = counted(N=N, d=D, sizing="fit")
             assert f"{own}: {moved:,}" in [text.get_text() for text in axes[0].texts]
             assert own not in data["directions"]["backward"]
         case "theorem2":

@@ -775,7 +775,7 @@ def test_step_prints_gradients_where_they_change(capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert printed.count("\nstep ") == 1 + 2 * (2 + 2 * 12 + 1)
     steps = {part.split(" · ")[0]: part for part in printed.split("\nstep ")}
-    assert "line 21 · j = 0, i = 1" in steps["25"]
+    assert "line 21 · j = 1, i = 2" in steps["25"]
     assert "    dQ  row 3:  0 0 → " in steps["25"]
     assert "    D  → " in steps["25"]
     assert "dK" not in steps["25"].split("to HBM.")[1]
