@@ -17,8 +17,10 @@ import flashsim
 from flashsim import cli, verify
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import COMMANDS, PURPOSES, ROUTE, inputs, main, parse
+from flashsim.learn.playground.page import FIRST
 from flashsim.plots import FIGURES
 from flashsim.problem import qkv
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.support.sizes import human_bytes, parse_size
 from flashsim.support.tables import console, print_table
 from flashsim.verify import theorems_1_2
@@ -89,12 +91,13 @@ def test_run_on_the_bundled_sample(capsys: pytest.CaptureFixture[str]) -> None:
         "by array",
     ):
         assert part in out
-    assert "Standard attention moves 4.87× the elements" in out
+    assert "Standard attention moves 4.87× the elements that FlashAttention does. The factor" in out
+    assert "follows M/d², here 25 (" in out
     assert "Saved flashsim-run.png, flashsim-run.svg, flashsim-run.json" in out
     numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))
     assert numbers["command"] == "flashsim run"
-    flash = numbers["data"]["algorithms"]["flash_basic"]
-    want = flashsim.theory.exact("flash_basic", N=331, d=32, M=25_600, heads=12, sizing="fit")
+    flash = numbers["data"]["algorithms"]["flash"]
+    want = flashsim.theory.exact("flash", N=331, d=32, M=25_600, heads=12, sizing="fit")
     assert (flash["reads"], flash["writes"], flash["sram"]["peak"]) == (want.reads, want.writes, want.sram.peak)
     assert flash["error_of_rounding_bound"] < 1
     assert all(made["sram"]["peak"] <= 25_600 for made in numbers["data"]["algorithms"].values())
@@ -209,7 +212,7 @@ def test_run_says_what_is_wrong_with_an_option(capsys: pytest.CaptureFixture[str
 
 
 def test_count_shows_lines_arrays_and_what_fills_sram(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["count", "--N", "1024", "--d", "64"]) == 0
+    assert main(["count", "flash_basic", "--N", "1024", "--d", "64", "--sizing", "paper"]) == 0
     out = capsys.readouterr().out
     assert "8  load                    Q             176    720,896" in out
     assert "T_c·N_q·d" in out
@@ -219,11 +222,29 @@ def test_count_shows_lines_arrays_and_what_fills_sram(capsys: pytest.CaptureFixt
     assert "The blocks of line 1 need more than M" in out
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_every_command_has_the_same_algorithm_and_sizing_if_it_is_told_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """`flash` in blocks that fit: at the reference the same number everywhere."""
+    sizes: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D}
+    wanted = flashsim.theory.exact("flash", **sizes, sizing="fit").accesses
+    for command in ("count", "sweep"):
+        assert main([command, *(word for name, size in sizes.items() for word in (f"--{name}", str(size)))]) == 0
+        assert f"{wanted:,}" in capsys.readouterr().out
+    assert main(["run", "--head", "0", "--json", "-"]) == 0
+    ran = json.loads(capsys.readouterr().out)["algorithms"]
+    assert list(ran) == ["standard", "flash"]
+    fitting = flashsim.theory.exact("flash", N=331, d=32, sizing="fit").accesses
+    assert ran["flash"]["accesses"] == fitting
+    assert main(["step", "--text", "--N", "4", "--d", "2"]) == 0
+    assert capsys.readouterr().out.startswith("Algorithm 2, FlashAttention, complete\n")
+    assert FIRST[0] == "flash"
+
+
 @pytest.mark.parametrize("command", ["standard", "standard --backward", "small_cache", "q_outer --backward"])
 def test_count_speaks_of_the_paper_s_blocks_only_where_there_are_some(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["count", *command.split(), "--N", "64", "--d", "8", "--M", "2000"]) == 0
+    assert main(["count", *command.split(), "--N", "64", "--d", "8", "--M", "2000", "--sizing", "paper"]) == 0
     assert ("Blocks as in" in capsys.readouterr().out) is (command == "q_outer --backward")
 
 
@@ -389,7 +410,7 @@ def test_python_m_flashsim() -> None:
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
-    assert done.stdout.startswith("Algorithm 1, FlashAttention\n")
+    assert done.stdout.startswith("Algorithm 2, FlashAttention, complete\n")
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

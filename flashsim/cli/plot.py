@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.outputs import FIGURE, figure_stem, finish, progress
-from flashsim.cli.shared import FLAG, NAMES, add
+from flashsim.cli.shared import FLAG, NAMES, SIZINGS, add
 from flashsim.cli.values import elements, whole
 from flashsim.hardware.machines import MACHINES
-from flashsim.problem.inputs import DEFAULT_DTYPE, float_dtype
+from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.support.files import command_line, name_of
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ EXAMPLES = (
     "flashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\n"
     "flashsim plot theorem2 --wide\n"
     "flashsim plot arrays --causal --heads 8 --kv-heads 2\n"
+    "flashsim plot arrays --sizing paper\n"
     "flashsim plot cache_size --algorithm mine.py:attention\n"
     "flashsim plot approximate --k 64\n"
     "flashsim plot roofline --machine H200 --N 4096 --d 128 --dtype bfloat16\n"
@@ -37,14 +38,17 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "N": (
         "--N",
-        {"help": "sequence length. Default: 1024; for sparsity, theorem2 and theorem5 16384, for fusing 65536"},
+        {
+            "help": f"sequence length. Default: {REFERENCE_N}; for sparsity, theorem2 and theorem5 16384, for fusing 65536"
+        },
     ),
     "N_q": ("--N-q", {"help": "number of queries, if not that of the keys"}),
-    "d": ("--d", {"required": False, "help": "head dimension. Default: 64; for fusing 1024"}),
+    "d": ("--d", {"required": False, "help": f"head dimension. Default: {REFERENCE_D}; for fusing 1024"}),
     "d_v": ("--d-v", {"help": "width of V, if not d"}),
     "k": ("--k", {"type": whole(), "help": f"{KEPT}. Default: the paper's, N/8, at most 256"}),
     "dtype": ("--dtype", {"default": None, "help": f"type of Q, K, V. Default: {DEFAULT_DTYPE}"}),
-    "blocks": ("--blocks", {"help": "these block sizes instead of line 1's; M enforced"}),
+    "blocks": ("--blocks", {"help": "these block sizes instead; M enforced"}),
+    "sizing": ("--sizing", {"default": None, "help": f"{SIZINGS}; the picture says so. Default: fit"}),
     "machine": (
         "--machine",
         {"choices": MACHINES, "metavar": "NAME", "help": f"{', '.join(MACHINES)}. Default: A100-40GB"},

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from flashsim.verify.comparison import Counted, Result
 
 
+SIZED = {"fit": "the largest blocks that fit", "paper": "line 1's blocks", "given": "the blocks given"}
+
+
 def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result]) -> dict[str, Any]:
     """Return the results as plain data."""
     shapes = {name: list(array.shape) for name, array in (("Q", given.Q), ("K", given.K), ("V", given.V))}
@@ -67,14 +70,14 @@ def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str
     print_words(f"{heads}, {sizes}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
     print(sram(M, given.Q.dtype.itemsize, given.Q.dtype.name) + "\n")
     for results in filter(None, (forwards, backwards)):
-        _print_results(results)
+        _print_results(results, given.Q.shape[-1])
 
 
 def _heads(number: int, what: str) -> str:
     return f"{number} {what}" + "s" * (number > 1)
 
 
-def _print_results(results: Mapping[str, Result]) -> None:
+def _print_results(results: Mapping[str, Result], d: int) -> None:
     titles = (result.title.replace(", ", ",\n") for result in results.values())
     by_array = [{name: a.accesses for name, a in result.hbm.by_array.items()} for result in results.values()]
     moved = [(array, *(of.get(array) for of in by_array)) for array in dict.fromkeys(chain.from_iterable(by_array))]
@@ -84,7 +87,11 @@ def _print_results(results: Mapping[str, Result]) -> None:
     for flash in {"flash", "flash_basic"} & results.keys():
         if "standard" in results:
             ratio = results["standard"].hbm.accesses / results[flash].hbm.accesses
-            print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.\n")
+            said = f"Standard attention moves {ratio:.2f}× the elements that FlashAttention does."
+            M = results[flash].sram.capacity
+            print()
+            print_words(f"{said} The factor follows M/d², here {M / d**2:.3g} (flashsim plot saved).")
+            print()
 
 
 def _costs(result: Result) -> dict[str, int | str | None]:
@@ -112,7 +119,8 @@ def print_count(counted: Counted) -> None:
     tally, arguments = counted.tally, counted.arguments
     blocks, heads, M = tally.blocks, arguments["heads"], tally.sram.capacity
     print(counted.algorithm.title)
-    print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']})")
+    sized = SIZED["given" if arguments["blocks"] is not None else arguments["sizing"]]
+    print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']}), {sized}")
     print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}")
     papers = _choosing_line(counted) if arguments["blocks"] is None and arguments["sizing"] == "paper" else ""
     if papers:

@@ -19,6 +19,8 @@ from flashsim.problem.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
 NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 
+DEFAULT_ALGORITHM, DEFAULT_SIZING = "flash", "fit"
+"""What every command takes that is not told; the playground, too."""
 SIZINGS = "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more"
 FLAG: dict[str, Any] = {"action": "store_true"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
@@ -60,7 +62,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--qkv": {**FILE, "nargs": "+"},
     "--quiet": {**FLAG, "help": "no progress on stderr"},
     "--seed": {"type": seed, "default": 0},
-    "--sizing": {"choices": ["fit", "paper"], "default": "fit", "help": f"{SIZINGS}. Default: %(default)s"},
+    "--sizing": {"choices": ["fit", "paper"], "default": DEFAULT_SIZING, "help": f"{SIZINGS}. Default: %(default)s"},
     "--vs": {"type": algorithm, "metavar": "NAME"},
     "--offset": {
         "type": offset,

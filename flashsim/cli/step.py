@@ -12,7 +12,7 @@ from flashsim.algorithms.own import chosen
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import check_outputs, opened, saved, trace_file
-from flashsim.cli.shared import FLAG, add, add_algorithm, algorithm_in
+from flashsim.cli.shared import DEFAULT_ALGORITHM, FLAG, add, add_algorithm, algorithm_in
 from flashsim.support.files import write_whole
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 
@@ -36,7 +36,7 @@ BLOCKS = (3, 4)  # of an exercise's file
 
 def add_options(parser: Any) -> None:
     also = "; or the file of an exercise, which is played beside the right run"
-    add_algorithm(parser, "flash", read=_algorithm_or_file, also=also)
+    add_algorithm(parser, DEFAULT_ALGORITHM, read=_algorithm_or_file, also=also)
     add(parser, "--backward", help="play its backward pass, for a random dO; the forward pass before it is not shown")
     other = parser.add_mutually_exclusive_group()
     add(other, "--vs", help="a second algorithm, shown beside the first at the same tile")
@@ -124,7 +124,7 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
         mine, right = played(named)
         passes = [mine] if options.text or options.gif else [mine, *(beside or [right])]
     else:
-        passes = [algorithm_in(options, "flash"), *beside]
+        passes = [algorithm_in(options, DEFAULT_ALGORITHM), *beside]
     planted = [with_bug(passes[0], options.bug, direction)] if options.bug else []
     asked = arguments(options, *given, passes)
     if direction == "backward":

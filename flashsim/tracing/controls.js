@@ -166,7 +166,7 @@ class Player {
     return this.runs.map((run) => Math.min(t, run.length - 1));
   }
 
-  /** Marks the values that differ between two runs of one algorithm at the same line of the same turn. */
+  /** Marks the second run's values that differ from the first's at the same line of the same turn. */
   markDifferences() {
     if (!this.pair?.alike) return;
     const together = this.by === "tile" && !this.pair.missing[this.t];
@@ -174,7 +174,7 @@ class Player {
       const [mine, its] = this.views.map((view) => [...view.root.querySelectorAll(part)]);
       const comparable = together && mine.length === its.length;
       const differs = (n) => comparable && !tellAlike(mine[n].dataset.tip, its[n].dataset.tip);
-      for (const cells of [mine, its]) cells.forEach((cell, n) => cell.classList.toggle("differs", differs(n)));
+      its.forEach((cell, n) => cell.classList.toggle("differs", differs(n)));
     }
   }
 

@@ -38,6 +38,15 @@ def plain(name: str) -> str:
     return re.sub(r"^l(?=[\[_]|$)", "ℓ", name)
 
 
+def counted(name: str) -> str:
+    """Return a block's name as the player and the paper count, from 1: K_1 for K[0]."""
+    base, bracket, index = plain(name).partition("[")
+    numbers = [part.strip() for part in index.rstrip("]").split(",")]
+    if not bracket or not all(part.isdecimal() for part in numbers):
+        return plain(name)
+    return f"{base}_{', '.join(str(int(part) + 1) for part in numbers)}"
+
+
 def _symbol(found: re.Match[str]) -> str:
     letter, scripts, before, after = found.groups()
     if before:

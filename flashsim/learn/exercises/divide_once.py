@@ -139,7 +139,7 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
             "The factor multiplies both terms. P_ij is against m_new already.": a * (O + PV),
         },
     }
-    said = f"After turn i = {i}, j = {j} (keys 0 to {keys.stop - 1})"
+    said = f"After turn i = {i + 1}, j = {j + 1} (keys 0 to {keys.stop - 1})"
     for name, value in (("m_i", sums.m), ("l_i", sums.l), ("O_i", sums.O)):
         got = values.get(name)
         if got is None:

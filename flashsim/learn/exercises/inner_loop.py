@@ -185,7 +185,7 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
         }
     for name, wrongs in mistakes.items():
         stays = f"{name} in HBM stayed as it was before the turn. Is {name}_new stored to {name}[i]?"
-        said = f"After turn j = {j}, i = {i} (keys 0 to {keys.stop - 1}), {name}_i"
+        said = f"After turn j = {j + 1}, i = {i + 1} (keys 0 to {keys.stop - 1}), {name}_i"
         expect(said, values[name][rows], getattr(want, name), {stays: getattr(before, name), **wrongs})
 
 

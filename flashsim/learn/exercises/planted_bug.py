@@ -60,5 +60,5 @@ def grade(work: Work) -> str:
     return f"m, l and O are right after each of {turns} inner turns, and the counts are what they were"
 
 
-UNTOUCHED = "The bug is still there. m and l are right in this turn, and with j = 0 so was O. What counts only later?"
+UNTOUCHED = "The bug is still there. m and l are right in this turn, and with j = 1 so was O. What counts only later?"
 ELSEWHERE = "The planted bug is gone, but this change makes another. The paper's lines are above."

@@ -26,7 +26,7 @@ def teach(trace: Trace) -> str:
         is all of M. The paper leaves constants out, and with them ℓ, m, and the tile S_ij itself.
 
         Watch SRAM’s bar pass the dashed line at M, in red stripes, from line 8 on. At its fullest it holds {about.peak}
-        elements, {about.peak / M:.0%} of M. A run with these sizes is therefore only watched, not refused. By
+        elements, {round(100 * about.peak / M, 1):g}% of M. A run with these sizes is therefore only watched, not refused. By
         default the commands take the largest blocks of line 1’s shape for which everything fits, here
         {fit.blocks.B_r} × {fit.blocks.B_c}, and enforce M; that is what the other lessons do. The asymptotic claims
         stay as they are: a constant divides M.
