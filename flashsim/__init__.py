@@ -11,7 +11,7 @@ Five things one does:
 with, to try them,
 
     Q, K, V = numpy.random.default_rng(0).normal(size=(3, 64, 16))
-    kernel = flashsim.reference.attention
+    kernel = lambda Q, K, V: flashsim.reference.attention(Q, K, V)
 
 `flashsim.backward` makes a run's gradients, `flashsim.sweep` counts at many
 points, `flashsim.theory.exact` counts by formula, `flashsim.prove` says what
