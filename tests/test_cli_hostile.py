@@ -44,6 +44,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("folder.png").mkdir()
         if hasattr(os, "mkfifo"):
             os.mkfifo("pipe.npz")
+            Path("loop.npz").symlink_to("loop.npz")
         Path("quits.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
         Path("broken.py").write_text("1 / 0\n", encoding="utf-8")
         Path("kernels.py").write_text(
@@ -131,6 +132,7 @@ REFUSED = {  # command line: what is said
     # run: its files
     "run --qkv nowhere.npz": "nowhere.npz is not there; expected a file with Q, K, V",
     "run --qkv folder": "folder is a folder; expected a file with Q, K, V",
+    "run --qkv loop.npz": "loop.npz is a link that leads back to itself; expected a file with Q, K, V",
     "run --qkv pipe.npz": "pipe.npz is a pipe or a device; expected a file with Q, K, V",
     "run --qkv junk.npz": "junk.npz is no .npz or .npy file",
     "run --qkv junk.npy": "junk.npy is no .npz or .npy file",

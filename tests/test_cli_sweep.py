@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,15 @@ def test_what_makes_no_sense(command: str, message: str, capsys: pytest.CaptureF
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("flashsim sweep: error: ")
     assert message in err
+
+
+def test_a_line_of_very_many_names_is_read_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ",".join(["N", "d", *(f"c{number}" for number in range(100_000))])
+    Path("wide.csv").write_text(f"{names}\n8,4{100_000 * ',1'}\n", encoding="utf-8")
+    before = time.process_time()
+    assert main(["sweep", "--points", "wide.csv"]) == 2
+    assert time.process_time() - before < 10
+    assert "sweep takes no argument 'c0'" in capsys.readouterr().err
 
 
 def test_files_are_written_with_how_they_were_made(capsys: pytest.CaptureFixture[str]) -> None:

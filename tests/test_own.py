@@ -210,6 +210,9 @@ def test_what_is_no_algorithm_is_refused() -> None:
         algorithm_of(attention)
     with pytest.raises(ValueError, match="unknown algorithm 3"):
         flashsim.forward(3, Q, K, V)  # type: ignore[arg-type]
+    for builtin in (int, dict, type):
+        with pytest.raises(ValueError, match=rf"{builtin.__name__} does not say what it takes; expected f\(hbm, sram"):
+            flashsim.count(builtin, N=8, d=4)
 
 
 def test_a_log_sum_exp_is_taken_from_what_is_returned_and_not_from_what_has_its_name() -> None:

@@ -300,6 +300,17 @@ def test_what_has_no_closed_form_is_counted(tmp_path: Path) -> None:
     assert keys(flashsim.sweep(mine, N=24, d=4, M=200, blocks=(24, 24)), "status") == [("does not fit",)]
 
 
+def test_what_moves_nothing_has_no_intensity() -> None:
+    def nothing(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        return hbm.empty("O", (Q.shape[0], V.shape[1]), Q.dtype, "output")
+
+    found = flashsim.sweep(["flash", nothing], N=[24, 32], d=4, M=200)
+    assert [row["accesses_elements"] for row in found][2:] == [0, 0]
+    assert [row["intensity_flops_per_byte"] for row in found][2:] == [None, None]
+    assert "null" in found.to_json()
+    found.plot()
+
+
 def test_tiles_are_not_counted_one_by_one_to_check() -> None:
     """A pattern's are: 2²⁸ of them would take hours."""
     few, many = flashsim.sweep("block_sparse", N=[64, 4096], d=4, blocks=(4, 4), block_mask=patterns.butterfly)

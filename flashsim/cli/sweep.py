@@ -6,6 +6,7 @@ import argparse
 import csv
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -193,7 +194,7 @@ def _table(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"argument --points: {path} cannot be read as CSV: {said}") from None
     if not rows:
         raise ValueError(f"argument --points: {path} has no rows; expected at least one")
-    for twice in sorted({name for name in names if name and names.count(name) > 1}):
+    for twice in sorted(name for name, times in Counter(names).items() if name and times > 1):
         raise ValueError(f"argument --points: {path} has several columns {twice}; expected one")
     if any(None in row for row in rows):
         raise ValueError(f"argument --points: {path} has a line with more cells than the first line has names")

@@ -146,7 +146,7 @@ def _counts(point: Point, hbm: Traffic, matmul: Any, shape: Any) -> Row:
         "compulsory_elements": compulsory,
         "over_compulsory": hbm.accesses / compulsory,
         "matmul_flops": matmul,
-        "intensity_flops_per_byte": matmul / hbm.bytes,
+        "intensity_flops_per_byte": matmul / hbm.bytes if hbm.bytes else None,
     }
     for name, array in hbm.by_array.items():
         counts[f"{name}_reads_elements"], counts[f"{name}_writes_elements"] = array.reads, array.writes
