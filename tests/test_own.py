@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from dataclasses import replace
@@ -341,6 +342,33 @@ def test_what_cannot_be_counted_is_told(line: str, said: str, tmp_path: Path) ->
     with pytest.raises(TypeError, match=re.escape(said)) as caught:
         flashsim.count(mine, N=9, d=4, blocks=(4, 5), M=200)
     assert caught.value.__notes__ == [f"at line 11 of {tmp_path / 'mine.py'}: {line}"]
+
+
+@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)", "raise Odd('\\x1b[31m')"])
+@pytest.mark.parametrize("command", ["count --algorithm", "sweep", "step --text --algorithm"])
+def test_a_function_that_would_end_the_program_ends_in_a_line(
+    how: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rude.py"
+    first = "import os, sys\nclass Odd(BaseException): pass\n"
+    file.write_text(f"{first}{HEAD}        {how}\n    return O\n", encoding="utf-8")
+    before = os._exit
+    assert main([*command.split(), f"{file}:mine", "--N", "8", "--d", "4"]) == 2
+    assert os._exit is before
+    out, err = capsys.readouterr()
+    kind = {"s": "SystemExit: 0", "o": "os._exit(0) was called", "r": r"Odd: \x1b[31m"}[how[0]]
+    assert (out, err) == ("", f"flashsim {command.split()[0]}: error: {kind} (at line 12 of {file}: {how})\n")
+
+
+def test_a_file_that_would_end_the_program_when_it_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (how, said) in enumerate({"os._exit(0)": "os._exit(0) was called", "raise GeneratorExit": ""}.items()):
+        file = tmp_path / f"leaves{number}.py"
+        file.write_text(f"import os\n{how}\n", encoding="utf-8")
+        assert main(["count", "--algorithm", f"{file}:mine", "--N", "8", "--d", "4"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert f"{file}, line 2: " in err
+        assert said in err
 
 
 def test_ctrl_c_is_told_at_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

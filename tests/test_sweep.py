@@ -356,6 +356,27 @@ def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
     assert all(meaning(name) or name in ("algorithm", "mask", "splits") for name in found.columns)
 
 
+@pytest.mark.parametrize("label", ["=1+1", "+1", "-1", "@SUM(A1)", "'=1", "\t=1"])
+def test_no_text_of_a_csv_is_a_formula(label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = [{"N": 8, "d": 4, "label": label}]
+    flashsim.sweep(points=table).to_csv(tmp_path / "found.csv")
+    ((cell, *_),) = [*csv.reader(io.StringIO((tmp_path / "found.csv").read_bytes().decode(), newline=""))][1:]
+    assert cell == f"'{label}"
+    assert main(["sweep", "--points", str(tmp_path / "found.csv"), "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["label"] == label
+
+
+def test_what_a_terminal_would_obey_is_spelled() -> None:
+    def rude(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        raise ValueError("\x1b[2J")
+
+    found = flashsim.sweep(["flash"], d=4, points=[{"N": N, "label": f"\x1b[31m{N}"} for N in (8, 9)])
+    assert "\x1b" not in found.as_text()
+    refused = flashsim.sweep(rude, N=8, d=4)[0]
+    assert refused["reason"].startswith("\\x1b[2J (at line")
+
+
 def test_pandas_holds_integers_exactly() -> None:
     pytest.importorskip("pandas", reason='pandas is not installed: pip install "flashsim[pandas]"')
     small, large = (flashsim.sweep(N=[8, N], d=4, blocks=[(4, 4), (999, 999)], M=200) for N in (16, 2**40))

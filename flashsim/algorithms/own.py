@@ -134,6 +134,6 @@ class _Explained:
     def __call__(self, *args: Any) -> Any:
         try:
             return self._function(*args)
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:  # sys.exit's, and Ctrl-C's, too
             note_line(error, self._function)
             raise

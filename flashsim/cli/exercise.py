@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flashsim.cli.shared import FLAG, add
 from flashsim.cli.values import whole
+from flashsim.support.entry import printable
 from flashsim.support.files import command_line
 
 if TYPE_CHECKING:
@@ -146,5 +147,5 @@ def _hint(found: Grade, path: Path, number: int) -> str:
 
 def _paragraphs(text: str) -> str:
     """Return text in lines of a terminal's width; indented lines are code, and stay."""
-    lines = text.splitlines()
+    lines = printable(text).split("\n")
     return "\n".join(line if line.startswith("    ") else "\n".join(wrap(line, WIDTH)) for line in lines)

@@ -22,6 +22,7 @@ from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import DEFAULT_ALGORITHM, DEFAULT_SIZING, FILE, NAMES, SIZINGS, add, add_declared
 from flashsim.cli.values import whole
 from flashsim.problem.inputs import FLOATS
+from flashsim.support.exporting import out_of_csv
 from flashsim.support.files import write_whole
 from flashsim.support.jobs import in_any_order
 
@@ -209,4 +210,4 @@ def _read(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
-    return text
+    return out_of_csv(text)

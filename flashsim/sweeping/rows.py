@@ -20,6 +20,7 @@ from flashsim.problem.arguments import check_shape, shown
 from flashsim.problem.inputs import check_M, float_name
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count
+from flashsim.support.entry import one_line
 from flashsim.sweeping.columns import ARGUMENTS, FOUND, is_found
 from flashsim.sweeping.points import Point
 from flashsim.theory import Exact, NoClosedForm, exact
@@ -99,7 +100,7 @@ def by_count(point: Point) -> Outcome:
 def _said(error: Exception) -> str:
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
     kind = "" if isinstance(error, ValueError | MemoryModelError) else f"{type(error).__name__}: "
-    return f"{kind}{error}{notes}"
+    return one_line(f"{kind}{error}{notes}")
 
 
 def rows_of(points: Sequence[Point]) -> list[Row]:

@@ -80,7 +80,7 @@ class Work:
             if line := self._line(stop):
                 stop.add_note(at_line(str(self.path), line))
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # sys.exit's, too
             line = self._line(error)
             said = f"{_at(line)}{type(error).__name__}: {error}{self._text(line)}"
             hints = [hint for text, hint in when.items() if text in str(error)]
