@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from .exercise_solutions import MISTAKES, SOLUTIONS
 
 INNER, SOFTMAX = SOLUTIONS["inner_loop"], SOLUTIONS["softmax"]
 OS = '__import__("os")'
+FORGOTTEN = INNER.replace("l_i * exp(m_i - m_new) * O_i", "l_i * O_i")
 
 
 def handed_in(folder: Path, **files: str) -> Path:
@@ -36,10 +37,10 @@ def handed_in(folder: Path, **files: str) -> Path:
     return folder
 
 
-def apart(path: Path, name: str, limits: Limits = Limits()) -> Grade:
+def apart(path: Path, name: str, limits: Limits | None = None) -> Grade:
     found = exercise(name)
     try:
-        with Apart(path, found, limits) as work:
+        with Apart(path, found, limits or Limits()) as work:
             return Grade(found, True, found.grade(work))
     except Wrong as wrong:
         return Grade(found, False, wrong.seen, wrong.hint)
@@ -74,7 +75,7 @@ CHEATS = {
     "exit at import": "raise SystemExit(0)\n",
     "leaves at import": f"{OS}._exit(0)\n",
     "leaves when called": f"def flash(*a):\n    {OS}._exit(0)\n",
-    "patches numpy": "import numpy as np\nnp.allclose = lambda *a, **k: True\ndef flash(*a): pass\n",
+    "patches numpy": f"import numpy as np\nnp.allclose = np.isclose = lambda *a, **k: True\n{FORGOTTEN}",
     "patches the judge": "from flashsim.learn.exercises import judging\njudging.expect = lambda *a: None\ndef flash(*a): pass\n",
     "patches the judge, imported by name": (
         '__import__("sys").modules["flashsim.learn.exercises.work"].Work.function = lambda *a: print\n'
@@ -99,13 +100,28 @@ def test_nothing_but_the_grader_says_solved(text: str, tmp_path: Path) -> None:
     assert (row.exercise, row.verdict) == ("inner_loop", "not yet"), row
 
 
+def test_an_answer_that_nobody_asked_for_is_none(tmp_path: Path) -> None:
+    (path := tmp_path / "05_inner_loop.py").write_text(f"{CHEATS['writes answers']}{INNER}", encoding="utf-8")
+    assert "something wrote where the grader reads" in grade_file(path, "", None, Limits()).seen
+
+
+def test_a_patched_simulator_over_there_changes_no_count(tmp_path: Path) -> None:
+    patch = (
+        '__import__("sys").modules["flashsim.machine.memory"].SRAM.load = lambda self, *b: [x._values.copy() for x in b]'
+        " if len(b) > 1 else b[0]._values.copy()\n"
+    )
+    (path := tmp_path / "05_inner_loop.py").write_text(f"{patch}{INNER}", encoding="utf-8")
+    row = grade_file(path, "", None, Limits())
+    assert (row.verdict, row.seen) == ("not yet", "Elements of Q read: 0; expected 72.")
+
+
 def test_what_takes_too_much_is_stopped(tmp_path: Path) -> None:
     (path := tmp_path / "03_softmax.py").write_text("def softmax(S):\n    while True: pass\n", encoding="utf-8")
     assert "stopped after 2 s" in grade_file(path, "", None, Limits(seconds=2)).seen
     path.write_text("def softmax(S):\n    return S.repeat(10**9)\n", encoding="utf-8")
     if sys.platform == "linux":
         assert "MemoryError" in grade_file(path, "", None, Limits(memory=2**31)).seen
-    path.write_text(f"def softmax(S):\n    open('big', 'wb').write(bytes(10**8))\n", encoding="utf-8")
+    path.write_text("def softmax(S):\n    open('big', 'wb').write(bytes(10**8))\n", encoding="utf-8")
     if sys.platform == "linux":
         assert grade_file(path, "", None, Limits()).verdict == "not yet"
     path.write_text("def softmax(S):\n    print('x' * 10**7)\n    return S.repeat(10**7)\n", encoding="utf-8")
@@ -113,11 +129,8 @@ def test_what_takes_too_much_is_stopped(tmp_path: Path) -> None:
 
 
 def test_a_class_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    forgotten = INNER.replace("l_i * exp(m_i - m_new) * O_i", "l_i * O_i")
-    assert forgotten != INNER
-    handed_in(folder := tmp_path / "in", **{"ada": INNER, "=bob": forgotten, "cy": forgotten}) if (
-        tmp_path / "in"
-    ).mkdir() is None else None
+    (folder := tmp_path / "in").mkdir()
+    handed_in(folder, **{"ada": INNER, "=bob": FORGOTTEN, "cy": FORGOTTEN})
     grades, results = tmp_path / "grades.csv", tmp_path / "results.json"
     assert main(["exercise", "grade", str(folder), "--csv", str(grades), "--gradescope", str(results)]) == 1
     out = " ".join(capsys.readouterr().out.split())
@@ -210,7 +223,22 @@ def test_an_exercise_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[
         exercise("none.py")
 
 
-@pytest.mark.parametrize("value", [None, True, 3, 2.5, "x", np.arange(6).reshape(2, 3), np.float32(2), np.bool_(True), np.zeros((0, 2)), (1, (np.ones(2), "a")), Blocks(1, 2, 3, 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        2.5,
+        "x",
+        np.arange(6).reshape(2, 3),
+        np.float32(2),
+        np.bool_(True),
+        np.zeros((0, 2)),
+        (1, (np.ones(2), "a")),
+        Blocks(1, 2, 3, 4),
+    ],
+)
 def test_what_is_packed_is_unpacked(value: Any) -> None:
     found = unpacked(json.loads(json.dumps(packed(value))))
     assert type(found) is type(value)
@@ -226,8 +254,16 @@ def test_what_is_no_number_keeps_its_name_alone() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [[], ["array", "|O", [1], ""], ["array", "<f8", [10**9, 10**9], ""], ["scalar", "<f8", [2], "AAAA"], ["matrix", "K", 1, 1, None], {}, ["plain", []]],
-)  # fmt: skip
+    [
+        [],
+        ["array", "|O", [1], ""],
+        ["array", "<f8", [10**9, 10**9], ""],
+        ["scalar", "<f8", [2], "AAAA"],
+        ["matrix", "K", 1, 1, None],
+        {},
+        ["plain", []],
+    ],
+)
 def test_what_is_no_value_is_refused(message: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         unpacked(message)
@@ -236,10 +272,18 @@ def test_what_is_no_value_is_refused(message: Any) -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        ["load", "X", [0, 9, 0, 2], None], ["load", "X", [-1, 1, 0, 2], None], ["load", "Z", [0, 1, 0, 2], None], ["load", "X", [1, 1, 0, 2], None],
-        ["store", "X", [0, 1, 0, 2], packed(np.ones((2, 2)))], ["store", "X", [0, 1, 0, 2], packed(3)], ["compute", "S", packed(1)], ["turn end", []], ["evict"], 7,
+        ["load", "X", [0, 9, 0, 2], None],
+        ["load", "X", [-1, 1, 0, 2], None],
+        ["load", "Z", [0, 1, 0, 2], None],
+        ["load", "X", [1, 1, 0, 2], None],
+        ["store", "X", [0, 1, 0, 2], packed(np.ones((2, 2)))],
+        ["store", "X", [0, 1, 0, 2], packed(3)],
+        ["compute", "S", packed(1)],
+        ["turn end", []],
+        ["evict"],
+        7,
     ],
-)  # fmt: skip
+)
 def test_what_cannot_have_been_done_to_a_memory_is_refused(entry: Any) -> None:
     stage = Stage({"X": np.ones((3, 2))})
     again(stage.hbm, stage.sram, ["load", "X", [0, 2, 0, 2], None])
@@ -269,6 +313,14 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [*(tmp_path / "temporary").iterdir()] == []
     if sys.platform == "linux":
         pid = int((tmp_path / "pid").read_text(encoding="utf-8"))
-        status = Path(f"/proc/{pid}/stat")
-        assert not status.exists() or status.read_text(encoding="utf-8").split()[2] == "Z"
-        assert os.getpid() != pid
+        ended = time.monotonic() + 20
+        while is_running(pid) and time.monotonic() < ended:
+            time.sleep(0.05)
+        assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] not in "ZX"
+    except OSError:
+        return False

@@ -2,7 +2,7 @@
 
     python -m flashsim.learn.exercises.child
 
-It is asked on its standard input, and answers on its standard output. Both it keeps for itself: what the file prints goes nowhere.
+It is asked on its standard input, and answers on its standard output. What the file prints goes nowhere.
 """
 
 from __future__ import annotations
