@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from scripts.exercise_solutions import SOLUTIONS as SOLUTIONS
+from importlib import import_module
+
+SOLUTIONS: dict[str, str] = import_module("scripts.exercise_solutions").SOLUTIONS  # mypy knows scripts by other names
 
 MISTAKES: dict[str, list[tuple[str, str, str]]] = {
     "load_a_tile": [

@@ -79,6 +79,8 @@ def add_options(parser: Any) -> None:
     add(parser, "--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
     add(parser, "--seed", help="which points those are. Default: 0")
     add(parser, "--jobs", default=1, help="processes. Default: 1")
+    kept = "a file that keeps the rows as they come: after Ctrl-C, the same command goes on from there"
+    add(parser, "--resume", metavar="FILE", help=kept)
     add(parser, "--csv", metavar="FILE", help="write the rows as CSV (-: to stdout, which then has nothing else)")
     add(parser, "--json", "--output")
     for flag, what in (
@@ -96,6 +98,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.csv == "-" == options.json:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
+    if options.resume is not None and options.resume in (options.csv, options.json, "-", str(options.points)):
+        raise ValueError(f"--resume {options.resume} is another option's file; give it one of its own")
     for name in ("x", "y", "by"):
         if getattr(options, name) is not None and options.output is None:
             raise ValueError(f"--{name} is for -o, which draws the rows: give -o STEM")
@@ -114,9 +118,13 @@ def run(options: argparse.Namespace) -> int:
                 check=options.check,
                 seed=options.seed,
                 on_points=told,
+                resume=options.resume,
             )
         except TypeError as error:
             raise ValueError(f"argument --points: {error}") from None
+        except KeyboardInterrupt as stop:
+            stop.__notes__ = [note.replace("resume=FILE", "--resume FILE") for note in getattr(stop, "__notes__", [])]
+            raise
         except Disagreement as error:
             print(f"flashsim sweep: {error}", file=sys.stderr)
             return 1

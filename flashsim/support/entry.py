@@ -52,8 +52,8 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             sys.stdout.flush()
         except BrokenPipeError:
             status = READER_GONE
-        except Terminated:
-            _say("terminated")
+        except Terminated as stop:
+            _say(f"terminated{_noted(stop)}")
             status = TERMINATED
         except KeyboardInterrupt as stop:
             _say(f"interrupted{_noted(stop)}")
