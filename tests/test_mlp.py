@@ -177,9 +177,9 @@ def test_the_output_is_as_wide_as_the_input_by_default(ask: Any) -> None:
     blocks=st.tuples(*[st.integers(1, 9)] * 4),
 )
 def test_without_masks_blocks_that_are_alike_are_counted_once(
-    way: dict[str, Any], sizes: dict[str, int], blocks: tuple[int, int, int, int]
+    way: dict[str, Any], sizes: dict[str, Any], blocks: tuple[int, int, int, int]
 ) -> None:
-    whole = {"mask1": lambda *T: np.ones(T, bool), "mask2": lambda *T: np.ones(T, bool)}
+    whole: dict[str, Any] = {"mask1": lambda *T: np.ones(T, bool), "mask2": lambda *T: np.ones(T, bool)}
     assert mlp.exact(**sizes, blocks=blocks, **way) == mlp.exact(**sizes, blocks=blocks, **whole, **way)
 
 

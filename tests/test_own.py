@@ -141,7 +141,8 @@ BACK = replace(
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices(gqa: str) -> None:
     asked: dict[str, Any] = {"causal": True, "gqa": gqa, "M": 200, "blocks": (3, 4)}
-    run = flashsim.forward(FORTH, np.concatenate([Q, Q]), K, V, weight=5, **asked)
+    own: dict[str, Any] = {"weight": 5}
+    run = flashsim.forward(FORTH, np.concatenate([Q, Q]), K, V, **own, **asked)
     theirs = flashsim.forward("flash", np.concatenate([Q, Q]), K, V, **asked)
     dO = rng.normal(size=run.O.shape)
     mine, want = flashsim.backward(BACK, run, dO), flashsim.backward("flash", theirs, dO)
@@ -149,9 +150,9 @@ def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices
     sums = Q.sum(axis=-1, keepdims=True)  # of heads 2 and 3; grouped, their rows take turns
     assert np.allclose(SEEN[-1], 5 * (sums[1] if gqa == "separate" else np.stack(sums, axis=1).reshape(-1, 1)))
     sizes: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "heads": 4, "kv_heads": 2, "dtype": "float64"}
-    back = flashsim.count(BACK, **sizes, **asked, weight=5, direction="backward")
+    back = flashsim.count(BACK, **sizes, **asked, **own, direction="backward")
     assert back.hbm == mine.hbm
-    assert flashsim.count(FORTH, **sizes, **asked, weight=5).hbm == run.hbm
+    assert flashsim.count(FORTH, **sizes, **asked, **own).hbm == run.hbm
     traced = flashsim.trace(BACK, Q, K, V, dO=dO[:2], head=1, blocks=(3, 4), M=200, weight=3)
     assert (traced.about.direction, "weight 3" in traced.about.options) == ("backward", True)
 
@@ -169,11 +170,11 @@ def test_what_is_returned_besides_reaches_the_backward_pass_too() -> None:
 def test_what_a_record_lacks_is_told() -> None:
     for weight, said in ((0, "weight is 0; expected at least 1"), (None, "weight is None; expected a whole number")):
         with pytest.raises(ValueError, match=said):
-            flashsim.forward(FORTH, Q, K, V, weight=weight)
+            flashsim.forward(FORTH, Q, K, V, weight=weight)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="forward takes no argument 'wieght'; did you mean 'weight'"):
-        flashsim.forward(FORTH, Q, K, V, wieght=2)
+        flashsim.forward(FORTH, Q, K, V, wieght=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="forward takes no argument 'weight'"):
-        flashsim.forward("flash", Q, K, V, weight=2)
+        flashsim.forward("flash", Q, K, V, weight=2)  # type: ignore[call-arg]
     run = flashsim.forward(replace(FORTH, saves=("R",)), Q, K, V)
     with pytest.raises(MemoryModelError, match=r"'back' .* takes q_sums, which 'forth' neither returned nor saved"):
         flashsim.backward(BACK, run, rng.normal(size=run.O.shape))

@@ -193,7 +193,8 @@ def most_that(held: dict[str, Any]) -> int:
         compulsory = queries * (d + d_v) + keys * (d + d_v) + N_q * d + N_k * (d + d_v)
         work, one = pairs * (2 * d + d_v), most_of_a_phase_backward(held["Y"], min(d, d_v))
     n = math.ceil(work / one)
-    return max(compulsory, held["Y"] + (n - 2) * (held["Y"] - M) if n >= 2 else 0)
+    Y = int(held["Y"])
+    return max(int(compulsory), Y + (n - 2) * (Y - int(M)) if n >= 2 else 0)
 
 
 def most_of_a_phase_backward(Y: int, delta: int) -> float:
@@ -255,7 +256,8 @@ def test_a_certificate_has_its_fields_and_none_but_them(direction: str) -> None:
     for name in ("Bound", "mask", "x" * 99):
         with pytest.raises(ValueError, match=f"it has '{name[:50]}'; expected .*bound"):
             check({**held, name: 1})
-    for allowed in ("All", "", None, 7, ["all"], {}):
+    others: list[Any] = ["All", "", None, 7, ["all"], {}]
+    for allowed in others:
         with pytest.raises(ValueError, match="allowed is"):
             check({**held, "allowed": allowed})
 

@@ -80,7 +80,7 @@ def called(work: Work, question: dict[str, Any], log: list[Any]) -> Any:
     for name, values in question["matrices"]:
         array = unpacked(values)
         matrix = hbm.empty(name, array.shape, array.dtype)
-        matrix._storage.values[...] = array
+        matrix._storage.values = array
 
     def of_memory(value: list[Any]) -> Any:
         if value[0] != "matrix":

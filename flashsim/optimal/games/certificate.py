@@ -45,8 +45,10 @@ def check(certificate: Mapping[str, Any]) -> str:
     allowed, steps, table = (certificate.get(name) for name in ("allowed", "steps", "table"))
     if max(N_q, N_k) > MOST:
         raise ValueError(f"N_q = {N_q}, N_k = {N_k}; expected {MOST} at most")
-    rows = allowed if type(allowed) is list else []
-    if [len(row) if type(row) is str and {*row} <= {*"01"} else 0 for row in rows] != [N_k] * N_q:
+    if (
+        type(allowed) is not list
+        or [len(row) if type(row) is str and {*row} <= {*"01"} else 0 for row in allowed] != [N_k] * N_q
+    ):
         raise ValueError(f"allowed is {str(allowed)[:50]}; expected {N_q} rows of {N_k} digits, 0 or 1")
     if type(steps) is not list or type(table) is not dict or any(type(value) is not int for value in table.values()):
         raise ValueError("expected steps, a list, and a table of whole numbers")
