@@ -45,6 +45,8 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
                 answer["value"] = packed(called(work, question, log))
         except Wrong as wrong:
             answer["wrong"] = [wrong.seen, wrong.hint]
+        except ValueError as error:  # of `packed`: a student's own is a Wrong
+            answer["wrong"] = [f"It gave {error}.", ""]
         try:
             send(answers, answer)
         except ValueError as error:

@@ -43,10 +43,12 @@ def receive(stream: BinaryIO) -> Any:
 
 
 def packed(value: Any) -> list[Any]:
-    """Return a value as it goes into a message."""
+    """Return a value as it goes into a message. Raises ValueError for an array that is too large for one."""
     if value is None or isinstance(value, bool | float | str) or (isinstance(value, int) and fits(value)):
         return ["plain", value]
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+        if value.nbytes > LARGEST:
+            raise ValueError(f"an array of {value.nbytes:,} bytes; expected at most {LARGEST:,}")
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return [kind, value.dtype.str, list(value.shape), b64encode(value.tobytes()).decode()]
     if isinstance(value, list | tuple):
