@@ -295,7 +295,7 @@ def test_ctrl_c_says_where_a_kernel_was_and_on_which_case(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("way", "said"),
     [
-        ("os._exit(0)", "raised LeftEarly: os._exit(0) was called (at"),
+        ("os._exit(7)", "raised LeftEarly: os._exit(7) was called (at"),
         ("sys.exit(0)", "raised SystemExit: 0 (at"),
         ("raise Odd('\\x1b[31m\\x07red')", r"raised Odd: \x1b[31m\x07red (at"),
     ],

@@ -345,7 +345,7 @@ def test_what_cannot_be_counted_is_told(line: str, said: str, tmp_path: Path) ->
     assert caught.value.__notes__ == [f"at line 11 of {tmp_path / 'mine.py'}: {line}"]
 
 
-@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)", "raise Odd('\\x1b[31m')"])
+@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(7)", "raise Odd('\\x1b[31m')"])
 @pytest.mark.parametrize("command", ["count --algorithm", "sweep", "step --text --algorithm"])
 def test_a_function_that_would_end_the_program_ends_in_a_line(
     how: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -357,12 +357,12 @@ def test_a_function_that_would_end_the_program_ends_in_a_line(
     assert main([*command.split(), f"{file}:mine", "--N", "8", "--d", "4"]) == 2
     assert os._exit is before
     out, err = capsys.readouterr()
-    kind = {"s": "SystemExit: 0", "o": "os._exit(0) was called", "r": r"Odd: \x1b[31m"}[how[0]]
+    kind = {"s": "SystemExit: 0", "o": "os._exit(7) was called", "r": r"Odd: \x1b[31m"}[how[0]]
     assert (out, err) == ("", f"flashsim {command.split()[0]}: error: {kind} (at line 12 of {file}: {how})\n")
 
 
 def test_a_file_that_would_end_the_program_when_it_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number, (how, said) in enumerate({"os._exit(0)": "os._exit(0) was called", "raise GeneratorExit": ""}.items()):
+    for number, (how, said) in enumerate({"os._exit(7)": "os._exit(7) was called", "raise GeneratorExit": ""}.items()):
         file = tmp_path / f"leaves{number}.py"
         file.write_text(f"import os\n{how}\n", encoding="utf-8")
         assert main(["count", "--algorithm", f"{file}:mine", "--N", "8", "--d", "4"]) == 2
