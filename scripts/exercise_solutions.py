@@ -162,11 +162,12 @@ def flash(hbm, sram, Q, K, V, O, l, m, blocks):
 def main(folder: Path) -> None:
     """Write a file for each exercise into a folder that is there."""
     from flashsim.learn.exercises import exercises
+    from flashsim.support.files import write_whole
 
     for name, found in exercises().items():
         explained, _ = found.parts()
         path = folder / found.file
-        path.write_text(f'"""{found.heading}.\n\n{explained}\n"""\n{SOLUTIONS[name]}', encoding="utf-8")
+        write_whole(path, f'"""{found.heading}.\n\n{explained}\n"""\n{SOLUTIONS[name]}')
         print(f"Wrote {path}")
 
 

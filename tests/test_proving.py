@@ -247,7 +247,7 @@ def test_one_element_more_than_is_proved_is_refused(direction: str, held: Any) -
 @both
 def test_a_certificate_has_its_fields_and_none_but_them(direction: str) -> None:
     held = a_certificate(direction)
-    assert check({**held, "command": "flashsim prove"}) == check(held)
+    assert check({**held, "command": "flashsim prove", "made_with": {}}) == check(held)
     for name in held.keys() - {"kind", "direction"}:
         with pytest.raises(ValueError, match=f"it has no {name}$"):
             check({key: value for key, value in held.items() if key != name})

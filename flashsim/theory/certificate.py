@@ -18,6 +18,7 @@ from typing import Any
 MOST_CELLS = 10**6
 SIZES = ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys", "bound")
 PHASES = {"forward": ("Y", "n", "a", "b", "H"), "backward": ("Y", "n", "H")}
+MADE = {"command", "made_with"}
 WORDS = ("direction", "class", "allowed", "schedule")
 
 
@@ -30,10 +31,10 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_fields(certificate: Mapping[str, Any], kind: str, names: Iterable[str]) -> None:
-    """Raise ValueError unless a certificate is of this kind and has these fields, none but these, and `command` if it likes."""
+    """Raise ValueError unless a certificate is of this kind and has these fields, none but these and how it was made."""
     if certificate.get("kind") != kind:
         raise ValueError(f"its kind is {str(certificate.get('kind'))[:50]!r}; expected {kind!r}")
-    wanted, found = {"kind", *names}, {*certificate} - {"command"}
+    wanted, found = {"kind", *names}, {*certificate} - MADE
     for name in sorted(map(str, wanted ^ found)):
         raise ValueError(
             f"it has no {name}" if name in wanted else f"it has {name[:50]!r}; expected {', '.join(sorted(wanted))}"
