@@ -292,7 +292,30 @@ def test_ctrl_c_says_where_a_kernel_was_and_on_which_case(capsys: pytest.Capture
     assert re.fullmatch(r"interrupted \(at .*stuck\.py:3\) \(in the check oracle on Case\(.*N_k=\d.*\)\)", said)
 
 
-@pytest.mark.parametrize("way", ["os.abort()", "os._exit(0)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("os._exit(7)", "raised LeftEarly: os._exit(7) was called (at"),
+        ("sys.exit(0)", "raised SystemExit: 0 (at"),
+        ("raise Odd('\\x1b[31m\\x07red')", r"raised Odd: \x1b[31m\x07red (at"),
+    ],
+)
+def test_a_kernel_that_would_end_the_process_fails_with_its_simplest_case(
+    way: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "import os, sys\nfrom flashsim.reference import attention\nclass Odd(BaseException): pass\n"
+        f"def rude(q, k, v):\n    if k.shape[2] > 7:\n        {way}\n    return attention(q, k, v)\n"
+    )
+    Path("rude.py").write_text(text, encoding="utf-8")
+    sys.modules.pop("rude", None)
+    assert main(["check", "rude.py:rude", "--examples", "60", "--check", "oracle"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert said in out
+    assert "simplest found" in out
+
+
+@pytest.mark.parametrize("way", ["os.abort()", "os.kill(os.getpid(), 9)"])
 def test_a_kernel_that_ends_the_process_is_named_with_its_case(way: str) -> None:
     text = f"import os\ndef rude(q, k, v):\n    if k.shape[2] > 5:\n        {way}\n    return q\n"
     Path("rude.py").write_text(text, encoding="utf-8")

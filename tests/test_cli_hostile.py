@@ -35,6 +35,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         np.savez("masks.npz", a=np.ones(2, bool), b=np.ones(2, bool))
         Path("junk.npz").write_bytes(b"junk, and no archive")
         Path("junk.npy").write_bytes(b"junk, and no array")
+        many = np.zeros((3, 4, 2**15, 256), np.float32)
+        np.savez_compressed("bomb.npz", q=many[0], k=many[1], v=many[2])
         Path("pickled.npz").write_bytes(b"\x80\x04N.")
         Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:300])
         Path("junk.safetensors").write_bytes(b"\xff" * 40)
@@ -44,6 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("folder.png").mkdir()
         if hasattr(os, "mkfifo"):
             os.mkfifo("pipe.npz")
+            Path("loop.npz").symlink_to("loop.npz")
         Path("quits.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
         Path("broken.py").write_text("1 / 0\n", encoding="utf-8")
         Path("kernels.py").write_text(
@@ -131,6 +134,8 @@ REFUSED = {  # command line: what is said
     # run: its files
     "run --qkv nowhere.npz": "nowhere.npz is not there; expected a file with Q, K, V",
     "run --qkv folder": "folder is a folder; expected a file with Q, K, V",
+    "run --qkv bomb.npz": "bomb.npz unpacks to 402,653,568 bytes from 39",
+    "run --qkv loop.npz": "loop.npz is a link that leads back to itself; expected a file with Q, K, V",
     "run --qkv pipe.npz": "pipe.npz is a pipe or a device; expected a file with Q, K, V",
     "run --qkv junk.npz": "junk.npz is no .npz or .npy file",
     "run --qkv junk.npy": "junk.npy is no .npz or .npy file",

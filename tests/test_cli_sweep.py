@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 
 import flashsim
 from flashsim.cli import main
+from flashsim.support.entry import Terminated
 from flashsim.sweeping import points, running
 from flashsim.sweeping import rows as rows_
 from tests.own import FORM, TWO_SWEEPS
@@ -171,6 +175,15 @@ def test_what_makes_no_sense(command: str, message: str, capsys: pytest.CaptureF
     assert message in err
 
 
+def test_a_line_of_very_many_names_is_read_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ",".join(["N", "d", *(f"c{number}" for number in range(100_000))])
+    Path("wide.csv").write_text(f"{names}\n8,4{100_000 * ',1'}\n", encoding="utf-8")
+    before = time.process_time()
+    assert main(["sweep", "--points", "wide.csv"]) == 2
+    assert time.process_time() - before < 10
+    assert "sweep takes no argument 'c0'" in capsys.readouterr().err
+
+
 def test_files_are_written_with_how_they_were_made(capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "flash",
@@ -221,9 +234,65 @@ def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
     Path("old.csv").write_text("before", encoding="utf-8")
     monkeypatch.setattr(running, "rows_of", interrupted)
     assert main(["sweep", "--N", "8", "--d", "4", "--csv", "old.csv", "--json", "new.json"]) == 130
-    assert capsys.readouterr() == ("", "interrupted\n")
+    said = "interrupted (0 of 1 points were done, and are lost; --resume FILE keeps them)\n"
+    assert capsys.readouterr() == ("", said)
     assert {path.name for path in Path().iterdir()} == {"old.csv"}
     assert Path("old.csv").read_text(encoding="utf-8") == "before"
+
+
+SWEPT = ["sweep", "flash", "standard", "--N", "8:247:1", "--d", "4", "--resume", "kept", "--csv", "a.csv"]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Terminated])
+def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(
+    stop: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pieces: list[int] = []
+
+    def stopped(many: Sequence[points.Point], most: int = 3) -> list[rows_.Row]:
+        if len(pieces) == most:
+            raise stop
+        pieces.append(len(many))
+        return rows_.rows_of(many)
+
+    assert main([*SWEPT[:-4], "--csv", "whole.csv"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(running, "rows_of", stopped)
+    assert main(SWEPT) == (130 if stop is KeyboardInterrupt else 143)
+    word = "interrupted" if stop is KeyboardInterrupt else "terminated"
+    assert capsys.readouterr().err == f"{word} (150 of 480 points are kept in kept; the same again goes on)\n"
+    assert not Path("a.csv").exists()
+    with Path("kept").open("a", encoding="utf-8") as file:
+        file.write('{"piece": 4, "rows": [{"N": ')  # as where the machine went off
+    pieces.clear()
+    monkeypatch.setattr(running, "rows_of", partial(stopped, most=99))
+    assert main(SWEPT) == 0
+    assert sum(pieces) == 480 - 150
+    assert Path("a.csv").read_bytes() == Path("whole.csv").read_bytes()
+    pieces.clear()
+    assert main(SWEPT) == 0
+    assert pieces == []
+
+
+def test_what_is_kept_is_of_one_sweep_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(SWEPT) == 0
+    kept = Path("kept").read_bytes()
+    Path("mine.py").write_text(TWO_SWEEPS, encoding="utf-8")
+    assert main(["sweep", "mine.py:two_sweeps", "--N", "8", "--d", "4", "--resume", "mine"]) == 0
+    Path("mine.py").write_text(TWO_SWEEPS.replace("return O", "return  O"), encoding="utf-8")
+    sys.modules.pop("mine")
+    for command in (
+        [*SWEPT, "--M", "900"],
+        [*SWEPT, "--causal"],
+        [*SWEPT, "--N", "9"],
+        ["sweep", "mine.py:two_sweeps", "--N", "8", "--d", "4", "--resume", "mine"],
+        ["sweep", "--N", "8", "--d", "4", "--resume", "mine.py"],
+    ):
+        assert main(command) == 2
+        assert "is of another sweep, or of none" in capsys.readouterr().err
+    assert Path("kept").read_bytes() == kept
+    assert main(["sweep", "--N", "8", "--d", "4", "--resume", "a", "--csv", "a"]) == 2
+    assert "another option's file" in capsys.readouterr().err
 
 
 def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -61,18 +59,17 @@ def test_a_solution_is_right_and_a_fresh_file_is_not(name: str, tmp_path: Path) 
     assert name == "planted_bug" or max(map(len, lines)) <= 80
 
 
-def test_a_class_is_checked_by_the_loop_that_is_shown(tmp_path: Path) -> None:
-    (loop,) = (block for block in blocks(ROOT / "docs" / "exercises.md", "sh") if block.startswith("for "))
+def test_a_class_is_graded_by_the_command_that_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shown,) = (block for block in blocks(ROOT / "docs" / "exercises.md", "sh") if "grade handed_in --csv" in block)
+    monkeypatch.chdir(tmp_path)
     for student, text in (("ada", solved("inner_loop")), ("bob", EXERCISES["inner_loop"].fresh())):
-        (tmp_path / student).mkdir()
-        written(tmp_path / student, "inner_loop", text)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = ["sh", "-c", loop]
-    ran = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.splitlines() == ["ada/05_inner_loop.py: solved", "bob/05_inner_loop.py: not yet"]
-    assert "8 holes are left" in (tmp_path / "bob" / "05_inner_loop.py.txt").read_text(encoding="utf-8")
+        (tmp_path / "handed_in" / student).mkdir(parents=True)
+        written(tmp_path / "handed_in" / student, "inner_loop", text)
+    assert main(shown.splitlines()[0].split()[1:]) == 1
+    assert "1 solved, 1 not yet" in capsys.readouterr().out
+    assert "8 holes are left" in (tmp_path / "grades.csv").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", EXERCISES)

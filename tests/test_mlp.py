@@ -169,3 +169,32 @@ def test_square_tiles_fit_and_are_one_at_least() -> None:
 @pytest.mark.parametrize("ask", [mlp.count, mlp.exact])
 def test_the_output_is_as_wide_as_the_input_by_default(ask: Any) -> None:
     assert ask(N=5, d=4, f=7).hbm == ask(N=5, d=4, f=7, o=4).hbm
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@given(
+    sizes=st.fixed_dictionaries({name: st.integers(1, 30) for name in "Ndfo"}),
+    blocks=st.tuples(*[st.integers(1, 9)] * 4),
+)
+def test_without_masks_blocks_that_are_alike_are_counted_once(
+    way: dict[str, Any], sizes: dict[str, Any], blocks: tuple[int, int, int, int]
+) -> None:
+    whole: dict[str, Any] = {"mask1": lambda *T: np.ones(T, bool), "mask2": lambda *T: np.ones(T, bool)}
+    assert mlp.exact(**sizes, blocks=blocks, **way) == mlp.exact(**sizes, blocks=blocks, **whole, **way)
+
+
+def test_lengths_of_which_no_mask_could_be_made() -> None:
+    """By formula they take no memory; a count, and any mask, are refused before something is made for every block."""
+    blocks, T = (4, 16, 16, 16), 2**36
+    found = mlp.exact(N=64, d=2**40, f=2**40, blocks=blocks)
+    assert found.hbm.by_array["W1"].reads == 16 * 2**80
+    assert found.matmul == 4 * 64 * 2**80
+    mask = {"mask1": lambda rows, columns: np.ones((rows, columns), bool)}
+    asks: list[tuple[Any, dict[str, Any]]] = [(mlp.count, {}), (mlp.count, mask), (mlp.exact, mask)]
+    for ask, masks in asks:
+        with pytest.raises(ValueError, match=rf"mask1 has {T:,} × {T:,} blocks, which take .* hours; expected at most"):
+            ask(N=64, d=2**40, f=2**40, blocks=blocks, **masks)
+        with pytest.raises(ValueError, match=rf"mask1 has {T:,} × 1 blocks"):
+            ask(N=64, d=2**40, f=16, blocks=blocks, **masks)
+        with pytest.raises(ValueError, match=rf"mask2 has 1 × {T:,} blocks"):
+            ask(N=64, d=16, f=16, o=2**40, blocks=blocks, **masks)

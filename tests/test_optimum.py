@@ -182,7 +182,10 @@ def a_certificate(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_checker_is_short_and_knows_no_search() -> None:
-    for module, most, names in ((certificate, 100, {"flashsim.optimal.games.game"}), (game, 120, set())):
+    for module, most, names in (
+        (certificate, 110, {"flashsim.optimal.games.game", "flashsim.theory.certificate"}),
+        (game, 120, set()),
+    ):
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
         assert {name for name in imported if name and name.startswith("flashsim")} == names
@@ -221,6 +224,18 @@ def test_a_certificate_that_holds() -> None:
 def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         check(a_certificate(**change))
+
+
+def test_a_certificate_has_its_fields_and_none_but_them() -> None:
+    held = a_certificate()
+    assert check({**held, "command": "flashsim prove --exact"}) == check(held)
+    for name in held.keys() - {"kind"}:
+        with pytest.raises(ValueError, match=f"it has no {name}$"):
+            check({key: value for key, value in held.items() if key != name})
+    with pytest.raises(ValueError, match="it has 'bound'; expected"):
+        check({**held, "bound": 1})
+    with pytest.raises(ValueError, match="allowed is"):
+        check({**held, "allowed": ["11x", "111", "111"]})
 
 
 def test_every_entry_of_the_table_is_needed_and_none_may_be_higher() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from dataclasses import replace
@@ -140,7 +141,8 @@ BACK = replace(
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices(gqa: str) -> None:
     asked: dict[str, Any] = {"causal": True, "gqa": gqa, "M": 200, "blocks": (3, 4)}
-    run = flashsim.forward(FORTH, np.concatenate([Q, Q]), K, V, weight=5, **asked)
+    own: dict[str, Any] = {"weight": 5}
+    run = flashsim.forward(FORTH, np.concatenate([Q, Q]), K, V, **own, **asked)
     theirs = flashsim.forward("flash", np.concatenate([Q, Q]), K, V, **asked)
     dO = rng.normal(size=run.O.shape)
     mine, want = flashsim.backward(BACK, run, dO), flashsim.backward("flash", theirs, dO)
@@ -148,9 +150,9 @@ def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices
     sums = Q.sum(axis=-1, keepdims=True)  # of heads 2 and 3; grouped, their rows take turns
     assert np.allclose(SEEN[-1], 5 * (sums[1] if gqa == "separate" else np.stack(sums, axis=1).reshape(-1, 1)))
     sizes: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "heads": 4, "kv_heads": 2, "dtype": "float64"}
-    back = flashsim.count(BACK, **sizes, **asked, weight=5, direction="backward")
+    back = flashsim.count(BACK, **sizes, **asked, **own, direction="backward")
     assert back.hbm == mine.hbm
-    assert flashsim.count(FORTH, **sizes, **asked, weight=5).hbm == run.hbm
+    assert flashsim.count(FORTH, **sizes, **asked, **own).hbm == run.hbm
     traced = flashsim.trace(BACK, Q, K, V, dO=dO[:2], head=1, blocks=(3, 4), M=200, weight=3)
     assert (traced.about.direction, "weight 3" in traced.about.options) == ("backward", True)
 
@@ -168,11 +170,11 @@ def test_what_is_returned_besides_reaches_the_backward_pass_too() -> None:
 def test_what_a_record_lacks_is_told() -> None:
     for weight, said in ((0, "weight is 0; expected at least 1"), (None, "weight is None; expected a whole number")):
         with pytest.raises(ValueError, match=said):
-            flashsim.forward(FORTH, Q, K, V, weight=weight)
+            flashsim.forward(FORTH, Q, K, V, weight=weight)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="forward takes no argument 'wieght'; did you mean 'weight'"):
-        flashsim.forward(FORTH, Q, K, V, wieght=2)
+        flashsim.forward(FORTH, Q, K, V, wieght=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="forward takes no argument 'weight'"):
-        flashsim.forward("flash", Q, K, V, weight=2)
+        flashsim.forward("flash", Q, K, V, weight=2)  # type: ignore[call-arg]
     run = flashsim.forward(replace(FORTH, saves=("R",)), Q, K, V)
     with pytest.raises(MemoryModelError, match=r"'back' .* takes q_sums, which 'forth' neither returned nor saved"):
         flashsim.backward(BACK, run, rng.normal(size=run.O.shape))
@@ -210,6 +212,9 @@ def test_what_is_no_algorithm_is_refused() -> None:
         algorithm_of(attention)
     with pytest.raises(ValueError, match="unknown algorithm 3"):
         flashsim.forward(3, Q, K, V)  # type: ignore[arg-type]
+    for builtin in (int, dict, type):
+        with pytest.raises(ValueError, match=rf"{builtin.__name__} does not say what it takes; expected f\(hbm, sram"):
+            flashsim.count(builtin, N=8, d=4)
 
 
 def test_a_log_sum_exp_is_taken_from_what_is_returned_and_not_from_what_has_its_name() -> None:
@@ -338,6 +343,33 @@ def test_what_cannot_be_counted_is_told(line: str, said: str, tmp_path: Path) ->
     with pytest.raises(TypeError, match=re.escape(said)) as caught:
         flashsim.count(mine, N=9, d=4, blocks=(4, 5), M=200)
     assert caught.value.__notes__ == [f"at line 11 of {tmp_path / 'mine.py'}: {line}"]
+
+
+@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(7)", "raise Odd('\\x1b[31m')"])
+@pytest.mark.parametrize("command", ["count --algorithm", "sweep", "step --text --algorithm"])
+def test_a_function_that_would_end_the_program_ends_in_a_line(
+    how: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rude.py"
+    first = "import os, sys\nclass Odd(BaseException): pass\n"
+    file.write_text(f"{first}{HEAD}        {how}\n    return O\n", encoding="utf-8")
+    before = os._exit
+    assert main([*command.split(), f"{file}:mine", "--N", "8", "--d", "4"]) == 2
+    assert os._exit is before
+    out, err = capsys.readouterr()
+    kind = {"s": "SystemExit: 0", "o": "os._exit(7) was called", "r": r"Odd: \x1b[31m"}[how[0]]
+    assert (out, err) == ("", f"flashsim {command.split()[0]}: error: {kind} (at line 12 of {file}: {how})\n")
+
+
+def test_a_file_that_would_end_the_program_when_it_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (how, said) in enumerate({"os._exit(7)": "os._exit(7) was called", "raise GeneratorExit": ""}.items()):
+        file = tmp_path / f"leaves{number}.py"
+        file.write_text(f"import os\n{how}\n", encoding="utf-8")
+        assert main(["count", "--algorithm", f"{file}:mine", "--N", "8", "--d", "4"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert f"{file}, line 2: " in err
+        assert said in err
 
 
 def test_ctrl_c_is_told_at_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,12 +179,43 @@ def test_a_certificate_is_checked_apart_from_what_made_it(direction: str) -> Non
     source = Path(certificate.__file__).read_text(encoding="utf-8")
     imported = [line.split()[1] for line in source.splitlines() if line.startswith(("import", "from"))]
     assert not any(name.startswith("flashsim") for name in imported)
-    assert len(source.splitlines()) < 150  # short enough to read
+    assert len(source.splitlines()) < 170  # short enough to read
+
+
+def most_that(held: dict[str, Any]) -> int:
+    """Return the most that a certificate's phases prove, or what must be read and written: what a phase gives is tried out."""
+    N_q, N_k, d, d_v, M, pairs, queries, keys, _ = (held[name] for name in SIZES)
+    if held["direction"] == "forward":
+        compulsory = queries * d + keys * (d + d_v) + N_q * d_v
+        work = pairs * (held["a"] * d + held["b"] * d_v)
+        one = brute(held["Y"], d, M, held["a"], held["b"])
+    else:
+        compulsory = queries * (d + d_v) + keys * (d + d_v) + N_q * d + N_k * (d + d_v)
+        work, one = pairs * (2 * d + d_v), most_of_a_phase_backward(held["Y"], min(d, d_v))
+    n = math.ceil(work / one)
+    Y = int(held["Y"])
+    return max(int(compulsory), Y + (n - 2) * (Y - int(M)) if n >= 2 else 0)
+
+
+def most_of_a_phase_backward(Y: int, delta: int) -> float:
+    """Return the most terms of a phase backward, by trying every A and c of lower_backward's proof."""
+    return max(
+        math.sqrt((Y - A - c) * (A**3 / (12 * math.sqrt(3) * delta**2) + A * c))
+        for A in range(Y + 1)
+        for c in range(Y + 1 - A)
+    )
+
+
+@cache
+def proved_of_few(direction: str) -> str:
+    return json.dumps(flashsim.prove(N=40, d=5, d_v=4, M=50, direction=direction, causal=True).certificate())
 
 
 @pytest.mark.parametrize(("direction", "name"), [(way, name) for way in PASSES for name in (*SIZES, *PHASES[way])])
 def test_a_certificate_that_is_tampered_with_proves_nothing_more(direction: str, name: str) -> None:
-    held = a_certificate(direction)
+    """Whatever a number is changed to: what is accepted is true, and one element more than it proves is refused."""
+    held = json.loads(proved_of_few(direction))
+    assert held.get("a", 1) > 0  # the combined bound
     for value in (held[name] + 1, held[name] * 2, held[name] - 1, held[name] // 2, -1, 1.5, "7", None, True, 10**400):
         changed = {**held, name: value}
         try:
@@ -192,10 +223,43 @@ def test_a_certificate_that_is_tampered_with_proves_nothing_more(direction: str,
         except ValueError:
             continue
         assert type(value) is int
-        true = BOUNDS[direction](
-            **{key: changed[key] for key in ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys")}
-        ).accesses
-        assert changed["bound"] <= true * 1.02, (name, value)
+        most = most_that(changed)
+        assert changed["bound"] <= most, (name, value)
+        with pytest.raises(ValueError, match=r"bound is|are enough"):
+            check({**changed, "bound": most + 1})
+
+
+@cache
+def proved_of_one(direction: str) -> str:
+    """What is compulsory, and no phases."""
+    return json.dumps(flashsim.prove(N=2, d=2, M=90, direction=direction, causal=True).certificate())
+
+
+@pytest.mark.parametrize("held", [proved, proved_of_few, proved_of_one])
+@both
+def test_one_element_more_than_is_proved_is_refused(direction: str, held: Any) -> None:
+    true = json.loads(held(direction))
+    check(true)
+    with pytest.raises(ValueError, match=rf"bound is {true['bound'] + 1}|prove nothing"):
+        check({**true, "bound": true["bound"] + 1})
+
+
+@both
+def test_a_certificate_has_its_fields_and_none_but_them(direction: str) -> None:
+    held = a_certificate(direction)
+    assert check({**held, "command": "flashsim prove", "made_with": {}}) == check(held)
+    for name in held.keys() - {"kind", "direction"}:
+        with pytest.raises(ValueError, match=f"it has no {name}$"):
+            check({key: value for key, value in held.items() if key != name})
+    with pytest.raises(ValueError, match="its kind is"):
+        check({**held, "kind": "optimum"})
+    for name in ("Bound", "mask", "x" * 99):
+        with pytest.raises(ValueError, match=f"it has '{name[:50]}'; expected .*bound"):
+            check({**held, name: 1})
+    others: list[Any] = ["All", "", None, 7, ["all"], {}]
+    for allowed in others:
+        with pytest.raises(ValueError, match="allowed is"):
+            check({**held, "allowed": allowed})
 
 
 OF_BOTH: list[tuple[dict[str, Any], str]] = [
@@ -223,8 +287,8 @@ OF_BOTH: list[tuple[dict[str, Any], str]] = [
         ("forward", {"H": 10, "n": 10**7, "bound": 10**9}, "a phase may give more"),
         ("backward", {"H": 10, "n": 10**6, "bound": 10**9}, "a phase may have more"),
         ("forward", {"a": 0, "b": 1, "H": 0, "n": 10**6, "bound": 10**9}, "are enough"),
-        ("forward", {"direction": "backward"}, "a phase may have more"),
-        ("backward", {"direction": "forward"}, "a is None"),
+        ("forward", {"direction": "backward"}, "it has 'a'; expected"),
+        ("backward", {"direction": "forward"}, "it has no a"),
     ],
 )
 def test_why_a_certificate_proves_nothing(direction: str, change: dict[str, Any], why: str) -> None:
@@ -282,20 +346,23 @@ def test_what_is_no_certificate(module: Any, held: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("holds", "given", "most", "cells"),
+    ("holds", "given", "most"),
     [
-        (most_in_a_phase, (60, 8, 40, 9, 11), brute(60, 8, 40, 9, 11), 5),
-        (most_in_a_phase_backward, (120, 6), most_backward(120, 6), 3),
+        (most_in_a_phase, (60, 8, 40, 9, 11), brute(60, 8, 40, 9, 11)),
+        (most_in_a_phase_backward, (120, 6), most_backward(120, 6)),
     ],
     ids=PASSES,
 )
 def test_what_takes_too_many_cells_is_not_shown(
-    holds: Any, given: tuple[int, ...], most: float, cells: int, monkeypatch: pytest.MonkeyPatch
+    holds: Any, given: tuple[int, ...], most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    H = math.ceil(most * 1.001)
-    assert holds(*given, H)
-    monkeypatch.setattr(certificate, "MOST_CELLS", cells)
-    assert not holds(*given, H)
+    """However many cells are too many, be the last one of those that are cut or not."""
+    shown = []
+    for cells in range(1, 200):
+        monkeypatch.setattr(certificate, "MOST_CELLS", cells)
+        shown.append(holds(*given, math.ceil(most * 1.001)))
+    assert shown == sorted(shown)
+    assert len({*shown[4:]}) == 2
 
 
 def test_phases_that_are_just_enough_are_enough() -> None:
@@ -417,7 +484,16 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     target = tmp_path / "proof.json"
     proved_by_command(target, capsys)
     held = json.loads(target.read_text(encoding="utf-8"))
-    for text in (json.dumps({**held, "bound": held["bound"] + 1}), "[]", "{}", "{", "[" * 10_000, '{"n": 1e999}'):
+    twice = json.dumps(held).replace('"n": ', '"n": 1, "n": ')
+    for text in (
+        json.dumps({**held, "bound": held["bound"] + 1}),
+        "[]",
+        "{}",
+        "{",
+        "[" * 10_000,
+        '{"n": 1e999}',
+        twice,
+    ):
         target.write_text(text, encoding="utf-8")
         assert main(["prove", "--check", str(target)]) == 1
         assert "proves nothing" in " ".join(capsys.readouterr().out.split())
@@ -444,12 +520,35 @@ def test_a_certificate_s_schedule_is_counted_again(direction: str) -> None:
     name, B_r, B_c, accesses = held["schedule"].values()
     assert recount(held) == f"{name} with blocks {B_r} × {B_c}, counted again, moves {accesses:,}."
     assert recount({**held, "schedule": None}) == ""
-    assert recount({**held, "allowed": "given"}) == ""
+    with pytest.raises(ValueError, match="its class"):
+        recount({**held, "class": "Any schedule."})
     for change in ({"accesses": accesses + 1}, {"B_r": 0}, {"B_c": "2"}, {"algorithm": "flush"}, {"algorithm": [1]}):
         with pytest.raises(ValueError, match="its schedule"):
             recount({**held, "schedule": {**held["schedule"], **change}})
     with pytest.raises(ValueError, match="its schedule"):
         recount({**held, "schedule": 3})
+
+
+def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_to_be_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mask, proof = tmp_path / "mask.npy", tmp_path / "proof.json"
+    np.save(mask, np.tri(20, dtype=bool) & ~np.tri(20, k=-4, dtype=bool))
+    assert main(["prove", "--N", "20", "--d", "4", "--M", "50", "--mask", str(mask), "--json", str(proof)]) == 0
+    capsys.readouterr()
+    assert main(["prove", "--check", str(proof)]) == 0
+    assert "is not counted again: the certificate does not hold its mask" in " ".join(capsys.readouterr().out.split())
+    held = json.loads(proof.read_text(encoding="utf-8"))
+    for change in (
+        {"accesses": 1},
+        {"accesses": held["bound"] - 1},
+        {"accesses": 1e9},
+        {"algorithm": "flush"},
+        {"B_r": -1},
+    ):
+        proof.write_text(json.dumps({**held, "schedule": {**held["schedule"], **change}}), encoding="utf-8")
+        assert main(["prove", "--check", str(proof)]) == 1, change
+        assert "its schedule" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,17 @@ def test_what_has_no_closed_form_is_counted(tmp_path: Path) -> None:
     assert keys(flashsim.sweep(mine, N=24, d=4, M=200, blocks=(24, 24)), "status") == [("does not fit",)]
 
 
+def test_what_moves_nothing_has_no_intensity() -> None:
+    def nothing(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        return hbm.empty("O", (Q.shape[0], V.shape[1]), Q.dtype, "output")
+
+    found = flashsim.sweep(["flash", nothing], N=[24, 32], d=4, M=200)
+    assert [row["accesses_elements"] for row in found][2:] == [0, 0]
+    assert [row["intensity_flops_per_byte"] for row in found][2:] == [None, None]
+    assert "null" in found.to_json()
+    found.plot()
+
+
 def test_tiles_are_not_counted_one_by_one_to_check() -> None:
     """A pattern's are: 2²⁸ of them would take hours."""
     few, many = flashsim.sweep("block_sparse", N=[64, 4096], d=4, blocks=(4, 4), block_mask=patterns.butterfly)
@@ -343,6 +354,27 @@ def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
         }
     assert max(row["matmul_flops"] or 0 for row in found) > 2**63
     assert all(meaning(name) or name in ("algorithm", "mask", "splits") for name in found.columns)
+
+
+@pytest.mark.parametrize("label", ["=1+1", "+1", "-1", "@SUM(A1)", "'=1", "\t=1"])
+def test_no_text_of_a_csv_is_a_formula(label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = [{"N": 8, "d": 4, "label": label}]
+    flashsim.sweep(points=table).to_csv(tmp_path / "found.csv")
+    ((cell, *_),) = [*csv.reader(io.StringIO((tmp_path / "found.csv").read_bytes().decode(), newline=""))][1:]
+    assert cell == f"'{label}"
+    assert main(["sweep", "--points", str(tmp_path / "found.csv"), "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["label"] == label
+
+
+def test_what_a_terminal_would_obey_is_spelled() -> None:
+    def rude(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        raise ValueError("\x1b[2J")
+
+    found = flashsim.sweep(["flash"], d=4, points=[{"N": N, "label": f"\x1b[31m{N}"} for N in (8, 9)])
+    assert "\x1b" not in found.as_text()
+    refused = flashsim.sweep(rude, N=8, d=4)[0]
+    assert refused["reason"].startswith("\\x1b[2J (at line")
 
 
 def test_pandas_holds_integers_exactly() -> None:

@@ -338,6 +338,7 @@ def test_the_same_seed_draws_the_same_cases() -> None:
         ({"fn": None}, "expected a function"),
         ({"backward": 3}, "backward is 3; expected a function"),
         ({"max_examples": 0}, "max_examples is 0; expected at least 1"),
+        ({"fail_fast": "no"}, "fail_fast is 'no'; expected True or False"),
         ({"on_fail": "ignore"}, "expected 'raise' or 'return'"),
         ({"checks": ["orakel"]}, "there is no check 'orakel'; expected one of oracle, "),
         ({"checks": ["gradients", "dropout"]}, "'gradients' is asked for, but does not apply: no backward"),

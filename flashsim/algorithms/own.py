@@ -95,7 +95,10 @@ def _beside(algorithm: Algorithm) -> list[Algorithm]:
 def algorithm_of(function: Callable[..., Any]) -> Algorithm:
     """Return a function's record. Raises ValueError where its parameters are not those of `chosen`."""
     name, file = getattr(function, "__name__", type(function).__name__), _file_of(function)
-    parameters = tuple(inspect.signature(function).parameters)
+    try:
+        parameters = tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a builtin type
+        raise ValueError(f"{name} does not say what it takes; expected {SIGNATURE}") from None
     first = ("hbm", "sram", *OPERANDS, "blocks")
     parts = parameters[len(first) :]
     if parameters[: len(first)] != first or not set(parts) <= set(PARTS):
@@ -131,6 +134,6 @@ class _Explained:
     def __call__(self, *args: Any) -> Any:
         try:
             return self._function(*args)
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:  # sys.exit's, and Ctrl-C's, too
             note_line(error, self._function)
             raise

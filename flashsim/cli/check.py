@@ -13,6 +13,7 @@ from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import add, by_name
 from flashsim.cli.values import dtype, positive, whole
 from flashsim.problem.inputs import FLOATS
+from flashsim.support.entry import printable
 from flashsim.support.files import write_whole
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
             progress=told,
             on_try=tried,
         )
-    finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(report))
+    finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(printable(report)))
     return NOT_ALL if report.ok and not report.complete else 0 if report.ok else 1
 
 

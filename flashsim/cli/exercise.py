@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from flashsim.cli.outputs import progress
 from flashsim.cli.shared import FLAG, add
 from flashsim.cli.values import whole
-from flashsim.support.files import command_line
+from flashsim.support.entry import printable
+from flashsim.support.files import command_line, write_whole
 
 if TYPE_CHECKING:
+    from flashsim.learn.exercises.classes import Row
     from flashsim.learn.exercises.grading import Grade
 
 SUMMARY = "Learn by writing the algorithms yourself: exercises with holes, graded step by step, with hints."
@@ -20,9 +25,12 @@ EXAMPLES = (
     "flashsim exercise start 1\n"
     "flashsim exercise notebook 1\n"
     "flashsim exercise check 01_load_a_tile.py\n"
-    "flashsim exercise check 01_load_a_tile.py --hint"
+    "flashsim exercise check 01_load_a_tile.py --hint\n"
+    "flashsim exercise grade handed_in --csv grades.csv\n"
+    "flashsim exercise grade submission --exercise 5 --gradescope results.json"
 )
-ACTIONS = ("list", "start", "notebook", "check")
+ACTIONS = ("list", "start", "notebook", "check", "grade")
+MOST_COMMON = 5
 WIDTH = 80
 
 
@@ -31,40 +39,58 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", nargs="?", choices=ACTIONS, default="list", metavar=actions, help="what to do. Default: list"
     )
-    what = "start, notebook: the exercise's number or name; check: the file; list: the folder with your files. Default: here"
+    what = (
+        "start, notebook: the exercise's number or name; check: the file; list: the folder with your files (default: here); "
+        "grade: the folder with what a class handed in"
+    )
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
     parser.add_argument(
         "folder", nargs="?", metavar="FOLDER", help="start, notebook: where the file goes. Default: here"
     )
     hint = "check: show a hint as well, the next one each time, or the Nth"
     add(parser, "--hint", nargs="?", const="", metavar="N", help=hint)
+    which = "check, grade: its number, name, or a file of your own. Default: what a file's name says"
+    add(parser, "--exercise", metavar="N", help=which)
+    add(parser, "--csv", metavar="FILE", help="grade: a row for each file")
+    add(parser, "--gradescope", metavar="FILE", help="grade: Gradescope's results.json")
+    add(parser, "--seconds", type=whole(), default=60, metavar="N", help="grade: how long a file may take. Default: 60")
+    add(parser, "--quiet")
     add(parser, "--overwrite", **FLAG, help="start, notebook: begin anew, even if the file is there")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0, or 1 for a file that is not right yet. Raises ValueError for what makes no sense."""
+    """Run the command; return 0, 1 for a file that is not right yet, or 3 for one that was not graded.
+
+    Raises ValueError for what makes no sense.
+    """
     if options.hint is not None and options.action != "check":
         raise ValueError("--hint goes with check: flashsim exercise check FILE --hint")
     if options.hint and options.what is None:  # check --hint FILE
         options.what, options.hint = options.hint, ""
+    if (options.csv or options.gradescope) and options.action != "grade":
+        raise ValueError("--csv and --gradescope go with grade: flashsim exercise grade FOLDER --csv FILE")
+    if options.exercise is not None and options.action not in ("check", "grade"):
+        raise ValueError("--exercise goes with check and grade")
     starts = options.action in ("start", "notebook")
     if options.overwrite and not starts:
         raise ValueError("--overwrite goes with start")
     if options.folder is not None and not starts:
         raise ValueError(f"what is {options.folder!r}? {options.action} takes one argument")
     if options.action != "list" and options.what is None:
-        raise ValueError("which exercise? give its number" if starts else "which file? give its name")
-    return {"list": _list, "start": _start, "notebook": _start, "check": _check}[options.action](options)
+        which = {"check": "which file? give its name", "grade": "which folder? give its name"}
+        raise ValueError(which.get(options.action, "which exercise? give its number"))
+    actions = {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}
+    return actions[options.action](options)
 
 
 def _list(options: argparse.Namespace) -> int:
     from flashsim.learn.exercises import exercises
-    from flashsim.learn.exercises.grading import progress
+    from flashsim.learn.exercises.grading import progress as reached_in
 
     folder = Path(options.what or ".")
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
-    reached = progress(folder)
+    reached = reached_in(folder)
     width = max(len(found.title) for found in exercises().values())
     for name, found in exercises().items():
         begun = any((folder / file).exists() for file in (found.file, found.notebook))
@@ -102,11 +128,11 @@ def _check(options: argparse.Namespace) -> int:
 
     path = Path(options.what)
     number = _number(options.hint)
-    found = grade(path)
+    found = grade(path, options.exercise)
     print(f"{found.exercise.heading}: {'solved' if found.solved else 'not yet'}.\n")
     print(_paragraphs(f"Verified: {found.said}." if found.solved else found.said))
     if found.solved:
-        keep(path.parent, found.exercise.name, solved=True)
+        keep(path.parent, found.exercise, solved=True)
         following = [other for other in exercises().values() if other.number == found.exercise.number + 1]
         print(f"\nNext: flashsim exercise start {following[0].number}" if following else "\nThat was the last one.")
     elif found.hint:
@@ -118,6 +144,45 @@ def _check(options: argparse.Namespace) -> int:
         if found.exercise.whole:
             print(f"Where it parts from the right run: {command_line(['flashsim', 'step', str(path), '--open'])}")
     return 0 if found.solved else 1
+
+
+def _grade(options: argparse.Namespace) -> int:
+    from flashsim.learn.exercises import exercise
+    from flashsim.learn.exercises.apart import Limits
+    from flashsim.learn.exercises.classes import NOT_GRADED, NOT_YET, SOLVED, grade_folder, mistakes
+
+    folder = Path(options.what)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; expected the one with what was handed in")
+    of = None if options.exercise is None else exercise(options.exercise)
+    rows: list[Row] = []
+    try:
+        with progress(options) as told:
+            grade_folder(folder, of, Limits(options.seconds), told, rows)
+    except KeyboardInterrupt as stop:
+        _write_grades(options, rows)
+        stop.add_note(f"{len(rows)} files were graded")
+        raise
+    _write_grades(options, rows)
+    width = min(max(len(row.file) for row in rows), 40)
+    for row in rows:
+        print(printable(f"{row.file:{width}}  {row.verdict:10}  {row.exercise}".rstrip()))
+    number = {verdict: sum(row.verdict == verdict for row in rows) for verdict in (SOLVED, NOT_YET, NOT_GRADED)}
+    print(f"\n{', '.join(f'{count} {verdict}' for verdict, count in number.items())}")
+    common = mistakes(rows)[:MOST_COMMON]
+    if common:
+        print("\nMost common mistakes:\n")
+        print("\n".join(_paragraphs(f"{times} × {name}: {said}") for times, name, said in common))
+    return 3 if number[NOT_GRADED] else 1 if number[NOT_YET] else 0
+
+
+def _write_grades(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+    from flashsim.learn.exercises.classes import as_csv, as_gradescope
+
+    if options.csv:
+        write_whole(options.csv, as_csv(rows))
+    if options.gradescope:
+        write_whole(options.gradescope, json.dumps(as_gradescope(rows), indent=1, ensure_ascii=False) + "\n")
 
 
 def _checking(path: Path) -> str:
@@ -133,18 +198,19 @@ def _number(text: str | None) -> int:
 
 def _hint(found: Grade, path: Path, number: int) -> str:
     """Return the Nth hint of the exercise, or for 0 the next. Raises ValueError for one that there is not."""
-    from flashsim.learn.exercises.grading import keep, progress
+    from flashsim.learn.exercises.grading import keep
+    from flashsim.learn.exercises.grading import progress as reached_in
 
     hints = found.exercise.hints
-    shown = progress(path.parent)[found.exercise.name]["hints"]
+    shown = reached_in(path.parent, found.exercise)[found.exercise.name]["hints"]
     at = number or min(shown + 1, len(hints))
     if at > len(hints):
         raise ValueError(f"argument --hint: there are {len(hints)} hints, and no {at}")
-    keep(path.parent, found.exercise.name, hints=max(at, shown))
+    keep(path.parent, found.exercise, hints=max(at, shown))
     return _paragraphs(f"Hint {at} of {len(hints)}: {hints[at - 1]}")
 
 
 def _paragraphs(text: str) -> str:
     """Return text in lines of a terminal's width; indented lines are code, and stay."""
-    lines = text.splitlines()
+    lines = printable(text).split("\n")
     return "\n".join(line if line.startswith("    ") else "\n".join(wrap(line, WIDTH)) for line in lines)

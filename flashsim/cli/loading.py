@@ -101,7 +101,9 @@ def _importing(name: str, folder: Path, file: str = "") -> Iterator[None]:
         sys.path.insert(0, str(folder))
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit's, too
         raise ValueError(f"{_place(name, error, file)}: {type(error).__name__}: {_said(error)}") from error
 
 

@@ -97,7 +97,7 @@ def _check(options: argparse.Namespace) -> int:
     except UnicodeDecodeError:
         raise ValueError(f"argument --check: {options.check} is no text; expected the JSON that --json wrote") from None
     try:
-        held = json.loads(text)
+        held = json.loads(text, object_pairs_hook=certificate.once)
         if not isinstance(held, dict):
             raise ValueError("it holds no JSON object")
         exact = held.get("kind") == "optimum"

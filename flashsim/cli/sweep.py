@@ -6,6 +6,7 @@ import argparse
 import csv
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import DEFAULT_ALGORITHM, DEFAULT_SIZING, FILE, NAMES, SIZINGS, add, add_declared
 from flashsim.cli.values import whole
 from flashsim.problem.inputs import FLOATS
+from flashsim.support.exporting import out_of_csv
 from flashsim.support.files import write_whole
 from flashsim.support.jobs import in_any_order
 
@@ -77,6 +79,8 @@ def add_options(parser: Any) -> None:
     add(parser, "--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
     add(parser, "--seed", help="which points those are. Default: 0")
     add(parser, "--jobs", default=1, help="processes. Default: 1")
+    kept = "a file that keeps the rows as they come: after Ctrl-C, the same command goes on from there"
+    add(parser, "--resume", metavar="FILE", help=kept)
     add(parser, "--csv", metavar="FILE", help="write the rows as CSV (-: to stdout, which then has nothing else)")
     add(parser, "--json", "--output")
     for flag, what in (
@@ -94,6 +98,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.csv == "-" == options.json:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
+    if options.resume is not None and options.resume in (options.csv, options.json, "-", str(options.points)):
+        raise ValueError(f"--resume {options.resume} is another option's file; give it one of its own")
     for name in ("x", "y", "by"):
         if getattr(options, name) is not None and options.output is None:
             raise ValueError(f"--{name} is for -o, which draws the rows: give -o STEM")
@@ -112,9 +118,13 @@ def run(options: argparse.Namespace) -> int:
                 check=options.check,
                 seed=options.seed,
                 on_points=told,
+                resume=options.resume,
             )
         except TypeError as error:
             raise ValueError(f"argument --points: {error}") from None
+        except KeyboardInterrupt as stop:
+            stop.__notes__ = [note.replace("resume=FILE", "--resume FILE") for note in getattr(stop, "__notes__", [])]
+            raise
         except Disagreement as error:
             print(f"flashsim sweep: {error}", file=sys.stderr)
             return 1
@@ -193,7 +203,7 @@ def _table(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"argument --points: {path} cannot be read as CSV: {said}") from None
     if not rows:
         raise ValueError(f"argument --points: {path} has no rows; expected at least one")
-    for twice in sorted({name for name in names if name and names.count(name) > 1}):
+    for twice in sorted(name for name, times in Counter(names).items() if name and times > 1):
         raise ValueError(f"argument --points: {path} has several columns {twice}; expected one")
     if any(None in row for row in rows):
         raise ValueError(f"argument --points: {path} has a line with more cells than the first line has names")
@@ -208,4 +218,4 @@ def _read(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
-    return text
+    return out_of_csv(text)

@@ -158,9 +158,8 @@ class Optimum:
         found = [check_array(name, a).shape for name, a in zip("QKV", (Q, K, V), strict=True)]
         if found != wanted:
             raise ValueError(f"Q, K, V are {found}; expected {wanted}")
-        return forward(
-            REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, schedule=self.schedule, observers=observers
-        )
+        own: dict[str, Any] = {"schedule": self.schedule}
+        return forward(REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, observers=observers, **own)
 
     def off(self, run: Run) -> float:
         """Return by how much O of a replay differs from naive attention's, as a part of its error bound."""

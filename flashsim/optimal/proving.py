@@ -15,7 +15,7 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import SramOverflow
 from flashsim.optimal.tune import bound_of, tune
-from flashsim.problem.arguments import check_direction
+from flashsim.problem.arguments import check_count, check_direction
 from flashsim.run.api import count
 from flashsim.support.exporting import table
 from flashsim.support.sizes import Size
@@ -142,26 +142,40 @@ def prove(
 
 
 def recount(certificate: Mapping[str, Any]) -> str:
-    """Count a certificate's schedule again, and return a sentence; "" for none, or one whose mask the certificate does not hold.
+    """Count the schedule of a certificate that was checked, and return what came of it in a sentence; "" where it has none.
 
-    Raises ValueError for one that does not move what it is said to.
+    One whose mask the certificate does not hold cannot be counted: the sentence says so. Raises ValueError for one that does not
+    move what it is said to, for one that beats the bound, and for a certificate that names another class of schedules.
     """
-    schedule, allowed = certificate.get("schedule"), certificate.get("allowed")
-    if schedule is None or allowed not in ("all", "causal"):
+    direction, allowed = certificate["direction"], certificate["allowed"]
+    if certificate["class"] != (CLASS if direction == "forward" else BACKWARD_CLASS):
+        raise ValueError(f"its class of schedules is not the one whose {direction} bound is proved")
+    if certificate["schedule"] is None:
         return ""
-    sizes = {name: certificate[name] for name in ("N_q", "N_k", "d", "d_v", "M", "direction")}
+    sizes = {name: certificate[name] for name in ("N_q", "N_k", "d", "d_v", "M")}
     try:
-        said, causal = Schedule(**schedule), allowed == "causal"
-        record = (FORWARD if sizes["direction"] == "forward" else BACKWARD).get(said.algorithm)
-        leaves_out = causal and record is not None and record.skips_as  # as `tune` counts it
-        how: dict[str, Any] = {"causal": causal, **({"block_mask": "live"} if leaves_out else {})}
-        moved = count(leaves_out or said.algorithm, **sizes, blocks=(said.B_r, said.B_c), **how).hbm.accesses
+        said = Schedule(**certificate["schedule"])
+        B_r, B_c, accesses = (check_count(name, getattr(said, name)) for name in ("B_r", "B_c", "accesses"))
+        record = (FORWARD if direction == "forward" else BACKWARD).get(said.algorithm)
+        if record is None:
+            raise ValueError(f"algorithm is {said.algorithm!r}; expected one of flashsim's")
+        what, moved = f"{said.algorithm} with blocks {B_r} × {B_c}", accesses
+        if allowed != "given":
+            causal = allowed == "causal"
+            name = causal and record.skips_as  # as `tune` counts it
+            how: dict[str, Any] = {"causal": causal, **({"block_mask": "live"} if name else {})}
+            moved = count(name or said.algorithm, **sizes, direction=direction, blocks=(B_r, B_c), **how).hbm.accesses
     except (SramOverflow, TypeError, ValueError) as error:
         raise ValueError(f"its schedule cannot be counted: {error}") from None
-    what = f"{said.algorithm} with blocks {said.B_r} × {said.B_c}, counted again, moves {moved:,}"
-    if moved != said.accesses:
-        raise ValueError(f"its schedule, {what}; it is said to move {said.accesses:,}")
-    return f"{what}."
+    if moved != accesses:
+        raise ValueError(f"its schedule, {what}, counted again, moves {moved:,}; it is said to move {accesses:,}")
+    if accesses < certificate["bound"]:
+        raise ValueError(
+            f"its schedule, {what}, is said to move {accesses:,}, less than the bound, {certificate['bound']:,}"
+        )
+    if allowed == "given":
+        return f"{what}, said to move {accesses:,}, is not counted again: the certificate does not hold its mask."
+    return f"{what}, counted again, moves {moved:,}."
 
 
 def _best(problem: Problem, direction: str) -> Schedule | None:

@@ -28,6 +28,8 @@ R = TypeVar("R")
 LARGEST = 2**63 - 1  # the longest axis that an array can have
 MOST_SPLITS = 2**16
 MOST_TILES = 2**28
+MOST_MASK_BLOCKS = 2**30
+MOST_MASK_ROWS = 2**26
 DIRECTIONS = ("forward", "backward")
 
 _short = Repr()
@@ -305,6 +307,18 @@ def _takes(function: Any, arguments: int) -> bool:
     except ValueError:  # some of those written in C have no signature
         pass
     return True
+
+
+def check_mask_blocks(name: str, T: tuple[int, int]) -> tuple[int, int]:
+    """Return how many blocks a mask has on both axes. Raises ValueError where a truth for each would take too much."""
+    blocks = T[0] * T[1]
+    if blocks > MOST_MASK_BLOCKS or max(T) > MOST_MASK_ROWS:
+        raise ValueError(
+            f"{name} has {T[0]:,} × {T[1]:,} blocks, which take {blocks:,} bytes and about {blocks * 6e-8 / 3600:,.1f} hours; "
+            f"expected at most {MOST_MASK_BLOCKS:,}, of {MOST_MASK_ROWS:,} rows and columns. "
+            "Give larger `blocks`; without masks, `exact` takes any number"
+        )
+    return T
 
 
 BY_NAME: dict[str, Callable[[str, Any], Any]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from flashsim.problem.arguments import near
 
@@ -28,6 +28,18 @@ class Option:
     def is_default(self, value: Any) -> bool:
         """Whether the value asks for nothing."""
         return value is self.default or (isinstance(value, str) and value == self.default)
+
+
+class Options(TypedDict, total=False):
+    """The options of flashsim's own algorithms, each of whose records explains its own: for type checkers alone.
+
+    One that an algorithm of the user's own declares is not here: to a type checker it is given as **{"name": value}.
+    """
+
+    block_mask: Any
+    merge: str
+    splits: int
+    window: Any
 
 
 class HasOptions(Protocol):

@@ -14,6 +14,8 @@ import numpy as np
 from flashsim.problem.inputs import Array, float_dtype
 from flashsim.support.files import name_of, what_is_there
 
+LARGEST_UNPACKED = 2**28
+MOST_TIMES = 16  # of a larger file's own size: numbers are seldom packed as well as this
 SAMPLE: Any = files("flashsim") / "data" / "minilm_layer0.npz"
 
 
@@ -140,7 +142,17 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return loaded
-            return {name: loaded[name] if name.lower() in ("q", "k", "v") else _NOT_READ for name in loaded.files}
+            wanted = {name for name in loaded.files if name.lower() in ("q", "k", "v")}
+            unpacked = sum(
+                info.file_size for info in loaded.zip.infolist() if info.filename.removesuffix(".npy") in wanted
+            )
+            packed = path.stat().st_size
+            if unpacked > max(LARGEST_UNPACKED, MOST_TIMES * packed):
+                raise UnreadableInput(
+                    f"{path} unpacks to {unpacked:,} bytes from {packed:,}; expected {MOST_TIMES} times as much at most, or "
+                    f"{LARGEST_UNPACKED:,} bytes. np.savez, which does not pack, writes any size"
+                )
+            return {name: loaded[name] if name in wanted else _NOT_READ for name in loaded.files}
     except ValueError as error:
         if "pickle" in str(error):
             raise UnreadableInput(f"{path} holds pickled Python objects, which flashsim never loads") from error

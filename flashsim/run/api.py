@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
@@ -13,7 +13,7 @@ from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_callback, check_observers
 from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned
-from flashsim.problem.options import check_options
+from flashsim.problem.options import Options, check_options
 from flashsim.run.gather import gather_gradients, gather_tally
 from flashsim.run.launch import OnHead, finished, launch, launch_all
 from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan
@@ -44,7 +44,7 @@ def forward(
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Run:
     """Run dropout(softmax(MASK(scale · QKᵀ))) V with the named algorithm on the counted memory.
 
@@ -156,7 +156,7 @@ def count(
     dropout_p: float = 0.0,
     gqa: str = "separate",
     observers: Sequence[Observer] = (),
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Tally:
     """Count what `forward` or `backward` would move, by running the same algorithm on shapes alone: no arithmetic.
 

@@ -22,6 +22,11 @@ from pathlib import Path
 from typing import NoReturn
 
 REFUSED, INTERRUPTED, READER_GONE, TERMINATED = 2, 130, 141, 143
+_exit, _guarding = os._exit, set[int]()
+
+
+class LeftEarly(RuntimeError):
+    """What `os._exit` raises in a process that is guarded: there a user's code ends in an error, not the program."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -40,13 +45,15 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
                 raise OSError("standard output is closed")
             try:
                 status = work() or 0
-            except SystemExit as stop:  # of argparse's --help and --version
-                status = stop.code if isinstance(stop.code, int) else 0
+            except SystemExit as stop:
+                if getattr(stop, "__notes__", None):  # a user's own
+                    raise
+                status = stop.code if isinstance(stop.code, int) else 0  # of argparse's --help and --version
             sys.stdout.flush()
         except BrokenPipeError:
             status = READER_GONE
-        except Terminated:
-            _say("terminated")
+        except Terminated as stop:
+            _say(f"terminated{_noted(stop)}")
             status = TERMINATED
         except KeyboardInterrupt as stop:
             _say(f"interrupted{_noted(stop)}")
@@ -60,7 +67,7 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             what = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror or error
             _say(f"{program}: error: {what}")
             status = REFUSED
-        except Exception as error:
+        except BaseException as error:  # a user's own need be no Exception
             ours, notes = isinstance(error, ValueError) or type(error).__module__.startswith("flashsim."), _noted(error)
             if not ours and not notes:
                 raise
@@ -93,7 +100,23 @@ def _prepared() -> Iterator[None]:
         if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _terminate)
             after.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() not in _guarding:
+            _guarding.add(os.getpid())
+            os._exit = leave
+            after.callback(_unguard)
         yield
+
+
+def leave(status: int) -> NoReturn:
+    """End the process, as `os._exit` does, in whose place this stands; but raise LeftEarly in one that is guarded."""
+    if os.getpid() not in _guarding:  # in a child of it, too
+        _exit(status)
+    raise LeftEarly(f"os._exit({status!r}) was called")
+
+
+def _unguard() -> None:
+    _guarding.clear()
+    os._exit = _exit
 
 
 def _terminate(_number: int, _frame: object) -> NoReturn:
@@ -114,6 +137,11 @@ def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
 def one_line(text: object) -> str:
     r"""Return text on one line that a terminal can show: other white space as a space, what is not printable as \x1b."""
     return "".join(c if c.isprintable() else _escaped(c) for c in " ".join(str(text).split()))
+
+
+def printable(text: object) -> str:
+    """Return text in its lines, each as `one_line` shows what is not printable: for a student's or a kernel's words."""
+    return "\n".join("".join(c if c.isprintable() else _escaped(c) for c in line) for line in str(text).split("\n"))
 
 
 def _say(message: str) -> None:

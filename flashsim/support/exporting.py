@@ -10,6 +10,7 @@ from html import escape
 from typing import Any, overload
 
 LARGEST = 2**63 - 1
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
 class Exported:
@@ -54,6 +55,18 @@ def given(text: str, path: str | os.PathLike[str] | None) -> str | None:
 
     write_whole(path, text)
     return None
+
+
+def in_csv(value: Any) -> Any:
+    """Return a cell of CSV: a truth as true or false; a ' before text that would be a formula, or that has one already."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def out_of_csv(text: str) -> str:
+    """Return the text that `in_csv` has put a ' before."""
+    return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
 
 
 def plain(value: Any) -> Any:

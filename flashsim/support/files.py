@@ -5,6 +5,7 @@ If writing is interrupted, or the disk is full, the file that was there before s
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -65,7 +66,12 @@ def command_line(arguments: Iterable[str]) -> str:
 
 def what_is_there(path: Path) -> str:
     """Say, for a message, what stands at a path where there is no regular file. Raises OSError where that cannot be known."""
-    mode = _mode(path)
+    try:
+        mode = _mode(path)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return "a link that leads back to itself"
     if mode is None:
         return "not there"
     return "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flashsim.support.entry import printable
 from flashsim.support.sizes import human_bytes
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def cell(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else printable(value)
 
 
 def print_words(text: str, further: str = "") -> None:

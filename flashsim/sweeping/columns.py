@@ -44,7 +44,7 @@ FOUND: Mapping[str, str] = {
     "peak_elements": "the most in SRAM at once",
     "peak_over_M": "the same ÷ M",
     "matmul_flops": "FLOPs of the matrix products",
-    "intensity_flops_per_byte": "matmul FLOPs ÷ bytes moved",
+    "intensity_flops_per_byte": "matmul FLOPs ÷ bytes moved; empty where none are",
     "source": "closed form, or count",
     "checked": "whether a count was made as well, and was equal",
     "flashsim": "version",

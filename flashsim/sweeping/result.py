@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from flashsim.problem.arguments import check_count, near, shown
-from flashsim.support.exporting import Exported, given, to_pandas
+from flashsim.support.exporting import Exported, given, in_csv, to_pandas
 from flashsim.sweeping.answers import where_fewer
 from flashsim.sweeping.columns import meaning
 from flashsim.sweeping.rows import Row
@@ -179,14 +179,13 @@ class Sweep(Exported, Sequence[Row]):
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str | None:
         """Return the rows as CSV below the columns' names; with a path, write that file, wholly or not at all, and return None.
 
-        A cell is empty where there is nothing to say; truths are true and false.
+        A cell is empty where there is nothing to say; truths are true and false; text that a spreadsheet would take for a formula
+        has a ' before it, which `--points` takes off again.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows(
-            [str(value).lower() if isinstance(value, bool) else value for value in row.values()] for row in self
-        )
+        writer.writerows(map(in_csv, row.values()) for row in self)
         return given(text.getvalue(), path)
 
     def to_pandas(self) -> Any:

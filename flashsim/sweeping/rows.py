@@ -20,6 +20,7 @@ from flashsim.problem.arguments import check_shape, shown
 from flashsim.problem.inputs import check_M, float_name
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count
+from flashsim.support.entry import one_line
 from flashsim.sweeping.columns import ARGUMENTS, FOUND, is_found
 from flashsim.sweeping.points import Point
 from flashsim.theory import Exact, NoClosedForm, exact
@@ -99,7 +100,7 @@ def by_count(point: Point) -> Outcome:
 def _said(error: Exception) -> str:
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
     kind = "" if isinstance(error, ValueError | MemoryModelError) else f"{type(error).__name__}: "
-    return f"{kind}{error}{notes}"
+    return one_line(f"{kind}{error}{notes}")
 
 
 def rows_of(points: Sequence[Point]) -> list[Row]:
@@ -146,7 +147,7 @@ def _counts(point: Point, hbm: Traffic, matmul: Any, shape: Any) -> Row:
         "compulsory_elements": compulsory,
         "over_compulsory": hbm.accesses / compulsory,
         "matmul_flops": matmul,
-        "intensity_flops_per_byte": matmul / hbm.bytes,
+        "intensity_flops_per_byte": matmul / hbm.bytes if hbm.bytes else None,
     }
     for name, array in hbm.by_array.items():
         counts[f"{name}_reads_elements"], counts[f"{name}_writes_elements"] = array.reads, array.writes

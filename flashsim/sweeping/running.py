@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 from flashsim.problem.arguments import check_callback, check_count
 from flashsim.support.jobs import in_any_order
+from flashsim.sweeping import keeping
 from flashsim.sweeping.points import ARGUMENTS, LABEL, Point, points_of
 from flashsim.sweeping.result import Sweep
 from flashsim.sweeping.rows import Outcome, Row, by_count, by_form, columns_of, rows_of
@@ -52,6 +54,7 @@ def sweep(
     seed: int = 0,
     jobs: int | Over | None = 1,
     on_points: OnPoints | None = None,
+    resume: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Sweep:
     """Return what each algorithm moves at each of many points: `flashsim.count` of every combination, as rows.
@@ -70,6 +73,7 @@ def sweep(
     jobs       processes of joblib; None: as many as `joblib.parallel_config` says. Its backend, which may be that of a Dask or a
                Ray cluster, serves for both. Or a function, as `flashsim.support.jobs.in_any_order` with its `jobs`
     on_points  called with (points done, points in all)
+    resume     a file that keeps the rows as they come: after Ctrl-C, the same call goes on from there
 
     A point has its closed form (`flashsim.theory.exact`), or is counted where there is none. One that makes no sense, or does not
     fit M, is a row with the reason, and without counts.
@@ -82,12 +86,25 @@ def sweep(
     check, seed = check_count("check", check, 0), check_count("seed", seed, 0, 2**64 - 1)
     on_points = check_callback("on_points", on_points)
     all_points = points_of(algorithms, points, asked, sweep)
-    pieces = [all_points[first : first + AT_ONCE] for first in range(0, len(all_points), AT_ONCE)]
+    at_once = AT_ONCE if resume is None else keeping.AT_ONCE
+    pieces = [all_points[first : first + at_once] for first in range(0, len(all_points), at_once)]
+    kept = None if resume is None else keeping.Kept(resume, pieces)
     found: dict[int, list[Row]] = {}
-    for number, of_piece in over(rows_of, pieces):
-        found[number] = of_piece
-        if on_points is not None:
-            on_points(sum(map(len, found.values())), len(all_points))
+    done = 0
+    try:
+        for number, of_piece in over(rows_of, pieces) if kept is None else kept.rest(rows_of, over):
+            found[number] = of_piece
+            done += len(of_piece)
+            if on_points is not None:
+                on_points(done, len(all_points))
+    except KeyboardInterrupt as stop:
+        if kept is None:
+            stop.add_note(f"{done:,} of {len(all_points):,} points were done, and are lost; resume=FILE keeps them")
+        else:
+            stop.add_note(
+                f"{kept.points:,} of {len(all_points):,} points are kept in {kept.path}; the same again goes on"
+            )
+        raise
     rows = [row | {"checked": False, "flashsim": __version__} for _, piece in sorted(found.items()) for row in piece]
     for number in _sample(all_points, rows, check, seed):
         _cross_check(all_points[number])

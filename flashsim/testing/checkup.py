@@ -10,7 +10,7 @@ from itertools import islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from flashsim.problem.arguments import check_callback, check_choice, check_count, is_one_of, shown
+from flashsim.problem.arguments import check_callback, check_choice, check_count, check_flag, is_one_of, shown
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
@@ -81,6 +81,7 @@ def check_attention(
     __tracebackhide__ = VERDICT
     check_choice("on_fail", on_fail, ("raise", "return"))
     max_examples, seed = check_count("max_examples", max_examples), check_count("seed", seed, 0, 2**64 - 1)
+    fail_fast = check_flag("fail_fast", fail_fast)
     progress, on_try = check_callback("progress", progress), check_callback("on_try", on_try)
     subject, names = replace(_subject(fn, spec, backward, dropout), on_try=on_try), _names(checks)
     expected = _check_expected(subject, expected_failures, names)

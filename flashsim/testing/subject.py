@@ -167,7 +167,7 @@ def _called(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if place := _where(stop):
             stop.add_note(place)
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # sys.exit's, too
         place = _where(error)
         raise Broken(f"raised {type(error).__name__}: {error}" + f" ({place})" * bool(place)) from error
 

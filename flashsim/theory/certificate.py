@@ -10,13 +10,35 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from math import isqrt
 from typing import Any
 
 MOST_CELLS = 10**6
 SIZES = ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys", "bound")
 PHASES = {"forward": ("Y", "n", "a", "b", "H"), "backward": ("Y", "n", "H")}
+MADE = {"command", "made_with"}
+WORDS = ("direction", "class", "allowed", "schedule")
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of an object in JSON, as its object_pairs_hook. Raises ValueError for a field that is there twice."""
+    held = dict(pairs)
+    if len(held) < len(pairs):
+        raise ValueError(f"it has a field twice: {Counter(name for name, _ in pairs).most_common(1)[0][0][:50]!r}")
+    return held
+
+
+def check_fields(certificate: Mapping[str, Any], kind: str, names: Iterable[str]) -> None:
+    """Raise ValueError unless a certificate is of this kind and has these fields, none but these and how it was made."""
+    if certificate.get("kind") != kind:
+        raise ValueError(f"its kind is {str(certificate.get('kind'))[:50]!r}; expected {kind!r}")
+    wanted, found = {"kind", *names}, {*certificate} - MADE
+    for name in sorted(map(str, wanted ^ found)):
+        raise ValueError(
+            f"it has no {name}" if name in wanted else f"it has {name[:50]!r}; expected {', '.join(sorted(wanted))}"
+        )
 
 
 def check(certificate: Mapping[str, Any]) -> str:
@@ -24,6 +46,7 @@ def check(certificate: Mapping[str, Any]) -> str:
     direction = certificate.get("direction") if isinstance(certificate, Mapping) else None
     if direction not in ("forward", "backward"):
         raise ValueError("its direction is not 'forward' or 'backward'")
+    check_fields(certificate, "lower bound", (*SIZES, *PHASES[direction], *WORDS))
     for name in (*SIZES, *PHASES[direction]):
         value = certificate.get(name)
         if type(value) is not int or not 0 <= value < 10**60:
@@ -32,7 +55,9 @@ def check(certificate: Mapping[str, Any]) -> str:
     Y, n, *most = (int(certificate[name]) for name in PHASES[direction])
     if min(N_q - queries, N_k - keys, d - 1, d_v - 1, M - 1, pairs - queries, pairs - keys, queries * keys - pairs) < 0:
         raise ValueError("there is no such problem")
-    allowed = certificate.get("allowed")
+    allowed = certificate["allowed"]
+    if allowed not in ("all", "causal", "given"):
+        raise ValueError(f"allowed is {str(allowed)[:50]!r}; expected 'all', 'causal' or 'given'")
     if allowed == "all" and (pairs, queries, keys) != (N_q * N_k, N_q, N_k):
         raise ValueError(f"pairs are {pairs}; all allowed, they are {N_q * N_k}")
     if allowed == "causal":  # the last query attends to all keys, the one before it to one less, and so on
@@ -52,7 +77,7 @@ def check(certificate: Mapping[str, Any]) -> str:
         how = by_phases(d, d_v, M, pairs, Y, n, *most)
     else:
         how = by_phases_backward(min(d, d_v), pairs * (2 * d + d_v), Y, n, *most)
-    given = allowed if allowed in ("all", "causal") else f"{pairs} allowed pairs, taken as given"
+    given = f"{pairs} allowed pairs, taken as given" if allowed == "given" else allowed
     sizes = f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, M = {M}, {given}"
     backward = "backward " if direction == "backward" else ""
     return f"{how}: no {backward}schedule moves fewer than {bound} elements ({sizes})"
@@ -90,19 +115,19 @@ def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
         return isqrt(x << (2 * fine)) + 1
 
     cells, left = [(0, Y, 0, Y)], MOST_CELLS
-    while cells:
+    while cells and left:
         left -= 1
         s0, s1, c0, c1 = cells.pop()
         t = Y - s0 - c0
         one = a * s1 * root_up(s1 * s1 + 4 * d * d * (c1 + M))
         if t < 0 or one + b * t * root_up(s1 * s1 + 4 * d * d * c1) <= (4 * d * H) << fine:
             continue
-        if (s0, c0) == (s1, c1) or not left:
+        if (s0, c0) == (s1, c1):
             return False
         s, c = (s0 + s1) // 2, (c0 + c1) // 2
         wide = s1 - s0 >= c1 - c0
         cells += [(s0, s, c0, c1), (s + 1, s1, c0, c1)] if wide else [(s0, s1, c0, c), (s0, s1, c + 1, c1)]
-    return True
+    return not cells
 
 
 def by_phases_backward(delta: int, T: int, Y: int, n: int, H: int) -> str:
@@ -124,20 +149,20 @@ def most_in_a_phase_backward(Y: int, delta: int, H: int) -> bool:
     fine = 40  # bits behind the point
     root = isqrt(432 * delta**4 << (2 * fine))  # 12√3 δ², rounded down, in units of 2^−fine
     cells, left = [(0, Y)], MOST_CELLS
-    while cells:
+    while cells and left:
         left -= 1
         low, high = cells.pop()
         P, W = (Y - low) * root, high * high << fine  # both times root
         wide = low**4 >= 432 * delta**4 * (Y - low) ** 2  # W ≥ P at the lower end, so in all of the cell
         if (high * (Y - low) * W <= H * root) if wide else (high * (P + W) ** 2 <= 4 * H * root**2):
             continue
-        if low == high or not left:
+        if low == high:
             return False
         middle = (low + high) // 2
         cells += [(low, middle), (middle + 1, high)]
-    return True
+    return not cells
 
 
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8") as file:
-        print(check(json.load(file)))
+        print(check(json.load(file, object_pairs_hook=once)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Occupancy, Traffic
@@ -15,7 +15,7 @@ from flashsim.problem.arguments import (
     is_one_of,
     shown,
 )
-from flashsim.problem.options import check_options
+from flashsim.problem.options import Options, check_options
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.support.sizes import Size, first
 from flashsim.theory import groups
@@ -90,7 +90,7 @@ def exact(
     mask: Any = None,
     dropout_p: float = 0.0,
     gqa: str = "separate",
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Exact:
     """Return the exact counts of a run by formula. Arguments as in `flashsim.count`, a `flashsim.Problem` too.
 

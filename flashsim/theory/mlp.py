@@ -28,7 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.problem.arguments import check_mask_blocks
 from flashsim.problem.shapes import Sizes
+from flashsim.support.sizes import ceil_div
 from flashsim.theory.program import Moved, ProgramForm, between, given, returned
 
 SIDE = 16
@@ -37,30 +39,56 @@ SIDE = 16
 class Live(NamedTuple):
     """The live blocks of both weights, M1 (T_d, T_f) and M2 (T_f, T_o), and how long the blocks of d, f and o are.
 
+    times   how often blocks of d, f and o occur; without masks one block stands for all that are as long
     nnz     (2, T_f): elements of W1, and of W2, in live blocks, by block of f
     widest  (2, T_f): how long the longest of those are along d, and along o; 0 where there is none
     """
 
     M1: NDArray[np.bool_]
     M2: NDArray[np.bool_]
-    d: NDArray[np.int64]
-    f: NDArray[np.int64]
-    o: NDArray[np.int64]
-    nnz: NDArray[np.int64]
-    widest: NDArray[np.int64]
+    d: NDArray[Any]
+    f: NDArray[Any]
+    o: NDArray[Any]
+    times: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+    nnz: NDArray[Any]
+    widest: NDArray[Any]
 
     @property
     def hidden(self) -> NDArray[np.bool_]:
         """Which blocks of f have a live one on both sides."""
-        return np.asarray(self.nnz.all(0))
+        return np.asarray(self.nnz.all(0), bool)
 
 
 def live(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Live:
-    """Return the live blocks; all, where a mask is left out."""
-    d, f, o = (np.minimum(b[f"B_{s}"], p[s] - np.arange(0, p[s], b[f"B_{s}"], dtype=np.int64)) for s in "dfo")
+    """Return the live blocks; all, where a mask is left out. Raises ValueError for more than `check_mask_blocks` takes."""
+    dense = options.get("mask1") is None and options.get("mask2") is None
+    for name, *sides in () if dense else (("mask1", "d", "f"), ("mask2", "f", "o")):
+        check_mask_blocks(name, (ceil_div(p[sides[0]], b[f"B_{sides[0]}"]), ceil_div(p[sides[1]], b[f"B_{sides[1]}"])))
+    cuts = [(_alike if dense else _each)(p[s], b[f"B_{s}"]) for s in "dfo"]
+    (d, f, o), (n_d, n_f, n_o) = ([cut[part] for cut in cuts] for part in (0, 1))
     M1, M2 = _mask("mask1", options, len(d), len(f)), _mask("mask2", options, len(f), len(o))
-    widest = np.array([(M1 * d[:, None]).max(0), (M2 * o).max(1)])
-    return Live(M1, M2, d, f, o, np.array([d @ M1, M2 @ o]) * f, widest)
+    widest = [np.max(np.broadcast_to(s[:, None], M.shape), axis=0, where=M, initial=0) for s, M in ((d, M1), (o, M2.T))]
+    nnz = [_dot(d * n_d, M1), _dot(o * n_o, M2.T)]
+    return Live(M1, M2, d, f, o, (n_d, n_f, n_o), np.array(nnz) * f * n_f, np.array(widest))
+
+
+def _each(length: int, block: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return how long each block is, and once for each that it is there once."""
+    lengths = np.minimum(block, length - np.arange(0, length, block, dtype=np.int64))
+    return lengths, np.ones_like(lengths)
+
+
+def _alike(length: int, block: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return how long blocks are that differ, and how many there are of each, as whole numbers of any size."""
+    both = [(block, length // block), (length % block, 1)]
+    lengths, times = zip(*[pair for pair in both if all(pair)], strict=True)
+    return np.array(lengths, object), np.array(times, object)
+
+
+def _dot(lengths: NDArray[Any], M: NDArray[np.bool_]) -> NDArray[Any]:
+    """Return lengths @ M; a large M is not copied, as it would be to have their type."""
+    found = lengths @ M if lengths.dtype == object else np.einsum("i,ij->j", lengths, M)
+    return np.asarray(found)
 
 
 def square_rows(M: int, p: Sizes) -> int:
@@ -117,7 +145,9 @@ UNFUSED = ProgramForm(
 
 def square_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
     at = live(p, b, options)
-    X, H = Moved(reads=p.N * int((at.d @ at.M1).sum())), Moved(reads=p.N * int((at.f @ at.M2).sum()), writes=p.N * p.f)
+    n_d, n_f, n_o = at.times
+    of_X, of_H = int(_dot(at.d * n_d, at.M1) @ n_f), int(_dot(at.f * n_f, at.M2) @ n_o)
+    X, H = Moved(reads=p.N * of_X), Moved(reads=p.N * of_H, writes=p.N * p.f)
     return {**reads(p, b, options), "X": X, "H": H}
 
 

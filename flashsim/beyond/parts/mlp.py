@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.machine.memory import Matrix, Tile
-from flashsim.problem.arguments import check_array
+from flashsim.problem.arguments import check_array, check_mask_blocks
 from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
@@ -21,9 +21,9 @@ SIDE = 16
 def live(name: str, mask: Any, W: Matrix, rows: int, columns: int) -> NDArray[np.bool_]:
     """Return which blocks of a weight are live, (T_rows, T_columns): all, those of an array, or of a function of these numbers.
 
-    Raises ValueError for a mask of another shape.
+    Raises ValueError for a mask of another shape, and for more blocks than `check_mask_blocks` takes.
     """
-    T = -(-W.shape[0] // rows), -(-W.shape[1] // columns)
+    T = check_mask_blocks(name, (-(-W.shape[0] // rows), -(-W.shape[1] // columns)))
     if mask is None:
         return np.ones(T, bool)
     array = check_live(name, mask(*T) if callable(mask) else mask)

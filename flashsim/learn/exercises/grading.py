@@ -27,17 +27,17 @@ class Grade:
     hint: str = ""
 
 
-def grade(path: Path) -> Grade:
-    """Grade a student's file. Raises ValueError for one that is no exercise's."""
-    found = exercise_of(path)
+def grade(path: Path, which: str | None = None) -> Grade:
+    """Grade a student's file, of this exercise or of that which it says. Raises ValueError for one that is no exercise's."""
+    found = exercise_of(path, which)
     try:
         return Grade(found, True, found.grade(Work(path)))
     except Wrong as wrong:
         return Grade(found, False, wrong.seen, wrong.hint)
 
 
-def exercise_of(path: Path) -> Exercise:
-    """Return the exercise that a file is of, by its first lines or its name. Raises ValueError."""
+def exercise_of(path: Path, which: str | None = None) -> Exercise:
+    """Return the exercise that a file is of, by its name or else its first lines; or that asked for. Raises ValueError."""
     if not path.is_file():
         for found in exercises().values():
             if str(path) in (str(found.number), f"{found.number:02}", found.name):
@@ -49,7 +49,9 @@ def exercise_of(path: Path) -> Exercise:
         head = path.read_text(encoding="utf-8-sig")[:400]
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text in UTF-8; expected a file of `flashsim exercise start`") from None
-    numbered = re.search(r"Exercise (\d+):", head) or re.match(r"(\d+)_", path.name)
+    if which is not None:
+        return exercise(which)
+    numbered = re.match(r"(\d+)_", path.name) or re.search(r"Exercise (\d+):", head)
     known = {found.number: found for found in exercises().values()}
     if numbered is None or int(numbered[1]) not in known:
         raise ValueError(
@@ -71,14 +73,14 @@ def start(which: str, folder: Path, *, overwrite: bool = False, as_notebook: boo
 # ------------------------------------------------------------------------------------------------------------ progress
 
 
-def progress(folder: Path) -> dict[str, dict[str, Any]]:
+def progress(folder: Path, own: Exercise | None = None) -> dict[str, dict[str, Any]]:
     """Return what was reached in a folder: for each exercise's name, whether it is solved, and the hints shown."""
     try:
         kept = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         kept = {}
     reached: dict[str, dict[str, Any]] = {}
-    for name, found in exercises().items():
+    for name, found in {**({} if own is None else {own.name: own}), **exercises()}.items():
         entry = kept.get(name) if isinstance(kept, dict) else None
         entry = entry if isinstance(entry, dict) else {}
         hints = entry.get("hints")
@@ -87,9 +89,9 @@ def progress(folder: Path) -> dict[str, dict[str, Any]]:
     return reached
 
 
-def keep(folder: Path, name: str, **changes: Any) -> None:
+def keep(folder: Path, of: Exercise, **changes: Any) -> None:
     """Keep what was reached. A folder that cannot be written to keeps nothing."""
-    reached = progress(folder)
+    name, reached = of.name, progress(folder, of)
     if changes.items() <= reached[name].items():
         return
     reached[name] |= changes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -41,9 +41,9 @@ class Wrong(Exception):
 
 
 class Work:
-    """What a student's file defines. Raises Wrong where it does not run, or has holes left."""
+    """What a student's file defines. Raises Wrong where it does not run, or has holes left, or imports other `modules`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, modules: Collection[str] | None = None) -> None:
         self.path, self.file = path, str(path.resolve())
         text = path.read_text(encoding="utf-8-sig")
         reread(self.file)
@@ -55,6 +55,8 @@ class Work:
         if holes := _holes(tree):
             left = f"{len(holes)} holes are left, at lines" if len(holes) > 1 else "One hole is left, at line"
             raise Wrong(f"{left} {', '.join(map(str, holes))}. Put your code where it says ...")
+        if modules is not None:
+            _check_imports(tree, modules)
         self._names: dict[str, Any] = {"__name__": "exercise", "__file__": self.file}
         self._calling(lambda: exec(compile(tree, self.file, "exec"), self._names), {})
 
@@ -80,7 +82,7 @@ class Work:
             if line := self._line(stop):
                 stop.add_note(at_line(str(self.path), line))
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # sys.exit's, too
             line = self._line(error)
             said = f"{_at(line)}{type(error).__name__}: {error}{self._text(line)}"
             hints = [hint for text, hint in when.items() if text in str(error)]
@@ -101,6 +103,17 @@ def _holes(tree: ast.AST) -> list[int]:
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
     dots = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value is ...)
     return sorted({node.lineno for node in dots if id(node) not in inside})
+
+
+def _check_imports(tree: ast.AST, modules: Collection[str]) -> None:
+    """Raise Wrong for an import of a module that is none of these, nor a part of one."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            if not any(name == known or name.startswith(f"{known}.") for known in modules):
+                few = f"Only these are imported here: {', '.join(sorted(set(modules)))}."
+                raise Wrong(f"{_at(getattr(node, 'lineno', None))}{name} is not for this exercise.", few)
 
 
 def _at(line: int | None) -> str:

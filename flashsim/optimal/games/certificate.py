@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashsim.optimal.games.game import Game, State, after, compulsory, in_order, moves, needs, price
+from flashsim.theory.certificate import check_fields, once
 
 MOST = 8  # rows, and columns
 SIZES = ("N_q", "N_k", "d", "d_v", "M", "optimum")
@@ -33,15 +34,21 @@ def text_of(state: State) -> str:
 
 def check(certificate: Mapping[str, Any]) -> str:
     """Return what is proved, in a sentence. Raises ValueError for a certificate that proves nothing, and says why."""
+    if not isinstance(certificate, Mapping):
+        raise ValueError("it is not a JSON object")
+    check_fields(certificate, "optimum", (*SIZES, "class", "allowed", "steps", "table"))
     for name in SIZES:
-        value = certificate.get(name) if isinstance(certificate, Mapping) else None
+        value = certificate[name]
         if type(value) is not int or not 0 < value < 10**12:
             raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number from 1 to 10¹²")
     N_q, N_k, d, d_v, M, optimum = (int(certificate[name]) for name in SIZES)
     allowed, steps, table = (certificate.get(name) for name in ("allowed", "steps", "table"))
     if max(N_q, N_k) > MOST:
         raise ValueError(f"N_q = {N_q}, N_k = {N_k}; expected {MOST} at most")
-    if type(allowed) is not list or [len(row) if type(row) is str else 0 for row in allowed] != [N_k] * N_q:
+    if (
+        type(allowed) is not list
+        or [len(row) if type(row) is str and {*row} <= {*"01"} else 0 for row in allowed] != [N_k] * N_q
+    ):
         raise ValueError(f"allowed is {str(allowed)[:50]}; expected {N_q} rows of {N_k} digits, 0 or 1")
     if type(steps) is not list or type(table) is not dict or any(type(value) is not int for value in table.values()):
         raise ValueError("expected steps, a list, and a table of whole numbers")
@@ -94,4 +101,4 @@ def nothing_below(game: Game, first: State, optimum: int, table: Mapping[str, in
 
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8") as file:
-        print(check(json.load(file)))
+        print(check(json.load(file, object_pairs_hook=once)))

@@ -1,0 +1,89 @@
+"""Messages between a grader and the process that runs a student's file: numbers and text, none of which is ever unpickled.
+
+A value is a list, its kind first: ["plain", 3], ["array", "<f8", [2, 3], bytes in base 64]. What has no kind is ["other", its
+type, text].
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.problem.shapes import Blocks
+
+LARGEST = 2**26  # bytes of a message
+MOST_BITS = 10_000  # of a whole number
+
+
+def send(stream: BinaryIO, message: Any) -> None:
+    """Write a message, its length first. Raises ValueError for one that is too long."""
+    text = json.dumps(message).encode()
+    if len(text) > LARGEST:
+        raise ValueError(f"an answer of {len(text):,} bytes; expected at most {LARGEST:,}")
+    stream.write(len(text).to_bytes(8, "big") + text)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> Any:
+    """Read a message. Raises EOFError where there is none, ValueError for what is no message."""
+    head = stream.read(8)
+    if len(head) < 8:
+        raise EOFError
+    if (length := int.from_bytes(head, "big")) > LARGEST:
+        raise ValueError(f"a message of {length:,} bytes; expected at most {LARGEST:,}")
+    text = stream.read(length)
+    if len(text) < length:
+        raise EOFError
+    return json.loads(text)
+
+
+def packed(value: Any) -> list[Any]:
+    """Return a value as it goes into a message. Raises ValueError for an array that is too large for one."""
+    if value is None or isinstance(value, bool | float | str) or (isinstance(value, int) and fits(value)):
+        return ["plain", value]
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+        if value.nbytes > LARGEST:
+            raise ValueError(f"an array of {value.nbytes:,} bytes; expected at most {LARGEST:,}")
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        return [kind, value.dtype.str, list(value.shape), b64encode(value.tobytes()).decode()]
+    if isinstance(value, list | tuple):
+        return ["list", [packed(one) for one in value]]
+    if isinstance(value, Blocks):
+        return ["blocks", [value.B_r, value.B_c, value.T_r, value.T_c]]
+    if isinstance(value, Matrix):
+        return ["matrix", value._storage.name, value._rows, value._cols, value._window]
+    if isinstance(value, HBM | SRAM):
+        return [type(value).__name__]
+    return ["other", type(value).__name__, "a thing that is no number"]
+
+
+def fits(number: int) -> bool:
+    """Say whether a whole number is short enough for a message."""
+    return number.bit_length() <= MOST_BITS
+
+
+def unpacked(value: Any, memory: Callable[[list[Any]], Any] | None = None) -> Any:
+    """Return the value that was packed; `memory` reads what is of a memory. Raises ValueError or TypeError for what is none."""
+    match value:
+        case ["plain", None | bool() | int() | float() | str() as plain]:
+            return plain
+        case ["array" | "scalar" as kind, str() as name, [*shape], str() as text]:
+            dtype = np.dtype(name)
+            if dtype.kind not in "biuf" or not all(type(n) is int and n >= 0 for n in shape):
+                raise ValueError("no array of numbers")
+            array = np.frombuffer(b64decode(text, validate=True), dtype).reshape(shape).copy()
+            return array if kind == "array" else array[()]
+        case ["list", [*values]]:
+            return tuple(unpacked(one, memory) for one in values)
+        case ["blocks", [int() as B_r, int() as B_c, int() as T_r, int() as T_c]]:
+            return Blocks(B_r, B_c, T_r, T_c)
+        case ["other", str() as name, str() as text]:
+            return type(name[:50] or "?", (), {"__repr__": lambda self: text})()
+        case ["HBM" | "SRAM" | "matrix", *_] if memory is not None:
+            return memory(value)
+    raise ValueError("no value")
