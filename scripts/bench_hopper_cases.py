@@ -207,7 +207,8 @@ def torch_masked(q: Any, k: Any, v: Any, mask: Any, direction: str) -> Calls:
     except ImportError:
         return {}
     theirs = [torch.from_dlpack(X).requires_grad_(direction == "backward") for X in (q, k, v)]
-    attend, calls = torch.from_dlpack(mask), {}
+    attend = torch.from_dlpack(mask)
+    calls: Calls = {}
     for name, backend in (("torch_efficient", "EFFICIENT_ATTENTION"), ("torch_cudnn", "CUDNN_ATTENTION")):
 
         def attention(backend: Any) -> Any:
