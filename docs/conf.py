@@ -16,10 +16,10 @@ project_copyright = author
 version = release = flashsim.__version__
 language = "en"
 
-extensions = ["sphinx.ext.autodoc", "myst_parser", "commands", "docstrings", "made", "pages"]
+extensions = ["sphinx.ext.autodoc", "myst_parser", "commands", "docstrings", "lessons", "made", "pages"]
 root_doc = "README"
 include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/reference/*.rst",
-                    "figures/gallery/README.md", "figures/kit_matrix.md", "flashsim/data/README.md"]  # fmt: skip
+                    "figures/kit_matrix.md", "flashsim/data/README.md"]  # fmt: skip
 nitpicky = True
 nitpick_ignore_regex = [("py:class", ".*")]  # types in signatures, of other libraries too
 suppress_warnings = ["myst.header"]  # README of a folder may begin with a heading of any level
@@ -27,16 +27,18 @@ show_warning_types = True
 smartquotes_action = "qe"  # not dashes: --causal is an option
 
 SECTIONS = {
-    "Tutorial": ["docs/run", "docs/watch", "figures/gallery/README", "docs/exercises"],
-    "How to": ["docs/code", "docs/use", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
+    "Tutorial": ["docs/run", "docs/watch", "docs/lessons", "docs/exercises"],
+    "How to": ["docs/code", "docs/use", "docs/conventions", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
     "Reference": ["docs/reference/index"],
     "Explanation": [
         *(
             "docs/words",
             "docs/theory",
             "docs/prove",
+            "docs/calculators",
             "docs/paper",
             "docs/beyond",
+            "docs/devices",
             "docs/real-data",
             "docs/gpu",
             "docs/gpu-tried",

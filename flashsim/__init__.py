@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the public names, and where they are: type checkers read this list, and so does `_listed`
     from flashsim import algorithms as algorithms
+    from flashsim import devices as devices
     from flashsim import masks as masks
     from flashsim import plots as plots
     from flashsim import reference as reference

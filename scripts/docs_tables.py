@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
@@ -127,9 +128,34 @@ def meanings() -> Iterator[tuple[str, ...]]:
     yield from SYMBOLS.items()
 
 
+def referee() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the comparison with AccelForge, by front, from figures/referee.json."""
+    yield "N, d", "points", "fewer here", "at most 1.02 times", "with L_i's room more", "here ÷ AccelForge"
+    yield "---", "--:", "--:", "--:", "--:", "--:"
+    rows = json.loads((ROOT / "figures" / "referee.json").read_text(encoding="utf-8"))["rows"]
+    fronts: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        fronts.setdefault((row["N"], row["d"], row["direction"]), []).append(row)
+    for (N, d, direction), points in fronts.items():
+        ratios = [row["ours"] / row["accesses"] for row in points if row["ours"]]
+        near, fewer = (sum(ratio <= most for ratio in ratios) for most in (1.02, 1 - 1e-9))
+        granted = sum(0 < row["more"] <= row["statistic"] for row in points)
+        last = f"{near + granted}" if direction == "forward" else "–"
+        of = "" if direction == "forward" else ", backward"
+        yield (
+            f"{N:,}, {d}{of}",
+            f"{len(points)}",
+            f"{fewer}",
+            f"{near}",
+            last,
+            f"{min(ratios):.2f} to {max(ratios):.2f}",
+        )
+
+
 TABLES: dict[str, dict[str, Callable[[], Iterator[tuple[str, ...]]]]] = {
     "README.md": {"table of algorithms": algorithms},
     "docs/gpu.md": {"table of kernels": kernels, "table of steps": steps},
+    "docs/prove.md": {"table of the referee": referee},
     "docs/theory.md": {
         "table of constants": constants,
         "table of their symbols": meanings,

@@ -1,6 +1,7 @@
 """Try every mutant of flashsim.testing against every check: figures/kit_matrix (.png, .svg, .json) and .md, the table.
 
     python scripts/kit_matrix.py --jobs 2        # about ten minutes
+    python scripts/kit_matrix.py --new           # the mutants that the record lacks, beside those that it has
     python scripts/kit_matrix.py --draw          # the picture again, from the record that is there
 
 Counts of cases, not times: the same on every machine with the same versions of Hypothesis, NumPy and flashsim.
@@ -13,7 +14,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +35,7 @@ from flashsim.plots.saving import figure_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.mutants import ALL, EARLY
+from flashsim.testing.mutants import ALL, EARLY, LATE
 from flashsim.testing.running import applicable, survey
 from flashsim.testing.subject import Subject
 
@@ -45,17 +46,22 @@ EXAMPLES, SEEDS, CASES = 300, 5, 300
 MISSED_WHEN_FROZEN = ("strides_of_K_and_V_swapped",)
 
 
-def matrix(jobs: int = 1, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+def matrix(
+    jobs: int = 1, progress: Callable[[int, int], None] | None = None, known: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     """Return, for every mutant, how many of 300 cases each check fails on, and when a check-up of 300 examples notices it.
 
-    The check-up is run with five seeds: `first` lists the example that first failed a check, or None.
+    The check-up is run with five seeds: `first` lists the example that first failed a check, or None. Rows that are `known`
+    are kept.
     """
-    rows = []
+    found = {row["name"]: row for row in known}
+    missing = [at for at, mutant in enumerate(ALL) if mutant.name not in found]
     with ProcessPoolExecutor(jobs) as pool:
-        for number, row in enumerate(pool.map(_row, range(len(ALL))), 1):
-            rows.append(row)
+        for number, row in enumerate(pool.map(_row, missing), 1):
+            found[row["name"]] = row
             if progress is not None:
-                progress(number, len(ALL))
+                progress(number, len(missing))
+    rows = [found[mutant.name] for mutant in ALL]
     caught = [row for row in rows if None not in row["first"]]
     return {
         "checks": {check.name: check.about for check in CHECKS.values()},
@@ -85,7 +91,7 @@ def _row(at: int) -> dict[str, Any]:
         "threads": list(mutant.threads),
         "base": mutant.base,
         "part": mutant.part,
-        "written": "before" if mutant in EARLY else "after",
+        "written": "before" if mutant in EARLY else "after" if mutant in LATE else "since",
         "first": first,
         "failed": {name: tally.failed for name, tally in found.tallies.items()},
         "tried": {name: tally.tried for name, tally in found.tallies.items()},
@@ -125,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/kit_matrix"), help="stem of the files")
     parser.add_argument("--jobs", type=whole(), default=1, help="processes. Default: 1")
+    parser.add_argument("--new", action="store_true", help="only the mutants that the record lacks")
     parser.add_argument("--draw", action="store_true", help="draw the record that is there")
     options = parser.parse_args()
     if options.draw:
@@ -132,9 +139,11 @@ def main() -> None:
         figure = figure_of(plot_kit_matrix(kept["data"]))
         print(*save(figure, options.output, kept["data"], kept["command"], machine=kept["machine"]), sep="\n")
         return
+    record = options.output.with_suffix(".json")
+    known = read_record(record, "data")["data"]["mutants"] if options.new else ()
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("mutants", total=None)
-        data = matrix(options.jobs, lambda done, total: bar.update(task, completed=done, total=total))
+        data = matrix(options.jobs, lambda done, total: bar.update(task, completed=done, total=total), known)
     data["hypothesis"] = version("hypothesis")
     command = shlex.join(["python", f"scripts/{Path(__file__).name}", *sys.argv[1:]])
     machine = f"any with these versions: counts of cases; drawn on {platform.machine()}"

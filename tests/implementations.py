@@ -36,6 +36,11 @@ BLOCKS = dict.fromkeys(FORWARD, (4, 3))
 BLOCKS["memory_efficient"] = (1, 64)
 BLOCKS["small_cache"] = (16, 16)  # a column at a time: slow in Python with smaller tiles
 BLOCKS["small_cache_hybrid"] = (16, 8)
+BLOCKS["streamed"] = BLOCKS["hybrid_streamed"] = (
+    128,
+    64,
+)  # a column at a time, and log L rounded as in memory_efficient
+BLOCKS["tiles_streamed"] = (1024, 64)  # an element at a time
 AMPLE = 10**6  # elements of SRAM
 
 

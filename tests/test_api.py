@@ -18,6 +18,7 @@ import flashsim
 from flashsim import KeyPadding, theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError
+from flashsim.machine.traffic import Traffic
 from flashsim.problem.shapes import Blocks
 
 X = np.ones((6, 4))
@@ -295,7 +296,12 @@ def test_counts_that_differ_by_dtype_alone_say_so() -> None:
     run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 4))
     sizes: dict[str, Any] = {"M": 200, "blocks": (4, 4)}
     counted = flashsim.count("flash", N=8, d=4, **sizes).hbm
-    with pytest.warns(UserWarning, match=r"equal, but the dtypes differ: bytes of an element, Q 4 and 8, K 4 and 8, "):
+    with pytest.warns(
+        UserWarning, match=r"dtypes differ: bytes of an element, Q 4 and 8, K 4 and 8, .*count\(…, dtype=…\)"
+    ):
         assert counted != run.hbm
+    stored = Traffic({**counted.by_array, "O": replace(counted.by_array["O"], itemsize=2)})  # as a bug might
+    with pytest.warns(UserWarning, match=r"equal, but the dtypes differ: bytes of an element, O 4 and 2$"):
+        assert counted != stored
     assert counted != flashsim.count("flash", N=9, d=4, **sizes, dtype=np.float64).hbm  # of other counts: not a word
     assert flashsim.count("flash", N=8, d=4, **sizes, dtype=np.float64).hbm == run.hbm

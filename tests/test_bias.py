@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -199,7 +201,7 @@ def test_who_refuses_it() -> None:
         flashsim.backward("small_cache", run, X)
     own = replace(BACKWARD["flash"], gives_dS=False)
     run = flashsim.forward("flash", X, X, X, mask=bias, M=400)
-    with pytest.raises(ValueError, match=r"makes no gradient of a bias; .*'flash' or .* does"):
+    with pytest.raises(ValueError, match=r"a bias; run one of these, forward and backward: 'standard', 'flash', "):
         flashsim.backward(own, run, X)
     with pytest.raises(ValueError, match="makes no gradient of a bias"):
         flashsim.count(own, N=6, d=4, direction="backward", mask=bias)
@@ -289,3 +291,11 @@ def test_the_pass_that_sums_a_grouped_gradient_may_hold_the_most() -> None:
     asked: dict[str, Any] = {"N": 16, "d": 1, "M": 1000, "blocks": (2, 2), "heads": 2, "kv_heads": 1, "gqa": "grouped"}
     exact, tally = (of("flash", **asked, mask=mask, direction="backward") for of in (theory.exact, flashsim.count))
     assert exact.sram.peak == tally.sram.peak == 2 * 16 * 16
+
+
+def test_the_docs_say_which_backward_passes_make_no_gradient_of_a_bias() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "conventions.md").read_text(encoding="utf-8")
+    _, _, said = page.partition("## Which algorithms make the gradient of a bias")
+    but, none = re.findall(r"All that have a backward pass, but (.*?)\. (.*?) have\s+none", said, re.DOTALL)[0]
+    assert set(re.findall(r"`(\w+)`", but)) == {name for name, each in BACKWARD.items() if not each.gives_dS}
+    assert set(re.findall(r"`(\w+)`", none)) == FORWARD.keys() - BACKWARD.keys()

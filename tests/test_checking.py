@@ -262,6 +262,20 @@ def test_names_of_other_packages_and_of_the_commands_are_understood() -> None:
             call(backward=True)
 
 
+def test_where_tracing_went_is_said() -> None:
+    with pytest.raises(
+        TypeError, match=r"^forward takes no argument 'trace'; flashsim\.trace\(…\) returns a run's trace$"
+    ):
+        forward(trace=True)
+
+
+@pytest.mark.parametrize("call", [flashsim.count, theory.exact, flashsim.Problem.of])
+def test_a_width_that_is_not_given_is_missing(call: Callable[..., Any]) -> None:
+    name = () if call == flashsim.Problem.of else ("flash",)
+    with pytest.raises(ValueError, match=r"^d is missing: give the head dimension$"):
+        call(*name, N=8)
+
+
 def test_an_option_of_another_algorithm_may_be_left_at_its_default() -> None:
     asked: dict[str, Any] = {"splits": None, "merge": "sequence", "block_mask": None}
     assert count(**asked) == count()

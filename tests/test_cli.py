@@ -14,13 +14,18 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import verify
+from flashsim import cli, verify
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.cli import COMMANDS, inputs, main, parse
+from flashsim.cli import COMMANDS, PURPOSES, ROUTE, inputs, main, parse
+from flashsim.learn.playground.page import FIRST
+from flashsim.plots import FIGURES
 from flashsim.problem import qkv
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.support.sizes import human_bytes, parse_size
 from flashsim.support.tables import console, print_table
 from flashsim.verify import theorems_1_2
+
+from .pages import ROOT, text_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +47,34 @@ def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return err
 
 
-def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_it_says_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert all(re.search(rf"^    {name}\b", out, re.MULTILINE) for name in COMMANDS)
+    assert re.findall(r"^  (flashsim .*?)  ", out, re.MULTILINE) == list(ROUTE)
+    assert "flashsim --help" in out
+    assert max(map(len, out.splitlines())) <= 80
+    for command in ROUTE:
+        assert parse(command.split()[1:]).name == command.split()[1]
+
+
+def test_help_lists_each_command_once_under_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    listed = re.findall(r"^(\w[\w ]*):$|^  ([a-z]+) {2,}[A-Z]", out.partition("\noptions:")[0], re.MULTILINE)
+    assert [purpose or name for purpose, name in listed] == [
+        word for purpose, names in PURPOSES.items() for word in (purpose, *names.split())
+    ]
+    assert sorted(COMMANDS) == sorted(
+        file.stem for file in Path(cli.__file__).parent.glob("*.py") if "SUMMARY = " in text_of(file)
+    )
+
+
+def test_gpu_alone_is_gpu_info(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["gpu"])
+    said = capsys.readouterr().out
+    assert main(["gpu", "info"]) == status
+    assert capsys.readouterr().out == said != ""
 
 
 # ----------------------------------------------------------------------------------------------------------------- run
@@ -63,12 +91,13 @@ def test_run_on_the_bundled_sample(capsys: pytest.CaptureFixture[str]) -> None:
         "by array",
     ):
         assert part in out
-    assert "Standard attention moves 4.87× the elements" in out
+    assert "Standard attention moves 4.87× the elements that FlashAttention does. The factor" in out
+    assert "follows M/d², here 25 (" in out
     assert "Saved flashsim-run.png, flashsim-run.svg, flashsim-run.json" in out
     numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))
     assert numbers["command"] == "flashsim run"
-    flash = numbers["data"]["algorithms"]["flash_basic"]
-    want = flashsim.theory.exact("flash_basic", N=331, d=32, M=25_600, heads=12, sizing="fit")
+    flash = numbers["data"]["algorithms"]["flash"]
+    want = flashsim.theory.exact("flash", N=331, d=32, M=25_600, heads=12, sizing="fit")
     assert (flash["reads"], flash["writes"], flash["sram"]["peak"]) == (want.reads, want.writes, want.sram.peak)
     assert flash["error_of_rounding_bound"] < 1
     assert all(made["sram"]["peak"] <= 25_600 for made in numbers["data"]["algorithms"].values())
@@ -183,7 +212,7 @@ def test_run_says_what_is_wrong_with_an_option(capsys: pytest.CaptureFixture[str
 
 
 def test_count_shows_lines_arrays_and_what_fills_sram(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["count", "--N", "1024", "--d", "64"]) == 0
+    assert main(["count", "flash_basic", "--N", "1024", "--d", "64", "--sizing", "paper"]) == 0
     out = capsys.readouterr().out
     assert "8  load                    Q             176    720,896" in out
     assert "T_c·N_q·d" in out
@@ -193,11 +222,29 @@ def test_count_shows_lines_arrays_and_what_fills_sram(capsys: pytest.CaptureFixt
     assert "The blocks of line 1 need more than M" in out
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_every_command_has_the_same_algorithm_and_sizing_if_it_is_told_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """`flash` in blocks that fit: at the reference the same number everywhere."""
+    sizes: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D}
+    wanted = flashsim.theory.exact("flash", **sizes, sizing="fit").accesses
+    for command in ("count", "sweep"):
+        assert main([command, *(word for name, size in sizes.items() for word in (f"--{name}", str(size)))]) == 0
+        assert f"{wanted:,}" in capsys.readouterr().out
+    assert main(["run", "--head", "0", "--json", "-"]) == 0
+    ran = json.loads(capsys.readouterr().out)["algorithms"]
+    assert list(ran) == ["standard", "flash"]
+    fitting = flashsim.theory.exact("flash", N=331, d=32, sizing="fit").accesses
+    assert ran["flash"]["accesses"] == fitting
+    assert main(["step", "--text", "--N", "4", "--d", "2"]) == 0
+    assert capsys.readouterr().out.startswith("Algorithm 2, FlashAttention, complete\n")
+    assert FIRST[0] == "flash"
+
+
 @pytest.mark.parametrize("command", ["standard", "standard --backward", "small_cache", "q_outer --backward"])
 def test_count_speaks_of_the_paper_s_blocks_only_where_there_are_some(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["count", *command.split(), "--N", "64", "--d", "8", "--M", "2000"]) == 0
+    assert main(["count", *command.split(), "--N", "64", "--d", "8", "--M", "2000", "--sizing", "paper"]) == 0
     assert ("Blocks as in" in capsys.readouterr().out) is (command == "q_outer --backward")
 
 
@@ -220,7 +267,7 @@ def test_count_s_formulas_give_its_counts_or_a_star_says_why(command: str, capsy
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     values = dict(re.findall(r"\b([BT]_[rc]) = (\d+)", out)) | dict(
-        re.findall(r"^(p|s|W|T_[vd]|U_[crv]) = ([\d,]+):", out, re.M)
+        re.findall(r"^(p|s|W|T_[vd]|U_[cdrv]) = ([\d,]+):", out, re.M)
     )
     values |= {"N_q": "48", "N_k": "48", "d": "8", "d_v": "8"} | dict(re.findall(r"(N_q) = (\d+) of a group", out))
     times = int((re.findall(r"^each times (\d+) ", out, re.MULTILINE) or ["1"])[0])
@@ -308,6 +355,35 @@ def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("flashsim-theorem2.png").exists()
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("figures/blocks.png", "blocks"), ("l2.svg", "l2"), ("figures/figure_2_left", "traffic"), ("figure_2_middle", "blocks"),
+     ("figure_2_right.json", "sparsity"), ("figure_3_right", "memory"), ("accesses_by_array", "arrays")],
+)  # fmt: skip
+def test_a_figure_is_found_by_its_file(typed: str, name: str) -> None:
+    assert parse(["plot", typed]).figure == name
+
+
+def test_every_picture_of_the_pages_that_plot_draws_is_found_by_its_file() -> None:
+    drawn = {file.stem for file in (ROOT / "figures").glob("*.json")} & FIGURES.keys()
+    assert {parse(["plot", f"figures/{name}.json"]).figure for name in drawn} == drawn
+    assert len(drawn) > 10
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_arrays_of_a_causal_mask_and_of_shared_kv_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plot", "arrays", "--N", "64", "--d", "8", "--M", "600"]
+    assert main([*asked, "--causal", "--heads", "8", "--kv-heads", "2", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    shape: dict[str, Any] = {"N": 64, "d": 8, "M": 600, "causal": True, "heads": 8, "kv_heads": 2, "gqa": "grouped"}
+    for direction in ("forward", "backward"):
+        tally = flashsim.count("q_outer", **shape, direction=direction)
+        moved = {name: {"reads": of.reads, "writes": of.writes} for name, of in tally.hbm.by_array.items()}
+        assert data["directions"][direction]["q_outer"] == moved
+    axes = FIGURES["arrays"](data)
+    assert axes[0].get_xlabel().endswith("N = 64, d = 8, M = 600, causal, 8 heads on 2 KV heads")
+
+
 # -------------------------------------------------------------------------------------------------------------- shell
 
 
@@ -334,7 +410,7 @@ def test_python_m_flashsim() -> None:
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
-    assert done.stdout.startswith("Algorithm 1, FlashAttention\n")
+    assert done.stdout.startswith("Algorithm 2, FlashAttention, complete\n")
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

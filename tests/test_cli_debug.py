@@ -47,7 +47,7 @@ def source_line(shown: str) -> tuple[str, str]:
 
 def test_the_tile_is_the_one_asked_for_and_its_numbers_are_right() -> None:
     shown = debug(
-        *("flash_basic", "--line", "12", "--at", "j=2,i=3", *SIZES),
+        *("flash_basic", "--line", "12", "--at", "j=3,i=4", *SIZES),
         typed="p 'at', i, j\np P_tilde_ij.tolist()\np sram\np hbm\np Q\nq\n",
     )
     assert source_line(shown) == ("flash_basic", "O_i_new = on_chip(  # line 12")
@@ -80,15 +80,15 @@ def test_a_loop_is_stopped_at_as_it_begins() -> None:
 
 
 def test_a_tile_of_a_loop_that_does_not_begin_at_0() -> None:
-    shown = debug("snake", "--line", "17", "--at", "i=0,j=2", *SIZES, typed="p 'at', i, j\nq\n")
-    assert "line 17, i = 0 of 0…5, j = 2 of 0…2. " in shown
+    shown = debug("snake", "--line", "17", "--at", "i=1,j=3", *SIZES, typed="p 'at', i, j\nq\n")
+    assert "line 17, i = 1 of 1…6, j = 3 of 1…3 (in Python i == 0 and j == 2). " in shown
     assert "('at', 0, 2)" in shown
 
 
 def test_commands_come_from_a_file_and_its_end_quits(tmp_path: Path) -> None:
     file = tmp_path / "commands"
     file.write_text("p 'at', i\nn\n", encoding="utf-8")
-    shown = debug("flash", "--line", "9", "--at", "i=1", "--commands", str(file), *SIZES, typed="p 'typed'\n")
+    shown = debug("flash", "--line", "9", "--at", "i=2", "--commands", str(file), *SIZES, typed="p 'typed'\n")
     assert "('at', 1)" in shown
     assert source_line(shown) == ("flash", "S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10")
     assert "'typed'" not in shown
@@ -96,7 +96,7 @@ def test_commands_come_from_a_file_and_its_end_quits(tmp_path: Path) -> None:
 
 
 def test_the_backward_pass() -> None:
-    shown = debug(*("flash", "--backward", "--line", "13", "--at", "i=4,j=1", *SIZES), typed="p 'at', j, i\nq\n")
+    shown = debug(*("flash", "--backward", "--line", "13", "--at", "i=5,j=2", *SIZES), typed="p 'at', j, i\nq\n")
     assert "('at', 1, 4)" in shown
     assert source_line(shown)[0] == "flash_backward"
 
@@ -143,7 +143,7 @@ def hooks(tmp_path: Path) -> Path:
 def test_another_hook_is_called_by_the_algorithms_own_frame(hooks: Path) -> None:
     module = Path(inspect.getsourcefile(FORWARD["flash_basic"].run) or "")
     lines = module.read_text(encoding="utf-8").splitlines()
-    options = ("flash_basic", "--line", "12", "--at", "j=2,i=3", *SIZES)
+    options = ("flash_basic", "--line", "12", "--at", "j=3,i=4", *SIZES)
     shown = debug(*options, hook="hooks.told", folder=hooks).splitlines()
     asked = next(number for number, line in enumerate(lines, 1) if line.endswith("# line 12"))
     assert shown[1:] == [
@@ -205,15 +205,16 @@ def test_numbers_are_the_same_with_the_breakpoint_in(monkeypatch: pytest.MonkeyP
         ("flash_basic --line 14", "nothing runs at '# line 14: end for' of flash_basic; labels to stop at: line 1,"),
         ("memory_efficient --line 3", "labels nothing in memory_efficient; labels to stop at: equation 1, 2\n"),
         ("rabe_staats --line 1", "labels to stop at: summarise, combine\n"),
-        ("flash_basic --line 12 --at j=3", "--at gives j=3; expected 0 ≤ j < 3"),
-        ("flash_basic --line 12 --at j=1,i=6", "--at gives i=6; expected 0 ≤ i < 6"),
-        ("flash_basic --line 12 --at k=0", "no loop over k: the loops around it are over j, i"),
-        ("flash_basic --line 7 --at i=0", "line 7 of flash_basic is in no loop over i: the loops around it are over j"),
-        ("flash_basic --line 3 --at i=0", "there is no loop around it"),
-        ("flash_basic --line 12 --at j", "--at is 'j'; expected turns of loops, counted from 0, such as j=2,i=3"),
+        ("flash_basic --line 12 --at j=4", "--at gives j=4; expected 1 ≤ j ≤ 3"),
+        ("flash_basic --line 12 --at j=2,i=7", "--at gives i=7; expected 1 ≤ i ≤ 6"),
+        ("flash_basic --line 12 --at k=1", "no loop over k: the loops around it are over j, i"),
+        ("flash_basic --line 7 --at i=1", "line 7 of flash_basic is in no loop over i: the loops around it are over j"),
+        ("flash_basic --line 3 --at i=1", "there is no loop around it"),
+        ("flash_basic --line 12 --at j", "--at is 'j'; expected turns of loops, counted from 1, such as j=3,i=4"),
+        ("flash_basic --line 12 --at j=0", "--at is 'j=0'; expected turns of loops, counted from 1"),
         ("flash_basic --line 12 --at j=-1", "--at is 'j=-1'; expected"),
         ("flash_basic --line 12 --at j=1,j=2", "gives j twice"),
-        ("q_outer --line 9 --causal --at i=0,j=2", "line 9 is never run at i = 0, j = 2, which is skipped"),
+        ("q_outer --line 9 --causal --at i=1,j=3", "line 9 is never run at i = 1, j = 3, which is skipped"),
         ("q_outer_two_pass --line 3", "'q_outer_two_pass' is a backward pass only, of 'q_outer'"),
         ("snake --line 3 --backward", "'snake' has no backward pass"),
         ("flash_basic --line 12 --causal", "has no mask"),

@@ -66,8 +66,8 @@ REFUSED = {  # command line: what is said
     "count --casual": "unrecognized arguments: --casual, perhaps you mean '--causal'\n",
     "run --colour": "unrecognized arguments: --colour\n",
     "step --blok 3": "unrecognized arguments: --blok, perhaps you mean '--blocks'\n",
-    "run --N 64": "unrecognized arguments: --N; --N is for count, plot, sweep, tune, prove, bench, step, debug\n",
-    "tune flash --d 4 --N 4": "unrecognized arguments: flash; an algorithm is given as --algorithm flash\n",
+    "run --N 64": "unrecognized arguments: --N; --N is for step, debug, count, sweep, tune, devices, plot, prove, bench\n",
+    "run flash": "unrecognized arguments: flash; an algorithm is given as --algorithm flash\n",
     "run 'a\nb'": "unrecognized arguments: a b",
     "count 'a\x1b[2Jb' --d 4": "there is no algorithm 'a",
     # count: numbers
@@ -192,6 +192,9 @@ REFUSED = {  # command line: what is said
     # plot
     "plot": "required: FIGURE, one of appendix_b5, approximate, blocks, ",
     "plot nothing": "there is no 'nothing'",
+    "plot figures/nothing.png": "there is no 'nothing'",
+    "plot blocks --causal": "--causal is for arrays; blocks does not take it",
+    "plot arrays --kv-heads 2": "heads is 1; expected a multiple of kv_heads = 2",
     "plot --all --N 8": "--N is for one figure; name it in place of --all",
     "plot --all blocks": "FIGURE: not allowed with argument --all",
     "plot blocks --N 0": "--N: got '0'",
@@ -216,6 +219,7 @@ REFUSED = {  # command line: what is said
     "plot arrays --N 512 --M 8KB --blocks 64 64": "Take a larger M or smaller blocks",
     "plot roofline --N 512 --blocks 512 512": "Take a larger M or smaller blocks",
     # tune
+    "tune mine.py:f --d 4 --N 4": "there is no file mine.py",
     "tune": "--d",
     "tune --d 4": "missing",
     "tune --d 4 --N 0": "--N: got '0'",
@@ -227,7 +231,6 @@ REFUSED = {  # command line: what is said
     "prove --exact --N 100 --d 4": "N is 100; expected 8 at most",
     "prove --exact --N 3 --d 4 --M 24 -o x.txt": "argument -o/--output: x.txt has no suffix that says a trace's format",
     # gpu, bench
-    "gpu": "the following arguments are required",
     "gpu warm": "there is no 'warm'",
     "gpu info --json file": "--json",
     "bench --N 0": "--N: got '0'",

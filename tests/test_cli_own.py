@@ -172,12 +172,12 @@ def test_step_makes_a_page_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     said(capsys, "step", "--algorithm", "formed.py:two_sweeps", "--vs", "flash_basic", "--n", "4", "--d", "2")
     assert "two_sweeps and Algorithm 1" in Path("flashsim-step.html").read_text(encoding="utf-8")
     text = said(capsys, "step", "--algorithm", "mine.py:two_sweeps", *SMALL, "--text")
-    assert "step 0 · line 13 of mine.py · i = 0\n    Q_i = sram.load(Q[i])" in text
+    assert "step 0 · line 13 of mine.py · i = 1\n    Q_i = sram.load(Q[i])" in text
 
 
 def test_debug_stops_at_a_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     line = next(n for n, text in enumerate(TWO_SWEEPS.splitlines(), 1) if "O_i = on_chip(" in text)
-    command = ["debug", "--algorithm", "mine.py:two_sweeps", "--stop", str(line), "--at", "i=2,j=1", *SMALL]
+    command = ["debug", "--algorithm", "mine.py:two_sweeps", "--stop", str(line), "--at", "i=3,j=2", *SMALL]
     done = subprocess.run(
         [sys.executable, "-m", "flashsim", *command],
         input="p 'at', i, j, K_j.shape\nq\n",
@@ -186,7 +186,10 @@ def test_debug_stops_at_a_line_of_the_file(capsys: pytest.CaptureFixture[str]) -
         check=True,
         timeout=60,
     )
-    assert f"two_sweeps, line {line}, i = 2 of 0…5, j = 1 of 0…2. The memories" in done.stdout
+    assert (
+        f"two_sweeps, line {line}, i = 3 of 1…6, j = 2 of 1…3 (in Python i == 2 and j == 1). The memories"
+        in done.stdout
+    )
     assert f"mine.py({line})two_sweeps()\n-> O_i = on_chip(O_i + on_chip" in done.stdout
     assert "('at', 2, 1, (4, 3))" in done.stdout
 
@@ -227,7 +230,7 @@ REFUSED = {
     "step --vs mine:two_sweps": "mine has no 'two_sweps'",
     "debug --line 9": "an algorithm is missing: expected NAME, one of standard, ",
     "debug mine.py:two_sweeps --line 99": "--line is '99', which labels nothing in two_sweeps; labels to stop at: line 9, ",
-    "debug mine.py:two_sweeps --line 24 --at j=0": "line 24 of two_sweeps is in no loop over j: the loops around it are over i",
+    "debug mine.py:two_sweeps --line 24 --at j=1": "line 24 of two_sweeps is in no loop over j: the loops around it are over i",
     "plot theorem5 --algorithm mine.py:two_sweeps": "is a forward pass; expected a backward pass",
     "plot sparsity --algorithm mine.py:two_sweeps": "--algorithm is for ",
 }

@@ -46,7 +46,7 @@ def test_where_does_flash_beat_standard(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_which_M_halves_the_traffic(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, "flash", "--N", "4096", "--d", "64", "--M", "100KB:300KB:100B")
+    out = printed(capsys, "flash", "--N", "4096", "--d", "64", "--M", "100KB:300KB:100B", "--sizing", "paper")
     (M,) = (int(part.replace(",", "")) for part in out.split("or less: from M = ")[1].split(" on ")[:1])
     moved = [flashsim.count("flash", N=4096, d=64, M=each).hbm.accesses for each in (25_600, M - 25, M)]
     assert moved[2] <= moved[0] / 2 < moved[1]
@@ -59,7 +59,21 @@ def test_when_does_q_outer_beat_flash(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_answers_differ_by_what_else_varies(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, "flash", "standard", "block_sparse", "--N", "1:200:1", "--d", "64", "128", "--M", "6400")
+    out = printed(
+        capsys,
+        "flash",
+        "standard",
+        "block_sparse",
+        "--N",
+        "1:200:1",
+        "--d",
+        "64",
+        "128",
+        "--M",
+        "6400",
+        "--sizing",
+        "paper",
+    )
     fewer = [
         N for N in range(1, 201)
         if flashsim.count("flash", N=N, d=64, M=6400).hbm.accesses < flashsim.count("standard", N=N, d=64, M=6400).hbm.accesses
@@ -193,7 +207,7 @@ def test_files_are_written_with_how_they_were_made(capsys: pytest.CaptureFixture
 
 
 def test_nothing_to_count_is_said_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "flash", "--N", "64", "--d", "64", "128", "--M", "60", "-o", "a"]) == 1
+    assert main(["sweep", "flash", "--N", "64", "--d", "64", "128", "--M", "60", "--sizing", "paper", "-o", "a"]) == 1
     assert "2 that make no sense" in capsys.readouterr().out
     assert not Path("a.png").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,18 @@ def test_a_notebook_says_what_the_file_says(name: str, tmp_path: Path) -> None:
     text, holes, *_ = ("".join(cell["source"]) for cell in notebook["cells"])
     explained, _, code = found.fresh().partition('\n"""\n')
     explained = explained.removeprefix('"""').partition("\n\nCheck it:")[0]
-    assert text.removeprefix("# ").startswith(explained.replace(".", "", 1))
+    unfenced = re.sub(r"^```(?:text)?\n|\n```$", "", text, flags=re.MULTILINE)
+    assert unfenced.removeprefix("# ").startswith(explained.replace(".", "", 1))
     assert holes.partition("\n")[2] == code.strip("\n") + "\n"
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_notebook_keeps_the_lines_of_listings(name: str, tmp_path: Path) -> None:
+    """Each numbered line lies within a fence; outside of one, Markdown would make a paragraph of them."""
+    text = "".join(made(EXERCISES[name].number, tmp_path)["cells"][0]["source"])
+    outside = re.sub(r"^```text\n.*?\n```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^ ?\d+  .*", outside, re.MULTILINE) == []
+    assert ("```text\n" in text) == (name in {"inner_loop", "backward_tile", "count_by_hand", "planted_bug"})
 
 
 def test_a_notebook_keeps_its_work_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,21 @@ def test_each_mistake_gets_its_own_hint(name: str, tmp_path: Path) -> None:
     assert len(set(hints)) >= len(hints) - 1, hints
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("        O_i = on_chip(O_i / l_i, over=O_i)\n", "            O_i = on_chip(O_i / l_i, over=O_i)\n"),
+        ("P_ij @ V_j, over=O_i)", "(P_ij @ V_j) / l_i, over=O_i)"),
+        ("P_ij @ V_j, over=O_i)", "(P_ij @ V_j) / rowsum(P_ij), over=O_i)"),
+        ("on_chip(exp(m_i - m_new) * O_i + P_ij @ V_j,", "on_chip((l_i * exp(m_i - m_new) * O_i + P_ij @ V_j) / l_i,"),
+    ],
+    ids=["a line of its own", "the product", "by the block's sum", "as in Algorithm 1"],
+)
+def test_dividing_at_each_turn_is_told_however_it_is_written(before: str, after: str, tmp_path: Path) -> None:
+    found = grade(written(tmp_path, "divide_once", solved("divide_once", (before, after))))
+    assert "O_i is divided by l_i within the inner loop" in found.hint
+
+
 # ----------------------------------------------------------------------------------------------- as a student meets them
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 
 import flashsim
 import flashsim.machine.traffic
+from flashsim.cli import main
+from flashsim.support import provenance
 
 LARGE = flashsim.count("flash", N=2**42, d=128, heads=2, M=4096)
 
@@ -49,8 +53,34 @@ def test_json_is_the_dictionary(tmp_path: Path) -> None:
         text = result.to_json()
         assert result.to_json(tmp_path / "result.json") is None  # a notebook shows what its last line returns
         assert (tmp_path / "result.json").read_text(encoding="utf-8") == text
-        assert json.loads(text) == result.to_dict()
+        held = json.loads(text)
+        made = held.pop("made_with")
+        assert held == result.to_dict()
+        assert (made["flashsim"], made["numpy"]) == (flashsim.__version__, np.__version__)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", made["date"])
         assert "NaN" not in text
+
+
+def test_the_commit_is_that_of_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "file").write_text("1", encoding="utf-8")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(provenance, "SOURCES", tmp_path)
+    assert provenance.commit.__wrapped__() == head
+    (tmp_path / "file").write_text("2", encoding="utf-8")
+    assert provenance.commit.__wrapped__() == f"{head}-dirty"
+    monkeypatch.setattr(provenance, "SOURCES", tmp_path / "elsewhere")
+    assert provenance.commit.__wrapped__() is None
+
+
+def test_a_command_s_json_says_what_it_was_made_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count", "--N", "64", "--d", "8", "--json", "-"]) == 0
+    of_command = json.loads(capsys.readouterr().out)["made_with"]
+    assert of_command == json.loads(LARGE.to_json())["made_with"]
+    assert of_command.keys() == {"flashsim", "python", "numpy", "date", "commit"}
 
 
 def test_a_run_says_what_it_was_of() -> None:

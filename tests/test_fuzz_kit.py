@@ -31,7 +31,7 @@ from flashsim.testing import (
     replay,
     wrap,
 )
-from flashsim.testing.regimes import MASKS, REGIMES
+from flashsim.testing.regimes import BIASES, MASKS, REGIMES
 from flashsim.testing.spec import CHOICES
 
 from . import fuzzing
@@ -41,11 +41,15 @@ OWN: list[Any] = [
     np.float32, object, len, "oracle", ["oracle"], {"oracle": "known"}, {"oracle": 3}, {"x": "?"},
     Spec(), Case(), np.array(["natural", "x"]),
 ]  # fmt: skip
+PLAIN = Spec(unchecked=("causal", "scale", "mask", "window", "bias"))
 junk = st.sampled_from(fuzzing.JUNK + OWN)
 small = st.integers(1, 5)
 
 
-def attention(q: Any, k: Any, v: Any, causal: bool = False, scale: Any = None, mask: Any = None, *, spec: Spec) -> Any:
+def attention(
+    q: Any, k: Any, v: Any, causal: bool = False, scale: Any = None, mask: Any = None, window: Any = None, bias: Any = None,
+    *, spec: Spec,
+) -> Any:  # fmt: skip
     """Return the oracle's own answer, by the spec's conventions."""
     if spec.layout == "BNHD":
         q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
@@ -54,10 +58,14 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False, scale: Any = None, m
     allowed = np.ones((B, H_q, N_q, N_k), bool) if mask is None else np.broadcast_to(mask, (B, H_q, N_q, N_k))
     if causal:
         allowed = allowed & np.tri(N_q, N_k, N_k - N_q if spec.causal == "bottom_right" else 0, dtype=bool)
+    if window is not None:
+        apart = np.arange(N_k) - np.arange(N_q)[:, None] - (N_k - N_q if spec.window == "bottom_right" else 0)
+        left, right = (math.inf if side < 0 else side for side in window)
+        allowed = allowed & (apart >= -left) & (apart <= right)
     if not N_k:
         O, l, m = np.zeros((B, H_q, N_q, v.shape[-1])), np.zeros((B, H_q, N_q)), np.full((B, H_q, N_q), -np.inf)
     else:
-        O, l, m = reference.attention_with_statistics(q, k, v, scale=scale, mask=allowed)
+        O, l, m = reference.attention_with_statistics(q, k, v, scale=scale, mask=allowed, bias=bias)
     empty = ~allowed.any(axis=-1, keepdims=True)
     fill = {"nan": np.nan, "mean": v.astype(float).mean(axis=2, keepdims=True) if N_k else 0.0}.get(
         spec.empty_rows, 0.0
@@ -74,7 +82,9 @@ VALID_SPEC: dict[str, st.SearchStrategy[Any]] = {
     },
     "dtypes": st.lists(st.sampled_from(FLOATS), min_size=1, max_size=3).map(tuple) | st.sampled_from(FLOATS),
     "block": st.tuples(small, small),
-    **dict.fromkeys(("gqa", "masks", "scale", "cross", "d_v", "deterministic", "zero_keys"), st.booleans()),
+    **dict.fromkeys(("gqa", "masks", "scale", "cross", "d_v", "deterministic", "bias"), st.booleans()),
+    "zero_keys": st.sampled_from((True, False, "forward")),
+    "unchecked": st.sampled_from(((), ("block_m",), ["a", "b"])),
     "head_dims": st.none() | st.lists(small, min_size=1, max_size=3),
     "accumulate": st.just(None),
     "max_shapes": st.none() | small,
@@ -86,6 +96,8 @@ VALID_CASE: dict[str, st.SearchStrategy[Any]] = {
     "dtype": st.sampled_from(FLOATS),
     "causal": st.booleans(),
     "mask": st.none() | st.sampled_from(list(MASKS)),
+    "window": st.none() | st.tuples(st.integers(-1, 3), st.integers(-1, 3)),
+    "bias": st.none() | st.sampled_from(list(BIASES)),
     "scale": st.none() | st.just(0.5),
     "dropout_p": st.sampled_from((0.0, 0.3)),
     "strides": st.sampled_from(("contiguous", "mixed", "columns")),
@@ -151,7 +163,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@given(fn=CALLABLE | junk, spec=st.just(Spec()) | junk, asked=arguments(OPTIONS), other=junk)
+@given(fn=CALLABLE | junk, spec=st.just(PLAIN) | junk, asked=arguments(OPTIONS), other=junk)
 @FUZZ
 def test_the_entry_points_take_what_makes_sense(fn: Any, spec: Any, asked: dict[str, Any], other: Any) -> None:
     asked.setdefault("max_examples", 2)

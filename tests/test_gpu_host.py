@@ -25,9 +25,9 @@ import pytest
 
 import flashsim
 from flashsim import gpu
+from flashsim.gpu import arrays as of_gpus
 from flashsim.gpu import (
     compiling,
-    dlpack,
     hopper,
     hopper_backward,
     hopper_decode,
@@ -44,7 +44,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 DEVICE, STREAM = 7, 5  # the stream is PyTorch's
 CACHES = (
     settling._settled_before,
-    dlpack._library,
+    of_gpus._library,
     compiling.capability,
     hopper._launch,
     hopper_backward._launches,
@@ -341,9 +341,9 @@ def test_a_tensor_whose_memory_is_not_its_numbers_is_not_launched_where_it_lies(
 ) -> None:
     """On another device, negated on reading, sparse, or on the CPU."""
     tensors = [Tensor(x) for x in arrays().values()]
-    assert dlpack.PyTorch().look(tensors, DEVICE)
+    assert of_gpus.PyTorch().look(tensors, DEVICE)
     setattr(tensors[1], name, value)
-    assert dlpack.PyTorch().look(tensors, DEVICE) is None
+    assert of_gpus.PyTorch().look(tensors, DEVICE) is None
 
 
 def test_a_launch_has_the_addresses_strides_and_dtype_of_its_arrays(launches: Launches) -> None:

@@ -31,7 +31,7 @@ def test_the_table_has_every_pass_and_fits_a_terminal() -> None:
     )
     assert (
         repr(by_name["q_outer"])
-        == "<q_outer: FlashAttention, loops exchanged, backward q_outer, q_outer_streamed, q_outer_two_pass>"
+        == "<q_outer: FlashAttention, loops exchanged, backward q_outer, q_outer_stored, q_outer_streamed, q_outer_two_pass>"
     )
 
 

@@ -86,6 +86,8 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda on: on.sram.load(on.K[0], on.V[0], over=on.here), TypeError, "takes one block in HBM such as"),
     (lambda on: on.sram.on_chip(on.S[:3] + 1, over=on.S), ValueError, "3×2 result cannot overwrite a 6×2 tile"),
     (lambda on: on.sram.on_chip(on.S + 1, over=np.ones((6, 2), np.float32)), NotOnChip, "not on chip"),
+    (lambda on: on.sram.on_chip(on.S[:3] + 1, over=np.ones((6, 2), np.float32)[:3]), NotOnChip, "not on chip"),
+    (lambda on: on.sram.on_chip(on.S + 1, over=on.S[:, :1]), ValueError, "6×2 result cannot overwrite a 6×1 tile"),
     (lambda on: on.sram.on_chip(on.S.astype(float)), TypeError, "float64 came on chip, which computes in float32"),
     *[(lambda on, at=at: on.rows[at], IndexError, "2 × 1 blocks") for at in (2, -1, (0, 1))],
     *[
@@ -275,6 +277,23 @@ def test_overwriting_in_place_counts_once() -> None:
     assert sram.occupancy == sram.peak == 12
     sram.on_chip(np.exp(S))
     assert sram.occupancy == sram.peak == 24
+
+
+def test_a_part_of_a_tile_is_overwritten_in_place() -> None:
+    hbm, sram = chip()
+    Q = hbm.place("Q", matrix())
+    S = sram.load(Q[0])
+    before, column = S.copy(), S[:, 1:]
+    part = sram.on_chip(column + 1, over=column)
+    assert S.tolist() == np.column_stack([before[:, 0], before[:, 1] + 1]).tolist()
+    assert np.shares_memory(part, S)
+    assert sram.occupancy == sram.peak == 12
+    assert sram.resident == {"Q[0]": 12}
+    counting = SRAM(HBM(arithmetic=False), 100)
+    O_i = counting.full((6, 2), 0.0)
+    for part_of in (O_i[:, :1], O_i[:4][:, :1]):
+        assert counting.on_chip(part_of * 2.0, over=part_of).shape == part_of.shape
+    assert (counting.peak, counting.resident) == (12, {"O_i": 12})
 
 
 # ----------------------------------------------------------------------------------------------------------- capacity

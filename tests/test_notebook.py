@@ -85,6 +85,42 @@ def test_results_are_tables_in_a_notebook() -> None:
     assert "<b>" not in named._repr_html_()
 
 
+def rows_of(shown: Any) -> dict[str, list[str]]:
+    found = re.findall(r"<tr>(.*?)</tr>", shown._repr_html_())[1:]
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in found]
+    return {first: rest for first, *rest in cells}
+
+
+def test_what_is_proved_tuned_and_exact_shows_too() -> None:
+    proof = flashsim.prove(N=256, d=16, M=2000)
+    assert proof.best is not None
+    assert f"no schedule moves less than {proof.bound.accesses:,} elements" in repr(proof)
+    assert f"moves {proof.best.accesses:,}, {proof.ratio:.3f} × that" in repr(proof)
+    rows = rows_of(proof)
+    assert rows["lower bound"][0] == f"{proof.bound.accesses:,}"
+    assert [f"{proof.best.accesses:,}", f"{proof.ratio:.3f}"] in rows.values()
+
+    tuned = flashsim.tune.tune(N=256, d=16, M=2000)
+    assert f"{tuned.best.algorithm!r} in blocks of {tuned.best.blocks.B_r} × " in repr(tuned)
+    assert f"the lower bound {tuned.bound:,}" in repr(tuned)
+    rows = rows_of(tuned)
+    assert next(iter(rows)) == tuned.best.algorithm
+    assert {name: cells[2] for name, cells in rows.items()} == {
+        name: f"{choice.accesses:,}" for name, choice in tuned.by_loops.items()
+    }
+
+    exact = flashsim.theory.exact("flash", N=9, d=4, M=200, blocks=(4, 5))
+    tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
+    assert repr(exact) == f"Exact('flash': {tally.hbm.accesses:,} HBM accesses, blocks 4 × 5, {tally.sram})"
+    assert rows_of(exact) == rows_of(tally)
+
+    found = flashsim.optimum(N=2, d=2, M=40)
+    assert f"{found.lower:,} elements, the optimum" in repr(found)
+    assert rows_of(found)["no schedule moves less than"] == [f"{found.lower:,}"]
+    for shown in (proof, tuned, exact, found):
+        assert len(repr(shown).splitlines()) == 1
+
+
 def test_a_plot_shows_in_a_notebook_where_pyplot_is_not_imported() -> None:
     run = flashsim.forward("flash", Q, K, V)
     tally = flashsim.count("flash", N=9, d=4)

@@ -14,6 +14,7 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.notation import rowsum
 from flashsim.algorithms.own import algorithm_of, chosen
 from flashsim.cli import main
@@ -405,3 +406,32 @@ def test_a_formula_with_a_symbol_that_there_is_not() -> None:
         evaluated("T_c * d", {"T_c": Mean(5, 4), "d": 3})
     with pytest.raises(ValueError, match=r"the formula 'N_q / 2': it is 2\.5, no whole number; expected one in N_q"):
         evaluated("N_q / 2", {"N_q": 5})
+
+
+def queries_outermost(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+    """One's own, with queries outermost: `q_outer`'s loads and stores, and no softmax."""
+    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
+    Q, K, V = Q.divide(blocks.B_r), K.divide(blocks.B_c), V.divide(blocks.B_c)
+    for i in sram.loop(blocks.T_r):
+        Q_i = sram.load(Q[i])
+        O_i = sram.full((Q_i.shape[0], V.shape[1]), 0.0)
+        for j in sram.loop(blocks.T_c):
+            K_j, V_j = sram.load(K[j], V[j])
+            S_ij = sram.on_chip(Q_i @ K_j.T)
+            O_i = sram.on_chip(O_i + S_ij @ V_j, over=O_i)
+        sram.store(O[i], O_i)
+    return O
+
+
+@pytest.mark.parametrize("sizing", ["fit", "paper"])
+def test_ones_own_with_queries_outermost_has_line_1_of_queries(sizing: str) -> None:
+    """As `tune` finds: not Algorithm 1's proportions, with which K and V would be loaded four times as often."""
+    sizes: dict[str, Any] = {"N": 1024, "d": 64, "M": 25_600}
+    found = flashsim.count(queries_outermost, **sizes, sizing=sizing)
+    own, flashs = (flashsim.count(name, **sizes, sizing=sizing).blocks for name in ("q_outer", "flash"))
+    assert found.blocks.B_r > found.blocks.B_c
+    assert found.blocks.B_r >= own.B_r
+    keys_first = flashsim.count(queries_outermost, **sizes, sizing=Fixed(flashs.B_r, flashs.B_c, enforced=False))
+    assert found.hbm.accesses < keys_first.hbm.accesses
+    (row,) = flashsim.sweep(queries_outermost, **sizes, sizing=sizing).rows
+    assert (row["B_r"], row["B_c"]) == (found.blocks.B_r, found.blocks.B_c)

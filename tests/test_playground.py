@@ -13,6 +13,7 @@ from flashsim import theory
 from flashsim.cli import main
 from flashsim.learn import playground
 from flashsim.learn.playground.javascript import Script, Symbol, expression, traced
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 
 from .conftest import DESK
 
@@ -178,3 +179,25 @@ def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "play.html").read_text(encoding="utf-8") == playground.page()
     assert main(["playground", "-o", str(tmp_path / "play.txt")]) == 2
     assert "expected FILE.html" in capsys.readouterr().err
+
+
+def test_it_begins_at_the_reference_and_a_slider_of_M_over_d2_ends_at_the_papers_figure_2(page: Any) -> None:
+    """What is saved, by count, at both ends, and what is said of it; the reference is `flashsim count`'s default."""
+    asked: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "sizing": "fit"}
+    begun = page.evaluate("Object.entries(REFERENCE).map(([name, size]) => [name, Number(size)])")
+    M = dict(begun)["M"]
+    assert dict(begun) == {"N_q": REFERENCE_N, "N_k": REFERENCE_N, "d": REFERENCE_D, "M": 25_600}
+    page.evaluate(f"location.hash = '#algorithm=flash&N={REFERENCE_N}&d={REFERENCE_D}&M={M}'")
+    page.wait_for_timeout(50)
+    page.click("#fit")
+    for M in (25_600, 98_304):
+        standard, flash = (theory.exact(name, **asked, M=M).accesses for name in ("standard", "flash"))
+        said = page.inner_text("#versus")
+        assert f"makes {standard:,}: {1000 * standard // flash / 1000:g} times" in said
+        assert f"The factor follows M/d², here {M / REFERENCE_D**2:g}." in said
+        assert page.inner_text("#share") == f"{M / REFERENCE_D**2:g}"
+        assert ("the paper’s Figure 2" in said) == (M == 98_304)
+        page.focus("#saved")
+        page.keyboard.press("End")
+    assert page.evaluate("String(playground.sizes.M)") == "98304"
+    assert "too many" not in page.inner_text("#peak")

@@ -326,7 +326,9 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
     drawn = widths(by_bytes)
     for name, gigabytes in (("standard", 40.3), ("flash", 4.4)):
         for kilobytes in (100, 192, 512):
-            tallies = [flashsim.count(name, **run, M=512 * kilobytes, direction=w) for w in ("forward", "backward")]
+            asked: dict[str, Any] = {"M": 512 * kilobytes, "sizing": "fit"}
+            tallies = [flashsim.count(name, **run, **asked, direction=w) for w in ("forward", "backward")]
+            assert all(tally.sram.over == 0 for tally in tallies)
             assert drawn.pop(f"{name} {kilobytes}") == sum(t.hbm.bytes for t in tallies)
         assert drawn.pop(f"{name} paper") == gigabytes * 1e9
     assert not drawn
@@ -361,7 +363,7 @@ def test_traffic_passes_are_algorithms_0_and_3() -> None:
     assert all((one["reads"], one["writes"]) == (N_by_N, N_by_N) for one in (mask, softmax))
     assert (dropout["reads"], dropout["writes"]) == (N_by_N, N_by_N + N_by_N // 2)  # Z is a byte an element
     assert (PV["reads"], PV["writes"]) == (N_by_N + T_r * N_by_d, N_by_d)
-    once = data["standard"]["by_M"][-1]
+    once = data["standard"]["by_M"][-1]  # in blocks of 1,024 × 64
     assert (once["T_r"], once["bytes"]) == (1, 18 * N_by_N + 12 * N_by_d)
     assert [one["pass"] for one in data["flash"]["passes"]] == ["Algorithm 2", "Algorithm 4"]
 
@@ -370,7 +372,7 @@ def test_traffic_passes_are_algorithms_0_and_3() -> None:
 
 
 def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:
-    data = sparsity_data(dtype="float16")
+    data = sparsity_data(dtype="float16", sizing="paper")
     ax = plot_sparsity(data)
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     length, d = data["N"], data["d"]
@@ -394,10 +396,9 @@ def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None
     data = memory_data(dtype="float16")
     ax = plot_memory(data)
     heads, d = data["heads"], data["d"]
-    B_c = -(-data["M"] // (4 * d))
 
     def extra(name: str, n: int) -> int:
-        T_c = -(-n // min(B_c, n))
+        T_c = flashsim.count("rabe_staats", N=n, d=d, M=data["M"], dtype="float16", sizing="fit").blocks.T_c
         per_head = {
             "standard": 4 * n * n * 2,
             "flash": 2 * n * 4,
@@ -411,6 +412,9 @@ def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None
         crosses = data["crosses"][name]
         assert extra(name, crosses) <= data["limit"] < extra(name, crosses + 1)
         assert xy(ax, f"{name} crosses") == [(crosses, data["limit"])]
+        filled = [8 * n * d * 2 * heads + extra(name, n) for n in (data["fills"][name], data["fills"][name] + 1)]
+        assert filled[0] <= data["limit"] < filled[1]
+    assert f"{data['fills']['flash']:,}" in " ".join(text.get_text() for text in ax.texts)
     assert {y for _, y in xy(ax, "limit")} == {40e9}
     assert data["inputs_outputs"]["bytes"] == [8 * n * d * 2 * heads for n in data["N"]]
     assert data["arrays"]["standard"] == ["S", "P", "dP", "dS"]
@@ -421,7 +425,7 @@ def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None
 
 
 def test_appendix_b5_draws_ratios_and_prints_counts() -> None:
-    data = appendix_b5_data(dtype="float16")
+    data = appendix_b5_data(dtype="float16", sizing="paper")
     ax = plot_appendix_b5(data)
     texts = {text.get_text().split("  ")[0] for text in ax.texts}
     for measure, counts in data["measures"].items():
@@ -450,7 +454,9 @@ def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
         drawn = widths(ax)
         for (name, by_array), text in zip(bars.items(), bar_titles(ax), strict=True):
             pattern = flashsim.patterns.butterfly if name == "block_sparse" else None
-            tally = flashsim.count(name, N=N, d=D, M=51_200, direction=direction, block_mask=pattern)
+            asked: dict[str, Any] = {"M": 51_200, "sizing": "fit", "direction": direction, "block_mask": pattern}
+            tally = flashsim.count(name, N=N, d=D, **asked)
+            assert tally.sram.over == 0
             assert {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()} == {
                 array: (a["reads"], a["writes"]) for array, a in by_array.items()
             }
@@ -461,6 +467,22 @@ def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
                 for way, elements in parts.items():
                     assert drawn.pop(f"{label} {array} {way}", 0) == elements
         assert not drawn
+
+
+@pytest.mark.parametrize("name", ["arrays", "appendix_b5", "sparsity", "l2"])
+def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> None:
+    """By default the picture says that blocks fit; with line 1's it says what share of M they need."""
+    chart = plots.FIGURES[name]
+    for asked, said in (({}, "the largest blocks that fit M"), ({"sizing": "paper"}, "line 1's blocks: needs ")):
+        data = chart.data(N=96, d=8, M=600, **asked)
+        panels = chart.draw(data).axes
+        assert all(said in ax.get_xlabel() and "float32" in ax.get_xlabel() for ax in panels), asked
+    peaks = data["sram_peak"] if name == "arrays" else {"": data["sram_peak"]}
+    for ax, peak in zip(panels, peaks.values(), strict=True):
+        assert f"needs {peak / 600:.0%} of M" in ax.get_xlabel()
+    ways = ("forward",) if name == "l2" else ("forward", "backward")
+    needs = [flashsim.count("flash", N=96, d=8, M=600, direction=way).sram.peak for way in ways]
+    assert max(peaks.values()) == max(needs)
 
 
 def bar_titles(ax: Axes) -> list[str]:
@@ -638,7 +660,7 @@ def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
         assert_readable(figure)
     for wrong, said in (
         ({"name": "nothing"}, "no figure 'nothing'"),
-        ({"name": "traffic", "N": 64}, "traffic does not take N; it takes no options"),
+        ({"name": "traffic", "N": 64}, "traffic does not take N; it takes sizing"),
         ({"name": "cache_size", "M": 64}, "cache_size does not take M; it takes N, d, algorithms"),
         ({"name": "theorem2", "ax": Figure().subplots()}, "ax: got one; expected 3 axes"),
         ({"name": "blocks", "ax": ax, "wide": True}, "wide is for a new figure"),
@@ -780,7 +802,7 @@ def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_pa
         case "blocks":
             assert xy(axes[0], own)[-1] == (16, counted(N=16, d=4, M=10**6, blocks=(4, 16)))
         case "arrays":
-            moved = counted(N=N, d=D)
+            moved = counted(N=N, d=D, sizing="fit")
             assert f"{own}: {moved:,}" in [text.get_text() for text in axes[0].texts]
             assert own not in data["directions"]["backward"]
         case "theorem2":

@@ -57,3 +57,17 @@ def test_what_makes_no_sense_is_refused() -> None:
     each = flashsim.forward("flash", X, X, X, mask=np.ones((2, 8, 8), bool)).problem
     with pytest.raises(ValueError, match="which heads may have each their own; expected one for all"):
         flashsim.count("flash", each)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_sweep_takes_problems_as_its_points(direction: str) -> None:
+    problems = [
+        Problem.of(N_q=24, N_k=40, d=4, d_v=6, M=700, heads=4, kv_heads=2, gqa="grouped", causal=True, dtype="float16"),
+        Problem.of(N=32, d=8, M=900, dropout_p=0.5),
+    ]
+    rows = flashsim.sweep(["flash", "q_outer"], points=problems, direction=direction)
+    assert rows.checked == len(rows) == 4
+    for row, (problem, name) in zip(rows, [(p, n) for p in problems for n in ("flash", "q_outer")], strict=True):
+        assert row["accesses_elements"] == flashsim.count(name, problem, direction=direction).hbm.accesses
+    [alone] = flashsim.sweep("flash", points=problems[1], direction=direction)
+    assert alone["accesses_elements"] == rows[2]["accesses_elements"]

@@ -28,7 +28,7 @@ from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
 from flashsim.tracing.observers import Ledger
 from flashsim.tracing.planting import planted
-from flashsim.verify.programs import unnoticed
+from flashsim.verify.beyond_attention import unnoticed
 from flashsim.verify.shared import drawn
 
 from .cases import with_trace

@@ -17,8 +17,10 @@ from PIL import Image, ImageSequence
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, algorithm_1_flash_basic, backward_passes
 from flashsim.algorithms.own import PARTS as PARTS_OF_ONES_OWN
-from flashsim.cli import parse
+from flashsim.cli import ROUTE, parse
 from flashsim.cli.step import recorded
+from flashsim.learn.exercises import exercises
+from flashsim.learn.gallery import pages
 from flashsim.tracing.film import STAY
 
 from .pages import OWN, README, ROOT, blocks, links, said, table, text_of
@@ -30,6 +32,28 @@ def test_it_is_short_and_its_two_commands_are_what_they_were() -> None:
     assert len(TEXT.splitlines()) <= 150
     assert len(re.findall(r"^!\[", TEXT, re.MULTILINE)) == 3
     assert blocks(README, "sh")[:2] == ["pip install . && flashsim run\n", 'pip install ".[test]" && pytest\n']
+
+
+def test_its_route_of_ten_minutes_is_what_flashsim_alone_says() -> None:
+    route = dict(re.split(" +# ", line) for line in blocks(README, "sh")[2].splitlines())
+    assert route == ROUTE
+    assert list(pages()).index("flash_basic") + 1 == 3  # `flashsim lessons 3`: "Algorithm 1, played line by line"
+    assert exercises()["inner_loop"].number == 5
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "notebooks",
+        "slides",
+        "flashsim example",
+        "flashsim playground",
+        "check --init FILE.py:NAME",
+        "flashsim tune mine.py:f",
+    ],
+)
+def test_it_names(named: str) -> None:
+    assert named in said("README.md")
 
 
 def test_the_moving_picture_is_small_and_of_the_steps_that_its_command_names(tmp_path: Path) -> None:

@@ -139,8 +139,13 @@ def test_masks_with_arrays_leave_less_to_pin() -> None:
 def test_no_backward_pass_is_refused_by_name() -> None:
     X = np.ones((3, 2))
     for name in ("q_outer_pinned", "snake", "small_cache_hybrid"):
-        with pytest.raises(ValueError, match=f"'{name}' has no backward pass here"):
-            flashsim.backward(name, flashsim.forward(name, X, X, X), X)
+        run = flashsim.forward(name, X, X, X)
+        with pytest.raises(
+            ValueError, match=f"'{name}' has no backward pass here; .*'flash'.*Run one of them forward, too"
+        ):
+            flashsim.backward(name, run, X)
+        with pytest.raises(ValueError, match=f"made by '{name}'; it has no backward pass; run 'q_outer' forward, too"):
+            flashsim.backward("q_outer", run, X)
 
 
 # --------------------------------------------------------------------------------------------------------- planted bugs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import flashsim
 from flashsim.cli import COMMANDS, parsers
+from flashsim.learn import gallery
 from flashsim.run import api
 
 from .pages import ROOT, text_of
@@ -21,7 +23,7 @@ pytest.importorskip("sphinx", reason='needs the site\'s tools: pip install ".[do
 pytest.importorskip("myst_parser", reason='needs the site\'s tools: pip install ".[docs]"')
 sys.path.insert(0, str(ROOT / "docs" / "_site"))
 docstrings: Any = __import__("docstrings")
-pages: Any = __import__("pages")
+lessons: Any = __import__("lessons")
 commands: Any = __import__("commands")
 
 CONF = f"""
@@ -33,8 +35,8 @@ html_theme, html_static_path, html_css_files = "basic", [], []
 """
 
 
-def built(folder: Path, page: str, reference: str = "") -> tuple[int, str]:
-    """Return the exit status of a strict build of two pages and a file, and what it says."""
+def built(folder: Path, page: str, reference: str = "", listed: str = "") -> tuple[int, str]:
+    """Return the exit status of a strict build of two pages, perhaps the lessons' too, and a file, and what it says."""
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace, patch_docutils
 
@@ -45,6 +47,8 @@ def built(folder: Path, page: str, reference: str = "") -> tuple[int, str]:
     (folder / "file.py").write_text("x = 1\n", encoding="utf-8")
     (folder / "figures").mkdir()
     (folder / "figures" / "numbers.json").write_text("{}", encoding="utf-8")
+    if listed:
+        (folder / "docs" / "lessons.md").write_text(f"---\norphan: true\n---\n{listed}\n", encoding="utf-8")
     if reference:
         (folder / "docs" / "called.rst").write_text(f":orphan:\n\nCalled\n======\n\n{reference}\n", encoding="utf-8")
     said = io.StringIO()
@@ -158,14 +162,19 @@ def test_numbered_steps_go_on_in_their_indented_lines() -> None:
 
 
 def test_every_lesson_has_a_card_to_play() -> None:
-    gallery = ROOT / "figures" / "gallery"
-    page = pages.with_players(text_of(gallery / "README.md"), text_of(gallery / "index.html"))
-    lessons = [path.stem for path in gallery.glob("*.html") if path.stem not in ("index", "playground")]
-    for name in lessons:
-        assert page.count(f'data-src="{name}.html"') == 1
-    assert page.count("<svg") == len(lessons)
-    with pytest.raises(ValueError, match="the gallery's index lists no lesson"):
-        pages.with_players(text_of(gallery / "README.md"), "")
+    page = "\n".join(lessons.cards())
+    assert re.findall(r'data-src="\.\./lessons/(\w+)\.html"', page) == [*gallery.pages(), "playground"]
+    assert page.count("<svg") == len(gallery.pages())
+
+
+def test_the_lessons_are_written_beside_the_page_that_lists_them(tmp_path: Path) -> None:
+    """A link to a lesson that is not there fails the build."""
+    status, said = built(tmp_path, "[lessons](lessons.md)", listed="# Lessons")
+    assert (status, said) == (0, "")
+    page = text_of(tmp_path / "out" / "docs" / "lessons.html")
+    shown = {path.stem for path in (tmp_path / "out" / "lessons").glob("*.html")}
+    assert shown == {*gallery.pages(), "index", "playground"}
+    assert all(f"../lessons/{name}.html" in page for name in shown)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -20,7 +20,7 @@ from flashsim.machine.memory import Event
 from flashsim.problem.shapes import Blocks
 from flashsim.reference import attention, attention_with_statistics, error_bound, rounding, score_reach
 from flashsim.tracing.planting import mutated, planted
-from flashsim.verify import lower
+from flashsim.verify import optimality
 from flashsim.verify.shared import accesses
 
 from .cases import DTYPES, Case, of_bound, on_each, unnoticed
@@ -188,7 +188,7 @@ def test_saha_and_ye_s_bound_with_derived_constants() -> None:
 
 
 def test_the_claim_holds_and_flash_attention_moves_more_in_a_small_cache_and_less_in_a_large_one() -> None:
-    claim = lower.saha_ye_small_cache(False)
+    claim = optimality.saha_ye_small_cache(False)
     assert claim.holds
     for d, M in itertools.product((64, 128), (64, 1024)):
         N = 4096
@@ -209,7 +209,7 @@ def test_the_claim_holds_and_flash_attention_moves_more_in_a_small_cache_and_les
 def test_the_claim_fails_where_it_should(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, other in change.items():
         monkeypatch.setattr(theory, name, other)
-    assert not lower.saha_ye_small_cache(False).holds
+    assert not optimality.saha_ye_small_cache(False).holds
 
 
 @pytest.mark.parametrize("name", ["flash", "standard"])
@@ -219,8 +219,8 @@ def test_the_claim_fails_for_other_algorithms(name: str, monkeypatch: pytest.Mon
     def instead(asked: str, N: int, d: int, M: int) -> int:
         return real(name if asked == "small_cache" else asked, N, d, max(M, d))
 
-    monkeypatch.setattr(lower, "accesses", instead)
-    assert not lower.saha_ye_small_cache(False).holds
+    monkeypatch.setattr(optimality, "accesses", instead)
+    assert not optimality.saha_ye_small_cache(False).holds
 
 
 # --------------------------------------------------------------------------------------------------------- planted bugs

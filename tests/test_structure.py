@@ -76,6 +76,7 @@ ROOMS = [
     "run",
     "tracing",
     "beyond",
+    "devices",
     "optimal",
     "hardware",
     "sweeping",
@@ -155,7 +156,7 @@ def test_a_reader_who_steps_through_a_run_sees_few_lines_in_few_files() -> None:
     X = np.random.default_rng(0).normal(size=(12, 4))
     for call, most, files in (
         (partial(directly, X), 190, 4),
-        (partial(flashsim.forward, "flash_basic", X, X, X, M=104), 424, 14),
+        (partial(flashsim.forward, "flash_basic", X, X, X, M=104), 425, 14),
     ):
         call()  # what is cached is looked up once
         lines = executed(call)
@@ -167,9 +168,14 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 8), ("flashsim.run.api", 72)])
+@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 8), ("flashsim.run.api", 48)])
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
-    code = f"import sys, {module}; print(sum(name.split('.')[0] == 'flashsim' for name in sys.modules), *sys.modules)"
+    """Algorithms' own files are not counted: another one costs nothing here."""
+    code = (
+        f"import sys, {module}\n"
+        "records = {name for name, found in sys.modules.items() if 'ALGORITHM' in vars(found)}\n"
+        "print(sum(name.split('.')[0] == 'flashsim' for name in sys.modules.keys() - records), *sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     number, *loaded = done.stdout.split()
     assert int(number) <= most
@@ -177,7 +183,7 @@ def test_an_import_loads_few_modules(module: str, most: int) -> None:
 
 
 FILLED = {  # as something goes on
-    "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns",
+    "devices.network._Message", "devices.network._Posted", "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns",
     "gpu.launching.Repeated", "tracing.observers.InductionInvariant", "tracing.observers.Ledger", "run.launch.Outcome",
     "testing.running.Survey", "testing.running.Tally",
 }  # fmt: skip

@@ -90,7 +90,11 @@ def test_what_a_theorem_says_of_a_pass_is_known_where_there_is_one(direction: st
     said = {row["algorithm"]: row["theta_elements"] for row in found}
     wanted = dict.fromkeys(quadratic, theory.theorem_2_flash(64, 8, 200))
     wanted |= {"standard": theory.theorem_2_standard(64, 8), "small_cache": theory.theorem_saha_ye(64, 8, 200)}
-    assert {name: theta for name, theta in said.items() if theta is not None} == wanted
+    assert {name: said[name] for name in wanted} == wanted
+    records = FORWARD if direction == "forward" else BACKWARD
+    for name, theta in said.items():
+        assert (theta is None) == (theory.form_of(records[name].forward_pass, "forward").theta is None), name
+    assert all(said.get(name) is None for name in ("snake", "block_sparse", "sliding_window"))
 
 
 def test_one_value_or_many() -> None:

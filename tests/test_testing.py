@@ -19,7 +19,7 @@ from flashsim.algorithms.algorithm_2_flash import flash
 from flashsim.reference.rounding import parts_of_bound
 from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, check_attention, mutants, replay
 from flashsim.testing import parametrize_with_checks as parametrize
-from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, Implementation, Mutant
+from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, SINCE, Implementation, Mutant
 from flashsim.testing.regimes import MASKS, REGIMES
 from flashsim.testing.running import applicable, survey
 from flashsim.testing.strategies import around, pool
@@ -44,9 +44,9 @@ def full(implementation: Implementation, **options: Any) -> Report:
 def test_there_are_enough_mutants_and_half_are_written_after_the_strategies() -> None:
     assert len(ALL) >= 40
     assert len(LATE) * 2 >= len(ALL) - 10
-    assert len({mutant.name for mutant in ALL}) == len(EARLY) + len(LATE)
+    assert len({mutant.name for mutant in ALL}) == len(EARLY) + len(LATE) + len(SINCE)
     assert {mutant.part for mutant in LATE} == {mutant.part for mutant in EARLY} == {"forward", "backward", "dropout"}
-    assert all(mutant.threads for mutant in ALL)
+    assert all(mutant.threads for mutant in EARLY + LATE)
 
 
 @pytest.mark.slow
@@ -313,6 +313,8 @@ def test_a_report_can_be_read_and_kept() -> None:
     assert all(name in said for name in CHECKS)
     assert "FAILS" not in said
     kept = report.as_json()
+    assert report.name == report.kernel == kept["kernel"]
+    assert said.startswith(f"{report.name}, 40 cases")
     assert kept["ok"] is True
     assert kept["examples"] == 40
     assert kept["checks"]["oracle"]["cases"] > 0

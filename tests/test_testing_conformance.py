@@ -14,6 +14,7 @@ SLOW = {
     "memory_efficient": 0.25,
     "small_cache": 0.25,
     "small_cache_hybrid": 0.5,
+    "tiles_streamed": 0.25,
 }  # the share of the examples that it is given
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flashsim.problem.inputs import Array
+from flashsim.testing import check_attention
 from flashsim.testing.case import Case, Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
@@ -27,6 +29,7 @@ SUSPECTS = suspects(SPEC)
 FAMILIES = {family: [s for s in SUSPECTS if s.family == family] for family in dict.fromkeys(s.family for s in SUSPECTS)}
 IN_EMPTY_ROWS = {"lse_of_empty_row", "empty_row_nan", "empty_row_mean", "sentinel"}
 RIGHT_HERE = {"empty_row_zero", "lse_of_empty_row_finite"}  # what the spec, or the kernel, says; told in other tests
+ELSEWHERE = {f for f in FAMILIES if f.startswith(("window_", "bias_"))}  # test_testing_words.py
 TOO_SMALL = {"output_in_16_bits"}  # an error that mostly stays within the budget
 
 
@@ -101,7 +104,7 @@ def check_for(suspect: Suspect) -> tuple[str, bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in RIGHT_HERE | TOO_SMALL])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in RIGHT_HERE | TOO_SMALL | ELSEWHERE])
 @np.errstate(all="ignore")
 def test_a_kernel_with_a_known_bug_is_told_by_it(family: str) -> None:
     suspect = FAMILIES[family][0]
@@ -287,3 +290,174 @@ def test_a_mask_or_causal_attention_is_misread_wherever_there_is_one(masked: boo
         answered = {name for name in FAMILIES if FAMILIES[name][0].answers(question)}
     assert {"mask_ignored", "mask_inverted"} & answered == ({"mask_ignored", "mask_inverted"} if masked else set())
     assert ("causal_ignored" in answered) == causal
+
+
+# ----------------------------------------------------------------------------------- no suspect that a case contradicts
+
+
+def causal_by(shift: Callable[[int, int], int]) -> Subject:
+    """Return a kernel that is right but for the causal diagonal, which is moved by another number."""
+
+    def kernel(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
+        N_q, N_k = q.shape[2], k.shape[2]
+        s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        if causal:
+            s = np.where(np.tri(N_q, N_k, shift(N_q, N_k), dtype=bool), s, -np.inf)
+        m = s.max(-1, keepdims=True, initial=-np.inf)
+        p = np.exp(s - np.where(m == -np.inf, 0, m))
+        l = p.sum(-1, keepdims=True)
+        return np.asarray((p / np.where(l == 0, 1, l) @ v.astype(float)).astype(q.dtype))
+
+    return Subject(kernel, Spec(causal="bottom_right"))
+
+
+def told(kernel: Subject, examples: int = 80, **options: Any) -> dict[str, list[str]]:
+    """Return what a check-up says of each failing check."""
+    found = check_attention(kernel.fn, kernel.spec, max_examples=examples, on_fail="return", **options)
+    return {failure.check: [s.says for s in failure.suspicions] for failure in found.failures[:3]}
+
+
+CLAMPED = "max(0, N_k − N_q)"
+CAPPED = "min(0, N_k − N_q)"
+FLIPPED = "by N_q − N_k, not by N_k − N_q"
+TOP_LEFT = "aligned at the top left"
+
+
+@pytest.mark.parametrize("fail_fast", [False, True])
+@pytest.mark.parametrize(
+    ("shift", "bug"),
+    [
+        (lambda N_q, N_k: max(0, N_k - N_q), CLAMPED),
+        (lambda N_q, N_k: min(0, N_k - N_q), CAPPED),
+        (lambda N_q, N_k: N_q - N_k, FLIPPED),
+        (lambda N_q, N_k: 0, TOP_LEFT),
+    ],
+    ids=["clamped", "capped", "flipped", "top left"],
+)
+def test_a_causal_offset_is_told_as_no_other_that_a_case_contradicts(
+    shift: Callable[[int, int], int], bug: str, fail_fast: bool
+) -> None:
+    said = told(causal_by(shift), fail_fast=fail_fast)
+    assert said
+    for check, suspicions in said.items():
+        assert bug in suspicions[0], (check, suspicions)
+        if not fail_fast:
+            assert len(suspicions) == 1, (check, suspicions)
+
+
+def overflowing(before: bool) -> Subject:
+    """Return a kernel that keeps its scores in float16, before or after they are scaled."""
+
+    def kernel(q: Array, k: Array, v: Array) -> Array:
+        tau = np.float32(1 / np.sqrt(q.shape[-1]))
+        s = q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)
+        s = s.astype(q.dtype).astype(np.float32) * tau if before else (s * tau).astype(q.dtype).astype(np.float32)
+        m = s.max(-1, keepdims=True)
+        p = np.exp(s - np.where(np.isfinite(m), m, 0))
+        l = p.sum(-1, keepdims=True)
+        return np.asarray((p @ v.astype(np.float32) / np.where(l == 0, 1, l)).astype(q.dtype))
+
+    return Subject(kernel, Spec(dtypes=("float16",), block=(8, 4), d_v=True, strides="contiguous"))
+
+
+@pytest.mark.parametrize("before", [False, True])
+@np.errstate(all="ignore")
+def test_scores_that_overflow_are_no_maximum_that_starts_at_0(before: bool) -> None:
+    said = told(overflowing(before), 150, checks=["oracle"])["oracle"]
+    assert said[0].startswith("The scores are kept in the inputs' 16 bits" + ", before they are scaled" * before)
+    assert len(said) == 1, said
+
+
+# -------------------------------------------------------------------------------- what public kernels did, and was told wrongly
+
+
+def plain(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Return O and the row sums ℓ, in float64."""
+    s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    p = np.exp(s - s.max(-1, keepdims=True))
+    l = p.sum(-1, keepdims=True)
+    return p @ v.astype(float) / l, l
+
+
+def divided_twice(q: Array, k: Array, v: Array) -> Array:
+    O, l = plain(q, k, v)
+    return np.asarray((O / l).astype(q.dtype))
+
+
+def ragged_chunk_dropped(q: Array, k: Array, v: Array) -> Array:
+    whole = k.shape[2] // 16 * 16
+    if not whole:
+        return np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    return np.asarray(plain(q, k[:, :, :whole], v[:, :, :whole])[0].astype(q.dtype))
+
+
+def v_by_k_rows(q: Array, k: Array, v: Array) -> Array:
+    rows = [stride // v.itemsize for stride in k.strides]
+    whole = v
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    flat = whole.ravel()
+    start = (v.__array_interface__["data"][0] - flat.__array_interface__["data"][0]) // v.itemsize
+    at = start + sum(np.arange(n).reshape(-1, *[1] * (3 - axis)) * rows[axis] for axis, n in enumerate(v.shape))
+    return np.asarray(plain(q, k, flat[np.minimum(at, flat.size - 1)])[0].astype(q.dtype))
+
+
+def query_rounded(q: Array, k: Array, v: Array) -> Array:
+    scaled = (q.astype(np.float32) / np.float32(np.sqrt(q.shape[-1]))).astype(q.dtype)
+    return np.asarray(plain(scaled * np.float32(np.sqrt(q.shape[-1])), k, v)[0].astype(q.dtype))
+
+
+HALF = Spec(dtypes=("float16",), head_dims=(8, 24), block=(16, 16), strides="contiguous")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "spec", "says"),
+    [
+        (divided_twice, Spec(), "The output is divided by the row sum ℓ twice."),
+        (
+            ragged_chunk_dropped,
+            Spec(strides="contiguous"),
+            "The last keys are dropped where N_k is not a multiple of 16.",
+        ),
+        (v_by_k_rows, Spec(d_v=True, strides="contiguous"), "v is read with k's strides, which differ where d_v ≠ d"),
+        (v_by_k_rows, Spec(d_v=True, layout="BNHD", strides="contiguous"), None),
+        (query_rounded, HALF, "Q is rounded to the inputs' 16 bits once it is scaled."),
+    ],
+    ids=["divided twice", "ragged chunk", "v by k's rows", "another layout", "scaled query rounded"],
+)
+def test_what_public_kernels_did_is_told(kernel: Callable[..., Any], spec: Spec, says: str | None) -> None:
+    if says is None:
+        inner, says = kernel, "v is read with k's strides"
+
+        def kernel(q: Array, k: Array, v: Array) -> Array:
+            return np.asarray(inner(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2))
+
+    said = told(Subject(kernel, spec), 200, checks=["oracle"])["oracle"]
+    assert said[0].startswith(says), said
+
+
+def test_a_rounded_scaled_query_passes_where_stored_scores_are_declared() -> None:
+    assert "oracle" not in told(Subject(query_rounded, replace(HALF, stores="scores")), 200, checks=["oracle"])
+
+
+def test_under_few_shapes_a_ragged_chunk_is_not_the_batch_s_or_the_head_s_offset() -> None:
+    """Three shapes, drawn often, have many things in common."""
+
+    def short(q: Array, k: Array, v: Array) -> Array:
+        whole = k.shape[2] // 16 * 16 or k.shape[2]
+        return np.asarray(plain(q, k[:, :, :whole], v[:, :, :whole])[0].astype(q.dtype))
+
+    for few in (3, 4):
+        said = told(Subject(short, Spec(max_shapes=few, strides="contiguous")), 60, checks=["oracle"])["oracle"]
+        assert not [each for each in said if "offset" in each], (few, said)
+
+
+def test_rows_that_vanish_far_below_0_are_none_of_the_bugs_that_lose_other_rows_too() -> None:
+    """Rows of scores about −120 are right, and so are rows with a dropped tail: passing cases refute all that is known."""
+
+    def far_below(q: Array, k: Array, v: Array) -> Array:
+        s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        return np.asarray(np.where(s.max(-1, keepdims=True) < -60_000, 0, plain(q, k, v)[0]).astype(q.dtype))
+
+    said = told(Subject(far_below, Spec()), 200, checks=["oracle"])["oracle"]
+    assert [each.partition(":")[0] for each in said] == ["It fails only with regime negative"]

@@ -211,7 +211,7 @@ def test_descriptions(mutant: Mutant) -> None:
         assert before != after
     assert mutant.name.isidentifier()
     assert mutant.bug.endswith(".")
-    assert mutant.threads
+    assert mutant.threads or mutant.name == "causal_offset_flipped"  # which the kit met itself
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", thread) for thread in mutant.threads)
     assert mutant.part in ("forward", "backward", "dropout")
 

@@ -296,8 +296,8 @@ def test_formulas_evaluate_to_the_counts(direction: str, name: str, data: st.Dat
     M = max(d, d_v, data.draw(st.integers(1, 300) | row))
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
     tally = flashsim.count(name, **shape, direction=direction)
-    values = theory.symbols(**shape, blocks=tally.blocks, direction=direction)
-    assert values.keys() == theory.SYMBOLS.keys()
+    values = theory.symbols(**shape, blocks=tally.blocks, direction=direction, name=name)
+    assert values.keys() == theory.SYMBOLS.keys() | theory.form_of(name, direction).meanings.keys()
     evaluated = {
         array: tuple(eval(text, {}, values) for text in texts)
         for array, texts in theory.formulas(name, direction).items()

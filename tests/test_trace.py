@@ -284,7 +284,7 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
     assert at["mask[0, 0]"] == at["masked"] == f"line {first + 5} of test_trace.py"
     assert at["O[1]"] == f"line {first + 6} of test_trace.py"
     printed = "\n".join(text.lines(trace))
-    assert f"line {first + 5} of test_trace.py · i = 0\n    masked = sram.on_chip(MASK(S_ij, i, 0))\n" in printed
+    assert f"line {first + 5} of test_trace.py · i = 1\n    masked = sram.on_chip(MASK(S_ij, i, 0))\n" in printed
     ledger = Ledger()
     flashsim.count(mine, N=6, d=2, blocks=(3, 6), M=200, observers=[ledger])
     assert {(m.label, m.array) for m in ledger.movements} == {
@@ -775,7 +775,7 @@ def test_step_prints_gradients_where_they_change(capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert printed.count("\nstep ") == 1 + 2 * (2 + 2 * 12 + 1)
     steps = {part.split(" · ")[0]: part for part in printed.split("\nstep ")}
-    assert "line 21 · j = 0, i = 1" in steps["25"]
+    assert "line 21 · j = 1, i = 2" in steps["25"]
     assert "    dQ  row 3:  0 0 → " in steps["25"]
     assert "    D  → " in steps["25"]
     assert "dK" not in steps["25"].split("to HBM.")[1]
@@ -799,7 +799,7 @@ def test_step_prints_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     trace_steps = printed.count("\nstep ")
     assert trace_steps == 1 + 2 + 2 * 2 * 8
-    assert "step 9 · line 16 · j = 0, i = 0" in printed
+    assert "step 9 · line 16 · j = 1, i = 1" in printed
     assert "e^(m − m_new) = " in printed
     assert "closed form 24 and 36" in printed
 

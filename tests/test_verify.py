@@ -15,7 +15,16 @@ from flashsim.beyond import approximate
 from flashsim.machine.traffic import Traffic
 from flashsim.theory import certificate
 from flashsim.tracing.planting import planted
-from flashsim.verify import appendices, chapter, lower, programs, section_4, shared, theorem_5, theorems_1_2
+from flashsim.verify import (
+    appendices,
+    beyond_attention,
+    chapter,
+    optimality,
+    section_4,
+    shared,
+    theorem_5,
+    theorems_1_2,
+)
 from flashsim.verify.shared import Check
 
 
@@ -86,8 +95,8 @@ def growing(count: Callable[..., Any]) -> Callable[..., Any]:
         (chapter.flash_decoding, chapter, "count", tenfold),
         (chapter.grouped_heads, chapter, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
         (chapter.tree_masks, chapter, "forward", off),
-        (programs.cut_cross_entropy, shared, "exact_program", tenfold),
-        (programs.linear_attention, shared, "exact_program", tenfold),
+        (beyond_attention.cut_cross_entropy, shared, "exact_program", tenfold),
+        (beyond_attention.linear_attention, shared, "exact_program", tenfold),
     ],
 )
 def test_a_claim_fails_where_what_it_measures_is_wrong(
@@ -104,15 +113,15 @@ def refuses(*_: Any) -> str:
 @pytest.mark.parametrize(
     ("claim", "checker"),
     [
-        (lower.nothing_below_exact_optima, (lower, "check_optimum")),
-        (lower.nothing_below_the_lower_bound, (certificate, "check")),
+        (optimality.nothing_below_the_optima, (optimality, "check_optimum")),
+        (optimality.nothing_below_the_lower_bound, (certificate, "check")),
     ],
 )
 def test_certificates_that_prove_nothing_fail_the_claim(
     claim: Check, checker: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(*checker, refuses)
-    monkeypatch.setattr(lower, "FORWARD", {"flash": FORWARD["flash"]})
+    monkeypatch.setattr(optimality, "FORWARD", {"flash": FORWARD["flash"]})
     found = claim(False)
     assert not found.holds
     assert found.data["certificates"] == 0

@@ -1,4 +1,4 @@
-"""What the site shows and git does not keep, made before the build: pictures from their records, and the lessons' pages."""
+"""The pictures that the site shows and git does not keep, drawn before the build from their records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flashsim.drawing.style import drawn, styled
-from flashsim.learn import gallery
 from flashsim.plots import FIGURES, figure_of
 from flashsim.plots.kit_matrix import plot_kit_matrix
 from flashsim.support.files import write_whole
@@ -23,16 +22,12 @@ DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
 
 
 def make(app: Any) -> None:
-    """Draw the pictures that figures/ lacks, from the numbers that it has, and write the lessons if they are not there."""
+    """Draw the pictures that figures/ lacks, from the numbers that it has."""
     figures = Path(app.srcdir) / "figures"
     for name in DRAWN:
         record, picture = figures / f"{name}.json", figures / f"{name}.png"
         if record.exists() and not picture.exists():
             write_whole(picture, png(name, json.loads(record.read_text(encoding="utf-8"))["data"]))
-    lessons = figures / "gallery"
-    if lessons.exists() and not (lessons / "index.html").exists():
-        for name, content in gallery.files():
-            write_whole(lessons / name, content)
 
 
 @styled

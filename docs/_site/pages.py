@@ -1,4 +1,4 @@
-"""The pages that are in the repository, on the site: its sidebar, links to files, the lessons to play."""
+"""The pages that are in the repository, on the site: its sidebar, and links to files."""
 
 from __future__ import annotations
 
@@ -15,55 +15,14 @@ from sphinx import addnodes
 from sphinx.errors import SphinxError
 from sphinx.transforms import SphinxTransform
 
-GALLERY = "figures/gallery/README"
-PLAYER = """<details ontoggle="if (this.open) this.lastChild.src ||= this.lastChild.dataset.src"><summary>{0}</summary>\
-<iframe data-src="{1}" title="{2}"></iframe></details>"""  # loaded when it is opened
-
 
 def add(app: Any, docname: str, source: list[str]) -> None:
-    """Add the sidebar's sections to the first page, and the lessons to their list."""
+    """Add the sidebar's sections to the first page."""
     if docname == app.config.root_doc:
         source[0] += "".join(
             f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n" + "\n".join(f"/{page}" for page in pages) + "\n```\n"
             for title, pages in app.config.SECTIONS.items()
         )
-    elif docname == GALLERY:
-        index = app.srcdir / "figures" / "gallery" / "index.html"
-        app.env.note_dependency(str(index))
-        source[0] = with_players(source[0], index.read_text(encoding="utf-8"))
-
-
-def with_players(readme: str, index: str) -> str:
-    """Return the page on the lessons with a card for each of the index's: thumbnail, title, time, and a player to open.
-
-    Raises ValueError where the index lists no lesson, or the page does not say how to open them.
-    """
-    cards = []
-    for thumbnail, number, name, title, minutes, about in re.findall(
-        r'<li>(<svg .*?</svg>)<span>(\d+)\. <a href="(\w+)\.html">(.*?)</a>, about (\d+ min)<br>'
-        r'<span class="faint">(.*?) <a href="#\w+">What to look for</a></span></span></li>',
-        index,
-    ):
-        file = f"{name}.html"
-        cards.append(
-            f'<section class="lesson" id="{name}"><a href="{file}" aria-hidden="true" tabindex="-1">{thumbnail}</a>'
-            f'<div><p class="title"><a href="{file}">{number}. {title}</a>, about {minutes}</p><p>{about} '
-            f'<a href="index.html#{name}">What to look for</a></p></div>'
-            + PLAYER.format("Play it here", file, title)
-            + "</section>"
-        )
-    if not cards:
-        raise ValueError("the gallery's index lists no lesson; run flashsim lessons -o figures/gallery")
-    told, found = re.subn(
-        r"A code host shows their source;.*?They need no\snetwork\.",
-        lambda _: "A title opens its page at full size; _Play it here_ opens it on this page.\n\n" + "\n".join(cards),
-        readme,
-        flags=re.DOTALL,
-    )
-    if found != 1:
-        raise ValueError("the page on the lessons does not say how to open them")
-    playground = f'<section class="lesson">{PLAYER.format("Try it here", "playground.html", "Playground")}</section>'
-    return told.replace("(`flashsim playground` writes it).", f"(`flashsim playground` writes it).\n\n{playground}")
 
 
 class FileLinks(SphinxTransform):
@@ -97,7 +56,7 @@ def shown(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     files = {file for data in app.env.metadata.values() for file in data.get("files", ())}
     for file in sorted(files):
         text = (Path(app.srcdir) / file).read_text(encoding="utf-8")
-        language = {".py": "python", ".cu": "cuda", ".cuh": "cuda"}.get(Path(file).suffix, "none")
+        language = {".py": "python", ".cu": "cuda", ".cuh": "cuda", ".v": "coq"}.get(Path(file).suffix, "none")
         listing = app.builder.highlighter.highlight_block(text, language, linenos="inline")
         up = "../" * shown_at(file).count("/")
         body = f'<h1>{Path(file).name}</h1><p><a href="{up}README.html">flashsim</a> / {file}</p>{listing}'
@@ -105,7 +64,7 @@ def shown(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def finish(app: Any, error: Exception | None) -> None:
-    """Copy the figures and the lessons, as they are, make README the site's first page, and try every link."""
+    """Copy the figures, as they are, make README the site's first page, and try every link."""
     if error is None and app.builder.name == "html":
         out = Path(app.outdir)
         others = shutil.ignore_patterns("*.md", "*.svg")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, PASSES
-from flashsim.algorithms.blocks import by_keys
+from flashsim.algorithms.blocks import by_trial
 from flashsim.algorithms.record import OPERANDS, Algorithm, every_block
 from flashsim.machine.source import note_line
 from flashsim.problem.arguments import check_direction, is_one_of, shown
@@ -25,7 +25,8 @@ def chosen(what: Any, direction: str) -> Algorithm:
 
     A function is a forward pass `f(hbm, sram, Q, K, V, blocks)`, on the five verbs of `flashsim.machine.memory`, that returns the
     matrix O in HBM, or (O, L), or (O, l, m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", by these names, as the
-    algorithms here do (`flashsim.algorithms.parts`); without "tau", Q comes scaled. Its blocks are FlashAttention's.
+    algorithms here do (`flashsim.algorithms.parts`); without "tau", Q comes scaled. Its blocks have the proportions of
+    its closed form's line 1; without one, of `by_keys` or `by_queries` (`flashsim.algorithms.blocks`), as it moves less.
 
     Raises ValueError for anything else, and for a record or name of the other direction.
     """
@@ -40,7 +41,8 @@ def chosen(what: Any, direction: str) -> Algorithm:
         return algorithm_of(what)
     known = ", ".join(map(repr, passes))
     if is_one_of(what, FORWARD):
-        raise ValueError(f"{what!r} has no backward pass here; these have: {known}")
+        both = ", ".join(repr(name) for name in passes if name in FORWARD)
+        raise ValueError(f"{what!r} has no backward pass here; these have: {both}. Run one of them forward, too")
     if is_one_of(what, BACKWARD):
         raise ValueError(f"{what!r} is a backward pass only, of {BACKWARD[what].forward_pass!r}")
     raise ValueError(f"unknown algorithm {shown(what)}; known: {known}")
@@ -106,7 +108,7 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         run=_Explained(function),
         returns=(),
         loops=None,
-        line_1=by_keys,
+        line_1=by_trial,
         rounds=every_block,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from math import prod
 from typing import Any
@@ -24,7 +24,7 @@ class Problem:
 
     `Problem.of` makes one of lengths; a run of arrays has its own, `run.problem`. These take it:
     `flashsim.count("flash", problem)`, `flashsim.theory.exact("flash", problem)`, `flashsim.tune.tune(problem)`,
-    `flashsim.prove(problem)`, `flashsim.optimum(problem)`.
+    `flashsim.prove(problem)`, `flashsim.optimum(problem)`, `flashsim.sweep(["flash", "q_outer"], points=problem)`.
 
     shape    one head's N_q, N_k, d, d_v
     leading  the axes of query heads, such as (batch, H_q); () for one head
@@ -119,6 +119,13 @@ class Problem:
     def heads(self) -> int:
         """How many query heads there are over all leading axes."""
         return prod(self.leading)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `flashsim.count` would be given for the same, by name."""
+        of_heads = {"heads": self.heads, "kv_heads": self.heads // self.group, "gqa": self.gqa}
+        others = {"M": self.M, "dtype": self.dtype.name, "dropout_p": self.dropout_p}
+        return asdict(self.shape) | of_heads | others | ({} if self.mask is EVERYTHING else {"mask": self.mask})
 
     @property
     def in_hbm(self) -> bool:

@@ -1,4 +1,4 @@
-"""The command line: `flashsim run`, `count` and the others of `COMMANDS`.
+"""The command line: `flashsim run`, `count` and the others of `PURPOSES`.
 
 Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0, or 1 where a claim or
 a check failed, and raises ValueError for what makes no sense. Results go to stdout, progress and errors to stderr.
@@ -26,16 +26,37 @@ from flashsim.support.entry import guarded
 from flashsim.support.files import command_line, name_of
 from flashsim.version import __version__
 
-NAMES = "run count plot sweep tune prove gpu bench check example exercise step lessons playground debug verify"
-COMMANDS: dict[str, ModuleType] = {name: import_module(f"flashsim.cli.{name}") for name in NAMES.split()}
+PURPOSES = {
+    "start here": "run example",
+    "learn": "lessons playground step exercise debug",
+    "measure": "count sweep tune devices plot",
+    "prove": "prove verify",
+    "test your kernel": "check",
+    "GPU": "gpu bench",
+}
+COMMANDS: dict[str, ModuleType] = {
+    name: import_module(f"flashsim.cli.{name}") for names in PURPOSES.values() for name in names.split()
+}
+ROUTE = {
+    "flashsim run": "what FlashAttention saves on real data, counted",
+    "flashsim example prefill": "attention in tiles, every number shown",
+    "flashsim lessons 3 --open": "Algorithm 1, played line by line",
+    "flashsim playground --open": "what N, d, M and block sizes change",
+    "flashsim exercise start 5": "write Algorithm 1's inner loop yourself",
+}
+"""The first ten minutes: what to type, and what it shows."""
+ABOUT = "FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced capacity."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    arguments = list(sys.argv[1:] if argv is None else argv)
     program = " ".join(["flashsim", *arguments[:1]]) if set(arguments[:1]) & COMMANDS.keys() else "flashsim"
 
     def work() -> int:
+        if not arguments:
+            print(_beginning())
+            return 0
         options = parse(arguments)
         check_outputs(options)
         status: int = COMMANDS[options.name].run(options)
@@ -81,17 +102,20 @@ def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.Argu
     """Return the parser of each command, those of these names with their options; under "" the one of them all."""
     parser = Parser(
         prog="flashsim",
-        description="FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced capacity.",
-        epilog=f"Defaults: --dtype {DEFAULT_DTYPE}, --M 100KB, unless a command's help says otherwise. "
-        "`flashsim COMMAND --help` shows a command's options and examples.",
-    )
+        usage="flashsim [-h] [--version] COMMAND ...",
+        description=f"{_wrapped(ABOUT, '', '')}\n\n{_by_purpose()}",
+        epilog=_wrapped(
+            f"Defaults: --dtype {DEFAULT_DTYPE}, --M 100KB, unless a command's help says otherwise. `flashsim` alone says "
+            "where to begin, and `flashsim COMMAND --help` shows a command's options and examples.", "", "",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"flashsim {__version__}")
     found: dict[str, argparse.ArgumentParser] = {"": parser}
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(prog="flashsim", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     for name, command in COMMANDS.items():
         found[name] = commands.add_parser(
             name,
-            help=command.SUMMARY,
             description=_wrapped(command.SUMMARY, "", ""),
             epilog="examples:\n" + "\n".join(map(_example, command.EXAMPLES.splitlines())),
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -100,6 +124,25 @@ def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.Argu
         if name in whole:
             command.add_options(found[name])
     return found
+
+
+def _beginning() -> str:
+    """Say what to do first."""
+    width = max(map(len, ROUTE))
+    route = "\n".join(f"  {command:{width}}  {shows}" for command, shows in ROUTE.items())
+    return f"{_wrapped(ABOUT, '', '')}\n\nBegin here; it takes ten minutes:\n\n{route}\n\nAll commands: flashsim --help"
+
+
+def _by_purpose() -> str:
+    """List the commands under what they are for."""
+    indent = " " * (4 + max(map(len, COMMANDS)))
+    listed = ""
+    for purpose, names in PURPOSES.items():
+        listed += f"{purpose}:\n"
+        for name in names.split():
+            listed += f"{_wrapped(f'  {name:{len(indent) - 2}}{COMMANDS[name].SUMMARY}', '', indent)}\n"
+        listed += "\n"
+    return listed.rstrip()
 
 
 def _wrapped(text: str, end: str, further: str) -> str:

@@ -31,6 +31,7 @@ EXAMPLES = (
     "(--empty-rows undefined). Its causal is aligned at the top left, which --convention sdpa declares."
 )
 WHERE = "MODULE:FUNCTION"
+NOT_ALL = 3  # exit status
 YES_OR_NO = argparse.BooleanOptionalAction
 SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     "dtypes": {
@@ -42,13 +43,17 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
         "nargs": 2, "type": whole(), "metavar": ("N", "M"), "help": "N_q is a multiple of N, N_k of M. Default: any"
     },
     "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=; its alignment"},
+    "window": {"choices": ["bottom_right", "top_left"], "help": "it takes window=(left, right); its alignment"},
+    "bias": {"action": YES_OR_NO, "help": "it takes bias="},
     "empty_rows": {"choices": ["zero", "nan", "mean", "undefined"], "help": "O where all keys are masked"},
     "lse": {"choices": ["natural", "base2"], "help": "it returns (O, lse)"},
     "gqa": {"action": YES_OR_NO, "help": "it takes fewer KV heads than query heads"},
     "masks": {"action": YES_OR_NO, "help": "it takes mask="},
     "scale": {"action": YES_OR_NO, "help": "it takes scale="},
     "d_v": {"action": YES_OR_NO, "help": "V may have another width"},
-    "zero_keys": {"action": YES_OR_NO, "help": "it takes N_k = 0"},
+    "zero_keys": {
+        "nargs": "?", "const": True, "choices": ["forward"], "help": "it takes N_k = 0; forward: not its backward function"
+    },
     "cross": {"action": YES_OR_NO, "help": "it takes N_q ≠ N_k (the default)"},
     "deterministic": {"action": YES_OR_NO, "help": "the same call gives the same bits (the default)"},
     "head_dims": {"nargs": "+", "type": whole(), "metavar": "D", "help": "the widths it takes. Default: any"},
@@ -59,6 +64,9 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     },
     "max_shapes": {
         "type": whole(), "metavar": "N", "help": "at most N distinct shapes, for kernels that compile"
+    },
+    "unchecked": {
+        "nargs": "+", "metavar": "NAME", "help": "parameters that stay at their defaults on purpose; else exit status 3"
     },
     "C": {"type": positive, "help": "multiplies every error budget. Default: 2"},
 }  # fmt: skip
@@ -94,6 +102,8 @@ def add_options(parser: Any) -> None:
     for name, settings in SPEC_OPTIONS.items():
         spelt = "--blocks" if name == "block" else f"--{name.replace('_', '-')}"
         declared.add_argument(spelt, dest=name, **settings)
+    none = {"dest": "zero_keys", "action": "store_const", "const": False, "default": None}
+    declared.add_argument("--no-zero-keys", help=argparse.SUPPRESS, **none)
     was = {**SPEC_OPTIONS["block"], "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     declared.add_argument("--block", **was)  # still read
 
@@ -102,11 +112,13 @@ def run(options: argparse.Namespace) -> int:
     try:
         from flashsim import testing
         from flashsim.testing.last_words import last_words
+        from flashsim.testing.unchecked import without_words
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
     if options.list:
         width = max(map(len, testing.CHECKS))
         print("\n".join(f"{name:{width}}  {check.about}" for name, check in testing.CHECKS.items()))
+        print("\n" + without_words())
         return 0
     if options.function is None:
         raise ValueError(f"what is to be checked is missing: give {WHERE}, or --list")
@@ -127,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
     if options.overwrite and not options.init:
         raise ValueError("--overwrite goes with --init")
     if options.init:
-        return _init(fn, options)
+        return _init(fn, backward, options)
     spec = _spec(fn, options)
     said = f"flashsim check: error: {getattr(fn, '__name__', type(fn).__name__)} ended the process"
     with last_words(said) as tried, progress(options) as told:
@@ -144,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
             on_try=tried,
         )
     finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(report))
-    return 0 if report.ok else 1
+    return NOT_ALL if report.ok and not report.complete else 0 if report.ok else 1
 
 
 def _spec(fn: Any, options: argparse.Namespace) -> Spec:
@@ -175,7 +187,7 @@ def _automatic(fn: Any) -> Any:
         raise ValueError(f"argument --backward: auto needs a function that can be differentiated: {why}") from None
 
 
-def _init(fn: Any, options: argparse.Namespace) -> int:
+def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
     """Write a kernel's first spec and tests, and say what to run. Raises ValueError for a file that is there."""
     from flashsim.testing.first_tests import first_files, paths
     from flashsim.testing.inferring import infer
@@ -196,7 +208,7 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
             raise ValueError(f"argument {option}: {said}")
     back_from = Path(backward).stem if backward.endswith(".py") else backward
     own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
-    inferred = infer(fn, _spec(fn, options))
+    inferred = infer(fn, _spec(fn, options), back_fn)
     written = first_files(
         file.stem if file else where,
         name,
@@ -215,7 +227,8 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
     print(fill(repr(inferred.spec), 80, subsequent_indent="     "))
     for field in inferred.doubtful:
         print("\n" + fill(f"Doubtful: {field}: {inferred.notes[field]}", 80))
-    print(f"\nWrote {tests}; run it:\n\npytest {tests}")
+    fails = "; one test fails until what is doubtful is confirmed" if inferred.doubtful else ""
+    print(f"\nWrote {tests}; run it{fails}:\n\npytest {tests}")
     return 0
 
 

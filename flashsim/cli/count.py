@@ -6,11 +6,21 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import finish
-from flashsim.cli.shared import LENGTHS, add, add_algorithm, add_declared, algorithm_in, declared_in, problem_in
+from flashsim.cli.shared import (
+    DEFAULT_ALGORITHM,
+    LENGTHS,
+    add,
+    add_algorithm,
+    add_declared,
+    algorithm_in,
+    declared_in,
+    problem_in,
+)
 
 SUMMARY = "Count what an algorithm moves, line by line, at any size, without computing it."
 EXAMPLES = (
     "flashsim count --N 1024 --d 64\n"
+    "flashsim count --N 1024 --d 64 --sizing paper\n"
     "flashsim count flash --backward --N 4096 --d 64 --causal --dropout 0.1\n"
     "flashsim count block_sparse --N 65536 --d 64 --block-mask butterfly\n"
     "flashsim count flash_basic --N 1048576 --d 128 --M 228KB --dtype bfloat16\n"
@@ -22,14 +32,12 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    add_algorithm(parser, "flash_basic")
+    add_algorithm(parser, DEFAULT_ALGORITHM)
     add(parser, *LENGTHS)
     add(parser, "--heads", default=1)
     add(parser, "--kv-heads", "--gqa")
     add(parser, "--backward", help="count the backward pass")
-    add(parser, "--causal", "--offset", "--dropout", "--M")
-    add(parser, "--sizing", default="paper")
-    add(parser, "--blocks", "--json")
+    add(parser, "--causal", "--offset", "--dropout", "--M", "--sizing", "--blocks", "--json")
     add_declared(parser)
 
 
@@ -40,6 +48,6 @@ def run(options: argparse.Namespace) -> int:
 
     others = "sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p"
     arguments = problem_in(options, *others) | declared_in(options)
-    counted = comparison.count_lines(algorithm_in(options, "flash_basic"), arguments)
+    counted = comparison.count_lines(algorithm_in(options, DEFAULT_ALGORITHM), arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))
     return 1 if counted.agrees is False else 0

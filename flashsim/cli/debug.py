@@ -28,11 +28,11 @@ from flashsim.tracing.stops import Stop, condition, find_stop, with_breakpoint
 
 SUMMARY = "Stop in the debugger at a line of an algorithm, at the tile that you name."
 EXAMPLES = (
-    "flashsim debug flash_basic --line 12 --at j=2,i=3\n"
+    "flashsim debug flash_basic --line 12 --at j=3,i=4\n"
     "flashsim debug flash --line 12 --causal --N 64 --d 16 --blocks 16 16\n"
     "flashsim debug mine.py:attention --line 14\n"
-    'flashsim debug memory_efficient --line "equation 2" --at i=1,j=0\n'
-    "flashsim debug flash --backward --line 13 --at j=1\n"
+    'flashsim debug memory_efficient --line "equation 2" --at i=2,j=1\n'
+    "flashsim debug flash --backward --line 13 --at j=2\n"
     "flashsim debug flash_basic --line 9 --qkv mine.npz --head 3 --blocks 32 32\n"
     "printf 'p S_ij\\np sram\\nq\\n' | flashsim debug flash_basic --line 10\n"
     "PYTHONBREAKPOINT=ipdb.set_trace flashsim debug flash_basic --line 12"
@@ -47,8 +47,8 @@ def add_options(parser: Any) -> None:
     )
     parser.add_argument("--line", "--stop", required=True, metavar="LABEL", help=what)
     turns = (
-        "the turns of the loops around that line, counted from 0; if source lines share the label, the first "
-        "in such loops is meant. Default: every turn"
+        "the turns of the loops around that line, counted from 1, as in the paper and the player; if source lines share the "
+        "label, the first in such loops is meant. Default: every turn"
     )
     add(parser, "--at", metavar="j=J,i=I", help=turns)
     add(parser, "--backward", help="stop in the backward pass, for a random dO")
@@ -86,15 +86,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _turns(text: str) -> dict[str, int]:
-    """Return the turns that `--at j=2,i=3` asks for, by loop variable."""
+    """Return the turns that `--at j=3,i=4` asks for, by loop variable: what this is in Python, where they count from 0."""
     turns: dict[str, int] = {}
     for part in text.split(","):
         name, equals, index = (piece.strip() for piece in part.partition("="))
-        if not equals or not name.isidentifier() or not index.isdecimal():
-            raise ValueError(f"--at is {text!r}; expected turns of loops, counted from 0, such as j=2,i=3")
+        if not equals or not name.isidentifier() or not index.isdecimal() or not int(index[:30]):
+            raise ValueError(f"--at is {text!r}; expected turns of loops, counted from 1, such as j=3,i=4")
         if name in turns:
             raise ValueError(f"--at is {text!r}, which gives {name} twice")
-        turns[name] = int(index[:30])  # enough to be refused as too large
+        turns[name] = int(index[:30]) - 1  # enough to be refused as too large
     return turns
 
 
@@ -148,14 +148,15 @@ def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, 
         broken = error
     for variable, index in at.items():
         if variable in turns and index >= turns[variable]:
-            raise ValueError(f"--at gives {variable}={index}; expected 0 ≤ {variable} < {turns[variable]} here")
+            raise ValueError(f"--at gives {variable}={index + 1}; expected 1 ≤ {variable} ≤ {turns[variable]} here")
     if lines and not any(at.items() <= now.items() for now in seen):
         if broken:
             raise broken
-        tile = ", ".join(f"{variable} = {index}" for variable, index in at.items())
+        tile = ", ".join(f"{variable} = {index + 1}" for variable, index in at.items())
         raise ValueError(f"{stop.label} is never run {f'at {tile}, which is skipped' if at else 'here'}")
-    asked = {variable: f" = {index}" for variable, index in at.items()}
-    return "".join(f", {name}{asked.get(name, '')} of 0…{turns[name] - 1}" for name, _ in stop.loops)
+    asked = {variable: f" = {index + 1}" for variable, index in at.items()}
+    found = "".join(f", {name}{asked.get(name, '')} of 1…{turns[name]}" for name, _ in stop.loops)
+    return found + (f" (in Python {condition(at)})" if at else "")
 
 
 def _with_pdb(stop: Stop, at: Mapping[str, int], commands: IO[str] | None, work: Callable[[], object]) -> None:

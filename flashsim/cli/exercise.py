@@ -115,6 +115,8 @@ def _check(options: argparse.Namespace) -> int:
         print(f"\n{_hint(found, path, number)}")
     elif not found.solved:
         print(f"\nMore: {_checking(path)} --hint")
+        if found.exercise.whole:
+            print(f"Where it parts from the right run: {command_line(['flashsim', 'step', str(path), '--open'])}")
     return 0 if found.solved else 1
 
 

@@ -1,4 +1,4 @@
-"""`flashsim gpu info`: what this machine has of what the GPU kernels need."""
+"""`flashsim gpu`: what this machine has of what the GPU kernels need."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from flashsim.cli.outputs import finish
 
 SUMMARY = "Say whether the GPU kernels can be compiled and run here, and what is missing."
-EXAMPLES = "flashsim gpu info\nflashsim gpu info --json -"
+EXAMPLES = "flashsim gpu\nflashsim gpu info --json -"
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("what", choices=["info"], metavar="info", help="info: versions, the GPU, and what is missing")
+    what = "info: versions, the GPU, and what is missing. Default: info"
+    parser.add_argument("what", nargs="?", choices=["info"], default="info", metavar="info", help=what)
     parser.add_argument("--json", choices=["-"], help="print JSON to stdout, and nothing else")
 
 

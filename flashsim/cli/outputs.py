@@ -14,6 +14,7 @@ from typing import Any
 
 from flashsim.support.exporting import plain
 from flashsim.support.files import check_target, write_whole
+from flashsim.support.provenance import made_with
 from flashsim.support.sizes import human_bytes
 
 FIGURE = (".png", ".svg", ".json")
@@ -83,8 +84,9 @@ def opened(path: Path) -> None:
 
 
 def finish(options: argparse.Namespace, numbers: Mapping[str, Any], show: Callable[[], object]) -> None:
-    """Write the numbers where --json says; and show them to a reader, unless stdout has the JSON."""
-    write_json(options.json, numbers)
+    """Write the numbers where --json says, with versions, date and commit; and show them, unless stdout has the JSON."""
+    if options.json is not None:
+        write_json(options.json, {**numbers, "made_with": made_with()})
     if options.json != "-":
         show()
 

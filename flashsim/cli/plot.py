@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import FLAG, NAMES, add
+from flashsim.cli.outputs import FIGURE, figure_stem, finish, progress
+from flashsim.cli.shared import FLAG, NAMES, SIZINGS, add
 from flashsim.cli.values import elements, whole
 from flashsim.hardware.machines import MACHINES
-from flashsim.problem.inputs import DEFAULT_DTYPE, float_dtype
+from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.support.files import command_line, name_of
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ EXAMPLES = (
     "flashsim plot blocks\n"
     "flashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\n"
     "flashsim plot theorem2 --wide\n"
+    "flashsim plot arrays --causal --heads 8 --kv-heads 2\n"
+    "flashsim plot arrays --sizing paper\n"
     "flashsim plot cache_size --algorithm mine.py:attention\n"
     "flashsim plot approximate --k 64\n"
     "flashsim plot roofline --machine H200 --N 4096 --d 128 --dtype bfloat16\n"
@@ -36,28 +38,45 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "N": (
         "--N",
-        {"help": "sequence length. Default: 1024; for sparsity, theorem2 and theorem5 16384, for fusing 65536"},
+        {
+            "help": f"sequence length. Default: {REFERENCE_N}; for sparsity, theorem2 and theorem5 16384, for fusing 65536"
+        },
     ),
     "N_q": ("--N-q", {"help": "number of queries, if not that of the keys"}),
-    "d": ("--d", {"required": False, "help": "head dimension. Default: 64; for fusing 1024"}),
+    "d": ("--d", {"required": False, "help": f"head dimension. Default: {REFERENCE_D}; for fusing 1024"}),
     "d_v": ("--d-v", {"help": "width of V, if not d"}),
     "k": ("--k", {"type": whole(), "help": f"{KEPT}. Default: the paper's, N/8, at most 256"}),
     "dtype": ("--dtype", {"default": None, "help": f"type of Q, K, V. Default: {DEFAULT_DTYPE}"}),
-    "blocks": ("--blocks", {"help": "these block sizes instead of line 1's; M enforced"}),
+    "blocks": ("--blocks", {"help": "these block sizes instead; M enforced"}),
+    "sizing": ("--sizing", {"default": None, "help": f"{SIZINGS}; the picture says so. Default: fit"}),
     "machine": (
         "--machine",
         {"choices": MACHINES, "metavar": "NAME", "help": f"{', '.join(MACHINES)}. Default: A100-40GB"},
     ),
     "M": ("--M", {"help": "SRAM size. Default: 100KB"}),
+    "causal": ("--causal", {"default": None, "help": "a causal mask"}),
+    "heads": ("--heads", {"help": "query heads; the counts add up. Default: 1"}),
+    "kv_heads": ("--kv-heads", {"help": "KV heads; query heads that share one run as one problem"}),
 }
 """What figures take, by name: how that is spelt here, and its settings, but for those of `flashsim.cli.shared`."""
+OLD = {
+    "accesses_by_array": "arrays",
+    "figure_2_left": "traffic",
+    "figure_2_middle": "blocks",
+    "figure_2_right": "sparsity",
+    "figure_3_right": "memory",
+    "theorem_2": "theorem2",
+    "theorem_5": "theorem5",
+}
+"""What files of figures were once called; still read, as a number in the paper is."""
 
 
 def add_options(parser: Any) -> None:
     from flashsim.plots import FIGURES
 
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("figure", nargs="?", choices=list(FIGURES), metavar="FIGURE", help="one of those below")
+    named = "one of those below, or a file of one, as figures/blocks.png"
+    what.add_argument("figure", nargs="?", type=_figure, choices=list(FIGURES), metavar="FIGURE", help=named)
     add(what, "--all", **FLAG, help="every figure, as the documentation has it; it takes some minutes")
     width = max(map(len, FIGURES))
     listed = "".join(f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items())
@@ -68,6 +87,13 @@ def add_options(parser: Any) -> None:
     where = "save STEM.png, .svg, .json; with --all, STEM is a folder. Default: flashsim-FIGURE, or flashsim-figures"
     add(parser, "--output", help=where)
     add(parser, "--json", "--quiet")
+
+
+def _figure(text: str) -> str:
+    """Read a figure's name, or the name of a file that has it."""
+    path = Path(text)
+    name = path.stem if path.suffix in FIGURE else path.name
+    return OLD.get(name, name)
 
 
 def _takers(name: str) -> str:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from flashsim.verify.comparison import Counted, Result
 
 
+SIZED = {"fit": "the largest blocks that fit", "paper": "line 1's blocks", "given": "the blocks given"}
+
+
 def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result]) -> dict[str, Any]:
     """Return the results as plain data."""
     shapes = {name: list(array.shape) for name, array in (("Q", given.Q), ("K", given.K), ("V", given.V))}
@@ -67,14 +70,14 @@ def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str
     print_words(f"{heads}, {sizes}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
     print(sram(M, given.Q.dtype.itemsize, given.Q.dtype.name) + "\n")
     for results in filter(None, (forwards, backwards)):
-        _print_results(results)
+        _print_results(results, given.Q.shape[-1])
 
 
 def _heads(number: int, what: str) -> str:
     return f"{number} {what}" + "s" * (number > 1)
 
 
-def _print_results(results: Mapping[str, Result]) -> None:
+def _print_results(results: Mapping[str, Result], d: int) -> None:
     titles = (result.title.replace(", ", ",\n") for result in results.values())
     by_array = [{name: a.accesses for name, a in result.hbm.by_array.items()} for result in results.values()]
     moved = [(array, *(of.get(array) for of in by_array)) for array in dict.fromkeys(chain.from_iterable(by_array))]
@@ -84,7 +87,11 @@ def _print_results(results: Mapping[str, Result]) -> None:
     for flash in {"flash", "flash_basic"} & results.keys():
         if "standard" in results:
             ratio = results["standard"].hbm.accesses / results[flash].hbm.accesses
-            print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.\n")
+            said = f"Standard attention moves {ratio:.2f}× the elements that FlashAttention does."
+            M = results[flash].sram.capacity
+            print()
+            print_words(f"{said} The factor follows M/d², here {M / d**2:.3g} (flashsim plot saved).")
+            print()
 
 
 def _costs(result: Result) -> dict[str, int | str | None]:
@@ -112,7 +119,8 @@ def print_count(counted: Counted) -> None:
     tally, arguments = counted.tally, counted.arguments
     blocks, heads, M = tally.blocks, arguments["heads"], tally.sram.capacity
     print(counted.algorithm.title)
-    print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']})")
+    sized = SIZED["given" if arguments["blocks"] is not None else arguments["sizing"]]
+    print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']}), {sized}")
     print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}")
     papers = _choosing_line(counted) if arguments["blocks"] is None and arguments["sizing"] == "paper" else ""
     if papers:
@@ -161,8 +169,8 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     group, shape = _group(arguments), check_shape(*map(arguments.get, ("N", "d", "N_q", "N_k", "d_v")))
     problems, queries = arguments["heads"] // group, group * shape.N_q
     sizes = queries, shape.N_k, shape.d, shape.d_v, tally.sram.capacity, tally.blocks
-    values = theory.symbols(*sizes, direction=direction)
-    known = theory.formulas(counted.algorithm, direction)
+    values = theory.symbols(*sizes, direction=direction, name=counted.algorithm)
+    form = theory.form_of(counted.algorithm, direction)
 
     def said(formula: str, elements: int) -> str:
         if problems * evaluated(formula, values) != elements:
@@ -171,13 +179,13 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
 
     found = {}
     for array, traffic in tally.hbm.by_array.items():
-        reads, writes = known.get(array, ("0", "0"))
+        reads, writes = form.formulas.get(array, ("0", "0"))
         found[array] = said(reads, traffic.reads), said(writes, traffic.writes)
     words = " ".join(" ".join(pair) for pair in found.values())
     notes = [
-        f"{symbol} = {values[symbol]:,}: {theory.SYMBOLS[symbol]}"
-        for symbol in ("T_v", "T_d", "s", "U_r", "U_v", "W", "U_c", "p")
-        if re.search(rf"\b{symbol}\b", words)
+        f"{symbol} = {values[symbol]:,}: {meaning}"
+        for symbol, meaning in {**theory.SYMBOLS, **form.meanings}.items()
+        if symbol not in ("N_q", "N_k", "d", "d_v", "T_r", "T_c") and re.search(rf"\b{symbol}\b", words)
     ]
     if problems > 1:
         what = "heads" if group == 1 else f"groups of {group} heads"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import FLAG, NAMES, add, add_declared, by_name, declared_in, masks_in
+from flashsim.cli.shared import DEFAULT_ALGORITHM, FLAG, NAMES, add, add_declared, by_name, declared_in, masks_in
 from flashsim.cli.values import elements, finite
 from flashsim.masks.paddings import KeyPadding
 from flashsim.problem.inputs import float_dtype
@@ -29,7 +29,7 @@ def add_options(parser: Any) -> None:
     )
     add(parser, "--qkv", help=qkv)
     add(parser, "--head", help="run this head only: an index into the leading axes. Default: all")
-    default = "standard and flash_basic, or flash if a mask, dropout or --backward is given"
+    default = f"standard and {DEFAULT_ALGORITHM}"
     add(parser, "--algorithm", nargs="+", help=f"which to compare: {NAMES}. Default: {default}")
     add(parser, "--backward", help="run the backward pass too, for a random dO")
     add(parser, "--causal", "--offset", "--dropout")
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
         forwards, backwards = comparison.run_all(
             given,
-            options.algorithm or ["standard", "flash" if asked or both_ways else "flash_basic"],
+            options.algorithm or ["standard", DEFAULT_ALGORITHM],
             watch,
             both_ways=both_ways,
             M=elements(options.M, given.Q.dtype.itemsize),
@@ -83,7 +83,8 @@ def run(options: argparse.Namespace) -> int:
         )
     numbers = report.run_numbers(given, forwards, backwards)
     schedule = "query heads grouped" if options.gqa == "grouped" else ""
-    what = ", ".join(filter(None, (asked, schedule)))
+    sized = report.SIZED["given" if options.blocks else options.sizing]
+    what = ", ".join(filter(None, (asked, schedule, sized)))
     finish(options, numbers, lambda: report.print_run(given, forwards, backwards, what))
     M = next(iter(forwards.values())).sram.capacity
     figure = plots.run_figure(forwards, heads=given.heads, M=M, **given.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from flashsim.problem.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
 NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 
+DEFAULT_ALGORITHM, DEFAULT_SIZING = "flash", "fit"
+"""What every command takes that is not told; the playground, too."""
 SIZINGS = "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more"
 FLAG: dict[str, Any] = {"action": "store_true"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
@@ -59,7 +62,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--qkv": {**FILE, "nargs": "+"},
     "--quiet": {**FLAG, "help": "no progress on stderr"},
     "--seed": {"type": seed, "default": 0},
-    "--sizing": {"choices": ["fit", "paper"], "default": "fit", "help": f"{SIZINGS}. Default: %(default)s"},
+    "--sizing": {"choices": ["fit", "paper"], "default": DEFAULT_SIZING, "help": f"{SIZINGS}. Default: %(default)s"},
     "--vs": {"type": algorithm, "metavar": "NAME"},
     "--offset": {
         "type": offset,
@@ -130,11 +133,11 @@ def problem_in(options: argparse.Namespace, *names: str, mask: Any = None) -> di
     return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **masks_in(options, mask)}
 
 
-def add_algorithm(parser: Any, default: str = "") -> None:
-    """Add the algorithm, as NAME or --algorithm NAME."""
-    said = f"{BOTH}." + (f" Default: {default}" if default else "")
-    parser.add_argument("named", nargs="?", type=algorithm, metavar="NAME", help=f"the algorithm: {said}")
-    add(parser, "--algorithm", help="the same as NAME")
+def add_algorithm(parser: Any, default: str = "", *, read: Callable[[str], Any] = algorithm, also: str = "") -> None:
+    """Add the algorithm, as NAME or --algorithm NAME; `read` reads it, and `also` says what that takes besides."""
+    said = f"{BOTH}{also}." + (f" Default: {default}" if default else "")
+    parser.add_argument("named", nargs="?", type=read, metavar="NAME", help=f"the algorithm: {said}")
+    add(parser, "--algorithm", type=read, help="the same as NAME")
 
 
 def algorithm_in(options: argparse.Namespace, default: str = "") -> Algorithm:

@@ -10,8 +10,9 @@ from typing import Any
 
 from flashsim.algorithms.own import chosen
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
+from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import check_outputs, opened, saved, trace_file
-from flashsim.cli.shared import FLAG, add, add_algorithm, algorithm_in
+from flashsim.cli.shared import DEFAULT_ALGORITHM, FLAG, add, add_algorithm, algorithm_in
 from flashsim.support.files import write_whole
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 
@@ -20,6 +21,7 @@ EXAMPLES = (
     "flashsim step --open\n"
     "flashsim step --algorithm flash --N 12 --d 4 --blocks 3 4 --causal\n"
     "flashsim step --algorithm mine.py:attention --vs flash_basic\n"
+    "flashsim step 05_inner_loop.py --open\n"
     "flashsim step --qkv mine.npz --head 3 --blocks 32 32 -o head3.html\n"
     "flashsim step --causal --vs q_outer\n"
     "flashsim step --algorithm flash --bug no_rescale\n"
@@ -29,10 +31,12 @@ EXAMPLES = (
     "flashsim step --gif 20:40 -o tile.gif\n"
     "flashsim step --N 64 --d 16 -o run.perfetto.json"
 )
+BLOCKS = (3, 4)  # of an exercise's file
 
 
 def add_options(parser: Any) -> None:
-    add_algorithm(parser, "flash")
+    also = "; or the file of an exercise, which is played beside the right run"
+    add_algorithm(parser, DEFAULT_ALGORITHM, read=_algorithm_or_file, also=also)
     add(parser, "--backward", help="play its backward pass, for a random dO; the forward pass before it is not shown")
     other = parser.add_mutually_exclusive_group()
     add(other, "--vs", help="a second algorithm, shown beside the first at the same tile")
@@ -52,7 +56,10 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.tracing.page import page_of
     from flashsim.tracing.text import lines
 
-    second = options.vs or options.bug
+    mine = isinstance(options.named or options.algorithm, Path)
+    if mine and (options.bug or options.direction == "backward"):
+        raise ValueError("an exercise's file is a forward pass with bugs of its own; leave out --bug and --backward")
+    second = options.vs or options.bug or (mine and not options.text and not options.gif)
     if options.text and (second or options.open or options.output):
         raise ValueError("--text prints one run; leave out --vs, --bug, --open and --output")
     if options.gif and (second or options.open or options.text):
@@ -91,6 +98,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _algorithm_or_file(text: str) -> Any:
+    return Path(text) if text.endswith(".py") else algorithm(text)
+
+
 def _range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text, re.ASCII)
     if not found:
@@ -103,7 +114,17 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     from flashsim.tracing.tracer import trace
 
     given, direction = operands(options), options.direction
-    passes = [algorithm_in(options, "flash"), *([chosen(options.vs, direction)] if options.vs else [])]
+    beside = [chosen(options.vs, direction)] if options.vs else []
+    named = options.named or options.algorithm
+    if isinstance(named, Path):
+        from flashsim.learn.exercises.playing import played
+
+        if options.M is None and options.blocks is None:
+            options.blocks = BLOCKS  # M is then what the student's run needs, which may be more than the right one's
+        mine, right = played(named)
+        passes = [mine] if options.text or options.gif else [mine, *(beside or [right])]
+    else:
+        passes = [algorithm_in(options, DEFAULT_ALGORITHM), *beside]
     planted = [with_bug(passes[0], options.bug, direction)] if options.bug else []
     asked = arguments(options, *given, passes)
     if direction == "backward":

@@ -6,7 +6,7 @@ import argparse
 import csv
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,7 +18,7 @@ from flashsim.algorithms import options as declared
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import FILE, NAMES, SIZINGS, add, add_declared
+from flashsim.cli.shared import DEFAULT_ALGORITHM, DEFAULT_SIZING, FILE, NAMES, SIZINGS, add, add_declared
 from flashsim.cli.values import whole
 from flashsim.problem.inputs import FLOATS
 from flashsim.support.files import write_whole
@@ -41,7 +41,9 @@ SHOWN, WIDTH = 20, 80
 
 def add_options(parser: Any) -> None:
     lengths, sizes, some = values.several(whole()), values.several_sizes, {"nargs": "+"}
-    parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=f"algorithms: {NAMES}. Default: flash")
+    parser.add_argument(
+        "named", nargs="*", type=algorithm, metavar="NAME", help=f"algorithms: {NAMES}. Default: {DEFAULT_ALGORITHM}"
+    )
     add(parser, "--algorithm", nargs="+", default=[], help="the same as NAME")
     for flag, what in (
         ("--N", f"sequence lengths, {MANY}"),
@@ -54,7 +56,7 @@ def add_options(parser: Any) -> None:
     said = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
     add(parser, "--M", **some, type=sizes, help=said)
     add(parser, "--blocks", action="append", help="block sizes, M enforced; again for others")
-    add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: paper")
+    add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: {DEFAULT_SIZING}")
     add(
         parser,
         "--dtype",
@@ -99,12 +101,13 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs > 1:
         _check_they_can_be_handed_on(algorithms)
     stem = None if options.output is None else figure_stem(options, "")
+    table = None if options.points is None else _table(options.points)
     with progress(options) as told:
         try:
             found = sweep(
-                algorithms or "flash",
-                **_arguments(options),
-                points=None if options.points is None else _table(options.points),
+                algorithms or DEFAULT_ALGORITHM,
+                **_arguments(options, table),
+                points=table,
                 jobs=partial(in_any_order, jobs=options.jobs),
                 check=options.check,
                 seed=options.seed,
@@ -160,8 +163,8 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
     return 0 if len(found.ok) else 1
 
 
-def _arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return `sweep`'s arguments, those that were given."""
+def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """Return `sweep`'s arguments, those that were given, and the sizing where nothing else chooses blocks."""
     from flashsim.sweeping.points import ARGUMENTS
 
     given: dict[str, Any] = {name: getattr(options, name, None) for name in (*ARGUMENTS, *declared())}
@@ -171,6 +174,8 @@ def _arguments(options: argparse.Namespace) -> dict[str, Any]:
             given[name] = ways[given[name]]
     for name in given.keys() - {"blocks"}:  # of lists, which ranges are, too
         given[name] = list(chain.from_iterable(each if isinstance(each, list) else [each] for each in given[name]))
+    if not {"blocks", "sizing"} & (given.keys() | set(table[0] if table else ())):
+        given["sizing"] = [DEFAULT_SIZING]
     for name in given.keys() & declared():
         choices = declared()[name][0][1].choices
         given[name] = [choices.get(value, value) for value in given[name]]

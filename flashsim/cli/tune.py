@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import BOTH, LENGTHS, add, problem_in
 from flashsim.cli.values import whole
@@ -19,13 +20,14 @@ EXAMPLES = (
     "flashsim tune --N 4096 --d 128 --M 228KB --dtype float16 --causal --least 16\n"
     "flashsim tune --N 1024 --d 64 --M 2000\n"
     "flashsim tune --N 1024 --d 64 --backward --json -\n"
-    "flashsim tune --N 1024 --d 64 --algorithm rabe_staats mine.py:attention"
+    "flashsim tune mine.py:attention rabe_staats --N 1024 --d 64"
 )
 
 
 def add_options(parser: Any) -> None:
+    parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=f"try these too: {BOTH}")
     add(parser, *LENGTHS, "--M")
-    add(parser, "--algorithm", nargs="+", default=[], help=f"try these too: {BOTH}")
+    add(parser, "--algorithm", nargs="+", default=[], help="the same as NAME")
     add(parser, "--backward", help="tune the backward pass")
     add(parser, "--causal", help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
     add(parser, "--offset", "--dropout")
@@ -42,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     with progress(options) as told:
         asked = problem_in(options, "dropout_p", "least")
-        tuned = tune(**asked, algorithms=options.algorithm, on_tried=told)
+        tuned = tune(**asked, algorithms=[*options.named, *options.algorithm], on_tried=told)
     numbers = {"command": options.command_line, **asdict(tuned)}
     finish(options, numbers, lambda: print_tuned(tuned, options.dtype))
     return 0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashsim.gpu import rungs
+from flashsim.gpu.arrays import Taken
 from flashsim.gpu.compiling import import_cupy
-from flashsim.gpu.dlpack import Taken
 from flashsim.gpu.launching import Prepared
 from flashsim.gpu.settling import Plan, planned, settled
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from flashsim.gpu import hopper, tensor_core
+from flashsim.gpu.arrays import CUDA, as_cupy
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
-from flashsim.gpu.dlpack import CUDA, as_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import ELEMENTS, WORDS_EACH, Launch, Prepared, check_rows, counter, ready, section, totals
 from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_map

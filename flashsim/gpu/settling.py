@@ -9,9 +9,9 @@ from operator import or_
 from typing import Any, NamedTuple
 
 from flashsim.gpu import rungs
+from flashsim.gpu.arrays import New, Taken, host
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.counters import Counters
-from flashsim.gpu.dlpack import New, Taken, host
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.masking import Rule, as_array, rule_of
 from flashsim.gpu.tensor_maps import contiguous

@@ -522,8 +522,9 @@ class SRAM:
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
         """Register a computed result as resident, and return it.
 
-        With `over=tile` the result overwrites that tile in place (P̃ over S): the same buffer, counted once. A result
-        already on chip, say one computed with `out=`, is likewise not counted again.
+        With `over=tile` the result overwrites that tile in place (P̃ over S): the same buffer, counted once. Of a tile's part,
+        such as `over=O_i[:, c : c + 1]`, it overwrites that part, and returns it. A result already on chip, say one computed with
+        `out=`, is likewise not counted again.
         """
         if type(result) is ndarray:
             if over is None and result.dtype is not self.dtype and result.dtype != self.dtype:
@@ -541,13 +542,14 @@ class SRAM:
         frame = sys._getframe(1)
         place = frame.f_code, frame.f_lasti
         if over is not None:
-            if id(over) not in self._resident:
+            if id(over) not in self._resident and id(getattr(over, "base", None)) not in self._resident:
                 self._refuse_absent(over, "on_chip(…, over=…)")
             if result.shape != over.shape:
                 raise ValueError(f"a {_by(result.shape)} result cannot overwrite a {_by(over.shape)} tile")
             if type(result) is ndarray and result is not over:
                 over[...] = result
-            self._resident[id(over)] = (over, over.size, None, place)
+            if id(over) in self._resident:  # else a part of what is
+                self._resident[id(over)] = (over, over.size, None, place)
             result = over
         elif id(result) not in self._resident:
             if type(result) is ndarray and result.base is not None:

@@ -19,12 +19,15 @@ NOT_COUNTED = (
 
 
 class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
-    """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic."""
+    """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic.
 
-    __slots__ = ("_counter", "shape")
+    `base` is what it is a part of, as an array's is; None if it is whole.
+    """
 
-    def __init__(self, shape: tuple[int, ...], counter: Any) -> None:
-        self.shape = shape
+    __slots__ = ("_counter", "base", "shape")
+
+    def __init__(self, shape: tuple[int, ...], counter: Any, base: ShapeOnly | None = None) -> None:
+        self.shape, self.base = shape, base
         self._counter = counter
 
     @property
@@ -41,7 +44,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         """Return a part, by a slice of each axis: the shape that a view of an array would have."""
         slices = parts if isinstance(parts, tuple) else (parts,)
         cut = [len(range(n)[part]) for n, part in zip(self.shape, slices, strict=False)]
-        return ShapeOnly((*cut, *self.shape[len(cut) :]), self._counter)
+        return ShapeOnly((*cut, *self.shape[len(cut) :]), self._counter, self if self.base is None else self.base)
 
     def _reduced(self, axis: int | None = None, keepdims: bool = False) -> ShapeOnly:
         self._counter.count_flops(other=self.size)

@@ -111,7 +111,10 @@ class Traffic(Exported):
             sizes = {name: (a.itemsize, its[name].itemsize) for name, a in mine.items()}
             differ = ", ".join(f"{name} {one} and {other}" for name, (one, other) in sizes.items() if one != other)
             said = f"the accesses are equal, but the dtypes differ: bytes of an element, {differ}"
-            warnings.warn(f"{said}. flashsim.count(…, dtype=…) counts for a run's dtype", stacklevel=2)
+            asked = any(
+                a.role == "input" and a != its[name] for name, a in mine.items()
+            )  # or else stored so by the algorithm
+            warnings.warn(said + ". flashsim.count(…, dtype=…) counts for a run's dtype" * asked, stacklevel=2)
         return False
 
     def __add__(self, other: Traffic) -> Traffic:

@@ -27,6 +27,7 @@ from flashsim.reference import attention, error_bound, rounding
 from flashsim.reference.rounding import of_bound
 from flashsim.run.api import count, forward
 from flashsim.run.results import Run, Tally
+from flashsim.support.exporting import table
 from flashsim.support.sizes import Size
 
 MOST_STATES = 10**6  # about 2 GB
@@ -79,6 +80,26 @@ class Optimum:
                 f"{seconds / 3600:,.0f} hours; expected {MOST_STATES:,} states at most: take fewer rows, or a larger M"
             )
         self._idle = int((~self.allowed.any(1)).sum()) * game.out
+
+    def __repr__(self) -> str:
+        return f"Optimum({self._asked}: {self._found})"
+
+    def _repr_html_(self) -> str:
+        rows = [("no schedule moves less than", self.lower), ("the best schedule found moves", self.upper)]
+        return table(
+            f"Optimum of the row game: {self._asked}", ("", "elements"), [*rows, ("compulsory", self.compulsory)]
+        )
+
+    @property
+    def _asked(self) -> str:
+        shape = self.shape
+        return f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}, d = {shape.d:,}, M = {self.M:,}"
+
+    @property
+    def _found(self) -> str:
+        if self.lower == self.upper:
+            return f"{self.lower:,} elements, the optimum"
+        return f"between {self.lower:,} and {self.upper:,} elements"
 
     def run(self, tell: Callable[[Search], None] | None = None) -> None:
         """Search until the bounds meet. `tell` is called now and then."""

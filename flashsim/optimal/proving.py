@@ -17,6 +17,7 @@ from flashsim.machine.memory import SramOverflow
 from flashsim.optimal.tune import bound_of, tune
 from flashsim.problem.arguments import check_direction
 from flashsim.run.api import count
+from flashsim.support.exporting import table
 from flashsim.support.sizes import Size
 from flashsim.theory.lower import LowerBound
 from flashsim.theory.lower_backward import BackwardBound
@@ -43,7 +44,7 @@ class Schedule:
     accesses: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Proof:
     """A lower bound, and the best schedule known here; None where none fits M.
 
@@ -63,6 +64,30 @@ class Proof:
     def ratio(self) -> float | None:
         """The schedule's accesses, divided by the bound."""
         return None if self.best is None else self.best.accesses / self.bound.accesses
+
+    def __repr__(self) -> str:
+        at = self.bound
+        sizes = f"{self.direction}, N_q = {at.N_q:,}, N_k = {at.N_k:,}, d = {at.d:,}, M = {at.M:,}"
+        best = "" if self.best is None else f"; {self._best} moves {self.best.accesses:,}, {self.ratio:.3f} × that"
+        return f"Proof({sizes}: no schedule moves less than {at.accesses:,} elements, {self.how}{best})"
+
+    def _repr_html_(self) -> str:
+        at = self.bound
+        caption = (
+            f"No schedule moves less: {self.direction}, N_q = {at.N_q:,}, N_k = {at.N_k:,}, d = {at.d:,}, M = {at.M:,}"
+        )
+        rows: list[tuple[str, int, str]] = [
+            ("lower bound", at.accesses, "1"),
+            ("compulsory", at.compulsory, f"{at.compulsory / at.accesses:.3f}"),
+        ]
+        if self.best is not None:
+            rows.append((self._best, self.best.accesses, f"{self.ratio:.3f}"))
+        return table(caption, ("", "elements", "× the bound"), rows, [f"It is proved {self.how}."])
+
+    @property
+    def _best(self) -> str:
+        assert self.best is not None
+        return f"{self.best.algorithm} in blocks of {self.best.B_r:,} × {self.best.B_c:,}"
 
     @property
     def how(self) -> str:

@@ -32,6 +32,7 @@ from flashsim.optimal.allowed import allowed_pairs
 from flashsim.problem.arguments import check_callback, check_count, check_direction, shown
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count
+from flashsim.support.exporting import table
 from flashsim.support.sizes import Size
 from flashsim.theory.counts import peak_of
 from flashsim.theory.lower import LowerBound
@@ -52,7 +53,7 @@ class Choice:
     peak: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuned:
     """What `tune` found.
 
@@ -77,6 +78,34 @@ class Tuned:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "best", min(self.by_loops.values(), key=_cost))
+
+    def __repr__(self) -> str:
+        best = self.best
+        bound = "" if self.bound is None else f", {best.accesses / self.bound:.3f} × the lower bound {self.bound:,}"
+        fewest = f"{best.algorithm!r} in blocks of {best.blocks.B_r:,} × {best.blocks.B_c:,} moves {best.accesses:,} elements"
+        return f"Tuned({self._asked}: {fewest}{bound})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                one.algorithm,
+                one.loops,
+                f"{one.blocks.B_r:,} × {one.blocks.B_c:,}",
+                one.accesses,
+                f"{one.peak / self.M:.0%}",
+            )
+            for one in sorted(self.by_loops.values(), key=_cost)
+        ]
+        notes = [f"compulsory: {self.compulsory:,} elements"]
+        if self.bound is not None:
+            notes.append(f"lower bound: {self.bound:,} elements; no schedule moves less")
+        return table(f"Fewest: {self._asked}", ("name", "loops", "B_r × B_c", "accesses", "peak of M"), rows, notes)
+
+    @property
+    def _asked(self) -> str:
+        shape, mask = self.shape, "causal, " if self.causal else f"{self.mask}, " if self.mask else ""
+        sizes = f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}, d = {shape.d:,}"
+        return f"{self.direction}, {mask}{sizes}, M = {self.M:,}"
 
 
 @dataclass(frozen=True)
@@ -201,8 +230,8 @@ def tune(
 
     No block sizes at all move less than those found; but where a mask skips tiles, that is so only for `causal`, with `least` of
     1 and for one sweep ("q_outer_two_pass" and "q_outer_streamed" make two): otherwise, of those that were tried. So it is for
-    "snake", and, with `least` above 1, for "q_outer_pinned"; "q_outer_streamed" is then left out, as it has tiles of one row.
-    That of an algorithm of one's own the peak grows with the blocks is taken for granted.
+    "snake", and, with `least` above 1, for "q_outer_pinned" and "streamed"; "q_outer_streamed" and "q_outer_stored" are then left
+    out, as they have tiles of one row. That of an algorithm of one's own the peak grows with the blocks is taken for granted.
 
     Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least` fit, or where more than 2²²
     block sizes would have to be tried.

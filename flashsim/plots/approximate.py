@@ -16,6 +16,7 @@ from flashsim.machine.traffic import Occupancy
 from flashsim.masks import patterns
 from flashsim.plots.chart import Chart, said, setting
 from flashsim.problem.arguments import check_count
+from flashsim.problem.inputs import REFERENCE_D
 from flashsim.support.sizes import Size
 
 EXACT = ("standard", "flash", "q_outer")
@@ -52,7 +53,7 @@ _DRAWN = {
 
 def approximate_data(
     *,
-    d: int = 64,
+    d: int = REFERENCE_D,
     k: int | None = None,
     rounds: int = 4,
     C: int | None = None,
@@ -70,7 +71,7 @@ def approximate_data(
     and an M so small that a method does not fit, or that the butterfly has too many tiles.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype)
-    shape.pop("N")
+    del shape["N"], shape["sizing"]
     names = (*EXACT, *_DRAWN)
     if k is not None:
         check_count("k", k)
@@ -79,6 +80,7 @@ def approximate_data(
     moved = {name: {N: _cost(name, N, k, clusters, shape) for N in {*_LENGTHS, *near}} for name in names}
     return {
         **shape,
+        "sizing": "fit",
         "k": k,
         **clusters,
         "N": _LENGTHS,

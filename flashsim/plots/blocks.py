@@ -18,7 +18,7 @@ from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang
 from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Chart
 from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.run.api import Run, Tally, count, forward
 from flashsim.support.sizes import human_bytes
 from flashsim.theory import Exact, exact
@@ -31,8 +31,8 @@ CURVE = 2000  # the most points the closed form's curve has
 
 def blocks_data(
     *,
-    N: int = 1024,
-    d: int = 64,
+    N: int = REFERENCE_N,
+    d: int = REFERENCE_D,
     M: int | None = None,
     dtype: str = "float32",
     N_q: int | None = None,
@@ -122,9 +122,7 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@partial(
-    Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4, shown={"dtype": "float16"}
-)
+@partial(Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
 def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 

@@ -17,6 +17,8 @@ from flashsim.drawing.style import column_figure, compared_both_ways, looks, sty
 from flashsim.masks.patterns import butterfly
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Chart, said, setting
+from flashsim.problem.arguments import check_heads
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 
@@ -25,20 +27,31 @@ _LONG = 10  # a bar is cut that is this many times longer than the shortest
 
 def arrays_data(
     *,
-    N: int = 1024,
-    d: int = 64,
+    N: int = REFERENCE_N,
+    d: int = REFERENCE_D,
     M: Size | None = None,
     dtype: str = "float32",
     blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    sizing: str = "fit",
     algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """Return reads and writes (elements, one head) of each array, by direction and algorithm, by default at GPT-2's head shape.
+    """Return reads and writes (elements, all `heads`) of each array, by direction and algorithm; by default GPT-2's head.
 
-    Of the algorithms that pictures compare, with line 1's sizes and a backward pass by their own name, of "block_sparse" with the
+    Of the algorithms that pictures compare, with blocks that fit and a backward pass by their name, of "block_sparse" with the
     butterfly pattern, and of those given, one's own too, with their backward pass if there is one. No mask, no dropout.
-    `blocks`: (B_r, B_c) of all, instead of line 1's; M enforced.
+    `sizing`: "paper" for line 1's blocks. `blocks`: (B_r, B_c) of all; M enforced. `kv_heads`: heads / kv_heads query heads share
+    a KV head, and run as one problem; None: each has its own. `sram_peak`: the most that FlashAttention has on chip, by
+    direction.
     """
-    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
+    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
+    heads, shared = check_heads(heads, kv_heads)
+    asked: dict[str, Any] = {"causal": causal} if causal else {}
+    if heads > 1:
+        asked |= {"heads": heads, "kv_heads": shared, "gqa": "grouped"}
+    peaks: dict[str, int] = {}
     directions: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
     for what in (*compared_both_ways(), "block_sparse", *algorithms):
         forward = chosen(what, "forward")
@@ -47,15 +60,16 @@ def arrays_data(
             passes.append(backward_of(forward))
         for one in passes:
             mask = butterfly if "block_mask" in forward.parts else None
-            tally = count(one, **shape, direction=one.direction, block_mask=mask)
+            tally = count(one, **shape, **asked, direction=one.direction, block_mask=mask)
             directions[one.direction][forward.name] = numbers(tally)
-    return {**shape, "block_mask": "butterfly", "directions": directions}
+            if forward.name == "flash":
+                peaks[one.direction] = tally.sram.peak
+    return {**shape, **asked, "sram_peak": peaks, "block_mask": "butterfly", "directions": directions}
 
 
 @partial(
     Chart, "arrays", arrays_data, "accesses by array, every algorithm, forward and backward",
-    lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=13.3,
-    shown={"dtype": "float16"},
+    lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=9.2,
 )  # fmt: skip
 def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw `arrays_data` as stacked bars, forward beside backward; a bar much longer than the others is cut, and says so.
@@ -69,7 +83,8 @@ def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
             sparse = ", butterfly" if name in FORWARD and "block_mask" in FORWARD[name].parts else ""
             draw_bar(panel, row, look.label + sparse, bars[name], most)
         finish(panel, len(bars), most)
-        panel.set_xlabel(f"HBM accesses (elements), {direction}\n{said(data, 'N', 'd', 'M')}")
+        at = {**data, "sram_peak": data["sram_peak"][direction]}
+        panel.set_xlabel(f"HBM accesses (elements), {direction}\n{said(at, 'N', 'd', 'M')}")
         flash, standard = total_of(bars["flash"]), total_of(bars["standard"])
         panel.set_title(f"{direction.capitalize()}: FlashAttention moves {standard / flash:.3g}× less", pad=18)
     legend(axes[0])

@@ -16,9 +16,10 @@ from flashsim.drawing.style import GREY, compared, hang, looks, ticks
 from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Chart
 from flashsim.problem.arguments import check_count
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 
 
-def cache_size_data(*, N: int = 1024, d: int = 64, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
+def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
     """Return forward HBM accesses (elements, one head) against M, powers of two from 8 to 4Nd, by algorithm.
 
     Each algorithm takes, at each M, its blocks of fewest accesses that truly fit (None: not even a row does).
@@ -58,7 +59,15 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
         )
         drawn.append(moved)
     bound = [max(order, data["floor"]) for order in data["bound"]]
-    ax.plot(rooms, bound, color=GREY, linestyle="-.", linewidth=0.9, label="order of the bound", gid="bound")
+    ax.plot(
+        rooms,
+        bound,
+        color=GREY,
+        linestyle="-.",
+        linewidth=0.9,
+        label="bound, without its constant",
+        gid="bound",
+    )
     bottom = data["floor"] / 2
     most = max(moved for curve in drawn for moved in curve if moved is not None)
     ax.set_ylim(bottom, 8 * most)  # room for the legend
@@ -69,7 +78,7 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
     ax.set_title(_point(data), x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), EngFormatter(sep=""))
-    ax.set_xlabel(f"SRAM size M (elements); N = {N:,}, d = {d}")
+    ax.set_xlabel(f"SRAM size M (elements)\nN = {N:,}, d = {d}, one head\nthe best blocks that fit")
     ax.set_ylabel("HBM accesses (elements)")
 
 
@@ -79,7 +88,7 @@ def _alike(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
 
 
 def _point(data: Mapping[str, Any]) -> str:
-    """Say by how much FlashAttention exceeds what is possible at the first M, at least d²/32, that has it."""
+    """Say by how much FlashAttention exceeds what small cache moves at the first M, at least d²/32, that has it."""
     near = min(
         (M for M, moved in zip(data["M"], data["series"]["flash"], strict=True) if moved is not None),
         key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))),
@@ -89,4 +98,6 @@ def _point(data: Mapping[str, Any]) -> str:
     if not series["small_cache"][at] or not series["flash"][at]:
         return "HBM accesses against M"
     ratio = series["flash"][at] / series["small_cache"][at]
-    return f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × as much as needed"
+    return (
+        f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × what small cache does"
+    )

@@ -14,6 +14,7 @@ from flashsim.drawing.style import Panels, column_figure, dress, slide, styled
 from flashsim.plots.saving import figure_of
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.run.plan import check_sizing
 from flashsim.support.sizes import Size
 
 
@@ -89,21 +90,43 @@ class Chart:
         return figure_of(self(data, wide=wide))
 
 
-def setting(*, N: int, d: int, M: Size | None, dtype: Any, blocks: tuple[int, int] | None = None) -> dict[str, Any]:
+def setting(
+    *, N: int, d: int, M: Size | None, dtype: Any, blocks: tuple[int, int] | None = None, sizing: str = "fit"
+) -> dict[str, Any]:
     """Return arguments of `flashsim.count`: N, d, M in elements (by default 100 KB of the dtype), dtype by its name.
 
-    And `blocks`, where they are given. Raises ValueError or TypeError, with the argument's name, for what makes no sense.
+    And `blocks`, where they are given, else `sizing`. Raises ValueError or TypeError, with the argument's name, for what makes
+    no sense.
     """
     stored = float_dtype(dtype)
     checked = {
         "N": check_count("N", N), "d": check_count("d", d), "M": check_M(M, stored.itemsize), "dtype": stored.name
     }  # fmt: skip
-    return checked if blocks is None else {**checked, "blocks": tuple(blocks)}
+    check_sizing(sizing, blocks)
+    return {**checked, **({"sizing": sizing} if blocks is None else {"blocks": tuple(blocks)})}
 
 
 def said(data: Mapping[str, Any], *names: str) -> str:
-    """Say those numbers of a figure's data, and its blocks if it has them: "N = 1,024, d = 64, one head"."""
-    words = [f"{name} = {data[name]:,}" for name in names]
+    """Say those numbers of a figure's data, its dtype, mask and heads, and who chose its blocks: "N = 1,024, …, one head".
+
+    Of line 1's blocks it says what they need, `sram_peak` of the data.
+    """
+    words = [
+        *(f"{name} = {data[name]:,}" for name in names),
+        data["dtype"],
+        *(["causal"] if data.get("causal") else []),
+    ]
+    heads, kv_heads = data.get("heads", 1), data.get("kv_heads", 1)
+    shared = "" if heads == kv_heads else f" on {kv_heads:,} KV head{'s' * (kv_heads > 1)}"
+    of = "one head" if heads == 1 else f"{heads:,} heads{shared}"
+    return f"{', '.join(words)}\n{said_blocks(data)}, {of}"
+
+
+def said_blocks(data: Mapping[str, Any]) -> str:
+    """Say who chose the blocks, and of line 1's what they need of M, by `sram_peak`."""
     if "blocks" in data:
-        words.append("{:,} × {:,} blocks".format(*data["blocks"]))
-    return ", ".join([*words, "one head"])
+        return "{:,} × {:,} blocks".format(*data["blocks"])
+    if data["sizing"] == "fit":
+        return "the largest blocks that fit M"
+    peak, M = data["sram_peak"], data["M"]
+    return f"line 1's blocks: needs {peak / M:.0%} of M"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,9 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.machine.traffic import ArrayTraffic
-from flashsim.plots.chart import Chart, setting
-from flashsim.run.api import count
+from flashsim.plots.chart import Chart, said_blocks, setting
+from flashsim.problem.inputs import REFERENCE_D
+from flashsim.run.api import Tally, count
 from flashsim.support.sizes import Size, first
 
 LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
@@ -22,25 +23,36 @@ _LENGTHS = [2**e for e in range(7, 24)]
 
 
 def memory_data(
-    *, d: int = 64, M: Size | None = None, dtype: str = "float32", blocks: tuple[int, int] | None = None
+    *,
+    d: int = REFERENCE_D,
+    M: Size | None = None,
+    dtype: str = "float32",
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
 ) -> dict[str, Any]:
     """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads.
 
     `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in between. `inputs_outputs`:
     Q, K, V, O and their gradients, which every algorithm needs. `crosses`: the largest N whose extra memory is at most
-    `limit` bytes. Blocks are the paper's at M, for `rabe_staats` too: its copies of O, one for each block of keys, then
+    `limit` bytes, and `fills` that at which inputs, outputs and extra memory together are at most that. Blocks are the largest
+    that fit M, or line 1's ("paper"), for `rabe_staats` too: its copies of O, one for each block of keys, then
     grow as N². (Rabe and Staats' own blocks have √N keys, and they take few queries at a time, which keeps fewer copies at once.)
-    `blocks`: (B_r, B_c) instead of the paper's; M enforced.
+    `blocks`: (B_r, B_c) of all; M enforced. `sram_peak`: the most that FlashAttention has on chip,
+    at the largest N.
     """
-    shape = setting(N=1, d=d, M=M, dtype=dtype, blocks=blocks)
+    shape = setting(N=1, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     del shape["N"]
 
     def need(N: int, name: str, extra: bool) -> int:
         return sum(a.size * a.itemsize for a in _held(name, N, shape).values() if (a.role == "extra") == extra)
 
+    def everything(N: int, name: str) -> int:
+        return need(N, name, extra=True) + need(N, "flash", extra=False)
+
     given = _held("flash", _LENGTHS[0], shape)
     return {
         **shape,
+        "sram_peak": max(tally.sram.peak for tally in _passes("flash", _LENGTHS[-1], shape)),
         "heads": HEADS,
         "limit": LIMIT,
         "N": _LENGTHS,
@@ -50,6 +62,7 @@ def memory_data(
         },
         "extra": {name: [need(N, name=name, extra=True) for N in _LENGTHS] for name in _LOOKS},
         "crosses": {name: _last(partial(need, name=name, extra=True)) for name in _LOOKS},
+        "fills": {name: _last(partial(everything, name=name)) for name in _LOOKS},
         "inputs_outputs": {
             "arrays": [array for array, held in given.items() if held.role != "extra"],
             "bytes": [need(N, name="flash", extra=False) for N in _LENGTHS],
@@ -60,10 +73,12 @@ def memory_data(
 
 def _held(name: str, N: int, shape: Mapping[str, Any]) -> dict[str, ArrayTraffic]:
     """Return every array that the two passes have in HBM. One that the forward pass made keeps the role it had there."""
-    forward, backward = (
-        count(name, N=N, **shape, heads=HEADS, direction=way).hbm.by_array for way in ("forward", "backward")
-    )
+    forward, backward = (tally.hbm.by_array for tally in _passes(name, N, shape))
     return {**forward, **{array: held for array, held in backward.items() if array not in forward}}
+
+
+def _passes(name: str, N: int, shape: Mapping[str, Any]) -> Iterator[Tally]:
+    return (count(name, N=N, **shape, heads=HEADS, direction=way) for way in ("forward", "backward"))
 
 
 def _last(need: Callable[[int], int]) -> int:
@@ -72,7 +87,7 @@ def _last(need: Callable[[int], int]) -> int:
 
 
 @partial(
-    Chart, "memory", memory_data, "Figure 3 (right): extra memory by N; where it exceeds 40 GB", 4.1, x=10, y=10,
+    Chart, "memory", memory_data, "Figure 3 (right): extra memory by N; where it exceeds 40 GB", 4.3, x=10, y=10,
     shown={"dtype": "float16"},
 )  # fmt: skip
 def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
@@ -82,7 +97,7 @@ def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
     ax.set_ylim(4e5, 4e14)
     given = data["inputs_outputs"]
     ax.axhline(limit, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid="limit")
-    shown = [(n, held) for n, held in zip(N, given["bytes"], strict=True) if held <= 4 * limit]
+    shown = [(n, held) for n, held in zip(N, given["bytes"], strict=True) if held <= limit]
     ax.plot(*zip(*shown, strict=True), color=GREY, linestyle="-.", linewidth=1, gid="inputs and outputs")
     for name, look in _LOOKS.items():
         # FlashAttention's line covers this one
@@ -98,18 +113,20 @@ def _label(ax: Axes, data: Mapping[str, Any]) -> None:
     ax.text(at[0] * 1.15, limit * 1.2, f"A100's\n{limit / 1e9:.0f} GB", va="bottom")
     labels = {
         "standard": ("standard:\nS, P, dP, dS", at[0] * 1.15, 2e14, "left", "top"),
-        "rabe_staats": ("Rabe & Staats,\n$O_j$ by block of keys", at[-1] * 1.25, 6e12, "right", "top"),
+        "rabe_staats": ("Rabe & Staats,\n$O_j$ by block of keys", at[-1] * 1.25, 1e13, "right", "top"),
         "flash": ("FlashAttention: ℓ, m\n(closed form: L, D)", at[-1] * 1.25, 1e6, "right", "bottom"),
     }
     for name, (label, x, y, side, edge) in labels.items():
-        words, colour = f"{label}\nup to N = {crosses[name]:,}", _LOOKS[name].colour
+        words, colour = f"{label}\nalone up to N = {crosses[name]:,}", _LOOKS[name].colour
         ax.text(x, y, words, color=colour, ha=side, va=edge, multialignment="left")
     given = data["inputs_outputs"]["crosses"]
-    ax.text(given * 1.15, limit / 1.4, "Q, K, V, O,\ngradients", color=GREY, va="top")
+    full = f"Q, K, V, O, gradients fill it\nat N = {given:,}, with\nℓ, m at {data['fills']['flash']:,}"
+    ax.text(at[-1] * 1.25, limit * 1.2, full, color=GREY, ha="right", va="bottom", multialignment="left")
     ax.xaxis.set_major_locator(LogLocator(10))
     ax.xaxis.set_major_formatter(EngFormatter())
     ax.xaxis.set_minor_formatter(NullFormatter())
     ticks(ax.yaxis, LogLocator(1000), EngFormatter("B"))
-    ax.set_xlabel(f"sequence length N\nd = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}")
+    sizes = f"d = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}"
+    ax.set_xlabel(f"sequence length N\n{sizes}\n{said_blocks(data)}")
     ax.set_ylabel("extra HBM, forward + backward")
     ax.set_title("FlashAttention's extra memory is linear in N", x=hang(ax, -0.2))

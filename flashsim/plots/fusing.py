@@ -76,7 +76,7 @@ def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
         ticks(panel.yaxis, LogLocator(10), lambda y, _: f"{y:g}")
     below_each_other = axes[0].get_shared_x_axes().joined(*axes)
     for panel in axes[1:] if below_each_other else axes:
-        panel.set_xlabel(f"SRAM size M / d²\nN = {N:,}, d = {d:,}, f = {data['f']:,}")
+        panel.set_xlabel(f"SRAM size M / d²\nN = {N:,}, d = {d:,}, f = {data['f']:,}\nthe largest blocks that fit")
     axes[0].set_title(_point(data, "mlp", ["fused"], "An MLP: fusing its two layers"), x=hang(axes[0], -0.2))
     axes[1].set_title(_point(data, "attention", _FUSED, "Attention: fusing"), x=hang(axes[1], -0.2))
 

@@ -17,6 +17,7 @@ from flashsim.hardware.machines import MACHINES
 from flashsim.machine.memory import Event
 from flashsim.plots.chart import Chart, said, setting
 from flashsim.problem.arguments import check_callback
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.run.api import count, forward
 from flashsim.support.sizes import Size
 
@@ -27,11 +28,12 @@ _MARKED = ("A100-40GB", "H200")
 
 def l2_data(
     *,
-    N: int = 1024,
-    d: int = 64,
+    N: int = REFERENCE_N,
+    d: int = REFERENCE_D,
     M: Size | None = None,
     dtype: str = "float32",
     blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
     algorithms: Sequence[Any] = (),
     on_done: OnDone | None = None,
 ) -> dict[str, Any]:
@@ -39,24 +41,30 @@ def l2_data(
 
     `accesses`: the model's HBM accesses, what SMs and L2 exchange. `compulsory`: what is left when the L2 holds
     everything, by array. A line is a row of Q. `per_sm`: an SM's share of the L2 of some machines, in elements of `dtype`.
-    `blocks`: (B_r, B_c) of all, instead of line 1's; M enforced. `algorithms`: others to run, one's own too. It takes a time of
-    order N², four seconds at N = 1024, and minutes where tiles are of single rows, as for M = 300. `on_done` is called with
-    (percent of the accesses, 100).
+    `sizing`: "paper" for line 1's blocks. `blocks`: (B_r, B_c) of all; M enforced. `sram_peak`: the
+    most that FlashAttention has on chip. `algorithms`: others to run, one's own too. It takes a time of order N², four seconds
+    at N = 1024, and minutes where tiles are of single rows, as for M = 300. `on_done` is called with (percent of the accesses,
+    100).
     """
-    on_done, shape = check_callback("on_done", on_done), setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
-    N, d = shape["N"], shape["d"]
+    on_done, shape = (
+        check_callback("on_done", on_done),
+        setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing),
+    )
+    N, d, how = shape["N"], shape["d"], {name: shape[name] for name in ("M", "sizing", "blocks") if name in shape}
     Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # nothing but the order of accesses matters
-    curves, all_of = {}, [chosen(what, "forward") for what in ("standard", "flash", *algorithms)]
+    curves, peak, all_of = {}, 0, [chosen(what, "forward") for what in ("standard", "flash", *algorithms)]
     followed: list[_Progress] = []
     if on_done is not None:
-        counted = (count(algorithm, N=N, d=d, M=shape["M"], blocks=blocks) for algorithm in all_of)
+        counted = (count(algorithm, N=N, d=d, **how) for algorithm in all_of)
         followed = [_Progress(sum(tally.hbm.accesses for tally in counted), on_done)]
     for algorithm in all_of:
         caches = [L2(size, line=d) for size in _SIZES]
         everything = L2(10**9, line=d)
-        run = forward(algorithm, Q, K, V, M=shape["M"], blocks=blocks, observers=[*caches, everything, *followed])
+        run = forward(algorithm, Q, K, V, **how, observers=[*caches, everything, *followed])
         for l2 in (*caches, everything):
             l2.flush()
+        if algorithm.name == "flash":
+            peak = run.sram.peak
         curves[algorithm.name] = {
             "accesses": run.hbm.accesses,
             "dram_reads": [l2.dram_reads for l2 in caches],
@@ -64,8 +72,7 @@ def l2_data(
             "compulsory": {array: moved.dram_accesses for array, moved in everything.by_array.items()},
         }
     shares = {name: MACHINES[name].l2_share(shape["dtype"]) for name in _MARKED}
-    of = {name: value for name, value in shape.items() if name != "dtype"}
-    return {**of, "line": d, "sizes": _SIZES, "per_sm": {"dtype": shape["dtype"], **shares}, "curves": curves}
+    return {**shape, "sram_peak": peak, "line": d, "sizes": _SIZES, "per_sm": shares, "curves": curves}
 
 
 class _Progress:
@@ -82,10 +89,7 @@ class _Progress:
                 self.on_done(self.percent, 100)
 
 
-@partial(
-    Chart, "l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.6, x=2, y=10,
-    shown={"dtype": "float16"},
-)  # fmt: skip
+@partial(Chart, "l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.8, x=2, y=10)
 def plot_l2(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted)."""
     (N, d), sizes, curves = (data["N"], data["d"]), data["sizes"], data["curves"]
@@ -100,7 +104,7 @@ def plot_l2(data: Mapping[str, Any], ax: Axes) -> None:
         ax.annotate(look.label, (sizes[0], dram[0]), (4, 5), color=colour, **beside)
         least = f"compulsory: {forms.get(floor, f'{floor:,}')}"
         ax.annotate(least, (sizes[-1], floor), (0, -3), color=colour, ha="right", va="top", **beside)
-    shares = {machine: share for machine, share in data["per_sm"].items() if machine != "dtype"}
+    shares = data["per_sm"]
     for machine, share in shares.items():
         ax.axvline(share, color=GREY, linestyle="-.", linewidth=0.8, gid=machine)
     names = " and ".join(machine.removesuffix("-40GB") for machine in shares)

@@ -16,13 +16,18 @@ from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.optimal.tune import cost, sides
 from flashsim.plots.chart import Chart
 from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 
 LOOPS = ("flash", "q_outer")
 
 
 def pareto_data(
-    *, N: int = 1024, d: int = 64, M: int | None = None, dtype: str = "float32", algorithms: Sequence[Any] = ()
+    *,
+    N: int = REFERENCE_N,
+    d: int = REFERENCE_D,
+    M: int | None = None,
+    dtype: str = "float32",
+    algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return peaks and accesses (elements, one head, forward) of K/V-outer and Q-outer loops over all block sizes.
 
@@ -94,7 +99,7 @@ def plot_pareto(data: Mapping[str, Any], ax: Axes) -> None:
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), EngFormatter(sep=""))
     ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)
-    ax.set_xlabel(f"most elements on chip at once (N = {data['N']:,}, d = {data['d']})")
+    ax.set_xlabel(f"most elements on chip at once \nN = {data['N']:,}, d = {data['d']}, {data['dtype']}, one head")
     ax.set_ylabel("HBM accesses (elements)")
 
 

@@ -19,7 +19,8 @@ from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
 from flashsim.plots.chart import Chart, said, setting
 from flashsim.problem.arguments import is_one_of, shown
-from flashsim.run.api import backward, forward
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
+from flashsim.run.api import backward, count, forward
 
 _THROUGH_L2 = ("standard", "flash")
 
@@ -27,24 +28,26 @@ _THROUGH_L2 = ("standard", "flash")
 def roofline_data(
     *,
     machine: str = "A100-40GB",
-    N: int = 1024,
-    d: int = 64,
+    N: int = REFERENCE_N,
+    d: int = REFERENCE_D,
     dtype: str = "float32",
     blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
     algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and what binds it.
 
     By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM access; `through_l2`, the
     same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill
-    32 × 32 and decode, d = 128, 2 bytes; `intensity` exactly, `printed` as the chapter divides. `blocks`: (B_r, B_c) of all,
-    instead of line 1's; M enforced. `algorithms`: others, one's own too, backward where they have such a pass; their names are
-    `others`. Raises ValueError for a machine that is not in `MACHINES` or cannot compute in `dtype`.
+    32 × 32 and decode, d = 128, 2 bytes; `intensity` exactly, `printed` as the chapter divides. `sizing`: "paper" for
+    line 1's blocks. `sram_peak`: the most that FlashAttention has on chip. `blocks`: (B_r, B_c) of all; M enforced.
+    `algorithms`: others, one's own too, backward where they have such a pass; their names are `others`. Raises ValueError for
+    a machine that is not in `MACHINES` or cannot compute in `dtype`.
     """
     if not is_one_of(machine, MACHINES):
         raise ValueError(f"unknown machine {shown(machine)}; known: {', '.join(MACHINES)}")
     on = MACHINES[machine]
-    shape = setting(N=N, d=d, M=on.M(dtype), dtype=dtype, blocks=blocks)
+    shape = setting(N=N, d=d, M=on.M(dtype), dtype=dtype, blocks=blocks, sizing=sizing)
     counts = {name: value for name, value in shape.items() if name != "M"}
     others: dict[str, dict[str, str | Algorithm]] = {"forward": {}, "backward": {}}
     for what in algorithms:
@@ -76,6 +79,7 @@ def roofline_data(
         "ridge": on.ridge(dtype),
         "l2_share": on.l2_share(dtype),
         **shape,
+        "sram_peak": max(count("flash", **shape, direction=way).sram.peak for way in PASSES),
         "directions": directions,
         "chapter": chapter,
         **({"others": list(others["forward"])} if algorithms else {}),
@@ -87,15 +91,13 @@ def _numbers(line: Roofline) -> dict[str, Any]:
     return {"bytes": line.nbytes, **{name: getattr(line, name) for name in names}}
 
 
-def _dram_bytes(
-    on: Machine, N: int, d: int, M: int, dtype: str, blocks: tuple[int, int] | None = None
-) -> dict[str, dict[Direction, int]]:
+def _dram_bytes(on: Machine, N: int, d: int, M: int, dtype: str, **how: Any) -> dict[str, dict[Direction, int]]:
     """Return DRAM traffic through an SM's share of the L2, by algorithm and direction."""
     zeros = np.zeros((N, d), dtype)
     moved = {}
     for name in _THROUGH_L2:
         caches = {direction: L2(on.l2_share(dtype)) for direction in PASSES}
-        run = forward(name, zeros, zeros, zeros, M=M, blocks=blocks, observers=[caches["forward"]])
+        run = forward(name, zeros, zeros, zeros, M=M, **how, observers=[caches["forward"]])
         gradients = backward(name, run, zeros, observers=[caches["backward"]])
         for l2 in caches.values():
             l2.flush()

@@ -11,9 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, LogLocator
 from numpy.typing import NDArray
 
+from flashsim.algorithms.blocks import Fixed
 from flashsim.drawing.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.masks import patterns
 from flashsim.plots.chart import Chart, said, setting
+from flashsim.problem.inputs import REFERENCE_D
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 
@@ -31,20 +33,25 @@ _FLOORS = {"forward": "3Nd + 2N", "backward": "7Nd"}
 def sparsity_data(
     *,
     N: int = 16_384,
-    d: int = 64,
+    d: int = REFERENCE_D,
     M: Size | None = None,
     dtype: str = "float32",
     blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
 ) -> dict[str, Any]:
     """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part of tiles computed.
 
-    `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th
-    column), as in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Where rows divide
-    evenly, as at the default N, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). `blocks`: (B_r, B_c)
-    instead of line 1's; M enforced.
+    `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th column), as
+    in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Where rows divide evenly, as at the
+    default N with line 1's blocks, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). Blocks are the largest
+    that fit the backward pass, too, or line 1's ("paper"), or `blocks`, (B_r, B_c) of both passes, M enforced. `sram_peak`: the
+    most that the backward pass has on chip.
     """
-    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
-    sizes = count("block_sparse", **shape).blocks
+    asked = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
+    larger = count("block_sparse", **asked, direction="backward")
+    sizes, peak = larger.blocks, larger.sram.peak
+    shape = {name: value for name, value in asked.items() if name not in ("sizing", "blocks")}
+    shape["sizing"] = Fixed(sizes.B_r, sizes.B_c, enforced=sizing != "paper" or blocks is not None)
     T = sizes.T_r, sizes.T_c
     total = T[0] * T[1]
 
@@ -61,7 +68,8 @@ def sparsity_data(
     random = [at(mask) for mask in _random_masks(T)]
     named = {name: at(pattern(*T)) for name, pattern in _PATTERNS.items()}
     return {
-        **shape,
+        **asked,
+        "sram_peak": peak,
         "B_r": sizes.B_r,
         "B_c": sizes.B_c,
         "T_r": T[0],
@@ -89,10 +97,7 @@ def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
         yield mask
 
 
-@partial(
-    Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 3.9, x=2, y=10,
-    shown={"dtype": "float16"},
-)  # fmt: skip
+@partial(Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 4.1, x=2, y=10)
 def plot_sparsity(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor."""
     tiles = data["T_r"] * data["T_c"]

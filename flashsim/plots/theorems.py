@@ -17,6 +17,7 @@ from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
 from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.plots.chart import Chart, setting
+from flashsim.problem.inputs import REFERENCE_D
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
 
@@ -42,7 +43,7 @@ def theorem_data(
     number: int,
     *,
     N: int = 16_384,
-    d: int = 64,
+    d: int = REFERENCE_D,
     M: Size | None = None,
     dtype: str = "float32",
     algorithms: Sequence[Any] = (),
@@ -55,15 +56,18 @@ def theorem_data(
     3, `proof` 8Nd + 7N², `band` by `theory.flash_backward_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by
     least squares in log10; `residual` is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too;
     their names are `others`.
+    Blocks are line 1's, of which the constants are; `needs` says what FlashAttention's need of M at most, as a part.
     Raises ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
     """
-    theorem, checked = _THEOREMS[number], setting(N=N, d=d, M=M, dtype=dtype)
+    theorem, checked = _THEOREMS[number], setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
     fixed = {name: checked[name] for name in "NdM"}
     others = [chosen(what, theorem.direction) for what in algorithms]
     panels = {
         variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()
     }
-    return {"theorem": number, "direction": theorem.direction, "sizing": "paper", "panels": panels}
+    needs = max(need for panel in panels.values() for need in panel.pop("needs"))
+    said = {"theorem": number, "direction": theorem.direction, "dtype": checked["dtype"], "sizing": "paper"}
+    return {**said, "needs": round(needs, 4), "panels": panels}
 
 
 theorem2_data, theorem5_data = partial(theorem_data, 2), partial(theorem_data, 5)
@@ -91,14 +95,14 @@ def _panel(
     at: list[dict[str, Any]] = [{**fixed, variable: value} for value in values]
     named: dict[str, str | Algorithm] = {name: name for name in (theorem.flash, "standard")}
     named |= {other.name: other for other in others}
-    series = {
-        name: [count(what, **x, direction=theorem.direction).hbm.accesses for x in at] for name, what in named.items()
-    }
+    tallies = {name: [count(what, **x, direction=theorem.direction) for x in at] for name, what in named.items()}
+    series = {name: [tally.hbm.accesses for tally in counted] for name, counted in tallies.items()}
     series["proof"] = [sum(theory.proof_accounting(x["N"], x["d"], direction=theorem.direction)) for x in at]
     return {
         "fixed": {name: value for name, value in fixed.items() if name != variable},
         "values": values,
         **series,
+        "needs": [tally.sram.peak / tally.sram.capacity for tally in tallies[theorem.flash]],
         **({"others": [other.name for other in others]} if others else {}),
         "band": [[c * theory.theorem_2_flash(**x) for c in theorem.constants(x["d"])] for x in at],
         "fits": {name: _fit(values, accesses) for name, accesses in series.items()},
@@ -131,6 +135,7 @@ def plot_theorem(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """
     for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
         _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
+        panel.set_xlabel(f"{panel.get_xlabel()}, one head\nline 1's blocks: they need up to {data['needs']:.0%} of M")
 
 
 def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theorem) -> None:
@@ -178,7 +183,7 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ax.set_title(title, x=hang(ax, -0.2), pad=50 if heading else 38)
 
 
-_PANELS: dict[str, Any] = {"panels": 3, "x": 10, "y": 10, "shown": {"dtype": "float16"}}
+_PANELS: dict[str, Any] = {"panels": 3, "x": 10, "y": 10}
 _WHAT = "Theorem 2: accesses against N, d, M, with fitted exponents"
 plot_theorem2 = Chart("theorem2", theorem2_data, _WHAT, 8.6, plot_theorem, **_PANELS)
 plot_theorem5 = Chart(

@@ -4,14 +4,13 @@ N = 1,024, d = 64, 16 heads, batch 64, float16, a causal mask, dropout 0.1, forw
 and 66.6 GFLOPs for standard attention against 4.4 GB and 75.2 GFLOPs for FlashAttention, measured on an A100. The model
 counts elements, times their item size. What agrees, and what does not:
 
-- Standard, bytes. With every operand of every pass read once (M so large that T_r = 1), 40.27 GB: N × N elements of 2
-  bytes are read or written 18 times (one of them is dropout's Z, a byte each, written and read), N × d 12 times. At
-  M = 100 KB products read K, V, dO, Q again, T_r times: 44.3 GB. On an A100 the L2 cache serves many such repeats, and
-  PyTorch may fuse or split passes otherwise than we do; that 40.27 comes so near is no proof that it moved these arrays.
+- Standard, bytes. With every operand of every pass read once (M so large that T_r = 1): N × N elements of 2 bytes are read or
+  written 18 times (one of them is dropout's Z, a byte each, written and read), N × d 12 times, which is 40.27 GB. At smaller M
+  products read K, V, dO, Q again, T_r times. On an A100 the L2 cache serves many such repeats, and PyTorch may fuse or split
+  passes otherwise than we do; that 40.27 comes so near is no proof that it moved these arrays.
 - FlashAttention, bytes. Algorithm 2 reads Q, O, ℓ, m, and Algorithm 4 Q, O, dO, dQ, ℓ, m, once for each of T_c blocks of
-  keys, so bytes follow M: 7.9 GB at 100 KB (T_c = 6), 4.65 GB at the 192 KB that an A100's SM has (T_c = 3), 2.45 GB if all
-  fits. The kernel measured is not this listing: its blocks need not be ⌈M/4d⌉ (Algorithm 4's peak at M = 100 KB is over
-  twice M), and the L2 cache, which all SMs share, serves reads again. 4.4 GB lies within that range.
+  keys, so bytes follow M. docs/paper.md sets them beside the paper's, in blocks that fit and in line 1's. The kernel measured
+  is not this listing: its blocks need not be ⌈M/4d⌉, and the L2 cache, which all SMs share, serves reads again.
 - FLOPs. All 1,024 heads need six products of 2N²d, 825 GFLOPs, and FlashAttention seven, 962. The paper's 66.6 and
   75.2 are about a twelfth of that, so they are not for this whole batch, whatever their unit. Their difference, 8.6, is one
   product for 64 heads (8.59 GFLOPs: the S that Algorithm 4 computes again); but six products for 64 heads are 51.5, not
@@ -33,12 +32,8 @@ from flashsim.drawing.style import BLACK, hang, looks
 from flashsim.machine.memory import Event
 from flashsim.plots.chart import Chart
 from flashsim.run.api import Tally, count
+from flashsim.theory.measured import FIGURE_2
 
-PAPER: dict[str, Any] = {
-    "source": "FlashAttention, arXiv:2205.14135, Figure 2 (left): GPT-2 medium, forward + backward, measured on an A100",
-    "standard": {"GFLOPs": 66.6, "GB": 40.3, "ms": 41.7},
-    "flash": {"GFLOPs": 75.2, "GB": 4.4, "ms": 7.3},
-}
 _WHAT = "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"
 _SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "heads": 16 * 64, "dtype": "float16"}
 _VARIANT: dict[str, Any] = {"causal": True, "dropout_p": 0.1}
@@ -61,10 +56,10 @@ _PASSES = {
 }
 
 
-def traffic_data() -> dict[str, Any]:
+def traffic_data(*, sizing: str = "fit") -> dict[str, Any]:
     """Return bytes and FLOPs of `standard` (mask and dropout as passes of their own) and `flash`, and the paper's numbers.
 
-    For each: `by_M`, at M = 100 KB, 192 KB and 512 KB, bytes and T_r, T_c of both directions together; `flops`; and at
+    For each: `by_M`, at M = 100 KB, 192 KB and 512 KB, bytes of both directions and the most T_r, T_c; `flops`; and at
     100 KB `passes`, each with the bytes it reads and writes. GB are 10⁹ bytes, KB 1,024 bytes. `product_flops` is 2N²d
     for all heads: the paper's GFLOPs are not for all of them (see the module's text).
     """
@@ -72,40 +67,43 @@ def traffic_data() -> dict[str, Any]:
     return {
         **_SHAPE,
         **_VARIANT,
-        "paper": PAPER,
+        "sizing": sizing,
+        "paper": FIGURE_2,
         "product_flops": 2 * N * N * d * heads,
-        "model": {name: _model(name) for name in _LOOKS},
+        "model": {name: _model(name, sizing) for name in _LOOKS},
     }
 
 
-def _model(name: str) -> dict[str, Any]:
+def _model(name: str, sizing: str) -> dict[str, Any]:
     by_M = []
     for kilobytes in _KB:
-        pair = [_count(name, way, kilobytes) for way in _WAYS]
+        pair = [_count(name, way, sizing, kilobytes) for way in _WAYS]
         by_M.append(
             {
                 "KB": kilobytes,
                 "M": pair[0].sram.capacity,
                 "peak": max(tally.sram.peak for tally in pair),
-                "T_r": pair[0].blocks.T_r,
-                "T_c": pair[0].blocks.T_c,
+                "T_r": max(tally.blocks.T_r for tally in pair),
+                "T_c": max(tally.blocks.T_c for tally in pair),
                 "bytes": sum(tally.hbm.bytes for tally in pair),
             }
         )
-    flops = [_count(name, way, _KB[0]).flops for way in _WAYS]
+    flops = [_count(name, way, sizing, _KB[0]).flops for way in _WAYS]
     return {
         "by_M": by_M,
         "flops": {"matmul": sum(f.matmul for f in flops), "total": sum(f.total for f in flops)},
-        "passes": [one for way in _WAYS for one in _passes(name, way)],
+        "passes": [one for way in _WAYS for one in _passes(name, way, sizing)],
     }
 
 
-def _count(name: str, way: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()) -> Tally:
+def _count(
+    name: str, way: str, sizing: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()
+) -> Tally:
     M = kilobytes * 1024 // 2
-    return count(name, **_SHAPE, **_VARIANT, M=M, direction=way, observers=observers)
+    return count(name, **_SHAPE, **_VARIANT, M=M, direction=way, sizing=sizing, observers=observers)
 
 
-def _passes(name: str, way: str) -> list[dict[str, Any]]:
+def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
     """Return what each pass over the data, that is, each outermost loop, moves, with what is moved before it."""
     passes: list[dict[str, Counter[str]]] = [{"reads": Counter(), "writes": Counter()}]
 
@@ -116,7 +114,7 @@ def _passes(name: str, way: str) -> list[dict[str, Any]]:
             sums = passes[-1]["reads" if event.kind == "load" else "writes"]
             sums[event.name.partition("[")[0]] += event.elements * event.times
 
-    tally = _count(name, way, _KB[0], [follow])
+    tally = _count(name, way, sizing, _KB[0], [follow])
 
     def in_bytes(elements: Mapping[str, int]) -> dict[str, int]:
         return {array: n * _SHAPE["heads"] * tally.hbm.by_array[array].itemsize for array, n in elements.items()}
@@ -192,7 +190,9 @@ def _draw_bytes(ax: Axes, data: Mapping[str, Any]) -> None:
     for name, model in data["model"].items():
         rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
         for at in model["by_M"]:
-            text = f"{at['bytes'] / 1e9:.3g}" + ("  all read once" if at is model["by_M"][-1] else "")
+            once = at["T_r" if name == "standard" else "T_c"] == 1
+            text = f"{at['bytes'] / 1e9:.3g}" + ("  all read once" if once else "")
+            text += f"  needs {at['peak'] / at['M']:.0%} of M" if at["peak"] > at["M"] else ""
             rows.bar(f"M = {at['KB']} KB", {f"{name} {at['KB']}": at["bytes"]}, text, _LOOKS[name].colour)
         measured = paper[name]["GB"]
         rows.bar("paper", {f"{name} paper": measured * 1e9}, f"{measured}  A100, measured", "white")
@@ -200,7 +200,8 @@ def _draw_bytes(ax: Axes, data: Mapping[str, Any]) -> None:
     less = [a["bytes"] / b["bytes"] for a, b in zip(standard, flash, strict=True)]
     in_paper = paper["standard"]["GB"] / paper["flash"]["GB"]
     title = f"{less[0]:.1f}× to {less[-1]:.1f}× less HBM traffic (paper: {in_paper:.1f}×)"
-    rows.finish(88e9, "HBM reads + writes, forward + backward (GB)", title)
+    whose = {"fit": "the largest blocks that fit M", "paper": "line 1's blocks"}[data["sizing"]]
+    rows.finish(88e9, f"HBM reads + writes, forward + backward (GB)\n{whose}", title)
 
 
 def _draw_flops(ax: Axes, data: Mapping[str, Any]) -> None:
@@ -232,6 +233,7 @@ def _draw_passes(ax: Axes, data: Mapping[str, Any]) -> None:
     total = data["model"]["standard"]["by_M"][0]["bytes"] / 1e9
     shape = f"N = {N:,}, d = {d}, {heads:,} heads, {data['dtype']}"
     xlabel = f"HBM reads + writes (GB), M = {_KB[0]} KB\n{shape}"
-    rows.finish(8.8e9, xlabel, f"Where standard attention's {total:.1f} GB go", pad=18)
+    longest = max(one["reads"] + one["writes"] for model in data["model"].values() for one in model["passes"])
+    rows.finish(1.4 * longest, xlabel, f"Where standard attention's {total:.1f} GB go", pad=18)
     keys = [Patch(facecolor="white", label=label, hatch=hatch, **_EDGE) for label, hatch in _KEYS]
     ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(hang(ax, -0.3), 1.01), ncols=2, borderaxespad=0)

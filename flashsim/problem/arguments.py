@@ -194,6 +194,8 @@ def check_shape(N: Any, d: Any, N_q: Any, N_k: Any, d_v: Any) -> Shape:
     for name, given in (("N_q", N_q), ("N_k", N_k)):
         if given is not None and check_count(name, given) != N and N is not None:
             raise ValueError(f"{name} is {given}, and N is {N}; expected N alone, or N_q and N_k")
+    if d is None:
+        raise ValueError("d is missing: give the head dimension")
     d = check_count("d", d)
     return Shape(int(N or N_q), int(N or N_k), d, d if d_v is None else check_count("d_v", d_v))
 

@@ -30,6 +30,8 @@ Array = NDArray[Any]
 KB = 1024
 DEFAULT_SRAM_BYTES = 100 * KB
 DEFAULT_DTYPE = "float32"
+REFERENCE_N, REFERENCE_D = 1024, 64
+"""The one setting of pages, figures and the playground, with the default M and dtype: GPT-2's head, 25,600 elements of SRAM."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 HEADS_FIRST = "BHND"
 ALIASES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}

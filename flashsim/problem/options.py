@@ -73,4 +73,6 @@ def _unknown(function: Callable[..., Any], name: str, known: Sequence[str]) -> T
     meant = f"; did you mean {close!r}?" if close else ""
     if name == "backward" and "direction" in names:
         meant = "; did you mean direction='backward'?"
+    if name == "trace":
+        meant = "; flashsim.trace(…) returns a run's trace"
     return TypeError(f"{function.__name__} takes no argument {name!r}{meant}")

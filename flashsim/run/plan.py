@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 
-from flashsim.algorithms import BACKWARD
-from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, clipped
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.blocks import (
+    Fit,
+    Fixed,
+    Paper,
+    Sizing,
+    SizingProblem,
+    Told,
+    by_keys,
+    by_queries,
+    by_trial,
+    clipped,
+)
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.machine.memory import MemoryModelError, SramOverflow
@@ -213,11 +225,36 @@ def plan_of(
             return False
         return True
 
-    sizes = sizing(SizingProblem(algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, fits))
+    asked = SizingProblem(algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, fits)
+    sizes = sizing(asked) if algorithm.line_1 is not by_trial else _tried(plan, asked, launched, first)
     if not isinstance(sizes, Blocks):
         raise ValueError(f"sizing returned {shown(sizes)}; expected flashsim.Blocks")
     B_r, B_c = check_count("sizing's B_r", sizes.B_r), check_count("sizing's B_c", sizes.B_c)
     return replace(plan, blocks=clipped(shape, B_r, B_c))
+
+
+def _tried(plan: Plan, asked: SizingProblem, launched: Launched, first: Head) -> Blocks:
+    """Return the blocks of a function whose loops are not known: by its closed form's line 1, if it has one; else those of
+    `by_keys` or `by_queries`, with which it moves fewer elements, on shapes alone and with every tile.
+    """
+    from flashsim.theory import NoClosedForm, form_of
+
+    try:
+        return plan.sizing(replace(asked, line_1=form_of(plan.algorithm, plan.algorithm.direction).line_1))
+    except NoClosedForm:
+        keys, queries = (plan.sizing(replace(asked, line_1=line_1)) for line_1 in (by_keys, by_queries))
+    if keys == queries:
+        return keys
+
+    def moved(blocks: Blocks) -> float:
+        loose = replace(plan, given=None, blocks=blocks, sizing=Told(plan.sizing, False), skips=False)
+        try:
+            accesses: int = launched(loose, first)[0].traffic.accesses
+        except Exception:  # of a function of the user's, whose run will say it
+            return math.inf
+        return accesses
+
+    return min(keys, queries, key=moved)
 
 
 def _mask_of(algorithm: Algorithm, problem: Problem, options: Mapping[str, Any], leading: Head) -> Mask:
@@ -234,8 +271,9 @@ def _check_bias(algorithm: Algorithm, mask: Mask) -> None:
     if mask.bias is None or algorithm.direction == "forward":
         return
     if not algorithm.gives_dS:
-        have = " or ".join(repr(name) for name, known in BACKWARD.items() if known.gives_dS)
-        raise ValueError(f"{algorithm.name!r} ({algorithm.title}) makes no gradient of a bias; {have} does")
+        have = ", ".join(repr(name) for name, known in BACKWARD.items() if known.gives_dS and name in FORWARD)
+        said = f"{algorithm.name!r} ({algorithm.title}) makes no gradient of a bias"
+        raise ValueError(f"{said}; run one of these, forward and backward: {have}")
 
 
 def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:

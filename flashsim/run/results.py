@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.record import Algorithm
 from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Flops, Occupancy, Traffic
@@ -161,6 +162,8 @@ def check_run(algorithm: Algorithm, run: Any) -> Run:
         wanted = f"what flashsim.forward({algorithm.forward_pass!r}, …) returned"
         raise ValueError(f"run is a {type(run).__name__}; expected {wanted}")
     if run.algorithm != algorithm.forward_pass:
-        own = f"backward({run.algorithm!r}, …), if any"
-        raise ValueError(f"run was made by {run.algorithm!r}; its backward pass is {own}")
+        own = f"its backward pass is backward({run.algorithm!r}, …), if any"
+        if run.algorithm in FORWARD.keys() - BACKWARD.keys():
+            own = f"it has no backward pass; run {algorithm.forward_pass!r} forward, too"
+        raise ValueError(f"run was made by {run.algorithm!r}; {own}")
     return run

@@ -24,8 +24,14 @@ class Exported:
     @overload
     def to_json(self, path: str | os.PathLike[str]) -> None: ...
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str | None:
-        """Return `to_dict` as JSON; with a path, write it to that file, completely or not at all, and return None."""
-        text = json.dumps(plain(self.to_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        """Return `to_dict` as JSON, and under "made_with" versions, date and commit.
+
+        With a path, write it to that file, completely or not at all, and return None.
+        """
+        from flashsim.support.provenance import made_with
+
+        record = plain({**self.to_dict(), "made_with": made_with()})
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         return given(text, path)
 
     def to_pandas(self) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from flashsim.algorithms import FORWARD, Algorithm
 from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import chosen, forward_of
+from flashsim.attention.problem import Problem
 from flashsim.problem.arguments import DIRECTIONS, check_direction, shown
 from flashsim.problem.options import check_options
 from flashsim.sweeping.columns import is_found
@@ -158,8 +159,9 @@ def _ended(name: str, values: Iterable[Any]) -> list[Any]:
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
-    """Return a table's rows: of a DataFrame, of columns by name, or of mappings. What is empty there (None, NaN) is left out."""
+    """Return a table's rows, of a DataFrame, columns by name, mappings, or problems, but for what is empty there (None, NaN)."""
     expected = "a table: a DataFrame, a dictionary of columns, or a list of dictionaries"
+    table = [table] if isinstance(table, Problem) else table
     if hasattr(table, "iloc"):  # of pandas
         table = table.to_dict("records")
     elif hasattr(table, "to_dicts"):  # of polars
@@ -173,7 +175,7 @@ def _rows(table: Any) -> list[dict[str, Any]]:
         table = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if isinstance(table, str) or not isinstance(table, Iterable):
         raise ValueError(f"points is {shown(table)}; expected {expected}")
-    rows = _ended("points", table)
+    rows = [row.arguments if isinstance(row, Problem) else row for row in _ended("points", table)]
     for row in rows:
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
             raise ValueError(f"points has the row {shown(row)}; expected {expected}")

@@ -62,9 +62,9 @@ def sweep(
     an argument as a whole leaves it to its default. An option that only some algorithms have is varied for these alone.
 
     points     a table: a DataFrame, a dictionary of columns, or a list of dictionaries, with the names of arguments ("algorithm"
-               and "label", any text, too). Each of its rows is taken with every combination of the other arguments. What is
-               empty there (None, NaN) is left to its default, and columns of what a sweep found are passed over: so a sweep,
-               its DataFrame and its CSV are tables
+               and "label", any text, too); or a `flashsim.Problem`, or several. Each of its rows is taken with every
+               combination of the other arguments. What is empty there (None, NaN) is left to its default, and columns of what a
+               sweep found are passed over: so a sweep, its DataFrame and its CSV are tables
     check      how many points to count as well, by running the algorithm on shapes: a sample, spread over algorithms and
                directions, that `seed` draws
     jobs       processes of joblib; None: as many as `joblib.parallel_config` says. Its backend, which may be that of a Dask or a

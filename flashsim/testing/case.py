@@ -13,7 +13,7 @@ import numpy as np
 from flashsim import reference
 from flashsim.problem.arguments import check_choice, check_count, check_flag, check_number, shown
 from flashsim.problem.inputs import FLOATS, Array, float_dtype, largest, roundoff, smallest_normal, smallest_step
-from flashsim.testing.regimes import MASKS, REGIMES, values
+from flashsim.testing.regimes import BIASES, MASKS, REGIMES, values
 from flashsim.testing.spec import Spec, call_of
 
 MOST_ELEMENTS = 2**28
@@ -30,6 +30,8 @@ class Case:
     d_v      None: d
     regime   a key of `flashsim.testing.regimes.REGIMES`
     mask     a key of `flashsim.testing.regimes.MASKS`, or None
+    window   (left, right), −1 being no limit, or None
+    bias     a key of `flashsim.testing.regimes.BIASES`, or None
     strides  how the arrays lie in memory: one of `STRIDES`
     block    (B_r, B_c), which some masks follow
     seed     of all the numbers, and of dropout
@@ -47,6 +49,8 @@ class Case:
     dtype: str = "float32"
     causal: bool = False
     mask: str | None = None
+    window: tuple[int, int] | None = None
+    bias: str | None = None
     scale: float | None = None
     dropout_p: float = 0.0
     strides: str = "contiguous"
@@ -60,8 +64,14 @@ class Case:
         checked["seed"] = check_count("Case: seed", self.seed, 0, 2**64 - 1)
         if self.d_v is not None:
             checked["d_v"] = check_count("Case: d_v", self.d_v)
-        for name, known in (("dtype", FLOATS), ("regime", REGIMES), ("strides", STRIDES), ("mask", MASKS)):
-            if name != "mask" or self.mask is not None:
+        for name, known in (
+            ("dtype", FLOATS),
+            ("regime", REGIMES),
+            ("strides", STRIDES),
+            ("mask", MASKS),
+            ("bias", BIASES),
+        ):
+            if name not in ("mask", "bias") or getattr(self, name) is not None:
                 check_choice(f"Case: {name}", getattr(self, name), known)
         checked["causal"] = check_flag("Case: causal", self.causal)
         if self.scale is not None:
@@ -73,6 +83,10 @@ class Case:
         if not isinstance(self.block, tuple) or len(self.block) != 2:
             raise ValueError(f"Case: block is {shown(self.block)}; expected a pair (B_r, B_c)")
         checked["block"] = tuple(check_count("Case: block", side) for side in self.block)
+        if self.window is not None:
+            if not isinstance(self.window, tuple) or len(self.window) != 2:
+                raise ValueError(f"Case: window is {shown(self.window)}; expected a pair (left, right), or None")
+            checked["window"] = tuple(check_count("Case: window", side, -1) for side in self.window)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         longest = max(self.N_q, self.N_k)
@@ -96,11 +110,15 @@ class Case:
         allowed = None
         if self.mask is not None:
             allowed = MASKS[self.mask](np.random.default_rng((self.seed, 1)), (*q.shape[:3], self.N_k), self.block)
+        bias = None
+        if self.bias is not None:
+            shape = (*q.shape[:3], self.N_k)
+            bias = BIASES[self.bias](np.random.default_rng((self.seed, 4)), shape).astype(dtype)
         large = max(float(np.abs(a).max(initial=0)) for a in (q, k, v)) > 100
         dO_size = 2.0**-10 if self.dtype == "float16" and large else 1.0  # or float16's gradients would overflow
         return Problem(
             q.astype(dtype), k.astype(dtype), v.astype(dtype), spec, self.causal, self.scale, allowed,
-            self.dropout_p, self.seed, dO_size,
+            self.dropout_p, self.seed, dO_size, self.window, bias,
         )  # fmt: skip
 
     @property
@@ -139,7 +157,8 @@ class ExactGradients(NamedTuple):
 class Problem:
     """Attention to be computed: q (B, H_q, N_q, d), k (B, H_kv, N_k, d), v (B, H_kv, N_k, d_v) of one dtype.
 
-    `mask` is boolean and broadcastable to (B, H_q, N_q, N_k), True = attend, or None; `causal` is aligned as the spec says.
+    `mask` is boolean and broadcastable to (B, H_q, N_q, N_k), True = attend, or None; `bias` is as broadcastable. `causal` and
+    `window` are aligned as the spec says.
     """
 
     q: Array
@@ -152,6 +171,8 @@ class Problem:
     dropout_p: float = 0.0
     seed: int = 0
     dO_size: float = 1.0
+    window: tuple[int, int] | None = None
+    bias: Array | None = None
 
     def but(self, **changes: Any) -> Problem:
         """Return the problem with these fields changed."""
@@ -160,7 +181,8 @@ class Problem:
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the call: only what is used."""
-        used = {"causal": self.causal or None, "scale": self.scale, "mask": self.mask}
+        used: dict[str, Any] = {"causal": self.causal or None, "scale": self.scale, "mask": self.mask}
+        used |= {"window": self.window, "bias": self.bias}
         used |= {"dropout_p": self.dropout_p, "seed": self.seed} if self.dropout_p else {}
         return {name: value for name, value in used.items() if value is not None}
 
@@ -182,8 +204,21 @@ class Problem:
 
     @cached_property
     def allowed(self) -> Array:
-        """What may be attended to, by causal and mask together: booleans (B, H_q, N_q, N_k)."""
+        """What may be attended to, by causal, window and mask together: booleans (B, H_q, N_q, N_k)."""
         return self.causally(self.shift if self.causal else self.score_shape[3])
+
+    def within(self, window: tuple[int, int] | None, shift: int) -> Array:
+        """Return which keys are in a window, moved to the right by that shift: (N_q, N_k)."""
+        _, _, N_q, N_k = self.score_shape
+        left, right = (-1, -1) if window is None else window
+        apart = np.arange(N_k)[None, :] - np.arange(N_q)[:, None] - shift
+        return np.asarray(((apart >= -left) | (left < 0)) & ((apart <= right) | (right < 0)))
+
+    @property
+    def window_shift(self) -> int:
+        """By which the window is moved to the right."""
+        _, _, N_q, N_k = self.score_shape
+        return N_k - N_q if self.spec.window == "bottom_right" else 0
 
     @property
     def shift(self) -> int:
@@ -192,9 +227,11 @@ class Problem:
         return N_k - N_q if self.spec.causal == "bottom_right" else 0
 
     def causally(self, shift: int) -> Array:
-        """Return what is allowed under the mask, if there is one, and causal masking with that shift."""
+        """Return what is allowed under the mask and the window, if there are, and causal masking with that shift."""
         _, _, N_q, N_k = self.score_shape
         allowed = np.arange(N_k)[None, :] <= np.arange(N_q)[:, None] + shift
+        if self.window is not None:
+            allowed = allowed & self.within(self.window, self.window_shift)
         return np.broadcast_to(allowed if self.mask is None else allowed & self.mask, self.score_shape)
 
     @cached_property
@@ -219,11 +256,11 @@ class Problem:
         """The oracle's answer, in float64 on the arrays as they are, and the budgets.
 
         δ_i = (d + 4)·u₃₂·max_j |τ|·|q_i|ᵀ|k_j| over the keys that row i may attend to: how far a score is off, u₃₂ being the
-        roundoff of the accumulation type. |O − O*| ≤ C·{[expm1(2δ) + (N_k + 8)·u₃₂ + 2u]·(P|V|) + u·|O*|}, u being the
-        roundoff of the inputs' dtype, in which the weights enter the product with V and O is stored. Scores that are
-        themselves stored add 3u·max|τ||q|ᵀ|k| to δ, and O stored after every block u·(P|V|) each time. Weights below
-        the dtype's smallest number are lost, as are numbers below the accumulation type's smallest normal one; storing O
-        loses as much, each time.
+        roundoff of the accumulation type. A bias adds |b_ij| to what δ is of, and two to the 4.
+        |O − O*| ≤ C·{[expm1(2δ) + (N_k + 8)·u₃₂ + 2u]·(P|V|) + u·|O*|}, u being the roundoff of the inputs' dtype, in which the
+        weights enter the product with V and O is stored. Scores that are themselves stored add 3u·max|τ||q|ᵀ|k| to δ, and O
+        stored after every block u·(P|V|) each time. Weights below the dtype's smallest number are lost, as are numbers below
+        the accumulation type's smallest normal one; storing O loses as much, each time.
         Two averages of the same values differ by 2·max|v| at most. Stored scores that may overflow have no budget: ∞.
         |lse − lse*| ≤ C·{δ + (N_k + 8)·u₃₂ + 4u₃₂·(1 + |lse*|)}.
         """
@@ -232,15 +269,18 @@ class Problem:
         if N_k == 0:
             zero = np.zeros((B, H_q, N_q, v.shape[-1]))
             return self._fill(Solution(zero, np.full((B, H_q, N_q), -np.inf), zero, np.zeros((B, H_q, N_q))), v)
-        exact = reference.attention_with_statistics(q, k, v, scale=self.tau, mask=self.allowed)
+        given: dict[str, Any] = {"scale": self.tau, "mask": self.allowed, "bias": self.bias}
+        exact = reference.attention_with_statistics(q, k, v, **given)
         with np.errstate(divide="ignore"):
             lse = np.where(self.empty, -np.inf, exact.m + np.log(exact.l))
         stored, chip = float_dtype(self.q.dtype), self.spec.chip(self.q.dtype.name)
         u, u_32 = roundoff(stored), roundoff(chip)
         v_ = np.abs(np.where(np.isfinite(v), v, 0.0))
-        reach = reference.score_reach(q, k, scale=self.tau, mask=self.allowed)
-        delta = (self.q.shape[-1] + 4) * u_32 * reach + (3 * u * reach if self.spec.stores == "scores" else 0)
-        mass = reference.attention(q, k, v_, scale=self.tau, mask=self.allowed)
+        reach = reference.score_reach(q, k, **given)
+        delta = (self.q.shape[-1] + (4 if self.bias is None else 6)) * u_32 * reach + (
+            3 * u * reach if self.spec.stores == "scores" else 0
+        )
+        mass = reference.attention(q, k, v_, **given)
         with np.errstate(over="ignore", invalid="ignore"):
             relative = np.expm1(2 * delta) + (N_k + 8) * u_32 + 2 * u
             stores = -(-N_k // self.spec.block[1]) if self.spec.stores == "output_per_block" else 0
@@ -264,7 +304,8 @@ class Problem:
         if self.spec.stores != "scores":
             return np.zeros(self.score_shape[:3], bool)
         q, k, _ = self.heads
-        reach = reference.score_reach(q, k, scale=max(abs(self.tau), 1.0), mask=self.allowed)[..., 0]
+        given = {"mask": self.allowed, "bias": self.bias}
+        reach = reference.score_reach(q, k, scale=max(abs(self.tau), 1.0), **given)[..., 0]
         return np.asarray(reach * (1 + 8 * roundoff(self.q.dtype)) >= largest(self.q.dtype))
 
     def _fill(self, solution: Solution, v: Array) -> Solution:
@@ -321,7 +362,7 @@ class Problem:
 
     def _how(self, keep: Array | None) -> dict[str, Any]:
         """Return what `flashsim.reference` takes besides q, k and v to compute the same."""
-        return {"scale": self.tau, "mask": self.allowed, "keep": keep, "dropout_p": self.dropout_p}
+        return {"scale": self.tau, "mask": self.allowed, "bias": self.bias, "keep": keep, "dropout_p": self.dropout_p}
 
     @property
     def _rounded(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,13 @@ from flashsim.problem.arguments import check_callback, check_choice, check_count
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
-from flashsim.testing.mismatches import Mismatch, at_their_defaults, mismatches, undeclared
+from flashsim.testing.mismatches import Mismatch, mismatches
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
 from flashsim.testing.running import Progress, Survey, Tally, applicable, shrink, survey, try_check
 from flashsim.testing.spec import Spec, check_spec
 from flashsim.testing.strategies import pool
 from flashsim.testing.subject import Subject
+from flashsim.testing.unchecked import at_their_defaults, undeclared
 
 if TYPE_CHECKING:
     import pytest
@@ -73,7 +75,8 @@ def check_attention(
     progress      called after each case with (cases done, max_examples)
     on_try        called with a check's name and a case before it is tried: who ends the process has been named
 
-    Returns a report. Raises ValueError for arguments that make no sense.
+    Returns a report. Warns where fn takes what the spec does not declare, if "raise" has nothing to raise and all checks are
+    tried. Raises ValueError for arguments that make no sense.
     """
     __tracebackhide__ = VERDICT
     check_choice("on_fail", on_fail, ("raise", "return"))
@@ -107,6 +110,8 @@ def check_attention(
     if on_fail == "raise" and report.unexpected_passes:
         which = ", ".join(report.unexpected_passes)
         raise AttentionCheckFailed(f"{subject.name} was expected to fail, and passes: {which}", report)
+    if on_fail == "raise" and checks is None and not report.complete:
+        warnings.warn(report.incomplete(), stacklevel=2)
     return report
 
 
@@ -195,9 +200,15 @@ def _failure(subject: Subject, name: str, found: Survey, shrunk: bool) -> Failur
             finding, how = again, "simplest found"
         verdicts = [(case, passed) for case, passed, tried in found.verdicts if tried == name]
         failing = (try_check(check, subject, case) for case, passed in verdicts if not passed)
-        suspicions = diagnose(subject, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts)
+        suspicions = diagnose(subject, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts, _passing(found))
     message = describe(subject, finding, tally, suspicions, how)
     return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
+
+
+def _passing(found: Survey) -> list[Case]:
+    """Return the cases on which the kernel's answers passed whatever check was tried."""
+    failed = {case for case, passed, _ in found.verdicts if not passed}
+    return [case for case, passed, _ in found.verdicts if passed and case not in failed]
 
 
 # -------------------------------------------------------------------------------------------------------------- pytest

@@ -1,4 +1,4 @@
-"""A kernel's first tests, as files: its spec, and a test for each check."""
+"""A kernel's first tests, as files: its spec, a test for each check, and one that fails until what is doubtful is confirmed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ What is not here has its default; help(flashsim.testing.Spec) lists it all. Writ
 {imports}
 
 SPEC = Spec({arguments})
-'''
+{doubtful}'''
+
+DOUBTFUL = """
+# A test fails until nothing is left here: look at each, mend the spec or the kernel, and strike it out.
+DOUBTFUL = {{
+{doubts}
+}}
+"""
 
 TEST_FILE = '''\
 """Tests of {name}, one for each of flashsim's checks. Run: pytest {file}"""
@@ -32,7 +39,13 @@ from flashsim.testing import {kit}
 @parametrize_with_checks({arguments})
 def test_{name}(check):
     check()
-'''
+{confirmed}'''
+
+CONFIRMED = """
+
+def test_{name}_spec_is_confirmed():
+    assert not DOUBTFUL, "in {spec}: " + "; ".join(f"{{field}}: {{why}}" for field, why in DOUBTFUL.items())
+"""
 
 
 def paths(name: str, folder: Path) -> tuple[Path, Path]:
@@ -62,26 +75,39 @@ def first_files(
     expected      checks that are known to fail
     """
     spec, test = paths(name, folder)
+    doubt = "DOUBTFUL, " if inferred.doubtful else ""
     if wrapped:
         fetched = (
             f"from {module} import {name} as unwrapped\nfrom flashsim.testing import Spec, wrap\n\n{name} = {wrapped}"
         )
-        imports = [f"from {name}_spec import SPEC, {name}"]
+        imports = [f"from {name}_spec import {doubt}SPEC, {name}"]
     else:
         fetched = "from flashsim.testing import Spec"
-        imports = [f"from {module} import {name}", f"from {name}_spec import SPEC"]
+        imports = [f"from {module} import {name}", f"from {name}_spec import {doubt}SPEC"]
     imports += [backward_import] if backward_import else []
     given = [name, "SPEC", *([f"backward={backward}"] if backward else [])]
     given += [f"expected_failures={dict.fromkeys(expected, 'known')}"] if expected else []
     bound = ", ".join(given)
     if len(bound) >= 80:
         bound = "\n    " + ",\n    ".join(given) + ",\n"
+    doubts = "\n".join(f"    {field!r}: {inferred.notes[field]!r}," for field in inferred.doubtful)
     kit = "parametrize_with_checks, wrap" if backward.startswith("wrap(") else "parametrize_with_checks"
     return {
         spec: SPEC_FILE.format(
-            name=name, command=_in_a_docstring(command), imports=fetched, arguments=_arguments(inferred)
+            name=name,
+            command=_in_a_docstring(command),
+            imports=fetched,
+            arguments=_arguments(inferred),
+            doubtful=DOUBTFUL.format(doubts=doubts) if doubt else "",
         ),
-        test: TEST_FILE.format(name=name, file=test.name, kit=kit, imports="\n".join(sorted(imports)), arguments=bound),
+        test: TEST_FILE.format(
+            name=name,
+            file=test.name,
+            kit=kit,
+            imports="\n".join(sorted(imports)),
+            arguments=bound,
+            confirmed=CONFIRMED.format(name=name, spec=spec.name) if doubt else "",
+        ),
     }
 
 

@@ -11,6 +11,7 @@ from flashsim.testing.mismatches import mismatches
 from flashsim.testing.probe import FEATURES, Feature, broken_by, fits, other_specs, parameters, plain, there_is
 from flashsim.testing.spec import Spec
 from flashsim.testing.subject import Subject
+from flashsim.testing.unchecked import at_their_defaults
 
 WIDTHS = (16, 32, 64, 128, 256)  # that kernels are often made for
 FITS = "a call with it is right"
@@ -25,7 +26,7 @@ class Inferred:
     doubtful: Sequence[str] = ()
 
 
-def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
+def infer(fn: Callable[..., Any], start: Spec | None = None, backward: Callable[..., Any] | None = None) -> Inferred:
     """Return the spec that a kernel's answers fit best, by calling it; `start` is changed where it does not fit.
 
     What it takes but answers wrongly is declared too, if it is a parameter by name, so that the checks show it. Raises
@@ -67,9 +68,16 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
         there = replace(spec, zero_keys=True)
         if fits(fn, there, replace(case, N_k=0), "empty_rows"):
             spec, notes["zero_keys"] = there, FITS
+            if backward is not None and broken_by(Subject(fn, there, backward), replace(case, N_k=0), "gradients"):
+                spec, notes["zero_keys"] = replace(spec, zero_keys="forward"), "not by its backward function"
+                doubtful.append("zero_keys")
     if "strides" not in given and fits(fn, spec):
         spec = _with_strides(fn, spec)
         notes["strides"] = "" if spec.strides == "any" else "others gave wrong answers, or an error"
+    if "unchecked" not in given and (left := at_their_defaults(Subject(fn, spec))):
+        spec = replace(spec, unchecked=tuple(each.partition(" ")[0] for each in left))
+        notes["unchecked"] = f"only the default of {', '.join(left)} is tried"
+        doubtful.append("unchecked")
     return Inferred(spec, {name: note for name, note in notes.items() if note}, doubtful)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,10 +40,11 @@ class Mismatch:
 def in_words(changes: Mapping[str, Any]) -> str:
     """Return changes to a spec as they are given on the command line and in Python."""
     python = ", ".join(f"{name}={value!r}" for name, value in changes.items())
-    return f"{' '.join(_flag(*change) for change in changes.items())}, in Python Spec({python})"
+    return f"{' '.join(flag(*change) for change in changes.items())}, in Python Spec({python})"
 
 
-def _flag(name: str, value: Any) -> str:
+def flag(name: str, value: Any) -> str:
+    """Return how a spec's field is given on the command line."""
     flag = name.replace("_", "-")
     if value is None:
         return f"no --{flag}"
@@ -125,8 +126,12 @@ def _of_features(subject: Subject, case: Case) -> Iterator[Mismatch]:
                 f"It does not take arrays that are not {needed.replace('_', ' ')}: it {broken}", {"strides": needed}
             )
             break
-    if subject.back is not None and (broken := _both_broken(subject, case, "gradients")):
+    if subject.back is None:
+        return
+    if broken := _both_broken(subject, case, "gradients"):
         yield Mismatch(f"Its backward function fails: it {broken}", {"backward": None})
+    elif spec.zero_keys is True and spec.cross and (broken := broken_by(subject, replace(case, N_k=0), "gradients")):
+        yield Mismatch(f"Its backward function does not take N_k = 0: it {broken}", {"zero_keys": "forward"})
 
 
 def _both_broken(subject: Subject, case: Case, *checks: str) -> str:
@@ -152,31 +157,3 @@ def _of_feature(subject: Subject, case: Case, feature: Feature) -> Mismatch | No
     return (
         Mismatch(f"It ignores {feature.words}: with it, its answer is the same, to the bit", without) if same else None
     )
-
-
-def undeclared(subject: Subject) -> list[str]:
-    """Return the keywords that the function has and the spec does not declare, so that nothing checks them."""
-    named = parameters(subject.fn)
-    return [
-        feature.keyword for feature in FEATURES if feature.keyword in named and not getattr(subject.spec, feature.field)
-    ]
-
-
-def to_declare(keywords: Sequence[str]) -> str:
-    """Return how keywords are declared, on the command line and in Python."""
-    features = [feature for feature in FEATURES if feature.keyword in keywords]
-    flags = (" or ".join([_flag(f.field, f.values[0]), *map(str, f.values[1:])]) for f in features)
-    python = ", ".join(f"{feature.field}={feature.values[0]!r}" for feature in features)
-    return f"{', '.join(flags)}, in Python Spec({python})"
-
-
-def at_their_defaults(subject: Subject) -> list[str]:
-    """Return the function's parameters that the kit never gives it, some with the name by which it would."""
-    given = {feature.keyword for feature in FEATURES}
-    given |= set() if subject.keep_mask is None else {"dropout_p", "seed"}
-    ours = {alias: feature.keyword for feature in FEATURES for alias in feature.aliases}
-    return [
-        f"{name} (the kit's name is {ours[name]})" if name in ours else name
-        for name in parameters(subject.fn)[3:]
-        if name not in given
-    ]

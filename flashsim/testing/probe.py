@@ -37,6 +37,15 @@ FEATURES = (
     Feature(
         "causal", ("bottom_right", "top_left"), "causal=", lambda c: replace(c, causal=True), "causal", ("is_causal",)
     ),
+    Feature(
+        "window",
+        ("bottom_right", "top_left"),
+        "window=",
+        lambda c: replace(c, window=(2, 0)),
+        "window",
+        ("window_size", "local_window_size", "sliding_window"),
+    ),
+    Feature("bias", (True,), "bias=", lambda c: replace(c, bias="dense"), "bias", ("attn_bias", "alibi")),
     Feature("masks", (True,), "mask=", lambda c: replace(c, mask="dense"), "mask", ("attn_mask", "attention_mask")),
     Feature("scale", (True,), "scale=", lambda c: replace(c, scale=0.5), "scale", ("softmax_scale", "sm_scale")),
     Feature("gqa", (True,), "fewer KV heads (2) than query heads (4)", lambda c: replace(c, group=2)),

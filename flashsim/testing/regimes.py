@@ -20,6 +20,7 @@ Rng = np.random.Generator
 Pair = tuple[Array, Array]
 Regime = Callable[[Rng, Array, Array], Pair]
 MaskMaker = Callable[[Rng, tuple[int, int, int, int], tuple[int, int]], Array]
+BiasMaker = Callable[[Rng, tuple[int, int, int, int]], Array]
 
 # ------------------------------------------------------------------- q (B, H_q, N_q, d) and k (B, H_kv, N_k, d) in float64
 
@@ -140,4 +141,24 @@ MASKS: dict[str, MaskMaker] = {
         np.arange(shape[-1])[None, None, None] >= min(block[1], max(shape[-1] - 1, 0))
     ),
     "band": _band,
+}
+
+
+# -------------------------------------------------------- biases, broadcastable to (B, H_q, N_q, N_k), added to the scores
+
+
+def _alibi(rng: Rng, shape: tuple[int, int, int, int]) -> Array:
+    """A slope for each head, down from the diagonal that ends at the bottom right."""
+    _, H_q, N_q, N_k = shape
+    apart = np.abs(np.arange(N_k)[None, :] - np.arange(N_q)[:, None] - (N_k - N_q))
+    return np.asarray(-(2.0 ** -np.arange(1, H_q + 1))[:, None, None] * apart)[None]
+
+
+BIASES: dict[str, BiasMaker] = {
+    "dense": lambda rng, shape: rng.normal(size=shape),
+    "alibi": _alibi,
+    # one for each key, shared by all queries and heads
+    "keys": lambda rng, shape: rng.normal(size=(shape[0], 1, 1, shape[3])),
+    # so large that it decides alone
+    "large": lambda rng, shape: 60 * rng.normal(size=(1, shape[1], *shape[2:])),
 }

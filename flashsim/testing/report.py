@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from flashsim.support.tables import aligned
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion
-from flashsim.testing.mismatches import Mismatch, to_declare
+from flashsim.testing.mismatches import Mismatch
 from flashsim.testing.running import Finding, Tally, size
 from flashsim.testing.subject import Subject
+from flashsim.testing.unchecked import incomplete
 from flashsim.testing.wrapping import Wrapped
 
 NOT_SHRUNK = "the simplest drawn, not shrunk"
@@ -49,17 +50,17 @@ class Failure:
 class Report:
     """What a check-up found.
 
-    kernel, spec, examples, seed  what was checked, on how many cases
+    name, spec, examples, seed  what was checked, on how many cases
     tallies    for each check: cases tried and failed, and the worst error as a part of its budget
     left_out   checks that do not apply, and why
     failures   those that were not expected
     expected   checks expected to fail, and why
     mismatches what the kernel's first calls did not fit in its spec; left out of the cases, or there are none
-    undeclared keywords that the function has and the spec does not, so that nothing checked them
-    defaulted  its parameters that the kit never gives it
+    undeclared the kit's keywords that the function has and the spec does not declare, each with the values that a call fits
+    defaulted  its other parameters, that the kit never gives it
     """
 
-    kernel: str
+    name: str
     spec: str
     examples: int
     seed: int
@@ -68,13 +69,23 @@ class Report:
     failures: Sequence[Failure]
     expected: dict[str, str]
     mismatches: Sequence[Mismatch] = ()
-    undeclared: Sequence[str] = ()
+    undeclared: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     defaulted: Sequence[str] = ()
+
+    @property
+    def kernel(self) -> str:
+        """The name, as it was called before."""
+        return self.name
 
     @property
     def ok(self) -> bool:
         """Whether the kernel fits its spec, all checks passed, and those expected to fail did fail."""
         return not self.mismatches and not self.failures and not self.unexpected_passes
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the function's parameters were tried, but for those that the spec says are left out on purpose."""
+        return not self.undeclared and not self.defaulted
 
     @property
     def simplest(self) -> Failure | None:
@@ -119,22 +130,18 @@ class Report:
             return ""
         stopped = any(mismatch.stops for mismatch in self.mismatches)
         then = "nothing was checked" if stopped else "the rest was checked without"
-        head = _wrapped(f"{self.kernel} does not fit its spec, by a few first calls; {then}.")
+        head = _wrapped(f"{self.name} does not fit its spec, by a few first calls; {then}.")
         return "\n".join([head, *(_wrapped(f"* {mismatch}", "  ") for mismatch in self.mismatches)])
 
+    def incomplete(self) -> str:
+        """Return what nothing tried, as text; empty where that is nothing."""
+        return _wrapped(incomplete(self.name, self.undeclared, self.defaulted))
+
     def __str__(self) -> str:
-        head = _wrapped(f"{self.kernel}, {self.examples} cases, seed {self.seed}")
-        parts = [f"{head}\n{_wrapped(self.spec, '     ')}", self.missed()]
+        head = _wrapped(f"{self.name}, {self.examples} cases, seed {self.seed}")
+        parts = [self.incomplete() if self.tallies else "", f"{head}\n{_wrapped(self.spec, '     ')}", self.missed()]
         if self.tallies:
             parts += [self.table(), "worst: the largest error as a part of its budget; above 1 a check fails"]
-        if self.undeclared and self.tallies:
-            named, give = ", ".join(self.undeclared), to_declare(self.undeclared)
-            said = f"Not checked, as the spec does not declare them: its parameters {named}. Give {give}."
-            parts.append(_wrapped(said))
-        if self.defaulted and self.tallies:
-            parts.append(
-                _wrapped(f"Of its other parameters only the defaults are checked: {', '.join(self.defaulted)}.")
-            )
         parts += self._failures()
         if self.unexpected_passes:
             parts.append(f"Expected to fail, and passed: {', '.join(self.unexpected_passes)}")
@@ -154,11 +161,12 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
         return {
-            "kernel": self.kernel,
+            "kernel": self.name,
             "spec": self.spec,
             "examples": self.examples,
             "seed": self.seed,
             "ok": self.ok,
+            "complete": self.complete,
             "checks": {
                 name: {
                     "cases": t.tried,
@@ -302,8 +310,8 @@ def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
         name: a.swapaxes(1, 2) if swapped else a
         for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
     }
-    arrays |= {"mask": options["mask"]} if "mask" in options else {}
-    given = [f"{name}={'mask' if name == 'mask' else repr(value)}" for name, value in options.items()]
+    arrays |= {name: value for name, value in options.items() if isinstance(value, np.ndarray)}
+    given = [f"{name}={name if name in arrays else repr(value)}" for name, value in options.items()]
     return [
         "import numpy as np",
         *(["from ml_dtypes import bfloat16"] if narrow else []),

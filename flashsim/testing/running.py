@@ -98,7 +98,18 @@ class Tally:
 
 def size(case: Case) -> tuple[int, int]:
     """Return how simple a case is, for comparing: elements, then features."""
-    extras = sum(bool(x) for x in (case.causal, case.mask, case.scale, case.strides != "contiguous", case.dropout_p))
+    extras = sum(
+        bool(x)
+        for x in (
+            case.causal,
+            case.mask,
+            case.window,
+            case.bias,
+            case.scale,
+            case.strides != "contiguous",
+            case.dropout_p,
+        )
+    )
     return case.B * case.H_kv * case.group * (case.N_q + case.N_k) * case.d, extras
 
 
@@ -208,7 +219,7 @@ def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
 
 def _lowered(case: Case, spec: Spec) -> Iterator[Case]:
     plain = Case(block=case.block, dtype=spec.dtypes[0])
-    for name in ("strides", "mask", "scale", "causal", "dropout_p", "d_v", "dtype", "regime"):
+    for name in ("strides", "mask", "window", "bias", "scale", "causal", "dropout_p", "d_v", "dtype", "regime"):
         if getattr(case, name) != getattr(plain, name):
             yield replace(case, **{name: getattr(plain, name)})
     widths = sorted(spec.head_dims) if spec.head_dims else None

@@ -15,6 +15,7 @@ from flashsim.problem.inputs import FLOATS, chip_dtype, float_dtype
 CHOICES: dict[str, tuple[Any, ...]] = {
     "layout": ("BHND", "BNHD"),
     "causal": (None, "bottom_right", "top_left"),
+    "window": (None, "bottom_right", "top_left"),
     "empty_rows": ("zero", "nan", "mean", "undefined"),
     "lse": (None, "natural", "base2"),
     "strides": ("any", "last_contiguous", "contiguous"),
@@ -36,6 +37,10 @@ class Spec:
     block       (B_r, B_c), the kernel's tile: lengths are drawn around its multiples. A guess will do. At most 4,096 each
     multiples   (n, m): N_q is always a multiple of n, and N_k of m, for kernels that take whole tiles only
     causal      None: not taken. "bottom_right": query i attends to keys j ≤ i + N_k − N_q; "top_left": to keys j ≤ i
+    window      None: not taken. Else it takes window=(left, right): query i attends to keys from p − left to p + right, p being
+                i + N_k − N_q at the "bottom_right" and i at the "top_left"; −1 is no limit on that side
+    bias        whether it takes bias=, of the inputs' dtype, which broadcasts to (B, H_q, N_q, N_k) and is added to the scaled
+                scores. Its own gradient is not asked for
     empty_rows  what O is where every key is masked: "zero", "nan", "mean" (of all values of the head), or "undefined"
     lse         None: the kernel returns O. "natural", "base2": it returns (O, lse), lse = log Σ exp(scores), or log₂; of
                 an empty row −∞, unless empty_rows is "undefined"
@@ -47,11 +52,12 @@ class Spec:
     head_dims   the widths d (and d_v) that it takes. None: any
     strides     which arrays it takes: "any", "last_contiguous" (the last axis has stride 1), or "contiguous" ones only
     deterministic  whether the same call gives the same bits again
-    zero_keys   whether it takes N_k = 0, where every row is empty
+    zero_keys   whether it takes N_k = 0, where every row is empty. "forward": its forward pass does, and not its backward pass
     accumulate  the type that sums are kept in. None: float32, and float64 for float64 inputs
     stores      what is rounded to the inputs' dtype on the way, besides the output and the weights as they enter a
                 product: "output", nothing; "output_per_block", O after every block[1] keys, as Algorithms 1 and 2 do;
                 "scores", the scores, as unfused attention does
+    unchecked   names of its parameters that stay at their defaults on purpose, so that the verdict is not INCOMPLETE
     max_shapes  at most so many distinct shapes of (q, k, v), for backends that compile each. None: no bound
     C           all error budgets are multiplied by it. 1 is strict accumulation; 2 leaves room for second-order terms
 
@@ -63,6 +69,8 @@ class Spec:
     block: tuple[int, int] = (16, 16)
     multiples: tuple[int, int] = (1, 1)
     causal: str | None = None
+    window: str | None = None
+    bias: bool = False
     empty_rows: str = "zero"
     lse: str | None = None
     gqa: bool = False
@@ -73,9 +81,10 @@ class Spec:
     head_dims: tuple[int, ...] | None = None
     strides: str = "any"
     deterministic: bool = True
-    zero_keys: bool = False
+    zero_keys: bool | str = False
     accumulate: str | None = None
     stores: str = "output"
+    unchecked: tuple[str, ...] = ()
     max_shapes: int | None = None
     C: float = 2.0
 
@@ -84,9 +93,11 @@ class Spec:
             value = getattr(self, name)
             if not (is_one_of(value, known) or (value is None and None in known)):
                 raise ValueError(f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}")
-        flags = ("gqa", "masks", "scale", "cross", "d_v", "deterministic", "zero_keys")
+        flags = ("bias", "gqa", "masks", "scale", "cross", "d_v", "deterministic")
         checked: dict[str, Any] = {name: check_flag(f"Spec: {name}", getattr(self, name)) for name in flags}
-        checked["dtypes"] = _dtypes(self.dtypes)
+        if not is_one_of(self.zero_keys, ("forward",)):
+            checked["zero_keys"] = check_flag("Spec: zero_keys", self.zero_keys)
+        checked["dtypes"], checked["unchecked"] = _dtypes(self.dtypes), _names(self.unchecked)
         for name in ("block", "multiples"):
             checked[name] = _whole(name, getattr(self, name), LARGEST_BLOCK, count=2)
         if self.head_dims is not None:
@@ -134,6 +145,13 @@ def _dtypes(given: Any) -> tuple[str, ...]:
         if not is_one_of(name, FLOATS):
             raise ValueError(f"Spec: dtypes has {shown(name)}; expected some of {', '.join(map(repr, FLOATS))}")
         float_dtype(name)  # bfloat16 needs a package
+    return names
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    if isinstance(given, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
+        raise ValueError(f"Spec: unchecked is {shown(given)}; expected names of parameters")
     return names
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from flashsim.testing.case import Case
-from flashsim.testing.regimes import MASKS, REGIMES
+from flashsim.testing.regimes import BIASES, MASKS, REGIMES
 from flashsim.testing.spec import Spec, check_spec
 from flashsim.testing.subject import strides_of
 
@@ -45,6 +45,12 @@ def features(spec: Spec) -> st.SearchStrategy[dict[str, Any]]:
         offered["causal"] = st.booleans()
     if spec.masks:
         offered["mask"] = st.sampled_from((*[None] * (len(MASKS) // 2), *MASKS))
+    if spec.window:
+        B_c = spec.block[1]
+        windows = ((0, 0), (1, 0), (2, 1), (5, 0), (3, -1), (-1, 2), (B_c - 1, 0), (B_c, B_c))
+        offered["window"] = st.sampled_from((*[None] * (len(windows) // 2), *windows))
+    if spec.bias:
+        offered["bias"] = st.sampled_from((*[None] * (len(BIASES) // 2), *BIASES))
     if spec.scale:
         offered["scale"] = st.sampled_from(SCALES)
     kinds = strides_of(spec)
@@ -60,7 +66,7 @@ def shapes(draw: st.DrawFn, spec: Spec) -> dict[str, Any]:
     shape: dict[str, Any] = {}
     if size == "small":
         shape["N_q"] = draw(st.integers(1, SMALL))
-        keys = (*range(1, SMALL + 1), *[0, 0] * spec.zero_keys)
+        keys = (*range(1, SMALL + 1), *[0, 0] * bool(spec.zero_keys))
         shape["N_k"] = draw(st.sampled_from(keys)) if spec.cross else shape["N_q"]
     elif size == "block":
         B_r, B_c = spec.block

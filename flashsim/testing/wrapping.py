@@ -41,10 +41,18 @@ class Convention(NamedTuple):
 
 
 def _sdpa(
-    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0
-) -> dict[str, Any]:
+    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0,
+    bias: Any = None,
+) -> dict[str, Any]:  # fmt: skip
     keywords: dict[str, Any] = {"scale": scale} if scale is not None else {}
-    if mask is not None:
+    if bias is not None:
+        if causal:
+            tril = bias.new_ones(q.shape[-2], k.shape[-2]).bool().tril()
+            mask = tril if mask is None else mask & tril
+        if mask is not None:
+            bias = bias + bias.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        keywords["attn_mask"] = bias
+    elif mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]  # its flash backend takes masks of 2 or 4 axes
         keywords["attn_mask"] = mask & mask.new_ones(q.shape[-2], k.shape[-2]).tril() if causal else mask
     elif causal:
@@ -57,11 +65,13 @@ def _sdpa(
 
 
 def _flash_attn(
-    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0
-) -> dict[str, Any]:
+    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0,
+    window: tuple[int, int] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     if mask is not None:
         raise ValueError("mask is given; expected none, which flash_attn does not take")
     keywords: dict[str, Any] = {"softmax_scale": scale} if scale is not None else {}
+    keywords |= {"window_size": window} if window is not None else {}
     return keywords | {name: value for name, value in (("causal", causal), ("dropout_p", dropout_p)) if value}
 
 

@@ -25,7 +25,7 @@ from flashsim.theory.problem import BYTES, NoClosedForm, OneHead, Tiles, arrays_
 from flashsim.theory.theorems import products_flops
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exact:
     """What theory says a run costs: `hbm`, `sram` and `blocks` must equal a run's and a tally's.
 
@@ -37,6 +37,16 @@ class Exact:
     sram: Occupancy
     blocks: Blocks
     matmul: int
+
+    def __repr__(self) -> str:
+        return f"Exact({self.algorithm!r}: {self.hbm.accesses:,} HBM accesses, {self._costs})"
+
+    def _repr_html_(self) -> str:
+        return self.hbm.table(f"{self.algorithm}, by formula: HBM accesses, in elements", [self._costs])
+
+    @property
+    def _costs(self) -> str:
+        return f"blocks {self.blocks.B_r} × {self.blocks.B_c}, {self.sram}"
 
     @property
     def reads(self) -> int:

@@ -6,7 +6,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -48,11 +48,12 @@ class Form:
     name, direction  the algorithm's; "forward" where nothing is said
     line_1           (rows, d) -> (B_r, B_c), as the algorithm's record says it
     rows             (M, d, d_v) -> rows, for the paper's sizes
-    formulas         (reads, writes) of each array as text, in `SYMBOLS` (`flashsim.theory.formulas`), without mask and dropout.
-                     Where tiles are skipped, T_c * N_q is how many rows the computed tiles have together, T_r * N_k how many
-                     columns
+    formulas         (reads, writes) of each array as text, in `SYMBOLS` (`flashsim.theory.formulas`) and its own, without mask
+                     and dropout. Where tiles are skipped, T_c * N_q is how many rows the computed tiles have together,
+                     T_r * N_k how many columns
     initial          names of the arrays that are initialised, all of each
-    symbols          values of those symbols that are this algorithm's only
+    symbols          values of symbols that are this algorithm's only
+    meanings         what these stand for, in words
     kept             what arrays have in HBM that are no whole matrix, such as a strip of S: elements, and how they are stored
     passes           the computed tiles of each pass over S; the first hands dS to a bias's gradient
     traffic          what each array moves, for a set of computed tiles, where the formulas do not tell
@@ -73,6 +74,7 @@ class Form:
     formulas: Mapping[str, tuple[str, str]]
     initial: tuple[str, ...] = ()
     symbols: Callable[[OneHead, Blocks], dict[str, int]] | None = None
+    meanings: Mapping[str, str] = field(default_factory=dict)
     kept: Callable[[OneHead, Blocks], Mapping[str, Kept]] | None = None
     passes: Callable[[OneHead, Blocks, Tiles], tuple[Tiles, ...]] = lambda p, blocks, tiles: (tiles,)
     traffic: Callable[[OneHead, Blocks, Tiles], Arrays] | None = None
@@ -163,17 +165,22 @@ def _beside(algorithm: Any, direction: str) -> Form | None:
 
 
 def formulas(name: Any, direction: str = "forward") -> Mapping[str, tuple[str, str]]:
-    """Return (reads, writes) of each array as text, in `SYMBOLS`. `name`, and errors, as in `form_of`."""
+    """Return (reads, writes) of each array as text, in `SYMBOLS` and the form's own. `name`, and errors, as in `form_of`."""
     return form_of(name, direction).formulas
 
 
 @checked
 def symbols(
-    N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, *, direction: str = "forward"
+    N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, *, direction: str = "forward", name: Any = None
 ) -> dict[str, int]:
-    """Return the value of each of `SYMBOLS`, to evaluate a formula with. Raises ValueError for what is no size."""
+    """Return the value of each of `SYMBOLS`, and of a form's own, to evaluate its formulas with.
+
+    name    as in `form_of`; None: all forward forms' own
+
+    Raises ValueError for what is no size, and as `form_of` does.
+    """
     values = common_symbols(N_q, N_k, d, d_v, M, blocks, direction)
     p = OneHead(N_q, N_k, d, d_v, M, stored=4, masked=False, dense=(), dropout=False)
-    for form in forms()["forward"].values():
-        values |= form.symbols(p, blocks) if form.symbols else {}
+    for form in forms()["forward"].values() if name is None else [form_of(name, direction)]:
+        values |= form.asked(form.symbols, p, blocks) if form.symbols else {}
     return values

@@ -21,13 +21,10 @@ SYMBOLS = {
     "T_c": "⌈N_k / B_c⌉",
     "T_v": "⌈d_v / B_c⌉: blocks of the columns of V",
     "T_d": "⌈d / B_c⌉: blocks of the columns of Q and K",
-    "s": "rows of K and V that `q_outer_pinned` keeps on chip, without a mask",
-    "U_r": "blocks of O's rows in `small_cache_hybrid`",
-    "U_v": "blocks of O's columns there",
-    "W": "rows of K and V that `snake` reads",
     "U_c": "⌈N_k / B_r⌉: panels of keys in Algorithm 3",
     "p": "1 if a row fits in SRAM (forward N_k + 2 ≤ M, backward 2 N_k + 1 ≤ M), else 2",
 }
+"""Those that any form may use; a `Form` says what its own mean."""
 
 NO_NAMES: dict[str, Any] = {"__builtins__": {}}
 

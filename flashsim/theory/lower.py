@@ -41,7 +41,7 @@ halved until each is at most H, roots rounded up (`flashsim.theory.certificate`)
 (n − 1) · H < pairs · (a·d + b·d_v), and the rest is step 7. It is the better one from about M = 5 d² down.
 
 The weights and Y are looked for in floating point: a worse choice is a weaker bound, never a wrong one. What is proved is whole
-numbers. The theorem is proved by hand; its arithmetic is checked by machine.
+numbers. The theorem is proved in Rocq too (scripts/proofs), the combined bound by hand; a machine checks its arithmetic.
 """
 
 from __future__ import annotations

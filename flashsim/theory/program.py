@@ -84,7 +84,7 @@ class ProgramForm:
         return (_known, (self.name,)) if program_forms().get(self.name) is self else super().__reduce__()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExactProgram:
     """What theory says that a program costs: `hbm`, `sram` and `blocks` must equal a run's and a tally's; `matmul`, its FLOPs."""
 
@@ -93,6 +93,13 @@ class ExactProgram:
     sram: Occupancy
     blocks: Sizes
     matmul: int
+
+    def __repr__(self) -> str:
+        return f"ExactProgram({self.algorithm!r}: {self.hbm.accesses:,} HBM accesses, {self.blocks}, {self.sram})"
+
+    def _repr_html_(self) -> str:
+        caption = f"{self.algorithm}, by formula: HBM accesses, in elements"
+        return self.hbm.table(caption, [f"{self.blocks}, {self.sram}"])
 
 
 @cache

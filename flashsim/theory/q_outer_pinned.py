@@ -56,6 +56,7 @@ FORM = replace(
     name="q_outer_pinned",
     line_1=line_1,
     symbols=symbols,
+    meanings={"s": "rows of K and V that stay on chip, without a mask"},
     peak=peak,
     live=False,
     theta=None,

@@ -56,6 +56,7 @@ FORM = Form(
     line_1=line_1,
     rows=rows,
     symbols=symbols,
+    meanings={"U_r": "blocks of O's rows", "U_v": "blocks of O's columns"},
     kept=lambda p, blocks: {"S": (p.N_q * p.N_k, "chip")},
     peak=peak,
     products=(1, 1),

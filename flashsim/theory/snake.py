@@ -29,6 +29,7 @@ FORM = replace(
     q_outer.FORM,
     name="snake",
     symbols=symbols,
+    meanings={"W": "rows of K and V that are read"},
     peak=peak,
     live=False,
     theta=None,

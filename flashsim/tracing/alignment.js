@@ -11,12 +11,13 @@ class Alignment {
     this.right = right;
     this.to = new Int32Array(left.length);
     this.missing = new Uint8Array(left.length);
-    this.sameLines =
+    this.like = new Map(); // of each event of left's, right's that makes or moves the same; undefined: none does
+    this.alike =
       left.about.algorithm === right.about.algorithm &&
       left.about.direction === right.about.direction &&
       String(Object.values(left.about.blocks)) === String(Object.values(right.about.blocks));
     this.refused = this.refusal();
-    if (this.sameLines) this.byLine();
+    if (this.alike) this.byResult();
     else if (!this.refused) this.byTile();
     this.to[left.length - 1] = right.length - 1; // at the end, both are
   }
@@ -28,23 +29,19 @@ class Alignment {
     return runs.every((run) => run.tileStarts.length) ? "" : "One of the runs does not go by tiles.";
   }
 
-  byLine() {
-    const keys = (run) => {
-      const seen = new Map();
-      return Array.from({ length: run.length }, (_, t) => {
-        const line = `${run.place(t)[2]}|${run.loopsAt(t)}`;
-        const n = seen.get(line) ?? 0;
-        seen.set(line, n + 1);
-        return `${line}|${n}`;
-      });
-    };
-    const at = new Map(keys(this.right).map((key, t) => [key, t]));
+  /** By what a step makes or moves last, in the same turn of the loops, whatever its line is called. */
+  byResult() {
+    const at = new Map();
+    for (let t = 0; t < this.right.length; t++) for (const event of this.right.eventsAt(t)) at.set(event, t);
+    const its = new Map([...resultsOf(this.right)].map(([event, key]) => [key, event]));
+    for (const [event, key] of resultsOf(this.left)) this.like.set(event, its.get(key));
     let held = 0;
-    keys(this.left).forEach((key, t) => {
-      if (at.has(key)) held = at.get(key);
-      else this.missing[t] = 1;
+    for (let t = 0; t < this.left.length; t++) {
+      const like = this.like.get(this.left.steps.last[t]);
+      if (like === undefined) this.missing[t] = 1;
+      else held = at.get(like);
       this.to[t] = held;
-    });
+    }
   }
 
   byTile() {
@@ -98,18 +95,64 @@ class Alignment {
     return like;
   }
 
-  /** The first step of left's whose results differ from right's, for runs of one algorithm; −1 if there is none. */
+  /**
+   * The first step of left's whose result differs from right's, for runs of one algorithm; −1: none. What right
+   * never computes is left's own affair; what it never moves is a difference, and what it moves and left does not.
+   */
   firstDifference() {
-    if (!this.sameLines) return -1;
-    for (let t = 0; t < this.left.length; t++) {
-      if (this.missing[t]) return t;
-      const mine = resultAt(this.left, t);
-      const its = resultAt(this.right, this.to[t]);
-      if (mine && its && !equal(mine.data, its.data)) return t;
+    if (!this.alike) return -1;
+    const { left } = this;
+    for (let t = 0; t < left.length; t++) {
+      if (left.eventsAt(t).some((event) => this.differs(event))) return t;
     }
-    return this.left.length === this.right.length ? -1 : this.left.length - 1;
+    return this.lacks() ? left.length - 1 : -1;
+  }
+
+  differs(event) {
+    const { left, right } = this;
+    const like = this.like.get(event);
+    if (like === undefined) return left.events.kind[event] !== "compute";
+    const [mine, its] = [valueOf(left, event), valueOf(right, like)];
+    return Boolean(mine && its) && !isGiven(left, event) && !sameNumbers(mine.data, its.data);
+  }
+
+  /** Whether right moves blocks, of arrays that left has, that left does not move. */
+  lacks() {
+    const { left, right } = this;
+    const mine = new Set(resultsOf(left).values());
+    return [...resultsOf(right)].some(([event, key]) => {
+      const moves = right.events.kind[event] !== "compute" && left.arrays.includes(arrayOf(right, event));
+      return moves && !mine.has(key);
+    });
   }
 }
 
-const resultAt = (run, t) => run.tiles[run.events.value[run.steps.last[t]]];
-const equal = (a, b) => a.length === b.length && a.every((value, n) => Object.is(value, b[n]));
+const arrayOf = (run, event) => run.nameOf(event).split("[")[0];
+
+/** Whether a load is of an operand: one of two algorithms may get Q scaled. */
+function isGiven(run, event) {
+  const loaded = run.events.kind[event] === "load" && arrayOf(run, event);
+  return run.about.arrays.some(({ name, role }) => name === loaded && role === "input");
+}
+
+/** What each event of a run makes or moves: by its loops and its name, without what says whose block it is. */
+function resultsOf(run) {
+  const seen = new Map();
+  const found = new Map();
+  for (let t = 0; t < run.length; t++) {
+    for (const event of run.eventsAt(t)) {
+      const name = run.nameOf(event).replace(/_(ij|i|j)(?=_|$)/g, "");
+      const key = `${run.loopsAt(t)}|${run.events.kind[event]}|${name}`;
+      const n = seen.get(key) ?? 0;
+      seen.set(key, n + 1);
+      found.set(event, `${key}|${n}`);
+    }
+  }
+  return found;
+}
+
+const valueOf = (run, event) => run.tiles[run.events.value[event]];
+
+/** Whether all numbers are equal but for rounding. */
+const sameNumbers = (a, b) => a.length === b.length && a.every((value, n) => sameNumber(value, b[n]));
+const sameNumber = (x, y) => Object.is(x, y) || Math.abs(x - y) <= 1e-5 * Math.max(1, Math.abs(x), Math.abs(y));

@@ -16,7 +16,9 @@ class Player {
     this.runs = runs;
     this.t = 0;
     this.playing = false;
+    this.list = this.linked().steps.sort((a, b) => a - b);
     this.none = {}; // of the kinds of steps that these runs lack: why
+    magnify();
     for (const run of runs) run.alone = runs.length === 1;
     single = runs.every((run) => run.about.dtype === "float32");
     fewer = runs.length - 1;
@@ -29,7 +31,7 @@ class Player {
     this.difference = this.pair ? this.pair.firstDifference() : -1;
     if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(...this.views);
     this.lesson = new Lesson();
-    this.lesson.show(this.linked().t === null);
+    this.lesson.show(this.linked().t === null && !matchMedia("(max-width: 640px)").matches);
     this.setControls();
     const byTime = !this.pair || this.pair.refused || this.linked().by === "time";
     this.follow(byTime ? "time" : "tile");
@@ -105,7 +107,8 @@ class Player {
 
   /** Follows a link to a step; its address is given, as the page's may have been written since. */
   followLink(hash) {
-    const { panel, t } = this.linked(hash);
+    const { panel, t, steps } = this.linked(hash);
+    this.list = steps.sort((a, b) => a - b);
     this.slide(panel, false);
     this.go(t ?? this.t);
   }
@@ -163,15 +166,15 @@ class Player {
     return this.runs.map((run) => Math.min(t, run.length - 1));
   }
 
-  /** Marks the values that differ between two runs of one algorithm at the same line of the same turn. */
+  /** Marks the second run's values that differ from the first's at the same line of the same turn. */
   markDifferences() {
-    if (!this.pair?.sameLines) return;
+    if (!this.pair?.alike) return;
     const together = this.by === "tile" && !this.pair.missing[this.t];
     for (const part of [".pairs td", ".tile td"]) {
       const [mine, its] = this.views.map((view) => [...view.root.querySelectorAll(part)]);
       const comparable = together && mine.length === its.length;
-      const differs = (n) => comparable && mine[n].dataset.tip !== its[n].dataset.tip;
-      for (const cells of [mine, its]) cells.forEach((cell, n) => cell.classList.toggle("differs", differs(n)));
+      const differs = (n) => comparable && !tellAlike(mine[n].dataset.tip, its[n].dataset.tip);
+      its.forEach((cell, n) => cell.classList.toggle("differs", differs(n)));
     }
   }
 
@@ -186,7 +189,7 @@ class Player {
   setPointer() {
     const sparks = find("#sparks");
     const drag = (event) => {
-      if (event.buttons) this.go(this.sparks.stepAt(event.offsetX));
+      if (event.buttons) this.go(this.sparks.stepAt(within(sparks, event)[0]));
     };
     sparks.addEventListener("pointerdown", drag);
     sparks.addEventListener("pointermove", drag);
@@ -216,6 +219,7 @@ class Player {
       Home: () => this.go(0),
       End: () => this.go(this.length - 1),
       " ": () => this.play(!this.playing),
+      PageUp: () => this.listed(-1), PageDown: () => this.listed(1),
     };
     if (event.key === " " && ["BUTTON", "SUMMARY"].includes(event.target.tagName)) return; // the button's own
     if (!press[event.key]) return;
@@ -232,6 +236,13 @@ class Player {
     const starts = this.runs[0].tileStarts;
     if (direction > 0) this.go(starts.find((start) => start > this.t) ?? this.length - 1);
     else this.go(starts.findLast((start) => start < this.t) ?? 0);
+  }
+
+  /** To the next or previous step of the list, as a presenter's remote asks for; where it ends, it stays. */
+  listed(direction) {
+    const moments = this.lesson.moments.map(([at]) => at);
+    const known = [this.list, moments, this.runs[0].tileStarts].find((steps) => steps.length) ?? [];
+    this.go((direction > 0 ? known.find((t) => t > this.t) : known.findLast((t) => t < this.t)) ?? this.t);
   }
 
   next(what) {
@@ -322,14 +333,16 @@ class Player {
   get address() {
     const { panel } = document.body.dataset;
     const by = this.pair && this.by === "time" ? "&by=time" : "";
-    return `#t=${this.t}${by}${panel ? `&panel=${panel}` : ""}`;
+    const steps = this.list.length ? `&steps=${this.list}` : "";
+    return `#t=${this.t}${by}${panel ? `&panel=${panel}` : ""}${steps}`;
   }
 
-  /** What the address asks for: #t=30&by=time&panel=tiles. */
+  /** What the address asks for: #t=30&by=time&panel=tiles&steps=3,21,30. */
   linked(hash = location.hash) {
     const asked = new URLSearchParams(hash.slice(1));
     const t = asked.get("t");
-    return { t: /^\d+$/.test(t ?? "") ? Number(t) : null, by: asked.get("by"), panel: asked.get("panel") ?? "" };
+    const steps = (asked.get("steps") ?? "").split(",").filter((step) => /^\d+$/.test(step)).map(Number);
+    return { t: /^\d+$/.test(t ?? "") ? Number(t) : null, by: asked.get("by"), panel: asked.get("panel") ?? "", steps };
   }
 
   play(on) {
@@ -360,6 +373,7 @@ class Player {
   }
 
   redraw() {
+    magnify();
     places.clear();
     for (const view of this.views) view.grid.measure();
     this.sparks.base = null;

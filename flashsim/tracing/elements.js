@@ -84,13 +84,27 @@ function number(x) {
   return text.replace("-", "−");
 }
 
+/** How much larger all is shown than at a desk, where a page has 1280 × 720: a lecture hall reads it from afar. */
+let magnified = 1;
+
+function magnify() {
+  magnified = Math.max(1, Math.min(window.innerWidth / 1280, window.innerHeight / 720));
+  document.documentElement.style.setProperty("--magnified", magnified);
+}
+
 function showTip(text, x, y) {
   const tip = find("#tip");
   tip.textContent = text;
   tip.hidden = false;
-  const left = Math.min(x + 14, window.innerWidth - tip.offsetWidth - 6);
-  tip.style.left = `${Math.max(4, left)}px`;
-  tip.style.top = `${y + 18 + tip.offsetHeight > window.innerHeight ? y - tip.offsetHeight - 10 : y + 16}px`;
+  const [wide, high, at, down] = [window.innerWidth, window.innerHeight, x, y].map((size) => size / magnified);
+  tip.style.left = `${Math.max(4, Math.min(at + 14, wide - tip.offsetWidth - 6))}px`;
+  tip.style.top = `${down + 18 + tip.offsetHeight > high ? down - tip.offsetHeight - 10 : down + 16}px`;
+}
+
+/** Where an event is in an element, in the element's own pixels. */
+function within(element, { clientX, clientY }) {
+  const { left, top } = element.getBoundingClientRect();
+  return [(clientX - left) / magnified, (clientY - top) / magnified];
 }
 
 function hideTip() {
@@ -108,7 +122,7 @@ function writeAddress(hash) {
 
 /** A canvas's pen for a drawing of this size, as sharp as the screen. */
 function sharpPen(canvas, width, height) {
-  const pixels = window.devicePixelRatio || 1;
+  const pixels = (window.devicePixelRatio || 1) * magnified;
   canvas.width = Math.round(width * pixels);
   canvas.height = Math.round(height * pixels);
   const pen = canvas.getContext("2d");

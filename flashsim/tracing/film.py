@@ -1,4 +1,4 @@
-"""Steps of a trace as an animated GIF: SRAM with its blocks, HBM with the arrays around the score matrix, what travels between.
+"""Steps of a trace as an animated GIF: SRAM with its blocks, HBM with its arrays, what travels between, and the score matrix.
 
 Drawn by matplotlib and written by Pillow, which it brings, so that a film needs no browser. figures/loop.gif is one.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, Polygon, Rectangle
 from numpy.typing import NDArray
 
 from flashsim.support.files import write_whole
@@ -29,6 +29,7 @@ MOVES = ("load", "store")
 LOAD, CHIP, CURRENT, DONE = "#2563b0", "#357244", "#b3261e", "#cfe3f7"
 WIDE, TALL = 8.0, 4.5  # inches
 COLOURS = 96
+ASIDE = 0.3  # inches below HBM's upper part
 STAY, MOVE = 700, 90  # milliseconds of a step, and of a picture of blocks on their way
 ON_THE_WAY = (0.2, 0.5, 0.8)
 Point = tuple[float, float]
@@ -79,7 +80,21 @@ class _Camera:
         fits = (cell for cell in np.geomspace(0.32, 0.001, 60) if all(_fits(set_, cell) for set_ in sets))
         self._cell = float(next(fits, 0.001))
         self._accesses = trace.events[-1].reads + trace.events[-1].writes
+        arrays = trace.about.arrays
+        self._beside = [a.name for a in arrays if a.kind[0] == "N_q" and a.kind[1] != "N_k"]
+        self._above = [a.name for a in arrays if a.kind[0] == "N_k"]
+        self._stored = any(a.kind == ("N_q", "N_k") for a in arrays)  # a matrix as large as the scores is in HBM
+        self._pitch = min(0.2, 1.0 / max(len(self._beside), len(self._above), 1))
+        self._left = 5.05 + self._pitch * len(self._beside)
+        self._top = 0.6 + self._pitch * len(self._above) + (0 if self._stored else ASIDE)
         self._next = 0  # the first event that is not in `_values` yet
+
+    @property
+    def _outline(self) -> list[Point]:
+        """HBM's corners: around the matrix where that is stored; else above and beside it."""
+        edge, under = self._left - 0.1, self._top - ASIDE
+        inner = [(7.9, under), (edge, under), (edge, 3.8)]
+        return [(4.8, 0.05), (7.9, 0.05), *([(7.9, 3.8)] if self._stored else inner), (4.8, 3.8)]
 
     def _shape(self, name: str, size: int) -> tuple[int, ...]:
         """Return a tile's shape; one too large to be recorded is a square of about its area."""
@@ -114,9 +129,12 @@ class _Camera:
         last = trace.events[step.last]
         used = f"SRAM: {last.occupancy:,} of M = {trace.about.M:,}"
         moved = f"HBM: {last.reads + last.writes:,} of {self._accesses:,} accesses"
-        for x, width, name in ((0.1, 4.2, used), (4.8, 3.1, moved)):
-            axes.add_patch(Rectangle((x, 0.05), width, 3.75, fill=False, ec="#5d616b", lw=1.2))
-            axes.text(x + 0.08, 0.25, name, size=9.5, weight="bold")
+        box = [(0.1, 0.05), (4.3, 0.05), (4.3, 3.8), (0.1, 3.8)]
+        for outline, name in ((box, used), (self._outline, moved)):
+            axes.add_patch(Polygon(outline, fill=False, ec="#5d616b", lw=1.2))
+            axes.text(outline[0][0] + 0.08, 0.25, name, size=9.5, weight="bold")
+        if not self._stored:
+            axes.text(self._left, self._top - 0.07, "S: computed by tiles, never stored", size=8, color="#5d616b")
         moves = [event for event in trace.of(step) if event.kind in MOVES]
         places = self._hbm(axes, step, moves)
         coming = {event.name for event in moves if event.kind == "load" and share < 1}
@@ -137,13 +155,10 @@ class _Camera:
         return np.asarray(self._canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
 
     def _hbm(self, axes: Axes, step: Step, moves: list[TraceEvent]) -> list[tuple[float, float]]:
-        """Draw the score matrix with the arrays beside it; return where the blocks that move are."""
+        """Draw the score matrix, in HBM if it is stored, and HBM's arrays beside it; return where the blocks that move are."""
         about = self._trace.about
         (N_q, N_k), blocks = (about.shape.N_q, about.shape.N_k), about.blocks
-        beside = [a.name for a in about.arrays if a.kind[0] == "N_q" and a.kind[1] != "N_k"]
-        above = [a.name for a in about.arrays if a.kind[0] == "N_k"]
-        pitch = min(0.2, 1.0 / max(len(beside), len(above), 1))
-        left, top = 5.05 + pitch * len(beside), 0.6 + pitch * len(above)
+        beside, above, pitch, left, top = self._beside, self._above, self._pitch, self._left, self._top
         x, y = (7.75 - left) / N_k, (3.65 - top) / N_q
 
         def place(name: str, rows: Span, cols: Span) -> tuple[tuple[float, float], float, float]:
@@ -163,13 +178,16 @@ class _Camera:
         if step.rows or step.cols:
             tile = place("S", step.rows or (0, N_q), step.cols or (0, N_k))
             axes.add_patch(Rectangle(*tile, fill=False, ec=CURRENT, lw=2.2))
-        on_chip = {quantity(name) for name, _ in self._trace.events[step.last].resident}
+        resident = [name for name, _ in self._trace.events[step.last].resident]
+        on_chip = {
+            quantity(name): LOAD if "[" in name else CHIP for name in sorted(resident, key=lambda name: "[" in name)
+        }
         for names, span, length in ((beside, step.rows, N_q), (above, step.cols, N_k)):
             for name in names:
                 (at, down), *size = place(name, (0, length), (0, 0))
                 axes.add_patch(Rectangle((at, down), *size, fill=False, ec="#5d616b", lw=0.8))
                 if span is not None and name in on_chip:
-                    axes.add_patch(Rectangle(*place(name, span, (0, 0)), color=LOAD))
+                    axes.add_patch(Rectangle(*place(name, span, (0, 0)), color=on_chip[name]))
                 where = (at, top - 0.06) if names is beside else (left - 0.08, down + pitch * 0.7)
                 axes.text(*where, _math(name), size=8, ha="left" if names is beside else "right")
         parts = (place(event.array or "", *(event.where or ((0, 0), (0, 0)))) for event in moves)

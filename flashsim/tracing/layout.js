@@ -5,6 +5,7 @@ const BETWEEN = 16; // the two memories
 const LARGEST_CELL = 44;
 const SMALLEST_CELL = 0.05;
 const LONGEST_TILE = 3; // times its other side
+const ASIDE = 22; // what is computed and never stored lies this far below HBM's upper part
 
 class Layout {
   constructor(run, pen, width, height) {
@@ -36,12 +37,20 @@ class Layout {
     this.pitch = clamp((width * 0.3) / Math.max(down.length, 1), 7, 17);
     this.pitchAbove = clamp((height * 0.3) / Math.max(above.length, 1), 7, 15);
     this.x0 = left + 8 + down.length * this.pitch + 20;
-    this.y0 = top + 22 + Math.max(above.length * this.pitchAbove, 14) + 3;
+    this.y0 = top + 22 + Math.max(above.length * this.pitchAbove, 14) + 3 + (this.run.stored ? 0 : ASIDE);
     const x = (left + width - 8 - this.x0) / shape.N_k;
     const y = (top + height - 8 - this.y0) / shape.N_q;
     const longest = LONGEST_TILE * Math.min(x * blocks.B_c, y * blocks.B_r);
     this.x = Math.min(x, longest / blocks.B_c);
     this.y = Math.min(y, longest / blocks.B_r);
+  }
+
+  /** HBM's outline: around the matrix where that is stored; else above and beside it. */
+  get outline() {
+    const [left, top, width, height] = this.hbm;
+    const [right, bottom] = [left + width, top + height];
+    const inner = [[right, this.y0 - ASIDE], [this.x0 - 9, this.y0 - ASIDE], [this.x0 - 9, bottom]];
+    return [[left, top], [right, top], ...(this.run.stored ? [[right, bottom]] : inner), [left, bottom], [left, top]];
   }
 
   /** The largest cell with which all that is ever on chip fits into SRAM. */

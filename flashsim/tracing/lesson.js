@@ -37,6 +37,8 @@ class Lesson {
       entry.classList.toggle("here", entry === here);
       entry.classList.toggle("later", at >= this.nextStop(t));
     }
+    const asks = this.nextStop(t) < Infinity;
+    for (const answer of document.querySelectorAll("#lesson .after")) answer.hidden = asks;
     box.classList.toggle("here", here !== undefined);
     fill(box, here ? [...here.lastElementChild.cloneNode(true).childNodes] : "");
     return here ? ` ${here.lastElementChild.textContent}` : "";

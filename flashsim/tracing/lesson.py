@@ -10,6 +10,7 @@ from flashsim.tracing.typeset import typeset
 
 SHOWN = "<span>{}</span>"
 FOLDED = f"<details><summary>the page asks first</summary>{SHOWN}</details>"
+LATER = f"<details><summary>after the question</summary>{SHOWN}</details>"
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,26 @@ class Lesson:
     def html(self, page: str = "") -> str:
         """Return paragraphs and links as HTML; the links are to `page`, by default the one they are in.
 
-        On another page, which does not ask, what there is to see from the first question on is folded.
+        On another page, which does not ask, what there is to see from the first question on is folded; and so are paragraphs
+        that begin with », which the page itself shows once it has asked all.
         """
-        paragraphs = "\n".join(f"<p>{typeset(' '.join(part.split()))}</p>" for part in self.text.strip().split("\n\n"))
+        paragraphs = "\n".join(
+            _paragraph(" ".join(part.split()), bool(page)) for part in self.text.strip().split("\n\n")
+        )
         asked = min((stop.step for stop in self.stops), default=math.inf) if page else math.inf
         links = "\n".join(
             f'<li><a href="{html.escape(page)}#t={moment.step}" data-event="{html.escape(moment.event)}">'
             f"Step {moment.step:,}</a>, {typeset(moment.event)}: "
-            f"{(FOLDED if moment.step >= asked else SHOWN).format(typeset(moment.words))}</li>"
+            f"{self._shown(moment, asked).format(typeset(moment.words))}</li>"
             for moment in self.moments
         )
         return f'{paragraphs}\n<ul class="moments">\n{links}\n</ul>' if links else paragraphs
+
+    def _shown(self, moment: Moment, asked: float) -> str:
+        """Return how a moment's words are shown on a page that does not ask: as such, or folded, with why."""
+        if moment.step < asked:
+            return SHOWN
+        return FOLDED if moment.step in {stop.step for stop in self.stops} else LATER
 
     @property
     def minutes(self) -> int:
@@ -95,3 +105,10 @@ class Lesson:
             + f"<p>{typeset(stop.because)}</p></template>"
             for stop in self.stops
         )
+
+
+def _paragraph(text: str, elsewhere: bool) -> str:
+    told = typeset(text.removeprefix("» "))
+    if not text.startswith("» "):
+        return f"<p>{told}</p>"
+    return LATER.format(told) if elsewhere else f'<div class="after" hidden><p>{told}</p></div>'

@@ -74,7 +74,7 @@ class Memory {
 
   showPeak(t) {
     const { M, peak } = this.run.about;
-    const share = Math.round((100 * peak) / M);
+    const share = Math.round((1000 * peak) / M) / 10;
     const most = [`In SRAM at most ${count(peak)} of `, typeset("M"), ` = ${count(M)}, ${share}%.`];
     fill(find(".scale", this.root), this.tooMany(this.run.occupancy[t] - M), most);
   }

@@ -66,6 +66,7 @@ class Recorded {
   findPlaces() {
     this.sideOf = new Map(this.about.arrays.map(({ name, kind }) => [name, sideOf(...kind)]));
     this.beside = [0, 1, 2, 3].map((side) => this.arrays.filter((name) => this.sideOf.get(name) === side));
+    this.stored = this.beside[2].length > 0; // a matrix as large as the scores is in HBM
   }
 
   findValues() {
@@ -101,9 +102,12 @@ class Recorded {
     return this.names[name].includes("[");
   }
 
-  /** Whether a block of this array is on chip. */
+  /** Whether a block of this array is on chip: "loaded" from HBM, or "made" there; "" if it is not. */
   onChip(array, t) {
-    return this.resident(t).some(([name]) => this.quantities[name] === array && !this.names[name].endsWith("_ij"));
+    const isOf = ([name]) => this.quantities[name] === array && !this.names[name].endsWith("_ij");
+    const held = this.resident(t).filter(isOf);
+    if (!held.length) return "";
+    return held.some(([name]) => this.isBlock(name)) ? "loaded" : "made";
   }
 
   /** Reads and writes so far at the end of each step, by array; and how full SRAM is. */

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from flashsim import theory
+from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.tracing.data import MAXIMUM, STANDARD
 from flashsim.tracing.lesson import Lesson
 from flashsim.tracing.listing import label_of
@@ -109,8 +110,9 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
 
 
 def _wins(trace: Recording) -> str:
-    """Say what standard attention makes at sizes like a GPU's, and, where this run saves nothing, why; "" if there is no form."""
-    about, N, d, M = trace.about, 1024, 64, 25_600
+    """Say what standard attention makes at the reference, and, where this run saves nothing, why; "" if there is no form."""
+    about, N, d = trace.about, REFERENCE_N, REFERENCE_D
+    M = check_M(None, float_dtype(DEFAULT_DTYPE).itemsize)
     if about.standard is None or any(array.exact is None for array in about.arrays):
         return ""
     try:
@@ -125,7 +127,8 @@ def _wins(trace: Recording) -> str:
         if trace.events[-1].reads + trace.events[-1].writes >= sum(about.standard)
         else ""
     )
-    return f"{small}; at N = {N:,}, d = {d}, M = {M:,} it is {its / mine:.1f} times"
+    without = f"without {about.options} " if about.options else ""
+    return f"{small}; at N = {N:,}, d = {d}, M = {M:,} {without}it is {its / mine:.2f} times. The factor follows M/d²"
 
 
 def _turns(trace: Recording) -> dict[str, dict[str, int]]:

@@ -16,7 +16,7 @@ class Sparks {
   measure() {
     this.width = this.canvas.clientWidth;
     this.height = this.canvas.clientHeight;
-    this.pixels = window.devicePixelRatio || 1;
+    this.pixels = (window.devicePixelRatio || 1) * magnified;
     this.ink = inks();
     sharpPen(this.canvas, this.width, this.height);
     this.base = document.createElement("canvas");
@@ -46,10 +46,12 @@ class Sparks {
 
   name(pen, most, full) {
     pen.font = "11px system-ui, sans-serif";
-    const dashes = this.runs.length > 1 ? "; dashed: the second run" : "";
+    const narrow = this.width < 500;
+    const dashes = this.runs.length > 1 ? `; dashed: ${narrow ? "second" : "the second run"}` : "";
+    const [moved, held] = narrow ? ["HBM", "SRAM"] : ["HBM accesses so far", "SRAM in use"];
     const texts = [
-      [`━ HBM accesses so far, up to ${count(most)}`, this.ink.spark],
-      [`─ SRAM in use, up to ${count(full)}${dashes}`, this.ink["spark-2"]],
+      [`━ ${moved}, up to ${count(most)}`, this.ink.spark],
+      [`─ ${held}, up to ${count(full)}${dashes}`, this.ink["spark-2"]],
     ];
     let x = 8;
     for (const [text, fill] of texts) {

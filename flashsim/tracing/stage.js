@@ -1,14 +1,14 @@
-// The picture of a step: SRAM with the blocks it holds, HBM with the arrays around the score matrix, and what travels.
+// The picture of a step: SRAM with the blocks it holds, HBM with its arrays, the scores' tiles, and what travels.
 
 const TRAVEL = 420; // milliseconds
 const CAPTION = 24; // pixels of height below a picture that is saved
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 class Stage {
-  constructor(run, canvas, legend) {
+  constructor(run, canvas, legends) {
     this.run = run;
     this.canvas = canvas;
-    this.legend = legend;
+    this.legends = legends;
     this.words = find(".told", canvas.closest("section"));
     canvas.onmousemove = (event) => this.hover(event);
     canvas.onclick = (event) => this.choose(event);
@@ -28,7 +28,7 @@ class Stage {
   /** Fits the drawing to the room there is. */
   measure() {
     this.ink = inks();
-    drawLegend(this.run, this.ink, this.legend); // first, as it leaves the picture its room
+    for (const legend of this.legends) drawLegend(this.run, this.ink, legend); // first: it leaves the picture its room
     const width = this.canvas.clientWidth || 300;
     const height = this.canvas.clientHeight || 300;
     this.size = [width, height];
@@ -71,9 +71,9 @@ class Stage {
     const { layout, ink } = this;
     this.hits = []; // what hovering finds, the uppermost last
     if (pen === this.pen) pen.clearRect(0, 0, ...this.size);
-    drawMemory(pen, layout.hbm, "HBM", ink);
+    drawMemory(pen, layout.outline, "HBM", ink);
     this.drawMatrix(pen);
-    drawMemory(pen, layout.sram, "SRAM", ink);
+    drawMemory(pen, outlineOf(layout.sram), "SRAM", ink);
     this.drawBar(pen);
     this.drawResidents(pen, share);
     for (const [event, load] of this.moves(this.t)) this.drawMove(pen, event, load, share);
@@ -205,10 +205,17 @@ class Stage {
     const { run } = this;
     const [left, top, width] = this.layout.hbm;
     const wide = width > 230;
-    const also = [...run.beside[2], ...run.beside[3]].map(typeset);
-    const name = wide ? `${run.about.sizes.length ? "" : "score "}matrix, by tiles` : "";
-    const others = also.length ? [wide ? "; here too: " : "also ", commas(also)] : [];
     pen.fillStyle = this.ink.faint;
+    if (!run.stored) {
+      const what = run.about.sizes.length ? "matrix, by tiles" : "S, by tiles";
+      const { x0, y0 } = this.layout;
+      const room = (text) => write(pen, [text], 0, 0, 11.5, false, true) <= left + width - x0;
+      const said = [`${what}: computed, never stored`, `${what}: never stored`, "never stored"];
+      write(pen, [said.find(room) ?? ""], x0, y0 - 6, 11.5);
+    }
+    const also = [...run.beside[2], ...run.beside[3]].map(typeset);
+    const name = wide && run.stored ? `${run.about.sizes.length ? "" : "score "}matrix, by tiles` : "";
+    const others = also.length ? [wide && run.stored ? "; here too: " : "also ", commas(also)] : [];
     write(pen, listed([name, others]), left + 46, top + 16, 11.5);
   }
 
@@ -225,8 +232,8 @@ class Stage {
       const last = Math.min(first + size, end);
       const box = this.layout.strip(array, first, last);
       const [x, y, width, height] = box;
-      const here = onChip && touches(span, first, last);
-      if (here) fillBox(pen, box, ink.load);
+      const here = touches(span, first, last) ? onChip : "";
+      if (here) fillBox(pen, box, onChip === "loaded" ? ink.load : ink.chip);
       if (width > 3 && height > 3) strokeBox(pen, [x + 0.5, y + 0.5, width - 1, height - 1], ink.faint, 1);
       this.hits.push({ box, tell: () => tellStrip(run, array, n, side, [first, last], here) });
     }
@@ -260,9 +267,7 @@ class Stage {
 
   /** What a mouse is over, and where in the picture it is. */
   hitAt(event) {
-    const { left, top } = this.canvas.getBoundingClientRect();
-    const x = event.clientX - left;
-    const y = event.clientY - top;
+    const [x, y] = within(this.canvas, event);
     return [this.hits?.findLast(({ box }) => contains(box, x, y)), x, y];
   }
 
@@ -285,7 +290,8 @@ class Stage {
   tellCurrent() {
     const tile = this.run.steps.tile[this.t];
     const { left, top } = this.canvas.getBoundingClientRect();
-    if (tile) showTip(tellTile(this.run, this.t, ...tile), left + this.layout.x0, top + this.layout.y0);
+    const [x, y] = [left + this.layout.x0 * magnified, top + this.layout.y0 * magnified];
+    if (tile) showTip(tellTile(this.run, this.t, ...tile), x, y);
   }
 
   /** Has the picture of this step saved as a file, "svg" or "png". */
@@ -321,10 +327,19 @@ class Stage {
   }
 }
 
-function drawMemory(pen, box, name, ink) {
-  const [x, y, width, height] = box;
-  fillBox(pen, box, ink.panel);
-  strokeBox(pen, [x + 0.75, y + 0.75, width - 1.5, height - 1.5], ink.faint, 1.5);
+const outlineOf = ([x, y, width, height]) => [[x, y], [x + width, y], [x + width, y + height], [x, y + height], [x, y]];
+
+/** A memory within its outline, corners from the upper left one round to it. */
+function drawMemory(pen, outline, name, ink) {
+  const [[x, y]] = outline;
+  const inside = outline.map(([across, down]) => [
+    across + (across === x ? 0.75 : -0.75),
+    down + (down === y ? 0.75 : -0.75),
+  ]);
+  pen.fillStyle = ink.panel;
+  strokes(pen, ink.faint, inside);
+  pen.fill();
+  strokes(pen, ink.faint, inside);
   pen.fillStyle = ink.ink;
   pen.font = "bold 12px system-ui, sans-serif";
   pen.textAlign = "left";

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flashsim.tracing.data import DATA, MAXIMUM, About, Span, TraceEvent
 
-FOLLOWED = re.compile(r"(?:log_)?[A-Za-z]+(?:_tilde)?_[ij](?:_.*)?")
+FOLLOWED = re.compile(r"(?:log_)?[A-Za-z]+(?:_tilde)?_[ij](?:_.*)?|[mlO]_new")
 ROW_OF = {"o": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}
 Pair = tuple[NDArray[Any] | None, NDArray[Any] | None]
 

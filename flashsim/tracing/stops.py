@@ -57,7 +57,7 @@ def find_stop(algorithm: Algorithm, line: str, at: Mapping[str, int]) -> Stop:
     strange = next(variable for variable in at if variable not in dict(deepest.loops))
     has = f"the loops around it are over {around}" if around else "there is no loop around it"
     raise ValueError(
-        f"--at gives {strange}={at[strange]}, but {label} of {function.name} is in no loop over {strange}: {has}"
+        f"--at gives {strange}={at[strange] + 1}, but {label} of {function.name} is in no loop over {strange}: {has}"
     )
 
 

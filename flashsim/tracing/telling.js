@@ -50,7 +50,7 @@ function tellPicture(run, t) {
     counts.part ? `${counts.part} done in part, ` : "",
     `${counts.skipped} skipped, ${counts.ahead} ahead`,
   ];
-  return `Score matrix of ${T_r} by ${T_c} tiles: ${fates.join("")}`;
+  return `Score matrix of ${T_r} by ${T_c} tiles${run.stored ? "" : ", computed, never stored"}: ${fates.join("")}`;
 }
 
 /** The tiles row by row, and what is on chip. */
@@ -98,7 +98,8 @@ function tellTile(run, t, i, j) {
 /** A block of an array in HBM: of which rows or columns, and whether it is on chip. */
 function tellStrip(run, array, n, side, [first, end], onChip) {
   const block = counted(`${array}[${n}]`);
-  return `${block} in HBM: ${run.about.words[side]} ${first} to ${end - 1}${onChip ? ", on chip now" : ""}`;
+  const now = onChip ? `, on chip now, ${onChip === "made" ? "made there" : onChip}` : "";
+  return `${block} in HBM: ${run.about.words[side]} ${first} to ${end - 1}${now}`;
 }
 
 /** What is on chip under this name, [its index, elements]. */
@@ -127,4 +128,12 @@ function ranges(words) {
     start = n + 1;
   }
   return found.join(", ");
+}
+
+/** Whether two tips of numbers tell the same, but for names and rounding. */
+function tellAlike(one, other) {
+  if (one === other || !one || !other) return one === other;
+  const [mine, its] = [one, other].map((tip) => tip.slice(tip.lastIndexOf(": ") + 2).split(" → "));
+  const numeric = (text) => Number(text.replace("−", "-").replace("∞", "Infinity"));
+  return mine.length === its.length && mine.every((text, n) => sameNumber(numeric(text), numeric(its[n])));
 }

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flashsim.tracing.data import MAXIMUM, Kind
 from flashsim.tracing.listing import label_of, short
 from flashsim.tracing.steps import Recording, Step
-from flashsim.tracing.typeset import plain
+from flashsim.tracing.typeset import counted, plain
 
 MOST_ROWS = 8  # of a column that are printed, and of a block, with as many of its columns
 
@@ -44,13 +44,13 @@ def lines(trace: Recording) -> Iterator[str]:
 
 
 def _step(trace: Recording, step: Step, line: str) -> Iterator[str]:
-    loops = ", ".join(f"{variable} = {index}" for variable, index in step.loops)
+    loops = ", ".join(f"{variable} = {index + 1}" for variable, index in step.loops)
     yield " · ".join(filter(None, (f"step {step.number}", step.label, loops)))
     if line:
         yield f"    {line}"
     done: dict[str, list[str]] = {}
     for event in trace.of(step):
-        done.setdefault(event.kind, []).append(f"{event.name} ({event.elements:,})")
+        done.setdefault(event.kind, []).append(f"{counted(event.name)} ({event.elements:,})")
     moves = "; ".join(f"{kind} {', '.join(names)}" for kind, names in done.items())
     last, M = trace.events[step.last], trace.about.M
     over = f", {last.occupancy - M:,} too many" if last.occupancy > M else ""

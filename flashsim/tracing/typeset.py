@@ -29,12 +29,22 @@ def named(name: str) -> str:
         base += "\u0303"
         del rest[0]
     above, below = (" ".join(part for part in rest if (part in UPRIGHT) == up) for up in (True, False))
-    return _lettered(base) + _scripted((below and f"_{{{below}}}") + (above and f"^{{{above}}}"))
+    scripts = _scripted((below and f"_{{{below}}}") + (above and f"^{{{above}}}"))
+    return f'<span class="symbol">{_lettered(base)}{scripts}</span>' if scripts else _lettered(base)
 
 
 def plain(name: str) -> str:
     """Return a name as it is read in plain text: ℓ for l."""
     return re.sub(r"^l(?=[\[_]|$)", "ℓ", name)
+
+
+def counted(name: str) -> str:
+    """Return a block's name as the player and the paper count, from 1: K_1 for K[0]."""
+    base, bracket, index = plain(name).partition("[")
+    numbers = [part.strip() for part in index.rstrip("]").split(",")]
+    if not bracket or not all(part.isdecimal() for part in numbers):
+        return plain(name)
+    return f"{base}_{', '.join(str(int(part) + 1) for part in numbers)}"
 
 
 def _symbol(found: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ class View {
     if (which) this.tellApart();
     this.setListing();
     this.setSource();
-    this.grid = new Stage(run, find(".grid", root), find(".legend", root));
+    this.grid = new Stage(run, find(".grid", root), root.querySelectorAll(".legend"));
     this.parts = [new Memory(run, root), new Values(run, root), this.grid]; // the picture last: it takes the room left
     const resized = new ResizeObserver(() => this.relight());
     for (const box of [".listing", ".source"]) {
@@ -133,7 +133,7 @@ class View {
   /** Which of its own steps a run beside another shows. */
   ownStep(aside) {
     const said = aside && [make("b", {}, aside), " · "];
-    return make("span", { class: "own" }, said, `its step ${this.t} of ${this.run.length - 1}`);
+    return make("span", { class: "own" }, " ", said, `its step ${this.t} of ${this.run.length - 1}`);
   }
 
   /** The formulas of the step with the numbers of one row; of loads and stores, what they move. */
@@ -236,7 +236,7 @@ function intoView(lines) {
   known.set("scroll", box.scrollTop);
 }
 
-/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked. */
+/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked, unless most do. */
 function markChanges(a, b) {
   const linesOf = (view) => [...view.sourceLines.values()];
   const differing = (view, other) => {
@@ -245,7 +245,8 @@ function markChanges(a, b) {
   };
   const changed = [...differing(a, b), ...differing(b, a)];
   if (!changed.length) return;
-  for (const line of changed) {
+  const most = changed.length > linesOf(a).length;
+  for (const line of most ? [] : changed) {
     line.classList.add("changed");
     line.dataset.tip = "differs from the other run";
   }

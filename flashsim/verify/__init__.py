@@ -21,7 +21,16 @@ from flashsim.verify.shared import Check, Claim
 
 __all__ = ["Check", "Claim", "checks", "run"]
 
-NAMES = ("theorems_1_2", "propositions", "theorem_5", "appendices", "section_4", "programs", "chapter", "lower")
+NAMES = (
+    "theorems_1_2",
+    "propositions",
+    "theorem_5",
+    "appendices",
+    "section_4",
+    "beyond_attention",
+    "chapter",
+    "optimality",
+)
 MODULES = [import_module(f"flashsim.verify.{name}") for name in NAMES]
 
 OnClaim = Callable[[list[int]], None]

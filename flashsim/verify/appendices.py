@@ -14,7 +14,7 @@ from flashsim.reference import attention, error_bound, of_bound, rounding
 from flashsim.run.api import backward, count, forward
 from flashsim.theory import kernel_product_bound, kernel_x_outer_constants
 from flashsim.theory.mlp import fusing_border
-from flashsim.verify.shared import Claim, exact_and_counted, within
+from flashsim.verify.shared import Claim, right_and_counted, within
 
 
 def equation_4(full: bool) -> Claim:
@@ -134,9 +134,9 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
     )
 
 
-def kernel_products_exact(full: bool) -> Claim:
+def kernel_products_right(full: bool) -> Claim:
     """Appendix D.2. Kernel products and their gradients, in tiles, are the naive ones."""
-    return exact_and_counted(
+    return right_and_counted(
         [*(kernels.program_name("sum", order) for order in kernels.ORDERS), kernels.GRADIENTS["sum"]],
         600 if full else 120,
         "runs, products in three orders and gradients, three kernels, N, n < 40, d, e < 7",
@@ -161,10 +161,10 @@ def kernel_products_bounds(full: bool) -> Claim:
     )
 
 
-def sparse_mlp_exact(full: bool) -> Claim:
+def sparse_mlp_right(full: bool) -> Claim:
     """Appendix D.2. A block-sparse MLP is the naive one, fused, unfused, and in square tiles, and loads live blocks
     alone."""
-    return exact_and_counted(
+    return right_and_counted(
         ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square"),
         300 if full else 60,
         "MLPs of random block masks, N, d, f, o < 30",

@@ -126,19 +126,18 @@ def tree_masks(full: bool) -> Claim:
 
 def what_is_optimal(full: bool) -> Claim:
     """What is optimal. Among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost
-    does; best of all are, for 2d² ≤ M, Q outermost (plain, pinned, or there and back), for d²/2 and d² the hybrid, for M
-    ≤ d²/4 small_cache."""
+    does; best of all are, with K and V by elements, for 2d² ≤ M, Q outermost, for d²/2 the hybrid, for M ≤ d²/4 tiles."""
     ratios = []
     best: set[str] = set()
     for d, k in itertools.product((16, 64), (1, 2, 4, 8, *((16, 32) if full else ()))):
         tuned = tune(N=512, d=d, M=k * d * d)
         ratios.append((tuned.by_loops["flash"].accesses / tuned.by_loops["q_outer"].accesses, 1.0, 3.0))
         best |= {tuned.best.algorithm} if k > 1 else set()
-    about, small = ({tune(N=512, d=64, M=M).best.algorithm for M in rooms} for rooms in ((2048, 4096), (64, 256, 1024)))
-    tried = "M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024, 2,048, 4,096 at d = 64; every T_r and T_c"
+    about, small = ({tune(N=512, d=64, M=M).best.algorithm for M in rooms} for rooms in ((2048,), (64, 256, 1024)))
+    tried = "M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024, 2,048 at d = 64; every T_r and T_c"
     return within(ratios, tried).also(
         f"best from 2d² up: {', '.join(sorted(best))}; about d²: {', '.join(sorted(about))}; below: {', '.join(sorted(small))}",
-        best <= {"q_outer", "q_outer_pinned", "snake"} and about == {"small_cache_hybrid"} and small == {"small_cache"},
+        best == {"streamed"} and about == {"hybrid_streamed"} and small == {"tiles_streamed"},
         best=sorted(best),
         best_about=sorted(about),
         best_below=sorted(small),

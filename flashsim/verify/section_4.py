@@ -11,12 +11,12 @@ from flashsim.machine.traffic import Traffic
 from flashsim.masks import patterns
 from flashsim.masks.rules import Causal
 from flashsim.run.api import count
-from flashsim.verify.shared import Claim, exact_and_counted
+from flashsim.verify.shared import Claim, right_and_counted
 
 
-def approximations_exact(full: bool) -> Claim:
+def approximations_right(full: bool) -> Claim:
     """Figure 3. Linformer and Performer, in tiles, are their own formulas."""
-    return exact_and_counted(
+    return right_and_counted(
         ("linformer", *approximate.PHI.values()),
         400 if full else 80,
         "runs, N, k < 40, d, e < 10",
@@ -25,9 +25,9 @@ def approximations_exact(full: bool) -> Claim:
     )
 
 
-def clusters_exact(full: bool) -> Claim:
+def clusters_right(full: bool) -> Claim:
     """Figure 3. Reformer and SMYRF, in clusters of gathered rows, are their own formulas."""
-    return exact_and_counted(
+    return right_and_counted(
         ("reformer", "smyrf"),
         200 if full else 40,
         "runs, N < 40, d, e < 10, up to 3 rounds of clusters of up to 29 rows",

@@ -165,7 +165,7 @@ def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) 
     return max(errors), (run.hbm, run.sram) == (exact.hbm, exact.sram)
 
 
-def exact_and_counted(names: Iterable[str], runs: int, tried: str, **below: int) -> Claim:
+def right_and_counted(names: Iterable[str], runs: int, tried: str, **below: int) -> Claim:
     """Return the claim that programs, tried in turn on random shapes, are the naive ones and cost what theory says.
 
     tried  says, behind the number of runs, what they were

@@ -39,7 +39,7 @@ def masks(rng: np.random.Generator, N_q: int, N_k: int) -> dict[str, Mask | None
     }
 
 
-def gradients_exact(full: bool) -> Claim:
+def gradients_right(full: bool) -> Claim:
     """Algorithms 2–5. O, dQ, dK, dV equal the oracle's under every mask, with and without dropout."""
     rng = np.random.default_rng(6)
     shapes = [(33, 33, 8, 8), (17, 41, 5, 3), (41, 17, 5, 3)]

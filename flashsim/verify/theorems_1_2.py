@@ -25,7 +25,7 @@ from flashsim.verify.shared import (
 )
 
 
-def theorem_1_exact(full: bool) -> Claim:
+def theorem_1_right(full: bool) -> Claim:
     """Theorem 1. Every algorithm returns softmax(QKᵀ)V."""
     rng = np.random.default_rng(1)
     shapes = [(64, 64, 16, 16), (37, 91, 8, 5), (1, 130, 4, 4), (90, 1, 3, 7), (33, 33, 1, 1)]

@@ -1,4 +1,4 @@
-"""What the mutants of the core are: one change at one place, as Cosmic Ray makes it, drawn by a hash of the line and a seed.
+"""What the mutants are: one change at one place, as Cosmic Ray makes it, drawn by a hash of the line and a seed.
 
 Places are drawn first, then a change possible there, so that a `*`, which can become eleven other signs, counts once. An edit
 elsewhere does not change what is drawn.
@@ -18,10 +18,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-CORE = (
-    "machine/memory.py", "problem/matrices.py", "masks/rules.py", "masks/tree.py", "masks/band.py", "masks/dropout.py",
-    "hardware/cache.py", "optimal/tune.py", "reference/*.py", "run/*.py", "theory/*.py", "algorithms/*.py", "beyond/parts/*.py",
-)  # fmt: skip
+BESIDE = ("gpu", "cli", "plots", "learn/gallery")  # what runs, reads and draws flashsim; all else is mutated
 
 Entry = dict[str, Any]
 
@@ -35,8 +32,8 @@ class Mutant(NamedTuple):
 
 
 def key(entry: Entry) -> tuple[Any, ...]:
-    """Return what tells a mutant from others, wherever its line has moved."""
-    return Path(entry["file"]).name, entry["which"], entry["before"], entry["after"]
+    """Return what tells a mutant from others, wherever in its file its line has moved."""
+    return entry["file"], entry["which"], entry["before"], entry["after"]
 
 
 def places_and_mutants(home: Path, sample: int, seed: int) -> tuple[int, list[Mutant]]:
@@ -47,18 +44,17 @@ def places_and_mutants(home: Path, sample: int, seed: int) -> tuple[int, list[Mu
 
     operators = {name: get_operator(name)() for name in operator_names() if not get_operator(name).arguments()}
     at: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
-    for pattern in CORE:
-        paths = sorted((home / "flashsim").glob(pattern))
-        assert paths, f"a part of the core has another name now: {pattern}"
-        for path in paths:
+    package = home / "flashsim"
+    for path in sorted(package.rglob("*.py")):
+        if not any(path.is_relative_to(package / room) for room in BESIDE):
             file, source = str(path.relative_to(home)), path.read_text("utf-8")
             nodes = list(ast_nodes(get_ast(source)))
             for name, operator in operators.items():
                 spots = (spot for node in nodes for spot in operator.mutation_positions(node))
                 for number, ((line, column), (end, _)) in enumerate(spots):
-                    at[path.name, *_line(source, line), column].append((name, file, source, number, line, end))
+                    at[file, path.name, *_line(source, line), column].append((name, file, source, number, line, end))
     drawn: list[Mutant] = []
-    for place in sorted(at, key=lambda place: order(*place)):
+    for place in sorted(at, key=lambda place: order(*place[1:])):
         changes = sorted(at[place], key=lambda change: order(change[0], {}))
         drawn += next(([mutant] for change in changes if (mutant := _made(*change))), [])
         if len(drawn) == sample:

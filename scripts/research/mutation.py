@@ -1,7 +1,7 @@
-"""Change the core in one place at a time and see which tests notice: figures/mutation.json.
+"""Change flashsim in one place at a time and see which tests notice: figures/mutation.json.
 
     pip install -e ".[test,mutation]"
-    python scripts/research/mutation.py --jobs 2   # 400 mutants of the last commit, an hour or two; started again, it goes on
+    python scripts/research/mutation.py --jobs 2   # 500 mutants of the last commit, an hour or two; started again, it goes on
 
 The test that noticed a mutant (mutants.py) when the last record was made is tried first. For the others the tests run
 once, unchanged, and coverage.py notes which of them executes which line; a mutant then meets those that execute its statement,
@@ -56,7 +56,7 @@ Seconds = dict[str, float | None]  # of each test; None: it failed
 def main() -> None:
     """Draw, try, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, default=400, help="mutants. Default: 400")
+    parser.add_argument("--sample", type=int, default=500, help="mutants. Default: 500")
     parser.add_argument("--seed", type=int, default=0, help="of the order in which they are drawn. Default: 0")
     parser.add_argument("--jobs", type=int, default=1, help="mutants tried at once. Default: 1")
     options = parser.parse_args()

@@ -16,7 +16,9 @@ def exercises() -> dict[str, Exercise]:
     modules = {file.name: import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
     found = {name: m for name, m in modules.items() if hasattr(m, "NUMBER")}
     return {
-        name: Exercise(m.NUMBER, name, m.TITLE, m.TEXT, m.HINTS, m.grade)
+        name: Exercise(
+            m.NUMBER, name, m.TITLE, m.TEXT, m.HINTS, m.grade, getattr(m, "RIGHT", ""), getattr(m, "whole", None)
+        )
         for name, m in sorted(found.items(), key=lambda item: int(item[1].NUMBER))
     }
 

@@ -69,7 +69,7 @@ def grade(work: Work) -> str:
             r, c = slice(i, i + B_r), slice(j, j + B_c)
             given = (Q[r], K[c], V[c], O[r], dO[r], l[r], m[r])
             gains = pair("tile", tile(*(a.copy() for a in given), tau, when=when), "dQ, dK, dV")
-            said = f"After tile j = {j // B_c}, i = {i // B_r}"
+            said = f"After tile j = {j // B_c + 1}, i = {i // B_r + 1}"
             wanted, wrongs = _gains(given, tau)
             for name, letter, block, n in (("dV", "j", c, 2), ("dQ", "i", r, 0), ("dK", "j", c, 1)):
                 before = right[name][block]

@@ -7,12 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from flashsim.learn.exercises.inner_loop import PROBLEMS, Problem, State, over
+from flashsim.learn.exercises.inner_loop import PROBLEMS, SCALED_P, Problem, State, over, scaled, scaled_sum
 from flashsim.learn.exercises.judging import Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work, Wrong
+from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.inputs import Array
+from flashsim.problem.shapes import Blocks
 
 NUMBER, TITLE = 6, "the loops exchanged, and one division"
+RIGHT = "q_outer"
 TEXT = '''
 Algorithm 1 writes O to HBM and reads it again for each block of keys. With the
 loops exchanged, queries outside and keys inside, O_i, l_i and m_i stay in SRAM
@@ -58,6 +61,18 @@ HINTS = (
 )
 
 
+def whole(attention: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
+    """Return a student's loops with the lines around them, as a forward pass."""
+
+    def q_outer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix, ...]:
+        B_r, B_c = blocks.B_r, blocks.B_c
+        O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+        attention(hbm, sram, Q.divide(B_r), K.divide(B_c), V.divide(B_c), O.divide(B_r), blocks)
+        return (O,)
+
+    return q_outer
+
+
 def grade(work: Work) -> str:
     attention = work.function("attention")
     turns = sum(_run(attention, problem) for problem in PROBLEMS)
@@ -94,7 +109,8 @@ def _run(attention: Callable[..., object], problem: Problem) -> int:
 
 def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
     rows, keys, before, want = problem.at(i, j)
-    V, P = problem.V[keys], np.exp(problem.Q[rows] @ problem.K[keys].T - want.m)
+    S, V = problem.Q[rows] @ problem.K[keys].T, problem.V[keys]
+    P = np.exp(S - want.m)
     with np.errstate(all="ignore"):
         a = np.exp(before.m - want.m)
     l, O = before.l, before.O * before.l
@@ -103,11 +119,13 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
     early = "O_i is divided by l_i within the inner loop, so each later turn divides again. Divide once, after it."
     undone = "O_i is multiplied by l_i, as in Algorithm 1. Here it is a sum already, and was never divided."
     mistakes = {
-        "m_i": {"m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m},
+        "m_i": {"m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m}
+        | scaled(want.m, problem),
         "l_i": {
             "The old l_i is not rescaled by exp(m_i - m_new), or m_i was replaced by m_new too early.": l + P_sum,
             "This is the block's sum alone. Where is the old l_i?": P_sum,
             "The factor multiplies both terms. P_ij is against m_new already.": a * (l + P_sum),
+            SCALED_P: a * l + scaled_sum(S - want.m, problem),
         },
         "O_i": {
             "The old O_i is not rescaled: it was summed against the old maximum. The factor is exp(m_i - m_new).": O
@@ -121,7 +139,7 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
             "The factor multiplies both terms. P_ij is against m_new already.": a * (O + PV),
         },
     }
-    said = f"After turn i = {i}, j = {j} (keys 0 to {keys.stop - 1})"
+    said = f"After turn i = {i + 1}, j = {j + 1} (keys 0 to {keys.stop - 1})"
     for name, value in (("m_i", sums.m), ("l_i", sums.l), ("O_i", sums.O)):
         got = values.get(name)
         if got is None:

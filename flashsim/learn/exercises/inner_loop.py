@@ -10,12 +10,13 @@ import numpy as np
 
 from flashsim.learn.exercises.judging import Stage, Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work
-from flashsim.machine.memory import Matrix
+from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Blocks
 from flashsim.run.api import count
 
 NUMBER, TITLE = 5, "Algorithm 1, lines 9 to 13"
+RIGHT = "flash_basic"
 LINES = """\
  9  S_ij = Q_i K_j^T
 10  m~_ij = rowmax(S_ij), P~_ij = exp(S_ij - m~_ij), l~_ij = rowsum(P~_ij)
@@ -24,8 +25,9 @@ LINES = """\
 12  O_i <- (l_i exp(m_i - m_i_new) O_i + exp(m~_ij - m_i_new) P~_ij V_j)
            / l_i_new"""
 TEXT = f'''
-Algorithm 1, but for the lines that do the work. Line 12 keeps O_i divided by
-l_i at all times, so the old sum is l_i * O_i:
+Algorithm 1, but for the lines that do the work. Q is scaled by 1/sqrt(d)
+already. Line 12 keeps O_i divided by l_i at all times, so the old sum is
+l_i * O_i:
 
 {LINES}
 13  l_i <- l_i_new, m_i <- m_i_new; all three are written to HBM
@@ -109,6 +111,20 @@ class Problem(NamedTuple):
 PROBLEMS = Problem.of(6, 12, 4, 2, 4), Problem.of(5, 10, 3, 2, 3)
 
 
+def whole(flash: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
+    """Return a student's loops with the lines around them, as a forward pass."""
+
+    def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix, ...]:
+        N, d_v, B_r, B_c = Q.shape[0], V.shape[1], blocks.B_r, blocks.B_c
+        O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 2
+        l, m = hbm.full("l", (N, 1), 0.0, sram.dtype), hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 2
+        divided = (X.divide(rows) for X, rows in ((Q, B_r), (K, B_c), (V, B_c), (O, B_r), (l, B_r), (m, B_r)))
+        flash(hbm, sram, *divided, blocks)
+        return O, l, m
+
+    return flash_basic
+
+
 def grade(work: Work) -> str:
     flash = work.function("flash")
     turns = sum(run(flash, problem) for problem in PROBLEMS)
@@ -145,12 +161,14 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
     with np.errstate(all="ignore"):
         a, b = np.exp(m - want.m), np.exp(m_tilde - want.m)
         mistakes = {
-            "m": {"This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": m_tilde},
+            "m": {"This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": m_tilde}
+            | scaled(want.m, problem),
             "l": {
                 f"The old l_i is not rescaled: where the maximum rose, its terms are too large. {FACTOR}.": l
                 + b * l_tilde,
                 f"l~_ij was summed {OWN}. The factor exp(m~_ij - m_new) brings it to m_new.": a * l + l_tilde,
                 "l_new is l~_ij alone, so the keys before are forgotten.": b * l_tilde,
+                SCALED_P: a * l + b * scaled_sum(S - m_tilde, problem),
             },
             "O": {
                 f"The old O_i is not rescaled: it was summed against the old maximum. {FACTOR}, as for l_i.": (
@@ -167,9 +185,24 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
         }
     for name, wrongs in mistakes.items():
         stays = f"{name} in HBM stayed as it was before the turn. Is {name}_new stored to {name}[i]?"
-        said = f"After turn j = {j}, i = {i} (keys 0 to {keys.stop - 1}), {name}_i"
+        said = f"After turn j = {j + 1}, i = {i + 1} (keys 0 to {keys.stop - 1}), {name}_i"
         expect(said, values[name][rows], getattr(want, name), {stays: getattr(before, name), **wrongs})
 
 
+def scaled(scores: Array, problem: Problem) -> dict[str, Array]:
+    """Return hints for scores that were scaled in the exercise, once or twice, with what they are then."""
+    d = problem.Q.shape[1]
+    said = f"The scores are {{}}. {NO_SCALE}."
+    factors = {"divided by √d": d**-0.5, "divided by d, which is √d twice": 1 / d, "multiplied by √d": d**0.5}
+    return {said.format(how): factor * scores for how, factor in factors.items()}
+
+
+def scaled_sum(scores: Array, problem: Problem) -> Array:
+    """Return the sum of each row's weights where what the exponential is taken of was divided by √d."""
+    return np.asarray(np.exp(scores * problem.Q.shape[1] ** -0.5).sum(axis=1, keepdims=True))
+
+
+NO_SCALE = "Q is scaled by 1/√d already, before it is loaded"
+SCALED_P = f"What the exponential is taken of is divided by √d. {NO_SCALE}."
 OWN = "against the block's own maximum"
 FACTOR = "The factor is exp(m_i - m_new)"

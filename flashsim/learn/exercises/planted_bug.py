@@ -10,6 +10,7 @@ from flashsim.learn.exercises.work import Work, Wrong
 from flashsim.tracing.planting import changed
 
 NUMBER, TITLE = 13, "find the planted bug"
+RIGHT, whole = inner_loop.RIGHT, inner_loop.whole
 BUG = (
     "(l_i * exp(m_i - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
     "(l_i * exp(m_tilde_ij - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
@@ -59,5 +60,5 @@ def grade(work: Work) -> str:
     return f"m, l and O are right after each of {turns} inner turns, and the counts are what they were"
 
 
-UNTOUCHED = "The bug is still there. m and l are right in this turn, and with j = 0 so was O. What counts only later?"
+UNTOUCHED = "The bug is still there. m and l are right in this turn, and with j = 1 so was O. What counts only later?"
 ELSEWHERE = "The planted bug is gone, but this change makes another. The paper's lines are above."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ class Exercise:
     text   the student's file: a docstring that explains, then code with holes, each written `...`
     hints  for everyone, from the first nudge to nearly the answer
     grade  judges a student's work: returns in a sentence what was verified, or raises `Wrong`
+    right  the algorithm that its file is a part of, beside which it can be played; "": none
+    whole  (the student's function) -> a forward pass, `f(hbm, sram, Q, K, V, blocks)`; None where there is no `right`
     """
 
     number: int
@@ -36,6 +39,8 @@ class Exercise:
     text: str
     hints: tuple[str, ...]
     grade: Callable[[Work], str]
+    right: str = ""
+    whole: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     @property
     def file(self) -> str:
@@ -68,6 +73,7 @@ class Exercise:
         The cell with the holes writes them to a file, which `flashsim exercise check` grades as it does any other.
         """
         explained, code = self.parts()
+        explained = "\n\n".join(map(_fenced, explained.split("\n\n")))
         file = f"{self.number:02}_{self.name}_notebook.py"  # not the file of `start`, which has work of its own
         check = f'from flashsim.cli import main\n\nmain(["exercise", "check", "{file}"'  # in this kernel, whatever is on PATH
         cells = [
@@ -85,6 +91,11 @@ class Exercise:
             "nbformat_minor": 5,
         }
         return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _fenced(paragraph: str) -> str:
+    """Return a paragraph of Markdown; one of numbered lines is a listing, which keeps its lines."""
+    return f"```text\n{paragraph}\n```" if re.match(r" ?\d+  ", paragraph) else paragraph
 
 
 def _cell(number: int, kind: str, source: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Every number that a lesson names, and every step that it points at, is looked up
 run on one machine.
 """
 
-from flashsim.learn.gallery.files import OURS, files
+from flashsim.learn.gallery.files import TITLE, files
 from flashsim.learn.gallery.lessons import pages
 
-__all__ = ["OURS", "files", "pages"]
+__all__ = ["TITLE", "files", "pages"]

@@ -1,4 +1,4 @@
-"""The gallery's files: the lessons' pages, the index, which alone knows their order, and a README for code hosts."""
+"""The gallery's files: the lessons' pages, the playground, and the index, which alone knows the lessons' order."""
 
 from __future__ import annotations
 
@@ -51,21 +51,8 @@ def _article(page: Page) -> str:
 </article>"""
 
 
-README = """# Lessons
-
-Pages that play a recorded run, each with a text on what to look for. A code host shows their source; to see them,
-run `flashsim lessons --open`, or clone the repository and open `figures/gallery/index.html` in a browser (from 2023 or later).
-They need no network.
-
-The index lists the lessons in the order in which to read them, with what each shows and how it is made.
-[The playground](playground.html) has sliders for lengths, d, M and block sizes (`flashsim playground` writes it).
-"""
-
-OURS = {
-    "README.md": "Pages that play a recorded run",
-    "index.html": "<title>FlashAttention, step by step: lessons</title>",
-}
-"""Of the files whose names other folders have too, the words by which ours are known again."""
+TITLE = "<title>FlashAttention, step by step: lessons</title>"
+"""By which our index.html is known among others of that name."""
 
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
@@ -76,4 +63,3 @@ def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
     if not names:
         yield "playground.html", playground.page()
         yield "index.html", index(made)
-        yield "README.md", README

@@ -63,6 +63,9 @@ function nearest(value, most) {
   return n;
 }
 
+/** M/d² at a step of its slider, four to a doubling, the last of which is the paper's Figure 2's. */
+const shareAt = (step) => FIGURE_2.share * 2 ** ((step - FIGURE_2.steps) / 4);
+
 const say = (n) => grouped.format(n);
 
 /** a of b, BigInts, in percent, to two digits. */
@@ -70,13 +73,18 @@ const percent = (a, b) => `${Number((10000n * a) / b) / 100}%`;
 
 class Playground {
   constructor() {
-    this.sizes = { N_q: 1024n, N_k: 1024n, causal: false, d: 64n, M: 25600n, B_r: 64n, B_c: 64n };
+    this.sizes = { ...REFERENCE, causal: false, B_r: 64n, B_c: 64n };
     this.inputs = Object.entries(SIZES).map(([name, [what, doublings]]) => this.addSize(name, what, 2 * doublings - 1));
     find("#algorithm").onchange = () => this.show();
     find("#causal").onchange = (event) => this.set("causal", event.target.checked);
     find("#paper").onclick = () => this.take(false);
     find("#fit").onclick = () => this.take(true);
-    window.addEventListener("resize", () => this.show());
+    find("#saved").oninput = (event) => this.share(Number(event.target.value));
+    window.addEventListener("resize", () => {
+      magnify();
+      this.show();
+    });
+    magnify();
     window.addEventListener("hashchange", ({ newURL }) => {
       this.read(new URL(newURL).hash);
       this.show();
@@ -119,6 +127,13 @@ class Playground {
     this.show();
   }
 
+  /** Takes the M at a step of M/d², and the largest blocks that fit. */
+  share(step) {
+    const d = Number(this.sizes.d);
+    this.sizes.M = BigInt(Math.max(1, Math.round(shareAt(step) * d * d)));
+    this.take(true);
+  }
+
   take(fit) {
     const { B_r, B_c } = lineOne(this.form, this.sizes, fit);
     Object.assign(this.sizes, { B_r, B_c });
@@ -148,6 +163,7 @@ class Playground {
     this.showPeak(found.peak, sizes.M);
     this.showAccesses(found);
     this.showVersus(found.accesses);
+    find("#sum").textContent = `${say(found.accesses)} accesses; SRAM ${percent(found.peak, sizes.M)} of M`;
     clearTimeout(this.linking);
     this.linking = setTimeout(() => {
       find("#said").textContent = `${say(found.accesses)} accesses; SRAM ${say(found.peak)} of ${say(sizes.M)}.`;
@@ -176,10 +192,16 @@ class Playground {
     const backward = form.direction === "backward" ? ", backward," : "";
     const times = Number((1000n * its.accesses) / accesses) / 1000;
     const makes = `with the largest blocks that fit makes ${say(its.accesses)}: ${times} times as many.`;
+    const share = Number(sizes.M) / Number(sizes.d) ** 2;
+    const step = FIGURE_2.steps + 4 * Math.log2(share / FIGURE_2.share);
+    find("#saved").value = Math.round(step);
+    find("#share").textContent = Number(share.toPrecision(3));
+    const follows = ` The factor follows M/d², here ${Number(share.toPrecision(3))}.`;
+    const last = Math.round(step) === FIGURE_2.steps ? ` That is ${FIGURE_2.said}` : "";
     const said =
       its.peak > sizes.M
         ? `Of standard attention${backward} no blocks fit into M = ${say(sizes.M)}.`
-        : `Standard attention${backward} ${makes}`;
+        : `Standard attention${backward} ${makes}${follows}${last}`;
     find("#versus").replaceChildren(form === standard ? "" : said);
   }
 

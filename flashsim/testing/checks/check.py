@@ -77,8 +77,15 @@ class Trial:
         return np.asarray(live if self.spec.empty_rows in ("undefined", "mean") else np.ones_like(live))[..., None]
 
     @property
+    def takes_backward(self) -> bool:
+        """Whether the backward function takes the case: without keys, not if the spec says so of the forward pass alone."""
+        return self.case.N_k > 0 or self.spec.zero_keys != "forward"
+
+    @property
     def gradients_promised(self) -> bool:
         """Whether the spec says what the gradients are: it does not where an empty row is anything but 0."""
+        if not self.takes_backward:
+            return False
         return self.spec.empty_rows == "zero" or not self.problem.empty.any()
 
     def forward(self, problem: Problem) -> Output:

@@ -28,10 +28,13 @@ def _with_keys(problem: Problem, keys: Array | slice) -> Problem:
     mask = problem.mask
     if mask is not None and mask.shape[-1] > 1:
         mask = mask[..., keys]
-    return problem.but(k=problem.k[:, :, keys], v=problem.v[:, :, keys], mask=mask)
+    bias = problem.bias
+    if bias is not None and bias.shape[-1] > 1:
+        bias = bias[..., keys]
+    return problem.but(k=problem.k[:, :, keys], v=problem.v[:, :, keys], mask=mask, bias=bias)
 
 
-@check(fit=lambda case, subject: replace(case, causal=False) if case.N_k > 1 else None)
+@check(fit=lambda case, subject: replace(case, causal=False, window=None) if case.N_k > 1 else None)
 def key_permutation(t: Trial) -> Comparisons:
     """The order of the keys does not matter."""
     other = _with_keys(t.problem, t.rng.permutation(t.problem.score_shape[-1]))
@@ -74,8 +77,8 @@ def split_and_merge(t: Trial) -> Comparisons:
     """Attention to parts of the keys, merged by their log-sum-exps, is attention to all of them."""
     problem, N_k = t.problem, t.problem.score_shape[-1]
     whole = problem
-    if problem.causal:
-        whole = problem.but(causal=False, mask=problem.allowed if t.spec.masks else problem.mask)
+    if problem.causal or problem.window is not None:
+        whole = problem.but(causal=False, window=None, mask=problem.allowed if t.spec.masks else problem.mask)
     near = [N_k // 2] if t.spec.max_shapes else [int(c) for c in t.rng.integers(1, N_k, size=3)]
     edges = sorted({0, N_k, *(t.spec.lengths(1, cut)[1] for cut in near)})
     parts = [_with_keys(whole, slice(*ends)) for ends in pairwise(edges)]
@@ -146,7 +149,7 @@ def inputs_unmodified(t: Trial) -> Comparisons:
     """No input is written to, nor memory around it."""
     mask = t.problem.mask
     given = t.problem if mask is None else t.problem.but(mask=mask.copy())
-    for by in ("", ", by the backward function,") if t.subject.back else ("",):
+    for by in ("", ", by the backward function,") if t.subject.back and t.takes_backward else ("",):
         arrays = t.subject.lay(t.problem, t.case.strides, back=bool(by))
         before = {name: memory_of(a).astype(np.float64) for name, a in arrays.items()}
         if by:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from flashsim.testing.subject import Subject
 def _defined_empty_rows(subject: Subject) -> str:
     if subject.spec.empty_rows == "undefined":
         return "the spec leaves empty rows undefined"
-    may = subject.spec.masks or subject.spec.zero_keys or (subject.spec.causal == "bottom_right" and subject.spec.cross)
+    spec = subject.spec
+    may = spec.masks or spec.zero_keys or (spec.cross and (spec.causal == "bottom_right" or spec.window))
     return "" if may else "by the spec no row can be empty"
 
 
@@ -39,9 +41,10 @@ def _with_empty_rows(case: Case, subject: Subject) -> Case | None:
         return case
     if subject.spec.masks:
         return replace(case, mask=("rows", "few", "padding_right")[case.seed % 3])
-    if case.N_q == case.N_k:
+    given: dict[str, Any] = {"causal": True} if subject.spec.causal == "bottom_right" else {"window": (0, 0)}
+    if case.N_q == case.N_k or not (given.get("causal") or subject.spec.window):
         return None
-    return replace(case, causal=True, N_q=max(case.N_q, case.N_k), N_k=min(case.N_q, case.N_k))
+    return replace(case, **given, N_q=max(case.N_q, case.N_k), N_k=min(case.N_q, case.N_k))
 
 
 @check(_defined_empty_rows, fit=_with_empty_rows)
@@ -101,7 +104,11 @@ def appended_masked_keys(t: Trial) -> Comparisons:
         return np.concatenate([a, extra.astype(a.dtype)], axis=2)
 
     allowed = np.concatenate([problem.allowed, np.zeros((B, H_q, N_q, more), bool)], axis=-1)
-    appended = problem.but(k=longer(problem.k), v=longer(problem.v), mask=allowed, causal=False)
+    bias = problem.bias
+    if bias is not None and bias.shape[-1] > 1:
+        extra = 10 * rng.normal(size=(*bias.shape[:-1], more))
+        bias = np.concatenate([bias, extra.astype(bias.dtype)], axis=-1)
+    appended = problem.but(k=longer(problem.k), v=longer(problem.v), mask=allowed, causal=False, window=None, bias=bias)
     yield t.alike(f"O with {more} masked keys appended", appended, problem)
 
 

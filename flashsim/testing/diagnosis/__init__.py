@@ -19,10 +19,12 @@ from flashsim.testing.subject import Subject
 __all__ = ["Suspicion", "diagnose"]
 
 
-def diagnose(subject: Subject, findings: Sequence[Finding], verdicts: Sequence[tuple[Case, bool]]) -> list[Suspicion]:
+def diagnose(
+    subject: Subject, findings: Sequence[Finding], verdicts: Sequence[tuple[Case, bool]], tried: Sequence[Case] = ()
+) -> list[Suspicion]:
     """Return up to three bugs that would explain the failing findings, the likeliest first; none if nothing fits.
 
-    `verdicts` says of each case tried whether it passed.
+    `verdicts` says of each case tried by the check whether it passed, and `tried` are all that any check passed.
     """
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -30,7 +32,7 @@ def diagnose(subject: Subject, findings: Sequence[Finding], verdicts: Sequence[t
         found = [bug for experiment in EXPERIMENTS for bug in experiment.convict(subject, failing)]
         exhibits = {n: e for n, f in enumerate(failing) if (e := exhibit_of(subject, f)) is not None}
         if exhibits:
-            found += by_model(subject, exhibits, failing, [case for case, passed in verdicts if passed])
+            found += by_model(subject, exhibits, failing, [*(case for case, passed in verdicts if passed), *tried])
         told = _explaining(found or ONLY_DROPOUT.convict(subject, failing))
         explained = frozenset().union(*(bug.explains for bug in told))
         return (told if told and len(explained) == len(failing) else [*told, *in_common(subject.spec, verdicts)])[:3]
@@ -38,10 +40,11 @@ def diagnose(subject: Subject, findings: Sequence[Finding], verdicts: Sequence[t
 
 def _explaining(found: Sequence[Suspicion]) -> list[Suspicion]:
     """Return the bugs that explain most, and those that explain what they do not; of equal ones the first three."""
-    ranked = sorted(found, key=lambda bug: (bug.leaves - len(bug.explains), bug.leaves))
+    ranked = sorted(found, key=lambda bug: (bug.leaves - len(bug.explains) - bug.besides, bug.leaves))
     chosen: list[Suspicion] = []
     for bug in ranked:
         so_far = frozenset().union(*(other.explains for other in chosen))
-        if bug.explains - so_far or bug.explains == ranked[0].explains:
+        as_good = (bug.explains, bug.besides) == (ranked[0].explains, ranked[0].besides)
+        if bug.explains - so_far or as_good:
             chosen.append(bug)
     return chosen[:3]

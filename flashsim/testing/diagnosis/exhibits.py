@@ -30,6 +30,7 @@ class Suspicion:
     evidence  what speaks for it
     explains  the numbers of the findings that it explains
     leaves    how many it does not
+    besides   of the failing cases with N_q and N_k exchanged, how many it explains
     """
 
     says: str
@@ -37,6 +38,7 @@ class Suspicion:
     evidence: str
     explains: frozenset[int] = frozenset()
     leaves: int = 0
+    besides: int = 0
 
 
 def failing_cases(n: int) -> str:

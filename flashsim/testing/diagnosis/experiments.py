@@ -87,6 +87,36 @@ def _strides_ignored(subject: Subject, finding: Finding) -> set[str]:
     return culprits
 
 
+def _misread(subject: Subject, finding: Finding) -> set[str]:
+    """Ask whether the answer is that to k or v read with each other's strides."""
+    problem, culprits = finding.case.problem(subject.spec), set[str]()
+    if finding.case.dropout_p or not all(map(finite, (problem.q, problem.k, problem.v))):
+        return culprits
+    for back in _passes(subject, finding):
+        arrays = subject.lay(problem, finding.case.strides, back)
+        seen = {"v": _read_as(arrays["v"], arrays["k"]), "k": _read_as(arrays["k"], arrays["v"])}
+        if subject.spec.layout == "BNHD":
+            seen = {name: a.swapaxes(1, 2) for name, a in seen.items()}
+        got = _run(subject, problem, arrays, back)
+        for names in (("v",), ("k",), ("k", "v")):
+            other = problem.but(**{name: seen[name] for name in names})
+            changed = any(not np.array_equal(seen[name], getattr(problem, name)) for name in names)
+            if changed and not _wrong(other, got, back):
+                culprits |= {" and ".join(names)}
+                break
+    return culprits
+
+
+def _read_as(a: Array, like: Array) -> Array:
+    """Return what is read of an array, from its first element on, with the strides of another; NaN outside of its memory."""
+    memory = memory_of(a).ravel()
+    start = (a.__array_interface__["data"][0] - memory.__array_interface__["data"][0]) // a.itemsize
+    at = sum(np.arange(n).reshape(-1, *[1] * (a.ndim - 1 - axis)) * (like.strides[axis] // a.itemsize)
+             for axis, n in enumerate(a.shape)) + start  # fmt: skip
+    inside = (at >= 0) & (at < memory.size)
+    return np.asarray(np.where(inside, memory[np.where(inside, at, 0)], np.nan).astype(a.dtype))
+
+
 def _memory_around(subject: Subject, finding: Finding) -> set[str]:
     """Ask whether the answer changes with what lies around the arrays in memory."""
     problem = finding.case.problem(subject.spec)
@@ -145,6 +175,11 @@ SPREAD = {
     "v": "NaN or ∞ in a masked key's value reaches the answer: its weight is 0, and 0 · NaN is NaN",
     "k": "NaN or ∞ in a masked key reaches the answer: its score is not replaced, or 0 · NaN is NaN in the backward pass",
 }
+OTHERS = {
+    "v": "v is read with k's strides, which differ where d_v ≠ d, or where they lie otherwise in memory",
+    "k": "k is read with v's strides, which differ where d_v ≠ d, or where they lie otherwise in memory",
+    "k and v": "k and v are read with each other's strides",
+}
 EXPERIMENTS = (
     Experiment(
         _strides_ignored,
@@ -153,6 +188,12 @@ EXPERIMENTS = (
         ),
         "{0} pass with the same numbers in contiguous arrays",
         STRIDES,
+    ),
+    Experiment(
+        _misread,
+        lambda names: "; ".join(OTHERS[name] for name in sorted(names)) + ".",
+        "{0} have the answer to what is read so",
+        ("flagos-ai/FlagGems#5896",),
     ),
     Experiment(
         _memory_around,

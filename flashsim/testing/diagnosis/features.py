@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,8 @@ def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
         Feature("N_k = 0", lambda c: c.N_k == 0, "no keys at all", (FA + "1155", FA + "2470", "deepseek-ai/FlashMLA#11")),
         Feature("causal", lambda c: c.causal, "causal masking", CAUSAL),
         Feature("a mask", lambda c: c.mask is not None, "masking", MASKING),
+        Feature("a window", lambda c: c.window is not None, "the window's ends", ("zml/zml#763", "ml-explore/mlx-lm#390")),
+        Feature("a bias", lambda c: c.bias is not None, "the bias"),
         Feature("H_q > H_kv", lambda c: c.group > 1, "head mapping", ("ekzhang/jax-js#180", "onnx/onnx#7274")),
         Feature("N_q ≠ N_k", lambda c: c.N_q != c.N_k, "alignment or sizes of queries and keys mixed up", CAUSAL),
         Feature("N_q > N_k", lambda c: c.N_q > c.N_k, "rows before the first key", CAUSAL),
@@ -67,6 +69,15 @@ def _is(name: str, value: str) -> Callable[[Case], bool]:
     return lambda case: str(getattr(case, name)) == value
 
 
+def _by_shape(cases: Sequence[Case]) -> list[list[int]]:
+    """Return the numbers of the cases, those of one shape together."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for number, case in enumerate(cases):
+        shape = (case.B, case.H_kv, case.group, case.N_q, case.N_k, case.d, case.d_v)
+        found.setdefault(shape, []).append(number)
+    return list(found.values())
+
+
 def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspicion]:
     """Return what all failing cases have in common and few others, a feature or two of them, if that is no accident."""
     cases = [case for case, _ in verdicts]
@@ -82,10 +93,16 @@ def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspici
             rows.append(((feature,), has))
     rows += [((*one, *other), a & b) for (one, a), (other, b) in combinations(rows, 2)]
     telling = []
+    by_shape = _by_shape(cases)
     for features_, has in rows:
         passing = int(has[~failed].sum())
+        of, share = n_failed, has.mean()
+        if all(
+            has[same].all() or not has[same].any() for same in by_shape
+        ):  # the shape has it, not the case: few are drawn often
+            of, share = sum(bool(failed[same].any()) for same in by_shape), np.mean([has[same[0]] for same in by_shape])
         # the logarithm of the chance that it is an accident
-        chance = n_failed * math.log(max(has.mean(), 1e-9)) + len(features_) * math.log(40)
+        chance = of * math.log(max(share, 1e-9)) + len(features_) * math.log(40)
         if chance < math.log(0.01) and passing <= n_passed / 2:
             telling.append((passing + (len(features_) - 1) * max(2, n_passed // 20), features_, has))
     if not telling:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from flashsim.testing.case import Case
-from flashsim.testing.diagnosis.exhibits import Exhibit, Suspicion, aspects, failing_cases
+from flashsim.testing.diagnosis.exhibits import Exhibit, Suspicion, aspects, failing_cases, of_gradients_too
 from flashsim.testing.running import Finding
 from flashsim.testing.subject import Subject
 from flashsim.testing.suspects import Arrays, Suspect, suspects
 
 FEW_SCORES = 4096  # of a passing case that a model is held against
-ALIBIS = 24  # so many passing cases
+ALIBIS = 200  # so many passing cases
 
 
 def by_model(
     subject: Subject, exhibits: dict[int, Exhibit], findings: Sequence[Finding], passing: Sequence[Case]
 ) -> list[Suspicion]:
-    """Return the suspects whose answers are the kernel's wherever they are wrong, of each family the best."""
-    alibis: list[Exhibit] | None = None
-    check, failing = findings[0].check, [finding.case for finding in findings]
+    """Return the suspects whose answers are the kernel's wherever they are wrong, of each family the best.
+
+    Failing cases are tried with N_q and N_k exchanged as well: what the kernel does there speaks for a suspect or against it.
+    """
+    failing = [finding.case for finding in findings]
     ordered = sorted(exhibits.items(), key=lambda item: math.prod(item[1].question.problem.score_shape))
+    turned = _Seen(subject, findings[0], _turned(failing))
+    alibis = _Seen(subject, findings[0], _alike(passing, failing))
     best: dict[str, Suspicion] = {}
     for suspect in suspects(subject.spec):
         matched, mismatched = set(), 0
@@ -36,18 +41,23 @@ def by_model(
                 break
         if not matched or len(matched) < 4 * mismatched:
             continue
-        if alibis is None:
-            alibis = _alibis(subject, check, passing, failing)
         beside = [other for n in matched for other in exhibits[n].beside if other.right]
-        if any(alibi.refutes(_answers(suspect, alibi)) for alibi in (*alibis, *beside)):
+        if any(
+            right.refutes(_answers(suspect, right)) for seen in (beside, turned.right, alibis.right) for right in seen
+        ):
             continue
-        wrong = {exhibits[n].question.aspect for n in matched}
-        says = f"In the backward pass: {suspect.says}" if wrong == {"gradients"} else suspect.says
+        verdicts = [wrong.verdict(_answers(suspect, wrong)) for wrong in turned.wrong]
+        if verdicts.count(False) > len(verdicts) // 5:
+            continue
+        wrong_in = {exhibits[n].question.aspect for n in matched}
+        says = f"In the backward pass: {suspect.says}" if wrong_in == {"gradients"} else suspect.says
         of = f"{len(matched)} of {failing_cases(len(exhibits))}"
         evidence = f"a model with this bug gives the same wrong numbers in {of}"
         known = best.get(suspect.family)
         if known is None or len(matched) - mismatched > len(known.explains) - known.leaves:
-            best[suspect.family] = Suspicion(says, suspect.threads, evidence, frozenset(matched), mismatched)
+            leaves = mismatched + verdicts.count(False)
+            made = Suspicion(says, suspect.threads, evidence, frozenset(matched), leaves, verdicts.count(True))
+            best[suspect.family] = made
     return list(best.values())
 
 
@@ -58,22 +68,55 @@ def _answers(suspect: Suspect, exhibit: Exhibit) -> list[Arrays]:
         return []
 
 
-def _alibis(subject: Subject, check: str, passing: Sequence[Case], failing: Sequence[Case]) -> list[Exhibit]:
-    """Return what the kernel is right about, by the check's first part, in the passing cases most like failing ones."""
+class _Seen:
+    """What a kernel does in some cases, each run once, when it is asked for: where it is right, and where it is wrong."""
+
+    def __init__(self, subject: Subject, finding: Finding, cases: Sequence[Case]) -> None:
+        self.subject, self.finding, self.cases = subject, finding, cases
+        self.known: list[list[Exhibit]] = []
+
+    def _all(self) -> Iterator[Exhibit]:
+        for at, case in enumerate(self.cases):
+            if at == len(self.known):
+                self.known.append(self._of(case))
+            yield from self.known[at]
+
+    @property
+    def right(self) -> Iterator[Exhibit]:
+        """Yield what it is right about."""
+        return (exhibit for exhibit in self._all() if exhibit.right)
+
+    @property
+    def wrong(self) -> Iterator[Exhibit]:
+        """Yield what it is wrong about."""
+        return (exhibit for exhibit in self._all() if not exhibit.right)
+
+    def _of(self, case: Case) -> list[Exhibit]:
+        """Return what the kernel gives, of the pass that failed: the other pass may have another bug, or none."""
+        finding = replace(self.finding, case=case)
+        try:
+            found = [*aspects(self.subject, finding, case.problem(self.subject.spec))]
+        except Exception:
+            return []
+        if of_gradients_too(self.subject, finding):
+            found = [exhibit for exhibit in found if exhibit.question.aspect == "gradients"]
+        return [exhibit for exhibit in found if np.any(exhibit.asked[0].at)]
+
+
+def _alike(passing: Sequence[Case], failing: Sequence[Case]) -> list[Case]:
+    """Return small passing cases, those most like failing ones first."""
     small = [case for case in dict.fromkeys(passing) if 1 < case.scores <= FEW_SCORES]
     traits = [_traits(case) for case in failing]
     small.sort(key=lambda case: -max(len(_traits(case) & other) for other in traits))
-    found = []
-    for case in small[:ALIBIS]:
-        try:
-            exhibit = next(aspects(subject, Finding(check, case, 0.0), case.problem(subject.spec)))
-        except Exception:
-            continue
-        if np.any(exhibit.asked[0].at) and exhibit.right:
-            found.append(exhibit)
-    return found
+    return small[:ALIBIS]
 
 
 def _traits(case: Case) -> set[tuple[object, object]]:
     given = (case.mask is not None, case.scale is not None, case.dropout_p > 0, case.group > 1)
     return {("causal", case.causal), ("dtype", case.dtype), ("regime", case.regime), *enumerate(given)}
+
+
+def _turned(failing: Sequence[Case]) -> list[Case]:
+    """Return small failing cases with N_q and N_k exchanged."""
+    turned = (replace(case, N_q=case.N_k, N_k=case.N_q) for case in failing if case.N_k and case.N_q != case.N_k)
+    return [case for case in dict.fromkeys(turned) if case.scores <= FEW_SCORES]

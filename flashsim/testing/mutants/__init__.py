@@ -16,10 +16,11 @@ from __future__ import annotations
 from flashsim.testing.mutants.early import EARLY
 from flashsim.testing.mutants.late import LATE
 from flashsim.testing.mutants.mutant import BASES, Implementation, Mutant
+from flashsim.testing.mutants.since import SINCE
 
-ALL: tuple[Mutant, ...] = EARLY + LATE
+ALL: tuple[Mutant, ...] = EARLY + LATE + SINCE
 
-__all__ = ["ALL", "BASES", "EARLY", "LATE", "Implementation", "Mutant"]
+__all__ = ["ALL", "BASES", "EARLY", "LATE", "SINCE", "Implementation", "Mutant"]
 
 
 def __getattr__(name: str) -> Implementation:

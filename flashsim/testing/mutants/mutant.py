@@ -49,7 +49,7 @@ class Mutant:
 
     name      an identifier
     bug       what is wrong, in a sentence
-    threads   where it was reported or repaired, each as owner/repository#number
+    threads   where it was reported or repaired, each as owner/repository#number; none where the kit met it itself
     base      the attention that is changed: "tiled", "unfused" or "split"
     changes   pairs (before, after); each `before` occurs exactly once in the base's source
     part      where the bug is: "forward", "backward", or "dropout", in either pass

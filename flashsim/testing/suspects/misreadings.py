@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,31 @@ def _causal(allowed: Callable[..., Array]) -> Callable[..., Changes]:
 def _masked(allowed: Callable[..., Array]) -> Callable[..., Changes]:
     """Where a mask is given, other keys are allowed."""
     return lambda q, r, *given: None if q.problem.mask is None else {"allowed": allowed(q.problem, *given)}
+
+
+def _windowed(window: Callable[..., tuple[tuple[int, int] | None, int]]) -> Callable[..., Changes]:
+    """Where a window is given, it is another, or moved by another shift."""
+
+    def change(q: Question, r: Reading, *given: Any) -> Changes:
+        p = q.problem
+        if p.window is None:
+            return None
+        other, shift = window(p, *given)
+        return {"allowed": p.but(window=None).allowed & p.within(other, shift)}
+
+    return change
+
+
+def _wider(p: Problem, says: str, left: int, right: int) -> tuple[tuple[int, int], int]:
+    assert p.window is not None
+    sides = zip(p.window, (left, right), strict=True)
+    one, other = (side if side < 0 else max(side + more, 0) for side, more in sides)
+    return (one, other), p.window_shift
+
+
+def _biased(bias: Callable[..., Array]) -> Callable[..., Changes]:
+    """Where a bias is given, another is added."""
+    return lambda q, r, *given: None if q.problem.bias is None else {"bias": bias(q.problem, r.bias, *given)}
 
 
 def _scaled(tau: Callable[[Question, Reading], float], given: bool) -> Callable[..., Changes]:
@@ -54,6 +80,14 @@ def _rounded(q: Question, r: Reading, narrow: str) -> Changes:
         return {name: a.astype(float_dtype(narrow)).astype(np.float64) for name, a in arrays.items()}
     bits = {name: a.astype(np.float32).view(np.uint32) for name, a in arrays.items()}
     return {name: ((b + 0x1000) & 0xFFFFE000).view(np.float32).astype(np.float64) for name, b in bits.items()}
+
+
+def _query_rounded(q: Question, r: Reading) -> Changes:
+    stored = q.problem.q.dtype
+    if stored.itemsize != 2:
+        return None
+    scaled = r.q.astype(q.chip) * q.chip.type(r.tau)
+    return {"q": scaled.astype(stored).astype(np.float64), "tau": 1.0}
 
 
 def _tail_unmasked(q: Question, r: Reading, block: int, says: str) -> Changes:
@@ -111,12 +145,36 @@ MISREADINGS = (
           "With more queries than keys the first rows, which come before every key, attend to keys nevertheless: the causal "
           "diagonal is moved by max(0, N_k − N_q), not by N_k − N_q.",
           _causal(lambda p: p.causally(max(0, p.shift))), "NVIDIA/cutlass#2336", FA + "1778"),
+    reads("causal_capped",
+          "With more keys than queries the causal diagonal is not moved to the right: it is moved by min(0, N_k − N_q), not by "
+          "N_k − N_q.", _causal(lambda p: p.causally(min(0, p.shift)))),
+    reads("causal_flipped", "The causal diagonal is moved by N_q − N_k, not by N_k − N_q: the sign is wrong.",
+          _causal(lambda p: p.causally(-p.shift))),
     reads("mask_ignored", "`mask` is ignored.", _masked(lambda p: p.but(mask=None).allowed)),
     reads("mask_inverted", '`mask` is inverted: True is taken for "masked".', _masked(lambda p: p.but(mask=~p.mask).allowed)),
     reads("mask_of_the_first", "The mask of the first {0} is used for all.", _mask_of_the_first,
           over=lambda spec: [("sequence", 0), ("head", 1)]),
     reads("one_of_two_masks", "Where both are given, `{0}` is applied and `{1}` is not.", _one_of_two_masks,
           over=lambda spec: [("mask", "causal"), ("causal", "mask")]),
+    reads("window_ignored", "`window` is ignored: queries attend to keys outside of it.",
+          _windowed(lambda p: (None, 0))),
+    reads("window_at_other_corner", "The window is aligned at {0}; the spec says at the other corner.",
+          _windowed(lambda p, says, bottom: (p.window, (p.score_shape[3] - p.score_shape[2]) if bottom else 0)),
+          over=lambda spec: [("the top left", False)] if spec.window == "bottom_right" else [("the bottom right", True)]),
+    reads("window_off_by_one", "The window is off by one: {0}.", _windowed(_wider),
+          "zml/zml#763", "ml-explore/mlx-lm#390", "sgl-project/sglang#34273",
+          over=lambda spec: [("a key too many on the left", 1, 0), ("a key too few on the left", -1, 0),
+                             ("a key too many on the right", 0, 1), ("a key too few on the right", 0, -1)]),
+    reads("window_sides_exchanged", "The window's left and right are exchanged.",
+          _windowed(lambda p: ((p.window[1], p.window[0]), p.window_shift))),
+    reads("window_two_sided", "The window's left side is used for both.",
+          _windowed(lambda p: ((p.window[0], p.window[0]), p.window_shift)), "ModelTC/LightLLM#1311"),
+    reads("bias_ignored", "`bias` is ignored.", _biased(lambda p, b: 0 * b)),
+    reads("bias_scaled", "The bias is added before the scores are scaled, so that it is scaled, too.",
+          _biased(lambda p, b: p.tau * b)),
+    reads("bias_subtracted", "The bias is subtracted.", _biased(lambda p, b: -b)),
+    reads("bias_of_the_first", "The bias of the first {0} is used for all.",
+          _biased(lambda p, b, says, axis: b.take([0], axis=axis)), over=lambda spec: [("sequence", 0), ("head", 1)]),
     # -------------------------------------------------------------------------------------- what the scores are multiplied by
     reads("scale_missing", "The scale is missing: scores are QKᵀ.", lambda q, r: {"tau": 1.0}, "huggingface/transformers#38290"),
     reads("scale_twice", "The scale is applied twice.", lambda q, r: {"tau": r.tau**2}, "huggingface/transformers#38290"),
@@ -133,6 +191,9 @@ MISREADINGS = (
           lambda q, r, one, other, factor: {"tau": r.tau * factor},
           over=lambda spec: [("not multiplied by", "before exp2", math.log(2)),
                              ("multiplied by", "before exp", 1 / math.log(2))]),
+    reads("scaled_query_rounded",
+          "Q is rounded to the inputs' 16 bits once it is scaled. (Spec(stores='scores') has room for that, and passes it.)",
+          _query_rounded, "antirez/h3.c#3", "ml-explore/mlx#3119"),
     reads("scale_grows", "The scale is multiplied by log₂ e once for every block of {0} keys: it grows along them.",
           lambda q, r, block: {"k": r.k * math.log2(math.e) ** (np.arange(r.k.shape[2]) // block)[:, None]},
           "flagos-ai/FlagGems#424", over=key_blocks),

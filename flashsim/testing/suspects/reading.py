@@ -33,6 +33,7 @@ class Reading:
 
     owner  of each query head, the KV head that it reads
     Z      what dropout multiplies the weights by
+    bias   what is added to the scaled scores
     """
 
     q: Array
@@ -42,11 +43,12 @@ class Reading:
     tau: float
     owner: Array
     Z: Array | float = 1.0
+    bias: Array | float = 0.0
 
     @cached_property
     def S(self) -> Array:
         """The scores, −∞ where masked."""
-        scores = self.tau * (self.q @ self.k[:, self.owner].swapaxes(-1, -2))
+        scores = self.tau * (self.q @ self.k[:, self.owner].swapaxes(-1, -2)) + self.bias
         return np.asarray(np.where(self.allowed, scores, -np.inf))
 
     @cached_property
@@ -81,7 +83,8 @@ class Question:
         p = self.problem
         q, k, v = (a.astype(np.float64) for a in (p.q, p.k, p.v))
         Z = 1.0 if self.keep is None else self.keep / (1 - p.dropout_p)
-        return Reading(q, k, v, p.allowed, p.tau, np.arange(q.shape[1]) // p.group, Z)
+        bias = 0.0 if p.bias is None else p.bias.astype(np.float64)
+        return Reading(q, k, v, p.allowed, p.tau, np.arange(q.shape[1]) // p.group, Z, bias)
 
     @property
     def parts(self) -> tuple[Array, Array, Array, Array | Any]:

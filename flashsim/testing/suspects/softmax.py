@@ -88,6 +88,23 @@ def _not_divided(q: Question) -> Answer:
     return Answer((P * Z) @ V, q.reading.answer.lse)
 
 
+def _divided_twice(q: Question) -> Answer:
+    O, lse, l = q.reading.answer
+    return Answer(O / l, lse, l)
+
+
+def _scores_in_16_bits(q: Question, says: str, scaled: bool) -> Answer | None:
+    stored, r = q.problem.q.dtype, q.reading
+    if stored.itemsize != 2:
+        return None
+    tau = q.chip.type(r.tau)
+    S = r.q.astype(q.chip) @ r.k[:, r.owner].astype(q.chip).swapaxes(-1, -2)
+    S = (S * tau).astype(stored).astype(q.chip) if scaled else S.astype(stored).astype(q.chip) * tau
+    S = np.where(r.allowed, S + np.asarray(r.bias, q.chip), -np.inf)
+    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
+    return _with_maximum(q, np.where(np.isfinite(m), m, 0), S)
+
+
 def _steps(spec: Spec) -> list[int]:
     return [*key_blocks(spec), 1]
 
@@ -166,6 +183,11 @@ SOFTMAX = (
              "The maximum is that of a block of {0} keys alone, and sums of blocks with different maxima are added up.",
              lambda q, block: _online(q, block, "one", "one", reset=True), "tile-ai/TileOPs#239", over=key_blocks),
     computes("not_divided", "The output is not divided by the row sum ℓ.", _not_divided),
+    computes("divided_twice", "The output is divided by the row sum ℓ twice.", _divided_twice),
+    computes("scores_in_16_bits",
+             "The scores are kept in the inputs' 16 bits{0}: they are coarse, and those beyond 65,504 overflow in float16.",
+             _scores_in_16_bits, "philipturner/metal-flash-attention#8", "ultralytics/ultralytics#24990",
+             over=lambda spec: [("", True), (", before they are scaled", False)]),
     computes("sum_in_16_bits", "The row sum ℓ is kept in the inputs' 16 bits, in steps of {0} keys.",
              lambda q, step: _in_16_bits(q, step, "l"), "sonos/tract#2586", "huggingface/candle#3727", over=_steps),
     computes("output_in_16_bits", "The accumulated output is kept in the inputs' 16 bits, in steps of {0} keys.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashsim.learn.gallery.looking import first, moved, short, value
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Backward", 60
+TITLE, ORDER = "Backward", 33
 RUN = {"backward": True, "algorithm": "flash", "N": 6, "d": 2, "blocks": (2, 3), "M": 64}
 
 

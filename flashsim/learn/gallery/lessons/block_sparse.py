@@ -33,7 +33,7 @@ def teach(trace: Trace) -> str:
         indices i and j differ in one bit. Watch the walk jump over the crossed tiles: for them no Q, O, ℓ or m is
         loaded and nothing is computed.
 
-        {moved(trace):,} accesses are made, and {dense.hbm.accesses:,} with all tiles. That is not s times as many, as
+        » {moved(trace):,} accesses are made, and {dense.hbm.accesses:,} with all tiles. That is not s times as many, as
         some do not depend on the mask: K and V are loaded once ({moved(trace, "K", "V")}), and O, ℓ, m are initialized.
         Rows are rescaled as ever; what is skipped does not count in their sums, so this is another function than dense
         attention, not a faster way to it.

@@ -6,7 +6,7 @@ from flashsim.learn.gallery.looking import moved
 from flashsim.run.api import count
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Causal skipping", 50
+TITLE, ORDER = "Causal skipping", 31
 RUN = {"algorithm": "q_outer", "N": 12, "d": 4, "blocks": (3, 3), "M": 72, "causal": True}
 
 
@@ -22,11 +22,12 @@ def teach(trace: Trace) -> str:
     KV = sum(plain.hbm.by_array[name].reads for name in "KV")
     return f"""
         Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are empty.
-        With the rows outermost they can simply be left out: of {all_tiles} tiles {len(visited)} are visited, and the
+
+        » With the rows outermost they can simply be left out: of {all_tiles} tiles {len(visited)} are visited, and the
         {all_tiles - len(visited)} crossed ones are never loaded. K and V cost {moved(trace, "K", "V")} accesses; without
         the mask they would cost {KV}. For long sequences that nears half.
 
-        Watch each row of tiles end at the diagonal. Only there, in {partly} tiles, the mask does anything: line 10 puts
+        » Watch each row of tiles end at the diagonal. Only there, in {partly} tiles, the mask does anything: line 10 puts
         −∞ above the diagonal. Tiles below it are full, and line 10 leaves them as they are. (Algorithm 2 as printed
         visits all tiles, with `--algorithm flash`.)
 

@@ -23,7 +23,9 @@ def teach(trace: Trace) -> str:
         as if it were alone, with a maximum of its own that starts at −∞, and leaves a part, (O, ℓ, m), in HBM. On a GPU
         the splits run at the same time; the page plays them one after another.
 
-        Watch the maxima: {", ".join(map(short, maxima))}. No split is rescaled, as each is one tile. That comes when
+        Watch the maxima: {", ".join(map(short, maxima))}.
+
+        » No split is rescaled, as each is one tile. That comes when
         the parts are merged (line 22): a part with a larger maximum scales down what was merged before it, just as a
         tile would. K and V are read once, {moved(trace, "K", "V")} of {moved(trace):,} accesses; the parts cost
         {parts}.

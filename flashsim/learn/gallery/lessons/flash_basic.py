@@ -23,7 +23,7 @@ def teach(trace: Trace) -> str:
 
         Watch the tiles fill column by column. From the second column on, rows come back with a maximum, and where a
         tile has a larger score the row is rescaled: row {row} by the most, as its maximum
-        rises by {short(new - old)}. (Line 1’s own block sizes would not fit into M: that is the next lesson.)
+        rises by {short(new - old)}. (Line 1’s own block sizes would not fit into M: `flashsim lessons line_1` shows it.)
 
         [initialize O] O = 0, ℓ = 0, m = −∞, in HBM: an answer for no keys at all.
         [line 9] S_ij is made on chip; {trace.events[tile.last].occupancy} of {about.M} elements are in use.

@@ -30,10 +30,12 @@ def teach(trace: Trace, fused: Trace) -> str:
 
         `small_cache_hybrid` takes the two products apart. For S = QKᵀ it holds {about.blocks.B_r} rows of Q and none of
         O, so K is loaded {moved(trace, "K") // (N * d)} times in place of {N}. S goes to HBM. For O = PV it holds
-        {b_r} × {b_c} tiles of O and none of Q; each product takes a column of S and a piece of V. S costs
+        {b_r} × {b_c} tiles of O and none of Q; each product takes a column of S and a piece of V.
+
+        » S costs
         {S.writes} writes and {S.reads} reads, and all is {moved(trace)} accesses.
 
-        This pays where M is about d², and no longer where it is a few d²: then many rows of Q and O fit, and to write
+        » This pays where M is about d², and no longer where it is a few d²: then many rows of Q and O fit, and to write
         N × N elements is what costs most. FlashAttention is for that side.
 
         [read K] Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.

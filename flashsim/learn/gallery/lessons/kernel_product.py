@@ -31,7 +31,9 @@ def teach(trace: Trace) -> str:
     reads = moved(trace, "Z")
     return f"""
         A density at many points, a Gaussian process, optimal transport: all sum Y_i = Σ_j k(x_i, z_j) v_j over many
-        pairs. It is attention’s inner loop without the softmax. There is no maximum, and so nothing to rescale: line 9
+        pairs. It is attention’s inner loop without the softmax.
+
+        » There is no maximum, and so nothing to rescale: line 9
         only adds. The matrix K is made tile by tile, and never leaves the chip.
 
         Watch Y_i, old → new: it stays on chip while the blocks of Z and V pass, as O_i does where Q is outermost. Here

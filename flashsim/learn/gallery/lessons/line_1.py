@@ -19,12 +19,14 @@ def teach(trace: Trace) -> str:
     used = trace.events[over.last].occupancy
     fit = count("flash_basic", N=about.shape.N_q, d=d, M=M, dtype=about.stored, sizing="fit")
     return f"""
-        Line 1 sets B_c = ⌈M/4d⌉ and B_r = min(⌈M/4d⌉, d): for M = {M} and d = {d}, blocks of {B_c} and {B_r} rows. Four
+        Line 1 sets B_c = ⌈M/4d⌉ and B_r = min(⌈M/4d⌉, d): for M = {M} and d = {d}, blocks of {B_c} and {B_r} rows.
+
+        » Four
         of them, K_j, V_j, Q_i and O_i, take {" + ".join(map(str, held.values()))} = {sum(held.values())} elements. That
         is all of M. The paper leaves constants out, and with them ℓ, m, and the tile S_ij itself.
 
         Watch SRAM’s bar pass the dashed line at M, in red stripes, from line 8 on. At its fullest it holds {about.peak}
-        elements, {about.peak / M:.0%} of M. A run with these sizes is therefore only watched, not refused. By
+        elements, {round(100 * about.peak / M, 1):g}% of M. A run with these sizes is therefore only watched, not refused. By
         default the commands take the largest blocks of line 1’s shape for which everything fits, here
         {fit.blocks.B_r} × {fit.blocks.B_c}, and enforce M; that is what the other lessons do. The asymptotic claims
         stay as they are: a constant divides M.

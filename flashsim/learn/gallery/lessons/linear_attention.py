@@ -36,7 +36,9 @@ def teach(trace: Trace) -> str:
         Softmax has no such state: e^{{q·k}} does not come apart into a part of q and a part of k.
 
         Queries come in chunks of {C}. What is in a chunk is done as ever, with a tile A_i and a mask, and what is before
-        it through S: O_i = Q_i S + A_i V_i. Then line 9 adds the chunk to S. So only the tiles on the diagonal are
+        it through S: O_i = Q_i S + A_i V_i. Then line 9 adds the chunk to S.
+
+        » So only the tiles on the diagonal are
         visited, and each array moves once: {moved(trace)} elements, of which not one could be spared. At N = 65,536,
         d = 64 and M = 25,600 that is {one:,} accesses, where causal softmax attention makes {softmax / one:.0f} times as
         many.

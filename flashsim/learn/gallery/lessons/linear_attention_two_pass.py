@@ -15,7 +15,7 @@ TITLE, ORDER = "Linear attention, side by side", 135
 
 
 def record() -> tuple[Trace, ...]:
-    """Record the twelve queries and keys of the lesson before, in the same chunks."""
+    """Record the twelve queries and keys of `linear_attention`, in the same chunks."""
     Q, K, V = np.random.default_rng(53).integers(-2, 4, size=(3, 12, 2)) + 0.0
     trace = flashsim.trace(linear.attention, Q, K, V, chunk=3, M=64, state="in_hbm")
     return (trace,)
@@ -30,16 +30,20 @@ def teach(trace: Trace) -> str:
     ways = {state: linear.exact(**long, state=state) for state in linear.STATES}
     times = ways["in_hbm"].hbm.accesses / ways["on_chip"].hbm.accesses
     return f"""
-        In the lesson before, S went from chunk to chunk on the chip: a chunk could not begin before the last had ended. A
-        GPU has a hundred multiprocessors and more, and with one sequence of one head all but one would wait.
+        In the lesson `linear_attention`, S goes from chunk to chunk on the chip: a chunk cannot begin before the last has
+        ended. A GPU has a hundred multiprocessors and more, and with one sequence of one head all but one would wait.
 
-        So do it twice. The first pass, lines 4 to 8, reads K and V alone and writes S as it is before each chunk. The second,
+        So do it twice. The first pass, lines 4 to 8, reads K and V alone and writes S as it is before each chunk.
+
+        » The second,
         lines 9 to 14, loads a chunk with its own S, and lines 10 to 13 ask nothing of another chunk: they could all run at
         once. Only the first pass is still one after the other, and it has one of a chunk’s four products.
 
         The price is traffic: K and V twice, and each state there and back, 2 · {T} · {d * e} elements. Here that is
         {moved(trace)} accesses where one pass makes {one}; at N = 65,536, d = 64 and M = 25,600, {times:.1f} times as
-        many. The longer the chunks, the fewer the states.
+        many.
+
+        » The longer the chunks, the fewer the states.
 
         [write S] Before the first chunk nothing is past: S_1 is zeros, and written all the same.
         [line 7] The first {C} keys and values go into S. No query is on the chip.

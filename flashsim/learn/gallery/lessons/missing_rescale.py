@@ -33,9 +33,9 @@ def teach(right: Trace, wrong: Trace) -> str:
     return f"""
         The first run is Algorithm 1; the second is the same with e^{{m_i − m_i^new}} left out of line 12, underlined in
         the Python. The wrong run moves the same elements, fills the same SRAM, and gives no error and no NaN: only
-        values tell. They are at m, ℓ, O, with those that differ underlined.
+        values tell. They are at m, ℓ, O, where the second run's are red if they differ.
 
-        The two are equal until a maximum rises, and from there on those rows of O keep too much of what came first. At
+        » The two are equal until a maximum rises, and from there on those rows of O keep too much of what came first. At
         the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(error[worst])}. Right are the rows
         whose maximum never rose ({sound}). So a test in which every row has its maximum in the first block passes with
         this bug in. And ℓ, which line 11 still rescales, is right everywhere.

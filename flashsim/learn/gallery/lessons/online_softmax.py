@@ -6,25 +6,26 @@ import numpy as np
 
 import flashsim
 from flashsim.learn.gallery.looking import every, first, output, pair, short, value
+from flashsim.learn.gallery.one_row import one_row
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Online softmax", 10
 
 
 def record() -> tuple[Trace, ...]:
-    """Record one query and four keys, in tiles of one score each."""
+    """Record one query and four keys, one in each turn."""
     Q, K, V = (np.array(columns, np.float32).T for columns in ([[1]], [[2, 5, 1, 4]], [[10, 20, 30, 40]]))
-    trace = flashsim.trace("q_outer", Q, K, V, scale=1.0, blocks=(1, 1), M=12)
+    trace = flashsim.trace(one_row, Q, K, V, scale=1.0, blocks=(1, 1), M=12)
     return (trace,)
 
 
 def teach(trace: Trace) -> str:
-    scores = [value(trace, s, "S_ij").item() for s in every(trace, "line 9")]
+    scores = [value(trace, s, "S_ij").item() for s in every(trace, "line 3")[1::2]]
     rise, still = first(trace, "rescale"), first(trace, "maximum stays")
-    total = first(trace, "line 13", rise.number)
+    total = first(trace, "line 5", rise.number)
     (old,), (new,) = (x[0] for x in pair(rise, "m"))
     before, after = (x.item() for x in pair(total, "l"))
-    l_end = pair(every(trace, "line 13")[-1], "l")[1].item()
+    l_end = pair(every(trace, "line 5")[-1], "l")[1].item()
     O_end = output(trace).item()
     written = ", ".join(map(short, scores))
     return f"""
@@ -32,18 +33,19 @@ def teach(trace: Trace) -> str:
         Online softmax takes one. It keeps the largest score so far and the sum so far, and when a larger score comes,
         what was summed before is multiplied by e^{{m − m^new}}, as if the new maximum had been known from the start.
 
-        Here one query meets the scores {written}, one in each tile. Watch m, ℓ, O, old → new, and the factor beside m.
-        It is 1 in every tile but one: there m rises from {short(old)} to {short(new)}, and what ℓ and O were is
+        Here one query meets the scores {written}, one in each turn. Watch m, ℓ, O, old → new, and the factor beside m.
+
+        » It is 1 in every turn but one: there m rises from {short(old)} to {short(new)}, and what ℓ and O were is
         multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of
         e^{{S − {short(max(scores))}}} over all of them. `flashsim example prefill` prints such steps in a terminal.
 
         [first maximum] m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet.
         [rescale] m rises from {short(old)} to {short(new)}; the factor is e^{{{short(old - new)}}} =
         {short(np.exp(old - new))}.
-        [line 13 @ {total.number}] ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum
+        [line 5 @ {total.number}] ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum
         shrinks, and the new score is added.
         [maximum stays] {short(scores[dict(still.loops)["j"]])} is less than {short(new)}: the factor is 1.
-        [line 18] Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted.
+        [line 9] Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted.
 
         [asks @ rescale] m is {short(old)}, and the next score is {short(new)}. By what are ℓ and O multiplied?
         [choices] e^{{{short(old - new)}}} | 1 | e^{{{short(new - old)}}}

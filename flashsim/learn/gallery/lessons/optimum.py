@@ -44,7 +44,7 @@ def teach(trace: Trace, tiles: Trace) -> str:
         chip. A search through all schedules of this kind, which knows nothing of loops, finds {moved(trace)} elements:
         no schedule moves fewer. Beside it are the best tiles of `q_outer`, which move {moved(tiles)}.
 
-        The optimum turns around. Where a row of Q is done, the last rows of K and V are still on chip, and the next row
+        » The optimum turns around. Where a row of Q is done, the last rows of K and V are still on chip, and the next row
         of Q begins with them; `q_outer` begins anew with K_1, which is long gone. So K is loaded {loads["K"]} times in
         place of {N * N}, and V {loads["V"]} times. {least} elements are compulsory: each row of Q, K and V once, O and L.
 

@@ -7,7 +7,7 @@ from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
-TITLE, ORDER = "Spare room: rows that stay", 46  # after the optimum, which fills its spare room in the same way
+TITLE, ORDER = "Spare room: rows that stay", 44
 
 
 def record() -> tuple[Trace, ...]:
@@ -37,7 +37,9 @@ def teach(trace: Trace, plain: Trace) -> str:
         fit, and a third one, which takes a row of O too, does not. But some room is left over.
 
         `q_outer_pinned` fills it with rows of K and V, loaded before the loops (line 4) and kept for the whole run:
-        here {len(pinned)}. That saves {T_r - 1} of {T_r} loads of K_1 and V_1, {saved} elements: {moved(trace)} in
+        here {len(pinned)}.
+
+        » That saves {T_r - 1} of {T_r} loads of K_1 and V_1, {saved} elements: {moved(trace)} in
         place of {moved(plain)}. Beside it is `q_outer`, with the same M and the same blocks.
 
         What is pinned is a share of K and V. So it helps where they are short, and hardly where they are long.

@@ -70,7 +70,9 @@ def teach(trace: Trace) -> str:
         {short(rises(smaller).max())}).
 
         The page shows tokens {start} to {start + WINDOW - 1} as queries, rows 0 to {WINDOW - 1}, and all keys. Row
-        {row - start} is token {row}, “{tokens[row]}”, after “{tokens[row - 1]}”. Watch its line in m, ℓ, O when keys
+        {row - start} is token {row}, “{tokens[row]}”, after “{tokens[row - 1]}”.
+
+        » Watch its line in m, ℓ, O when keys
         {rise.cols[0]} to {rise.cols[1] - 1} arrive: the factor is {short(factor)}, so that all it had gathered from
         {rise.cols[0]} keys counts for nothing, less than float32 can add, and its O is replaced. Without the factors of
         lines 11 and 12 it would count in full.

@@ -24,7 +24,9 @@ def teach(trace: Trace) -> str:
     return f"""
         Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its
         windows reach: of {every} tiles {len(visited)} are visited, {most} in a row of tiles at most, however long the
-        sequence is. Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would be 4 times.
+        sequence is.
+
+        » Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would be 4 times.
 
         Watch the band of tiles go down the diagonal. Tiles on its two sides are partial: line 10 puts −∞ where a key is
         outside of the window. Tiles inside are full, and left as they are.

@@ -1,0 +1,148 @@
+"""`flashsim devices`: what attention over several devices sends and moves; and, under torchrun or mpiexec, the same for real."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from flashsim.cli.outputs import finish
+from flashsim.cli.shared import add
+from flashsim.cli.values import whole
+from flashsim.support.tables import print_paragraphs, print_table, problem, sram
+
+if TYPE_CHECKING:
+    from flashsim.devices import DevicesTally
+
+SUMMARY = (
+    "Count what attention over several devices sends and moves; under torchrun or mpiexec, run it on real processes."
+)
+EXAMPLES = (
+    "flashsim devices --P 8 --N 4096 --d 64 --heads 32 --kv-heads 8 --causal\n"
+    "flashsim devices ring --P 4 --N 1024 --d 64 --layout zigzag --causal\n"
+    "flashsim devices ring --backward --P 4 --N 1024 --d 64 --json -\n"
+    "torchrun --standalone --nproc-per-node 4 -m -- flashsim devices ring --N 512 --d 64 --causal\n"
+    "mpiexec -n 4 python -m flashsim devices mesh --N 512 --d 64 --columns 2"
+)
+PROGRAMS = ("ring", "ulysses", "mesh")
+LAYOUTS = ("contiguous", "striped", "zigzag")
+
+
+def add_options(parser: Any) -> None:
+    known = f"{', '.join(PROGRAMS)}. Default: all, side by side"
+    parser.add_argument("program", nargs="?", choices=PROGRAMS, metavar="NAME", help=known)
+    parser.add_argument(
+        "--P", type=whole(), metavar="P", help="devices. Default: 4; under torchrun or mpiexec, the processes"
+    )
+    add(parser, "--N", required=True)
+    add(parser, "--d", "--d-v", "--dtype")
+    add(parser, "--heads", default=1, help="query heads")
+    add(parser, "--kv-heads", help="KV heads, where query heads share them")
+    parser.add_argument("--layout", choices=LAYOUTS, help="which rows a device has. Default: the program's own")
+    parser.add_argument(
+        "--columns", type=whole(), metavar="C", help="of the mesh. Default: those with the fewest words"
+    )
+    add(parser, "--backward", help="the backward pass, of the ring")
+    add(parser, "--causal", "--M", "--blocks")
+    add(parser, "--seed", help="of the random numbers, on real processes. Default: 0")
+    add(parser, "--json")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return 0 unless counts and theory, or processes and simulation, differ, then 1. Raises ValueError."""
+    from flashsim.devices import distributed
+
+    if distributed.started_by() is not None:
+        return _for_real(options)
+    from flashsim import devices
+
+    names = [options.program] if options.program else ["ring"] if options.direction == "backward" else PROGRAMS
+    asked = {
+        name: getattr(options, name)
+        for name in ("N", "d", "d_v", "dtype", "heads", "kv_heads", "layout", "direction", "causal", "M", "blocks")
+    }
+    tallies = []
+    for name in names:
+        columns = options.columns if name == "mesh" or options.program else None
+        tallies.append(devices.count(name, P=options.P or 4, columns=columns, **asked))
+    agree = all(_agrees(tally) for tally in tallies)
+    finish(options, {"agrees": agree, "programs": [tally.to_dict() for tally in tallies]}, lambda: _show(tallies))
+    if not agree:
+        print("The counts differ from theory.", file=sys.stderr)
+    return 0 if agree else 1
+
+
+def _agrees(tally: DevicesTally) -> bool:
+    from flashsim.devices import exact
+
+    both = zip(exact(tally), tally.devices, strict=True)
+    return all((form.words, form.hbm) == (device.words, device.hbm) for form, device in both)
+
+
+def _show(tallies: list[DevicesTally]) -> None:
+    share = tallies[0].share
+    of = share.problem
+    heads = "One head" if of.heads == 1 else f"{of.heads} query heads, {share.H_kv} KV heads"
+    print(f"{heads}, {problem(*vars(of.shape).values())}, on {tallies[0].P} devices")
+    print(sram(of.M, of.dtype.itemsize, of.dtype.name) + "\n")
+    if len(tallies) > 1:
+        rows: list[Any] = []
+        for tally in tallies:
+            words, moved = ([one.words for one in tally.devices], [one.hbm.accesses for one in tally.devices])
+            rows.append((_named(tally), sum(words), max(words), sum(moved), max(moved)))
+        print_table(("program", "words sent", "one device", "HBM accesses", "one device"), rows)
+    else:
+        (tally,) = tallies
+        print(f"{_named(tally)}, blocks {share.B_r} × {share.B_c}\n")
+        rows = []
+        for p, one in enumerate(tally.devices):
+            to = ", ".join(map(str, sorted(one.links))) or "–"
+            rows.append((p, share.rows(p), one.words, to, one.hbm.accesses, one.sram.peak))
+        print_table(("device", "rows", "words sent", "to", "HBM accesses", "peak"), rows)
+    said = " “One device” is the one that has most." if len(tallies) > 1 else ""
+    print()
+    print_paragraphs(
+        f"Words are elements on links between devices; HBM accesses are apart. Theory gives the same numbers.{said}"
+    )
+
+
+def _named(tally: DevicesTally) -> str:
+    return f"mesh, {tally.P // tally.columns} × {tally.columns}" if tally.program.columns else tally.program.name
+
+
+def _for_real(options: argparse.Namespace) -> int:
+    """Run this process's part, and compare it with the simulation: bits, counts, bytes. Rank 0 prints what all found."""
+    import numpy as np
+
+    from flashsim import devices
+    from flashsim.devices import distributed
+    from flashsim.problem.inputs import float_dtype
+
+    if options.program is None or options.direction == "backward":
+        raise ValueError("expected a program's name, and the forward pass, under torchrun or mpiexec")
+    engine = distributed.engine()
+    if options.P not in (None, engine.size):
+        raise ValueError(f"argument --P: {options.P}; expected {engine.size}, the processes, or none")
+    rng, dtype, kv = np.random.default_rng(options.seed), float_dtype(options.dtype), options.kv_heads or options.heads
+    shapes = (options.heads, options.d), (kv, options.d), (kv, options.d_v or options.d)
+    Q, K, V = (rng.normal(size=(heads, options.N, width)).astype(dtype) for heads, width in shapes)
+    how = {name: getattr(options, name) for name in ("layout", "columns", "causal", "M", "blocks")}
+    part = distributed.forward(options.program, Q, K, V, engine=engine, **how)
+    simulated = devices.forward(options.program, Q, K, V, P=engine.size, **how)
+    rows, costs = simulated.share.where[engine.rank], simulated.devices[engine.rank]
+    bits = np.array_equal(part.O, simulated.O.reshape(-1, *simulated.O.shape[-2:])[:, rows])
+    modelled = sum(link.bytes for link in costs.links.values())
+    mine = (engine.rank, len(rows), modelled, part.handed, part.received, bits, part.costs == costs)
+    found = engine.everyone_s(mine)
+    engine.close()
+    right = all(row[2] == row[3] and row[5] and row[6] for row in found)
+    if found[0][4] is not None:
+        right = right and sum(row[4] for row in found) == sum(row[2] for row in found)
+    if engine.rank == 0:
+        headings = ("rank", "rows", "bytes, model", "handed over", "received", "same bits", "same counts")
+        print(f"{options.program} on {engine.size} processes, over {type(engine).__name__.lower()}\n")
+        words = {True: "yes", False: "NO"}
+        print_table(
+            headings, [(*row[:4], "–" if row[4] is None else row[4], *map(words.get, row[5:])) for row in found]
+        )
+    return 0 if right else 1

@@ -1,0 +1,26 @@
+"""Attention over several devices: each an HBM, an SRAM, and links, on which blocks travel.
+
+forward, backward   run it on simulated devices         count, exact   what it moves, on lengths alone, and by formula
+Device, LinkError   the two verbs, post and wait
+"""
+
+from __future__ import annotations
+
+from flashsim.devices.api import (
+    DeviceCosts,
+    DevicesGradients,
+    DevicesRun,
+    DevicesTally,
+    backward,
+    count,
+    exact,
+    forward,
+)
+from flashsim.devices.device import Device, Engine, Link, LinkError, Ticket
+from flashsim.devices.layouts import positions
+from flashsim.devices.network import Network
+
+__all__ = [
+    "Device", "DeviceCosts", "DevicesGradients", "DevicesRun", "DevicesTally", "Engine", "Link", "LinkError", "Network",
+    "Ticket", "backward", "count", "exact", "forward", "positions",
+]  # fmt: skip

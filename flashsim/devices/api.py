@@ -1,0 +1,315 @@
+"""What users call: attention over P devices, run on the simulated network, counted on lengths alone, or by formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from flashsim.algorithms.blocks import by_queries, most_rows
+from flashsim.attention.problem import Problem
+from flashsim.devices import theory
+from flashsim.devices.device import Device, Link, whole
+from flashsim.devices.layouts import positions
+from flashsim.devices.network import Network
+from flashsim.devices.programs import programs
+from flashsim.devices.record import DIRECTIONS, DeviceProgram
+from flashsim.devices.share import Share
+from flashsim.machine.memory import Matrix
+from flashsim.machine.traffic import Occupancy, Traffic
+from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag
+from flashsim.problem.inputs import Array, Inputs, check_dO, check_inputs, check_M, check_range, chip_dtype
+from flashsim.support.blas import one_blas_thread
+from flashsim.support.exporting import Exported
+from flashsim.support.sizes import Size
+
+
+@dataclass(frozen=True)
+class DeviceCosts:
+    """What one device moved: `hbm`, accesses by array; `sram`, peak and capacity; `links[to]`, what it sent there."""
+
+    hbm: Traffic
+    sram: Occupancy
+    links: dict[int, Link]
+
+    @property
+    def words(self) -> int:
+        """The elements that it sent."""
+        return sum(link.words for link in self.links.values())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DevicesTally(Exported):
+    """What a program moves on `P` devices: `devices[p]` is one's. `share` has the problem, the rows of each, and the blocks."""
+
+    program: DeviceProgram
+    share: Share
+    columns: int
+    devices: Sequence[DeviceCosts]
+
+    @property
+    def P(self) -> int:
+        """How many devices."""
+        return len(self.devices)
+
+    @property
+    def words(self) -> int:
+        """The elements that all devices sent together."""
+        return sum(device.words for device in self.devices)
+
+    @property
+    def accesses(self) -> int:
+        """The HBM accesses of all devices together, in elements."""
+        return sum(device.hbm.accesses for device in self.devices)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was asked, and each device's numbers, as plain data."""
+        problem = self.share.problem
+        return {
+            "program": self.program.name,
+            "direction": self.program.direction,
+            "P": self.P,
+            **asdict(problem.shape),
+            "heads": problem.heads,
+            "kv_heads": self.share.H_kv,
+            "dtype": problem.dtype.name,
+            "mask": repr(problem.mask),
+            "M": problem.M,
+            "B_r": self.share.B_r,
+            "B_c": self.share.B_c,
+            "devices": [
+                {
+                    "rows": self.share.rows(p),
+                    "words": device.words,
+                    "links": {str(to): asdict(link) for to, link in sorted(device.links.items())},
+                    "hbm": device.hbm.to_dict(),
+                    "sram": asdict(device.sram),
+                }
+                for p, device in enumerate(self.devices)
+            ],
+        }
+
+    def __repr__(self) -> str:
+        said = f"{self.words:,} words sent, {self.accesses:,} HBM accesses, blocks {self.share.B_r} × {self.share.B_c}"
+        return f"{type(self).__name__}({self.program.name!r} on {self.P} devices: {said})"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DevicesRun(DevicesTally):
+    """A finished forward pass over devices: O (..., H_q, N, d_v), lse (..., H_q, N), and what it cost."""
+
+    O: Array
+    lse: Array
+    inputs: Inputs
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DevicesGradients(DevicesTally):
+    """A finished backward pass over devices: dQ, dK, dV, of the shapes and the type of Q, K, V, and what it cost."""
+
+    dQ: Array
+    dK: Array
+    dV: Array
+
+
+def forward(
+    name: str,
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    P: int,
+    layout: str | None = None,
+    columns: int | None = None,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    mask: Any = None,
+    scale: float | None = None,
+    check_finite: bool = True,
+) -> DevicesRun:
+    """Run attention over P simulated devices, each with an SRAM of M elements.
+
+    Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; N is shared out over the devices.
+
+    name     "ring", "ulysses" or "mesh" (`flashsim.devices.programs`)
+    layout   which rows a device has: "contiguous", "striped" or "zigzag" (`flashsim.devices.layouts`); None: the program's own
+    columns  of the mesh, a divisor of P; None: those with the fewest words sent
+    blocks   (B_r, B_c) on every device; None: line 1's proportions of q_outer, the largest that fit M
+    mask     a mask of positions: `flashsim.Causal`, `SlidingWindow`, padding; not one that must be in HBM
+
+    Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M, `LinkError` for a program that
+    breaks a rule of the links.
+    """
+    given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
+    program, share, columns = asked(name, "forward", problem, P, layout, columns, blocks)
+    network, returned = _launched(program, share, columns, {X: by_rows(getattr(given, X)) for X in "QKV"})
+    O = _gathered(share, [O for O, _ in returned])
+    L = _gathered(share, [L for _, L in returned], program.whole_heads)
+    return DevicesRun(
+        **_costs(network, program, share, columns), O=O.reshape(*given.leading, *O.shape[1:]),
+        lse=L.reshape(*given.leading, len(share)), inputs=given.copy(),
+    )  # fmt: skip
+
+
+def backward(
+    name: str,
+    run: DevicesRun,
+    dO: Any,
+    *,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    check_finite: bool = True,
+) -> DevicesGradients:
+    """Run the backward pass of a run, whichever program made it, on the same devices and rows, for dO (..., H_q, N, d_v).
+
+    M by default the run's; blocks as in `forward`. Raises ValueError as there.
+    """
+    if not isinstance(run, DevicesRun):
+        raise ValueError(f"run is a {type(run).__name__}; expected what flashsim.devices.forward returned")
+    gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
+    problem = run.share.problem if M is None else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
+    program, share, columns = asked(name, "backward", problem, run.P, run.share.where, None, blocks)
+    matrices = {X: by_rows(getattr(run.inputs, X)) for X in "QKV"} | {"O": by_rows(run.O), "dO": by_rows(gradient)}
+    network, returned = _launched(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
+    found: dict[str, Any] = {}
+    for X, parts in zip(("dQ", "dK", "dV"), zip(*returned, strict=True), strict=True):
+        like = getattr(run.inputs, X[1])
+        found[X] = _gathered(share, parts).reshape(like.shape).astype(like.dtype)
+    return DevicesGradients(**_costs(network, program, share, columns), **found)
+
+
+def count(
+    name: str,
+    *,
+    P: int,
+    N: int,
+    d: int,
+    M: Size | None = None,
+    d_v: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    dtype: Any = "float32",
+    direction: str = "forward",
+    layout: str | None = None,
+    columns: int | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    mask: Any = None,
+) -> DevicesTally:
+    """Count what `forward` or `backward` would move, by running the same program on lengths alone; arguments as there."""
+    problem = Problem.of(N=N, d=d, d_v=d_v, M=M, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask)
+    program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
+    network, _ = _launched(program, share, columns, None)
+    return DevicesTally(**_costs(network, program, share, columns))
+
+
+def exact(tally: DevicesTally) -> list[theory.ExactDevice]:
+    """Return the same by formula, for each device: `words` and `hbm`, with which counts agree by `==`."""
+    form = theory.FORMS[tally.program.name, tally.program.direction]
+    return [form.exact(tally.share, p, tally.columns) for p in range(tally.P)]
+
+
+def checked(
+    Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: Any, check_finite: Any
+) -> tuple[Inputs, Problem]:
+    """Return the arrays and their problem. Raises ValueError."""
+    check_finite = check_flag("check_finite", check_finite)
+    given = check_inputs(Q, K, V, check_finite=check_finite)
+    problem = Problem.checked(
+        given.shape, given.leading, given.group, given.dtype, M=M, scale=scale, causal=causal, mask=mask, dropout_p=0.0, seed=0,
+        gqa="separate",
+    )  # fmt: skip
+    if check_finite:
+        check_range(given, problem.scale, 0.0, None)
+    return given, problem
+
+
+def asked(
+    name: Any, direction: Any, problem: Problem, P: Any, layout: Any, columns: Any, blocks: Any
+) -> tuple[DeviceProgram, Share, int]:
+    """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises ValueError."""
+    known = programs(check_choice("direction", direction, DIRECTIONS))
+    program = known[check_choice("name", name, known)]
+    shape, P = problem.shape, check_count("P", P)
+    if shape.N_q != shape.N_k:
+        raise ValueError(f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected one length over devices")
+    if problem.in_hbm or problem.mask.per_head:
+        raise ValueError(f"mask is {problem.mask!r}; expected one of positions, which is the same for all heads")
+    where = layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_q, P)
+    fixed = check_blocks(blocks)
+    if fixed is None:
+        form, longest = theory.FORMS[program.name, program.direction], max(map(len, where))
+
+        def fits(rows: int, M: int) -> bool:
+            return form.peak(*by_queries(rows, shape.d), shape.d, shape.d_v) <= M
+
+        fixed = by_queries(most_rows(fits, problem.M, longest, program.name, str(shape)), shape.d)
+    share = Share(problem, where, min(fixed[0], shape.N_q), min(fixed[1], shape.N_k))
+    if not program.columns:
+        if columns is not None:
+            raise ValueError(f"columns is {columns!r}, and {program.name!r} has none; expected None")
+        return program, share, 1
+    divisors = [C for C in range(1, P + 1) if P % C == 0]
+    if columns is None:
+        return program, share, theory.fewest_columns(share)
+    if check_count("columns", columns) not in divisors:
+        raise ValueError(f"columns is {columns}; expected a divisor of P = {P}: {', '.join(map(str, divisors))}")
+    return program, share, columns
+
+
+def _launched(
+    program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None
+) -> tuple[Network, list[tuple[Matrix, ...]]]:
+    """Place each device's rows, and run the program; return what each device returned, too.
+
+    `given` is (heads, N, width) by name; None: on lengths alone.
+    """
+    network = Network(
+        len(share.where), share.problem.M, dtype=chip_dtype(share.problem.dtype), arithmetic=given is not None
+    )
+    calls = [call_on(device, program, share, columns, given) for device in network.devices]
+    with one_blas_thread():
+        returned = network.run(lambda device: calls[device.rank]())
+    return network, returned
+
+
+def call_on(
+    device: Device, program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None
+) -> Callable[[], tuple[Matrix, ...]]:
+    """Place a device's own rows in its HBM; return the call of the program on them."""
+    problem, shape, rows = share.problem, share.problem.shape, share.where[device.rank]
+    widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
+    placed = []
+    for X in program.operands:
+        lengths = ((share.H_kv if X in "KV" else share.H_q) * len(rows), widths[X])
+        values: Any = lengths if given is None else given[X][:, rows].reshape(lengths)
+        placed.append(device.hbm.place(X, values, chip_dtype(problem.dtype) if X == "L" else problem.dtype))
+    return partial(program.run, device, share, *placed, *((columns,) if program.columns else ()))
+
+
+def by_rows(array: Array) -> Array:
+    """Return (..., N, width) as (heads, N, width)."""
+    return array.reshape(-1, *array.shape[-2:])
+
+
+def _gathered(share: Share, parts: Sequence[Matrix], whole_heads: bool = False) -> Array:
+    """Return (heads, N, width) of each device's rows; or of each device's whole heads, whose rows come device by device."""
+    rows = [len(share) if whole_heads else len(where) for where in share.where]
+    arrays = [
+        cast(Array, whole(part)._values).reshape(-1, n, part.shape[1])
+        for part, n in zip(parts, rows, strict=True)
+        if part.shape[0]
+    ]
+    stacked = np.concatenate(arrays, axis=0 if whole_heads else 1)
+    found = np.empty_like(stacked)
+    found[:, np.concatenate([*share.where])] = stacked
+    return found
+
+
+def _costs(network: Network, program: DeviceProgram, share: Share, columns: int) -> dict[str, Any]:
+    devices = [DeviceCosts(device.hbm.traffic, device.sram.use, device.links) for device in network.devices]
+    return {"program": program, "share": share, "columns": columns, "devices": devices}

@@ -1,0 +1,119 @@
+"""A device: an HBM, an SRAM, and links to other devices, on which blocks of HBM travel.
+
+A program is one function, the same for every device, `def ring(device, …)`. Beside the five verbs it has two::
+
+    ticket = device.post(sends=[(K, right)], receives=[(K_next, left)])    # both are on their way from here on
+    device.wait(ticket)                                                    # what is received is there, what was sent is free
+
+What is sent is counted on its link, in words (elements) and bytes, apart from HBM accesses, which are between HBM and SRAM. A
+block that is being received reads as NaN until `wait`. Who carries messages is an `Engine`: here the simulated network, in
+`flashsim.devices.distributed` torch.distributed and MPI.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from flashsim.machine.memory import HBM, SRAM, Block, Matrix, MemoryModelError
+from flashsim.machine.source import Site, label_at, site_of
+
+
+class LinkError(MemoryModelError):
+    """A program broke a rule of the links: what it says names the rank and the line."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one device has sent to another: elements, bytes, messages."""
+
+    words: int = 0
+    bytes: int = 0
+    messages: int = 0
+
+    def plus(self, block: Block) -> Link:
+        """Return the same with one more message."""
+        words = block.shape[0] * block.shape[1]
+        return Link(self.words + words, self.bytes + words * block._storage.dtype.itemsize, self.messages + 1)
+
+
+class Ticket(NamedTuple):
+    """What `post` returned, to `wait` for: whose it is, its number there, and the line that posted it."""
+
+    rank: int
+    number: int
+    site: Site
+
+
+class Engine(Protocol):
+    """Who carries messages between devices."""
+
+    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+        """Take messages on; return at once."""
+
+    def wait(self, ticket: Ticket, site: Site) -> None:
+        """Return once everything of that ticket has arrived, here and there."""
+
+
+class Device:
+    """One of `size` devices, numbered by `rank`. `links[to]` says what it has sent there."""
+
+    def __init__(self, rank: int, size: int, hbm: HBM, sram: SRAM, engine: Engine) -> None:
+        self.rank, self.size, self.hbm, self.sram = rank, size, hbm, sram
+        self.links: dict[int, Link] = {}
+        self._engine, self._posted, self._waiting = engine, 0, dict[int, Ticket]()
+
+    def post(self, *, sends: Sequence[tuple[Matrix, int]] = (), receives: Sequence[tuple[Matrix, int]] = ()) -> Ticket:
+        """Send matrices, or windows of their rows, to other ranks, and receive such from them. Empty ones are no message.
+
+        Between two ranks messages arrive in the order in which they were posted. Raises LinkError for a rank that there is not.
+        """
+        ticket = Ticket(self.rank, self._posted, site_of(sys._getframe(1)))
+        self._posted += 1
+        there = [(whole(matrix), self._other(rank, ticket.site)) for matrix, rank in sends if 0 not in matrix.shape]
+        here = [(whole(matrix), self._other(rank, ticket.site)) for matrix, rank in receives if 0 not in matrix.shape]
+        for block, to in there:
+            self.links[to] = self.links.get(to, Link()).plus(block)
+        self._waiting[ticket.number] = ticket
+        self._engine.post(ticket, there, here)
+        return ticket
+
+    def wait(self, ticket: Ticket) -> None:
+        """Wait for all of a ticket. Raises LinkError for one that is not of this device, or was waited for."""
+        site = site_of(sys._getframe(1))
+        if not isinstance(ticket, Ticket) or self._waiting.pop(ticket.number, None) is not ticket:
+            raise LinkError(f"{said(self.rank, site)} waits for {ticket!r:.80}; expected a ticket of its own, once")
+        self._engine.wait(ticket, site)
+
+    @property
+    def words(self) -> int:
+        """The elements that it has sent, over all links."""
+        return sum(link.words for link in self.links.values())
+
+    @property
+    def waiting(self) -> Sequence[Ticket]:
+        """What was posted and not waited for."""
+        return [*self._waiting.values()]
+
+    def _other(self, rank: Any, site: Site) -> int:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.size or rank == self.rank:
+            raise LinkError(
+                f"{said(self.rank, site)} posts to or from rank {rank!r}; expected another one of {self.size} ranks"
+            )
+        return rank
+
+
+def said(rank: int, site: Site) -> str:
+    """Return a rank and a line as messages name them."""
+    label = label_at(site)
+    return f"rank {rank}, at line {site[1]} of {site[0].rpartition('/')[2]}{f' ({label})' if label else ''},"
+
+
+def whole(matrix: Matrix) -> Block:
+    """Return a matrix, or a window of its rows, as one block."""
+    if not isinstance(matrix, Matrix):
+        raise TypeError(f"device.post takes matrices in HBM, or K.rows(a, b), with a rank each; got {matrix!r:.80}")
+    block = matrix.divide(*matrix.shape)[0]
+    return Block(block._storage, matrix.name, block.where)

@@ -1,0 +1,258 @@
+"""The same programs on real processes, one a device: over torch.distributed (gloo) or MPI.
+
+    engine = flashsim.devices.distributed.engine()      # in each process that torchrun or mpiexec has started
+    part = flashsim.devices.distributed.forward("ring", Q, K, V, engine=engine, causal=True)     # part.O: own rows
+    engine.close()
+
+Each process holds its rows in an HBM of its own and runs the file that the simulation runs. What it hands to the engine is
+counted in bytes, and, over MPI, what the engine says that it received. Processes that were asked for different things, a message
+of another length, and a process that ends raise LinkError in the others, within `timeout` seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from flashsim.devices.api import DeviceCosts, asked, by_rows, call_on, checked
+from flashsim.devices.device import Device, Engine, LinkError, Ticket, said, whole
+from flashsim.devices.share import Share
+from flashsim.machine.memory import HBM, SRAM, Block, Matrix
+from flashsim.machine.source import Site
+from flashsim.problem.inputs import Array, chip_dtype
+from flashsim.support.blas import one_blas_thread
+from flashsim.support.sizes import Size
+
+ENGINES = ("torch", "mpi")
+STARTED_BY = {"torch": ("TORCHELASTIC_RUN_ID",), "mpi": ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")}
+"""Variables that torchrun and mpiexec set in the processes that they start."""
+
+
+class Processes(Engine, Protocol):
+    """An engine between processes: which of them this is, what went over it in bytes, and a word from all."""
+
+    rank: int
+    size: int
+    handed: int
+    received: int | None
+
+    def everyone_s(self, word: Any) -> list[Any]:
+        """Return what each process said, in the order of ranks."""
+
+    def close(self) -> None:
+        """End it, when all processes are done."""
+
+
+class Torch:
+    """torch.distributed, with gloo unless a process group is there already. It does not say how much was received."""
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._torch, self._dist, self._timeout = torch, dist, timedelta(seconds=timeout)
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=self._timeout)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.handed, self.received = 0, cast(int | None, None)
+        self._works: dict[int, list[Any]] = {}
+
+    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+        """Start all of a ticket's messages together: a lone isend need not be asynchronous."""
+        dist = self._dist
+        operations = [dist.P2POp(dist.irecv, self._torch.from_numpy(_bytes(block)), from_) for block, from_ in receives]
+        for block, to in sends:
+            data = self._torch.from_numpy(_bytes(block))
+            self.handed += data.nbytes
+            operations.append(dist.P2POp(dist.isend, data, to))
+        with _Named(ticket.rank, ticket.site):
+            self._works[ticket.number] = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(self, ticket: Ticket, site: Site) -> None:
+        """Wait for every work: gloo returns one a message."""
+        with _Named(ticket.rank, site):
+            for work in self._works.pop(ticket.number):
+                work.wait(self._timeout)
+
+    def everyone_s(self, word: Any) -> list[Any]:
+        """Return what each process said, in the order of ranks."""
+        found = [None] * self.size
+        self._dist.all_gather_object(found, word)
+        return found
+
+    def close(self) -> None:
+        """Leave together: a process that is gone while others still talk to it would end them."""
+        self._dist.barrier()
+        self._dist.destroy_process_group()
+
+
+class Mpi:
+    """MPI, by mpi4py. The receiver's own count of bytes is checked, and kept as `received`."""
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._all, self._timeout = MPI, MPI.COMM_WORLD, timeout
+        self.rank, self.size = self._all.Get_rank(), self._all.Get_size()
+        self.handed, self.received = 0, cast(int | None, 0)
+        self._posted: dict[int, tuple[list[Any], list[tuple[int, int]]]] = {}
+
+    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+        """Start all of a ticket's messages."""
+        requests, expected = [], []
+        for block, from_ in receives:
+            data = _bytes(block)
+            requests.append(self._all.Irecv([data, self._mpi.BYTE], source=from_))
+            expected.append((from_, data.nbytes))
+        for block, to in sends:
+            data = _bytes(block)
+            self.handed += data.nbytes
+            requests.append(self._all.Isend([data, self._mpi.BYTE], dest=to))
+        self._posted[ticket.number] = requests, expected
+
+    def wait(self, ticket: Ticket, site: Site) -> None:
+        """Wait for all, for `timeout` seconds at most."""
+        requests, expected = self._posted.pop(ticket.number)
+        states, end = [self._mpi.Status() for _ in requests], time.monotonic() + self._timeout
+        with _Named(ticket.rank, site):
+            while not self._mpi.Request.Testall(requests, states):
+                if time.monotonic() > end:
+                    raise TimeoutError(f"nothing for {self._timeout:g} s")
+        for state, (from_, size) in zip(states, expected, strict=False):
+            found = state.Get_count(self._mpi.BYTE)
+            self.received = (self.received or 0) + found
+            if found != size:
+                raise LinkError(
+                    f"{said(ticket.rank, site)} received {found:,} bytes from rank {from_}; expected {size:,}"
+                )
+
+    def everyone_s(self, word: Any) -> list[Any]:
+        """Return what each process said, in the order of ranks."""
+        found: list[Any] = self._all.allgather(word)
+        return found
+
+    def close(self) -> None:
+        """Do nothing: mpi4py leaves together at the end of the program."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process's part of a forward pass: own rows of O, (H_q, n, d_v), and of L; of Ulysses, L of own heads.
+
+    costs     as the memory and the links count them
+    handed    bytes that were handed to the engine
+    received  bytes that the engine says it received; None where it does not say
+    """
+
+    share: Share
+    rank: int
+    O: Array
+    L: Array
+    costs: DeviceCosts
+    handed: int
+    received: int | None
+
+
+def started_by() -> str | None:
+    """Return the engine whose launcher started this process; None: no launcher did."""
+    return next((each for each, set_by in STARTED_BY.items() if any(name in os.environ for name in set_by)), None)
+
+
+def engine(name: str | None = None, timeout: float = 60.0) -> Processes:
+    """Return the engine of that name, "torch" or "mpi"; None: the one whose launcher started this process. Raises ValueError."""
+    name = started_by() if name is None else name
+    if name not in ENGINES:
+        started = "torchrun --standalone --nproc-per-node 4 -m -- flashsim …, or mpiexec -n 4 python -m flashsim …"
+        raise ValueError(
+            f"engine is {name!r}; expected {' or '.join(map(repr, ENGINES))}, and to be started by {started}"
+        )
+    return Torch(timeout) if name == "torch" else Mpi(timeout)
+
+
+def forward(
+    name: str,
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    engine: Processes,
+    layout: str | None = None,
+    columns: int | None = None,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    mask: Any = None,
+    scale: float | None = None,
+    check_finite: bool = True,
+) -> Part:
+    """Run this process's part of `flashsim.devices.forward`, on as many devices as there are processes.
+
+    Q, K, V are whole, and the same in every process, which takes its own rows of them. Arguments and errors as there; LinkError,
+    too, where processes were asked for different things.
+    """
+    try:
+        given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
+        program, share, columns = asked(name, "forward", problem, engine.size, layout, columns, blocks)
+        inputs = {X: by_rows(getattr(given, X)) for X in "QKV"}
+        word = _word(name, share, columns, inputs)
+    except ValueError:
+        engine.everyone_s("an error of its own")
+        raise
+    _check_agreement(engine, word)
+    hbm, chip = HBM(), chip_dtype(problem.dtype)
+    device = Device(engine.rank, engine.size, hbm, SRAM(hbm, problem.M, dtype=chip, fold=False), engine)
+    with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        O, L = (_values(matrix) for matrix in call_on(device, program, share, columns, inputs)())
+    costs = DeviceCosts(hbm.traffic, device.sram.use, device.links)
+    return Part(
+        share, engine.rank, O.reshape(share.H_q, -1, given.V.shape[-1]), L, costs, engine.handed, engine.received
+    )
+
+
+def _word(name: str, share: Share, columns: int, inputs: Mapping[str, Array]) -> str:
+    """Return what all processes must agree on, as a line."""
+    problem, sums = share.problem, hashlib.sha256()
+    for array in (*inputs.values(), *share.where):
+        sums.update(array.tobytes())
+    said = f"{name}, N = {len(share)}, {problem.heads} heads, M = {problem.M}, {problem.dtype.name}, scale {problem.scale:.6g}"
+    blocks = f"blocks {share.B_r} × {share.B_c}, {columns} columns"
+    return f"{said}, {problem.mask!r}, {blocks}, arrays and rows {sums.hexdigest()[:8]}"
+
+
+def _check_agreement(engine: Processes, word: str) -> None:
+    words = engine.everyone_s(word)
+    if len(set(words)) > 1:
+        said = "; ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))
+        raise LinkError(f"the processes were asked for different things: {said}")
+
+
+class _Named:
+    """Turns what an engine raises into LinkError with the rank and the line."""
+
+    def __init__(self, rank: int, site: Site) -> None:
+        self.rank, self.site = rank, site
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, LinkError):
+            first = str(error).strip().splitlines()[:1]
+            raise LinkError(f"{said(self.rank, self.site)} lost its message: {''.join(first)}") from error
+
+
+def _bytes(block: Block) -> Array:
+    """Return a block's own memory as bytes: whole rows lie together."""
+    found: Array = cast(Array, block._values).view(np.uint8).reshape(-1)
+    return found
+
+
+def _values(matrix: Matrix) -> Array:
+    return cast(Array, whole(matrix)._values) if matrix.shape[0] else np.empty(matrix.shape, matrix.dtype)

@@ -1,0 +1,95 @@
+"""Ulysses: devices exchange rows for heads, and each computes whole heads.
+
+    Require: own rows of Q, K, V in each device's HBM, positions `where[p]`, on-chip SRAM of size M; device x has query heads h_x.
+    1  Post, for each x ≠ rank, own rows of Q of heads h_x, and of K, V of the KV heads that h_x share; receive own heads' rows of
+       each x; wait.
+    2  for each own query head, each row block i of each x do
+    3    Load Q_i. O_i = 0, ℓ_i = 0, m_i = −∞ on SRAM.
+    4    for each y, each live tile j of y do
+    5      Load K_j, V_j.
+    6      S_ij = MASK(τ Q_i K_jᵀ), by positions.
+    7      m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
+    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i ← m_i^new.
+    9    end for
+    10   O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i.
+    11 end for
+    12 Post O's rows of each x ≠ rank for each own head; receive own rows of x's heads; wait.
+
+Source: "DeepSpeed Ulysses" (Jacobs et al.). Devices may have unequally many heads, and a KV head goes to every device whose query
+heads share it. Copies that a packed message would need are not counted: each head's rows are a message. L stays where it is made.
+"""
+
+from __future__ import annotations
+
+from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
+from flashsim.devices.device import Device
+from flashsim.devices.record import DeviceProgram
+from flashsim.devices.share import Share
+from flashsim.machine.memory import Matrix
+
+
+def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:
+    """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and own heads' L (heads·N, 1), in HBM."""
+    hbm, sram, on_chip, rank, P = device.hbm, device.sram, device.sram.on_chip, device.rank, device.size
+    n, tau, d_v, mine = share.rows(rank), share.tau, V.shape[1], share.heads(rank)
+    kv = share.kv_heads(rank)
+    Q_own = {(x, h): _here(device, Q, f"Q_{x}_{h}", share, x, h) for x in range(P) for h in mine}
+    K_own = {(x, h): _here(device, K, f"K_{x}_{h}", share, x, h) for x in range(P) for h in kv}
+    V_own = {(x, h): _here(device, V, f"V_{x}_{h}", share, x, h) for x in range(P) for h in kv}
+    sends: list[tuple[Matrix, int]] = []
+    receives: list[tuple[Matrix, int]] = []
+    for x in (x for x in range(P) if x != rank):
+        for X, own, there, here in (
+            (Q, Q_own, share.heads(x), mine), (K, K_own, share.kv_heads(x), kv), (V, V_own, share.kv_heads(x), kv)
+        ):  # fmt: skip
+            sends += [(share.head(X, h, n), x) for h in there]
+            receives += [(own[x, h], x) for h in here]
+    device.wait(device.post(sends=sends, receives=receives))  # line 1
+    O = hbm.empty("O", (share.H_q * n, d_v), V.dtype, "output")
+    L = hbm.empty("L", (len(mine) * len(share), 1), sram.dtype)
+    O_away = {
+        (x, h): hbm.empty(f"O_{x}_{h}", (share.rows(x), d_v), V.dtype) for x in range(P) for h in mine if x != rank
+    }
+    top = 0
+    for h in mine:  # line 2
+        for x in range(P):  # line 2
+            Q_x, O_x = (
+                Q_own[x, h].divide(share.B_r),
+                (O_away[x, h] if x != rank else share.head(O, h, n)).divide(share.B_r),
+            )
+            L_x, top = L.rows(top, top + share.rows(x)).divide(share.B_r), top + share.rows(x)
+            for i in sram.loop(len(Q_x)):  # line 2
+                Q_i = sram.load(Q_x[i])  # line 3
+                O_i = sram.full(O_x[i].shape, 0.0)  # line 3
+                l_i = sram.full(L_x[i].shape, 0.0)  # line 3
+                m_i = sram.full(L_x[i].shape, float("-inf"))  # line 3
+                for y in range(P):  # line 4
+                    K_y, V_y = (own[y, h // share.group].divide(share.B_c) for own in (K_own, V_own))
+                    for j in sram.loop(len(K_y), where=share.live(x, y)[i]):  # line 4
+                        K_j, V_j = sram.load(K_y[j], V_y[j])  # line 5
+                        S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
+                        S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6
+                        m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 7
+                        P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 7
+                        l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 8
+                        O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i)  # line 8
+                        m_i = on_chip(m_i_new, over=m_i)  # line 8
+                # line 9: end for
+                O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 10
+                L_i = on_chip(m_i + log(l_i), over=l_i)  # line 10
+                sram.store(O_x[i], O_i)  # line 10
+                sram.store(L_x[i], L_i)  # line 10
+    # line 11: end for
+    back = [(share.head(O, h, n), x) for x in range(P) if x != rank for h in share.heads(x)]
+    device.wait(device.post(sends=[(O_away[x, h], x) for x, h in O_away], receives=back))  # line 12
+    return O, L
+
+
+def _here(device: Device, X: Matrix, name: str, share: Share, x: int, h: int) -> Matrix:
+    """Return the rows of head h that device x holds, as they are here: own ones where they are, others in a buffer."""
+    if x == device.rank:
+        return share.head(X, h, share.rows(x))
+    return device.hbm.empty(name, (share.rows(x), X.shape[1]), X.dtype)
+
+
+PROGRAM = DeviceProgram(name="ulysses", title="Ulysses", run=ulysses, whole_heads=True)

@@ -1,0 +1,31 @@
+"""What a program over devices is: a record at the end of its file, as an algorithm's is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProgram:
+    """A function of a `Device`, a `Share` and matrices in the device's HBM.
+
+    title     as pictures and tables say it
+    run       the function
+    operands  names of the matrices that it takes, in order
+    columns   whether it takes the number of columns of a mesh, too
+    layout    of rows, unless one is asked for
+    whole_heads  whether L is of whole heads, and not of own rows
+    """
+
+    name: str
+    title: str
+    run: Callable[..., Any]
+    direction: str = "forward"
+    operands: tuple[str, ...] = ("Q", "K", "V")
+    columns: bool = False
+    layout: str = "contiguous"
+    whole_heads: bool = False

@@ -1,0 +1,109 @@
+"""What every device knows of the problem and of how its rows are shared out: positions, blocks, which tiles are live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.attention.problem import EVERYTHING, Problem
+from flashsim.devices.layouts import Positions, blocks_of
+from flashsim.machine.memory import Matrix, Tile
+from flashsim.machine.shape_only import ShapeOnly
+from flashsim.masks.rules import allowed_by
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A problem, `where[p]`, the positions of device p's rows, and block sizes."""
+
+    problem: Problem
+    where: Sequence[Positions]
+    B_r: int
+    B_c: int
+    _live: dict[tuple[int, int], Bools] = field(default_factory=dict)
+    _steps: dict[int, list[list[int]]] = field(default_factory=dict)
+
+    @property
+    def H_q(self) -> int:
+        """Query heads."""
+        return self.problem.heads
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.problem.group
+
+    @property
+    def H_kv(self) -> int:
+        """KV heads."""
+        return self.H_q // self.group
+
+    @property
+    def tau(self) -> float:
+        """The softmax scale."""
+        return self.problem.scale
+
+    def __len__(self) -> int:
+        return self.problem.shape.N_q
+
+    def heads(self, rank: int) -> range:
+        """Return the query heads that a device computes under Ulysses."""
+        P = len(self.where)
+        return range(rank * self.H_q // P, (rank + 1) * self.H_q // P)
+
+    def kv_heads(self, rank: int) -> range:
+        """Return the KV heads that those share."""
+        mine = self.heads(rank)
+        return range(mine.start // self.group, -(-mine.stop // self.group)) if mine else range(0)
+
+    def rows(self, rank: int) -> int:
+        """Return how many rows a device has."""
+        return len(self.where[rank])
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that a device has."""
+        return max(map(len, self.where))
+
+    def head(self, matrix: Matrix, h: int, n: int) -> Matrix:
+        """Return head h's rows of a matrix in which heads of n rows lie one below the other."""
+        return matrix.rows(h * n, (h + 1) * n)
+
+    def live(self, rank: int, src: int) -> Bools:
+        """Return which tiles of rank's row blocks against src's key blocks hold a pair that the mask allows."""
+        if (rank, src) not in self._live:
+            rows, cols = blocks_of(self.where[rank], self.B_r), blocks_of(self.where[src], self.B_c)
+            live = np.ones((len(rows), len(cols)), bool)
+            if self.problem.mask is not EVERYTHING:
+                for i, j in np.ndindex(live.shape):
+                    live[i, j] = self._allowed(rows[i], cols[j]).any()
+            self._live[rank, src] = live
+        return self._live[rank, src]
+
+    def steps(self, rank: int) -> list[list[int]]:
+        """Return, for each row block, the ring's steps in which it has a live tile; if none, the first, which writes zeros."""
+        if rank not in self._steps:
+            P = len(self.where)
+            live = np.array([self.live(rank, (rank - s) % P).any(1) for s in range(P)])
+            self._steps[rank] = [np.flatnonzero(block).tolist() or [0] for block in live.T]
+        return self._steps[rank]
+
+    def due(self, rank: int, s: int) -> Bools:
+        """Return which row blocks have something to do in step s of the ring."""
+        return np.array([s in steps for steps in self.steps(rank)], bool)
+
+    def mask(self, S_ij: Tile, rank: int, i: int, src: int, j: int) -> Tile:
+        """Return a tile of scores with −∞ where the mask forbids."""
+        if self.problem.mask is EVERYTHING or isinstance(S_ij, ShapeOnly):
+            return S_ij
+        rows, cols = blocks_of(self.where[rank], self.B_r)[i], blocks_of(self.where[src], self.B_c)[j]
+        return np.where(self._allowed(rows, cols), S_ij, np.asarray(-np.inf, S_ij.dtype))
+
+    def _allowed(self, rows: Positions, cols: Positions) -> Any:
+        return allowed_by(self.problem.mask, rows, cols, self.problem.shape, ())

@@ -1,0 +1,97 @@
+"""What a kernel takes and nothing tries: parameters that its spec does not declare, and those that the kit has no word for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from flashsim.testing.mismatches import flag
+from flashsim.testing.probe import FEATURES, fits, parameters, plain
+from flashsim.testing.subject import Subject
+from flashsim.testing.wrapping import Wrapped
+
+# Parameters by the names that kernels have for them: the kit never gives them.
+NO_WORD: Mapping[tuple[str, ...], str] = {
+    ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_k", "seqused_k"): (
+        "sequences packed in one row (varlen): wrap it in a function of a padded batch, as docs/kernels.md does"
+    ),
+    ("block_table", "block_tables", "page_table", "cache_seqlens", "k_cache", "v_cache", "kv_indices"): (
+        "paged caches: wrap it in a function that puts K and V into pages, as docs/kernels.md does"
+    ),
+    ("alibi_slopes",): "a bias by its slopes: wrap it in a function of bias=",
+    ("segment_ids", "q_segment_ids", "document_ids"): "segments: wrap it in a function of mask=",
+    ("softcap", "logits_soft_cap", "logit_softcapping"): "a soft cap on the scores",
+    ("sinks", "s_aux", "sink"): "attention sinks",
+    ("score_mod", "mask_mod", "block_mask"): "functions of positions, as FlexAttention takes them",
+    ("q_descale", "k_descale", "v_descale"): "scales of FP8 inputs",
+}
+
+
+def undeclared(subject: Subject) -> dict[str, tuple[Any, ...]]:
+    """Return the kit's keywords that the function has and the spec does not declare, each with the values that a call fits."""
+    named, spec = _open(subject.fn), subject.spec
+    found = {}
+    for feature in FEATURES:
+        field, keyword = feature.field, feature.keyword
+        if keyword not in named or keyword in spec.unchecked or getattr(spec, field):
+            continue
+        declared = {value: replace(spec, **{field: value}) for value in feature.values}
+        found[keyword] = tuple(
+            value for value, there in declared.items() if fits(subject.fn, there, feature.put_into(plain(there)))
+        )
+    return found
+
+
+def at_their_defaults(subject: Subject) -> list[str]:
+    """Return the function's other parameters that the kit never gives it, with the kit's name, or that it has no word."""
+    given = {feature.keyword for feature in FEATURES} | set(subject.spec.unchecked)
+    given |= set() if subject.keep_mask is None else {"dropout_p", "seed"}
+    ours = {alias: f" (the kit's name is {feature.keyword})" for feature in FEATURES for alias in feature.aliases}
+    ours |= {name: " (the kit has no word for it: flashsim check --list)" for names in NO_WORD for name in names}
+    return [f"{name}{ours.get(name, '')}" for name in _open(subject.fn)[3:] if name not in given]
+
+
+def _open(fn: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters, without those that a functools.partial gives."""
+    inner = fn.fn if isinstance(fn, Wrapped) else fn
+    bound = inner.keywords if isinstance(inner, partial) else {}
+    return [name for name in parameters(fn) if name not in bound]
+
+
+def incomplete(name: str, keywords: Mapping[str, Sequence[Any]], defaulted: Sequence[str]) -> str:
+    """Say what of a kernel nothing tried, and what to give; "" where that is nothing."""
+    said = []
+    if keywords:
+        them = "it" if len(keywords) == 1 else "them"
+        said.append(f"{name} takes {_keywords(keywords)}, and the spec does not declare {them}.")
+        if wrong := [keyword for keyword, values in keywords.items() if not values]:
+            said.append(f"A call with {_keywords(wrong)} is wrong, or fails.")
+        said.append(f"Give {_to_declare(keywords)}.")
+    if defaulted:
+        said.append(f"Only the default of {', '.join(defaulted)} is tried.")
+    if said:
+        left = (*keywords, *(each.partition(" ")[0] for each in defaulted))
+        said.append(
+            f"What stays at its default on purpose: --unchecked {' '.join(left)}, in Python Spec(unchecked={left!r})."
+        )
+    return f"INCOMPLETE: {' '.join(said)}" if said else ""
+
+
+def _keywords(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}=" for name in names)
+
+
+def _to_declare(keywords: Mapping[str, Sequence[Any]]) -> str:
+    """Return how keywords are declared, on the command line and in Python."""
+    given = [(each.field, keywords[each.keyword] or each.values) for each in FEATURES if each.keyword in keywords]
+    flags = (" or ".join([flag(field, values[0]), *map(str, values[1:])]) for field, values in given)
+    python = ", ".join(f"{field}={values[0]!r}" for field, values in given)
+    return f"{', '.join(flags)}, in Python Spec({python})"
+
+
+def without_words() -> str:
+    """Return what a spec has no word for, a line each, as text."""
+    lines = [f"  {names[0]}{', …' if len(names) > 1 else ''}: {what}" for names, what in NO_WORD.items()]
+    return "\n".join(["A spec has no word for these, and nothing tries them:", *lines])

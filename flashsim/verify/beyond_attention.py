@@ -1,0 +1,76 @@
+"""Programs that are not attention, as their records say: on random shapes, against NumPy and closed forms; with their bugs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from flashsim.algorithms.program import Program
+from flashsim.beyond import cross_entropy, linear
+from flashsim.beyond.programs import programs
+from flashsim.problem.shapes import Sizes
+from flashsim.tracing.planting import planted
+from flashsim.verify.shared import Claim, attempt, right_and_counted
+
+
+def cut_cross_entropy(full: bool) -> Claim:
+    """Cut cross-entropy (Wijmans et al., 2024). FlashAttention's softmax without values is a language model's loss; its
+    gradients too, in tiles, are the naive ones, and no logit is in HBM."""
+    extra = sum(cross_entropy.count(N=8192, v=256_000, d=2304, M=10**6, of=of).hbm.extra for of in cross_entropy.PASSES)
+    return right_and_counted(
+        cross_entropy.PASSES.values(),
+        300 if full else 60,
+        "losses and gradients to X and E, N, v, d < 40, rows left out; extra memory at N = 8,192, v = 256,000",
+    ).also(f"extra memory {extra}", extra == 0, extra=extra)
+
+
+def linear_attention(full: bool) -> Claim:
+    """Linear attention (Yang et al., 2024). Without a softmax the past is d·e numbers: with that state on chip each array
+    moves once, at any N; through HBM, chunks C ≥ d apart, at most twice as much moves."""
+    lengths, compulsory, shares = [2**p for p in range(8, 21 if full else 17, 2)], True, []
+    for N, C in itertools.product(lengths, (64, 128, 256)):
+        kept, through = (linear.exact(N=N, d=64, M=10**6, chunk=C, state=state).hbm.accesses for state in linear.STATES)
+        compulsory &= kept == 4 * N * 64
+        shares.append(through / kept)
+    return right_and_counted(
+        linear.STATES.values(),
+        200 if full else 40,
+        f"runs in chunks, N, d, e < 40; N {lengths[0]} … {lengths[-1]:,} at d = e = 64, C = 64, 128, 256",
+    ).also(
+        f"each array {'once' if compulsory else 'MORE THAN ONCE'}; through HBM {min(shares):.2f} to {max(shares):.2f} times that",
+        compulsory and max(shares) <= 2,
+        lengths=lengths,
+        compulsory=compulsory,
+        through_hbm=shares,
+    )
+
+
+def unnoticed(program: Program, seeds: range = range(4)) -> Iterator[str]:
+    """Yield the bugs of a program's record that, planted, change neither its counts nor a number by more than rounding may.
+
+    Without a bug neither may change: else its name is yielded as "none".
+    """
+    divided = {*program.blocks.values()}
+    sizes = Sizes(**{symbol: 11 if symbol in divided else 6 for symbol in program.symbols})
+    blocks = (4, 3, 2, 3)[: len(program.blocks)]  # ragged, and each its own
+
+    def seen(tried: Program) -> bool:
+        return any(error > 1 or not same for error, same in (attempt(tried, sizes, blocks, seed) for seed in seeds))
+
+    if seen(program):
+        yield "none"
+    yield from (bug.what for bug in program.bugs if not seen(planted(program, (bug.before, bug.after), what=bug.what)))
+
+
+def planted_bugs(full: bool) -> Claim:
+    """That the checks can fail. What checks the programs beyond attention notices the bugs that are planted in them, and
+    nothing without one."""
+    every = programs().values()
+    missed = [f"{program.name}: {what}" for program in every for what in unnoticed(program)]
+    bugs = sum(len(program.bugs) for program in every)
+    return Claim(
+        f"{bugs} bugs in {len(every)} programs, a bug at a time, by numbers and counts",
+        f"{len(missed)} unnoticed" + (f", first {missed[0]}" if missed else ""),
+        not missed and all(program.bugs for program in every),
+        {"bugs": bugs, "programs": len(every), "unnoticed": missed},
+    )

@@ -1,0 +1,324 @@
+"""Attention over devices: numbers, counts `==` theory, words on links, and the rules of the links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import devices, plots
+from flashsim.cli import devices as command
+from flashsim.devices import Device, LinkError, Network
+from flashsim.devices.layouts import LAYOUTS, positions
+from flashsim.devices.programs import programs
+from flashsim.devices.theory import FORMS, balance
+from flashsim.problem.inputs import float_dtype
+
+FORWARD = sorted(programs())
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arrays, and how they are shared out."""
+    H_kv, g, N = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 24))
+    d, d_v = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    Q, K, V, dO = (rng.normal(size=(h, N, w)) for h, w in ((g * H_kv, d), (H_kv, d), (H_kv, d_v), (g * H_kv, d_v)))
+    masks = (None, flashsim.Causal(), flashsim.SlidingWindow(3, 1), flashsim.KeyPadding(max(N - 2, 0)))
+    how = {
+        "P": draw(st.integers(1, 6)),
+        "layout": draw(st.sampled_from(LAYOUTS)),
+        "blocks": (draw(st.integers(1, 5)), draw(st.integers(1, 5))),
+        "mask": draw(st.sampled_from(masks)),
+        "M": 1000,
+    }
+    return {"Q": Q, "K": K, "V": V, "dO": dO}, how
+
+
+def agrees(tally: devices.DevicesTally) -> None:
+    """What was counted is what theory says, device by device and array by array."""
+    for exact, device in zip(devices.exact(tally), tally.devices, strict=True):
+        assert exact.words == device.words
+        assert exact.hbm == device.hbm
+
+
+@pytest.mark.parametrize("name", FORWARD)
+@given(problems())
+def test_numbers_are_one_device_s_and_counts_are_theory_s(
+    name: str, drawn: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    arrays, how = drawn
+    Q, K, V = (arrays[X] for X in "QKV")
+    run = devices.forward(name, Q, K, V, **how)
+    one = flashsim.forward("q_outer", Q, K, V, mask=how["mask"], M=1000, sizing="fit")
+    np.testing.assert_allclose(run.O, one.O, rtol=0, atol=1e-12)
+    assert one.lse is not None
+    np.testing.assert_allclose(run.lse, one.lse, rtol=0, atol=1e-12)
+    agrees(run)
+    B_r, B_c = how["blocks"]
+    most = FORMS[name, "forward"].peak(B_r, B_c, Q.shape[-1], V.shape[-1])
+    assert max(device.sram.peak for device in run.devices) <= most
+    lengths = {"N": Q.shape[1], "d": Q.shape[2], "d_v": V.shape[2], "heads": len(Q), "kv_heads": len(K)}
+    columns = run.columns if name == "mesh" else None
+    assert devices.count(name, **lengths, **how, columns=columns, dtype="float64").devices == run.devices
+
+
+@given(problems())
+def test_gradients_are_one_device_s_and_counts_are_theory_s(drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    arrays, how = drawn
+    Q, K, V, dO = arrays.values()
+    run = devices.forward("ring", Q, K, V, **how)
+    back = devices.backward("ring", run, dO, blocks=how["blocks"])
+    one = flashsim.backward("q_outer", flashsim.forward("q_outer", Q, K, V, mask=how["mask"], M=1000, sizing="fit"), dO)
+    for name in ("dQ", "dK", "dV"):
+        np.testing.assert_allclose(getattr(back, name), getattr(one, name), rtol=0, atol=1e-11)
+    agrees(back)
+    B_r, B_c = how["blocks"]
+    most = FORMS["ring", "backward"].peak(B_r, B_c, Q.shape[-1], V.shape[-1])
+    assert max(device.sram.peak for device in back.devices) <= most
+    lengths = {"N": Q.shape[1], "d": Q.shape[2], "d_v": V.shape[2], "heads": len(Q), "kv_heads": len(K)}
+    assert devices.count("ring", direction="backward", **lengths, **how, dtype="float64").devices == back.devices
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_types_are_the_inputs_and_travel_as_such(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V, dO = (rng.normal(size=(2, 24, 4)).astype(float_dtype(dtype)) for _ in range(4))
+    run = devices.forward("ring", Q, K, V, P=3, causal=True, M=300)
+    one = flashsim.forward("q_outer", Q, K, V, causal=True, M=300, sizing="fit")
+    assert run.O.dtype == one.O.dtype == Q.dtype
+    np.testing.assert_allclose(run.O.astype(float), one.O.astype(float), rtol=2e-2, atol=2e-2)
+    assert run.devices[0].links[1].bytes == Q.itemsize * run.devices[0].words
+    back = devices.backward("ring", run, dO)
+    keys = (24 - 8) * 2 * 8
+    assert back.dK.dtype == Q.dtype
+    assert back.devices[0].links[1].bytes == Q.itemsize * keys + max(Q.itemsize, 4) * 24 * 2 * 8
+
+
+def test_the_blocks_that_fit_are_taken() -> None:
+    tally = devices.count("ring", N=256, d=16, P=4, M=2000)
+    assert max(device.sram.peak for device in tally.devices) <= 2000
+    with pytest.raises(flashsim.SramOverflow):
+        devices.count("ring", N=256, d=16, P=4, M=2000, blocks=(tally.share.B_r + 1, tally.share.B_c))
+
+
+# ------------------------------------------------------------------------------------------------------ words, by hand
+
+
+def test_words_by_hand() -> None:
+    """4 devices of 4 rows, d = d_v = 2: a ring sends 3 times 4 rows of K and V; Ulysses, with 4 heads, a quarter of each."""
+    ring = devices.count("ring", N=16, d=2, P=4, M=100)
+    assert [device.words for device in ring.devices] == [3 * 4 * 4] * 4
+    assert {to: link.messages for to, link in ring.devices[0].links.items()} == {1: 6}
+    assert ring.devices[0].links[1].bytes == 4 * ring.devices[0].words
+    ulysses = devices.count("ulysses", N=16, d=2, P=4, heads=4, M=100)
+    assert [device.words for device in ulysses.devices] == [3 * 4 * (2 + 2 + 2 + 2)] * 4
+    mesh = devices.count("mesh", N=16, d=2, P=4, columns=2, M=100)
+    assert [device.words for device in mesh.devices] == [4 * 2 + 4 * 4 + 4 * (2 + 2)] * 4
+    back = devices.count("ring", N=16, d=2, P=4, M=100, direction="backward")
+    assert [device.words for device in back.devices] == [(3 + 4) * 4 * 4] * 4
+
+
+def test_ring_beats_ulysses_where_groups_are_large() -> None:
+    """Ring ÷ Ulysses = P·H_kv / (H_q + max(H_kv, P)) words: 0.89 with 64 and 8 heads on 8 devices, P/2 without groups."""
+    for H_kv, ratio in ((8, Fraction(8 * 8, 64 + 8)), (64, Fraction(8 * 64, 64 + 64))):
+        of = {
+            name: devices.count(name, N=64, d=2, P=8, heads=64, kv_heads=H_kv, M=100).words
+            for name in ("ring", "ulysses")
+        }
+        assert Fraction(of["ring"], of["ulysses"]) == ratio
+
+
+def test_the_figure_has_what_is_counted() -> None:
+    data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 4, 16))
+    for P, of_P in zip(data["P"], zip(*data["words"].values(), strict=True), strict=True):
+        for name, words in zip(data["words"], of_P, strict=True):
+            tally = devices.count(name, N=64, d=2, heads=8, kv_heads=2, P=P, layout="contiguous", M=100)
+            assert words == (None if (name, P) == ("ulysses", 16) else max(device.words for device in tally.devices))
+
+
+def test_balance() -> None:
+    """Causally, contiguous rows leave the last device nearly twice the mean; striped and zigzag rows are shared out evenly."""
+    N, P = 4096, 8
+    found = {name: balance(positions(name, N, P), lambda rows, cols: rows[:, None] >= cols) for name in LAYOUTS}
+    n = N // P
+    assert found["contiguous"] == (2 * P - 1 + Fraction(1, n)) / (P + Fraction(1, n))
+    assert found["striped"] == Fraction(N + P, N + 1)
+    assert found["zigzag"] == 1
+
+
+# --------------------------------------------------------------------------------------------------- rules of the links
+
+
+def place(device: Device) -> tuple[Any, Any]:
+    """One matrix that is there, and one that is empty."""
+    return device.hbm.place("X", np.full((2, 2), device.rank + 1.0)), device.hbm.empty("Y", (2, 2), np.float64)
+
+
+def right(device: Device) -> int:
+    return (device.rank + 1) % device.size
+
+
+def left(device: Device) -> int:
+    return (device.rank - 1) % device.size
+
+
+def test_a_message_arrives_at_wait_and_reads_as_nan_before() -> None:
+    seen = {}
+
+    def program(device: Device) -> None:
+        X, Y = place(device)
+        ticket = device.post(sends=[(X, right(device))], receives=[(Y, left(device))])
+        (Y_0,) = [device.sram.load(Y[i]) for i in range(1)]
+        before = np.isnan(Y_0).all()
+        device.wait(ticket)
+        seen[device.rank] = before, device.hbm.peek("Y").copy()
+
+    Network(3, 100).run(program)
+    assert {rank: (bool(nan), values[0, 0]) for rank, (nan, values) in seen.items()} == {
+        0: (True, 3.0), 1: (True, 1.0), 2: (True, 2.0)
+    }  # fmt: skip
+
+
+def changes_what_it_sends(device: Device) -> None:
+    X, Y = place(device)
+    ticket = device.post(sends=[(Y, right(device))], receives=[(X, left(device))])
+    device.sram.store(Y[0], device.sram.full((2, 2), 5.0))
+    device.wait(ticket)
+
+
+def writes_where_it_receives(device: Device) -> None:
+    X, Y = place(device)
+    ticket = device.post(sends=[(X, right(device))], receives=[(Y, left(device))])
+    device.sram.store(Y[0], device.sram.full((2, 2), 5.0))
+    device.wait(ticket)
+
+
+def is_never_received(device: Device) -> None:
+    X, _ = place(device)
+    if device.rank == 0:
+        device.wait(device.post(sends=[(X, 1)]))
+
+
+def receives_from_nobody(device: Device) -> None:
+    _, Y = place(device)
+    device.wait(device.post(receives=[(Y, left(device))]))
+
+
+def waits_for_nothing(device: Device) -> None:
+    X, Y = place(device)
+    device.post(sends=[(X, right(device))], receives=[(Y, left(device))])
+
+
+def waits_twice(device: Device) -> None:
+    X, Y = place(device)
+    ticket = device.post(sends=[(X, right(device))], receives=[(Y, left(device))])
+    device.wait(ticket)
+    device.wait(ticket)
+
+
+def sends_another_shape(device: Device) -> None:
+    X, Y = place(device)
+    device.wait(device.post(sends=[(X.rows(0, 1), right(device))], receives=[(Y, left(device))]))
+
+
+def sends_to_itself(device: Device) -> None:
+    X, _ = place(device)
+    device.post(sends=[(X, device.rank)])
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            changes_what_it_sends,
+            r"sends Y to rank \d, and it was changed before rank \d, at line \d+ of test_devices.py, waited",
+        ),
+        (writes_where_it_receives, r"receives Y from rank \d, and it was written to before"),
+        (
+            is_never_received,
+            r"wait for ever: rank 0, at line \d+ .* with X to be received by rank 1, which has ended",
+        ),
+        (
+            receives_from_nobody,
+            r"wait for ever: rank 0, .*; rank 1, .*; rank 2, at line \d+ .* for a message from rank 1",
+        ),
+        (waits_for_nothing, r"rank 0, at line \d+ .* posts, and ends without having waited"),
+        (waits_twice, "expected a ticket of its own, once"),
+        (sends_another_shape, r"sends X\[0:1\] \(1, 2\) float64 to rank \d, .* which expects Y \(2, 2\) float64"),
+        (sends_to_itself, "expected another one of 3 ranks"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused(program: Callable[[Device], None], message: str) -> None:
+    with pytest.raises(LinkError, match=message):
+        Network(3, 100).run(program)
+
+
+def test_a_rank_that_fails_ends_the_run() -> None:
+    def program(device: Device) -> None:
+        _, Y = place(device)
+        if device.rank == 1:
+            raise KeyError("gone")
+        device.wait(device.post(receives=[(Y, 1)] if device.rank == 0 else []))
+
+    with pytest.raises(KeyError) as found:
+        Network(3, 100).run(program)
+    assert found.value.__notes__ == ["on rank 1 of 3"]
+
+
+def test_a_network_runs_once() -> None:
+    network = Network(2, 100)
+    network.run(lambda device: None)
+    with pytest.raises(LinkError, match="expected a new one"):
+        network.run(lambda device: None)
+
+
+def test_a_run_is_the_same_every_time() -> None:
+    order: list[list[int]] = []
+
+    def program(device: Device) -> None:
+        X, Y = place(device)
+        for _ in range(3):
+            order[-1].append(device.rank)
+            device.wait(device.post(sends=[(X, right(device))], receives=[(Y, left(device))]))
+
+    for _ in range(5):
+        order.append([])
+        Network(4, 100).run(program)
+    assert all(one == order[0] for one in order)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"name": "rings"}, "name is 'rings'; expected"),
+        ({"P": 0}, "P is 0"),
+        ({"layout": "random"}, "layout is 'random'"),
+        ({"columns": 2}, "columns is 2, and 'ring' has none"),
+        ({"name": "mesh", "columns": 3}, "columns is 3; expected a divisor of P = 4: 1, 2, 4"),
+        ({"name": "ulysses", "direction": "backward"}, "name is 'ulysses'; expected 'ring'"),
+        ({"mask": np.ones((8, 8), bool)}, "expected one of positions"),
+        ({"M": 5}, "M = 5 elements is too small for 'ring'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(asked: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"name": "ring", "N": 8, "d": 2, "P": 4, "M": 100} | asked
+    with pytest.raises(ValueError, match=message):
+        devices.count(**arguments)
+
+
+def test_the_command_offers_what_there_is() -> None:
+    assert set(command.PROGRAMS) == set(programs())
+    assert set(command.LAYOUTS) == set(LAYOUTS)
+
+
+def test_n_q_and_n_k_must_be_one() -> None:
+    Q, K = np.ones((4, 2)), np.ones((6, 2))
+    with pytest.raises(ValueError, match="expected one length over devices"):
+        devices.forward("ring", Q, K, K, P=2)

@@ -1,0 +1,121 @@
+"""The forward bound's proof in Rocq: it compiles, assumes nothing, says what docs/prove.md says, and checks certificates.
+
+apt-get install --no-install-recommends coq libcoq-mathcomp-ssreflect
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashsim
+
+from .pages import PAGES, ROOT, blocks
+
+PARTS = ("arithmetic", "loomis_whitney", "model", "phases", "forward", "certificate")
+
+
+def compiles(folder: Path, part: str) -> tuple[bool, str]:
+    """Whether a part compiles beside the ones before it, and what is printed."""
+    done = subprocess.run(
+        ["coqc", "-Q", ".", "Proofs", f"{part}.v"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Return a folder with all parts compiled, and what each printed."""
+    if shutil.which("coqc") is None:
+        pytest.skip("no Rocq on this system: apt-get install coq libcoq-mathcomp-ssreflect")
+    folder = tmp_path_factory.mktemp("proofs")
+    (folder / "installed.v").write_text("From mathcomp Require Import all_ssreflect. Check CanFinMixin.")
+    if not compiles(folder, "installed")[0]:
+        pytest.skip("no MathComp 1 beside Rocq: apt-get install libcoq-mathcomp-ssreflect, of Debian 12")
+    printed = {}
+    for part in PARTS:
+        shutil.copy(ROOT / "scripts" / "proofs" / f"{part}.v", folder)
+        right, printed[part] = compiles(folder, part)
+        assert right, printed[part]
+    return folder, printed
+
+
+@pytest.mark.slow
+def test_the_proof_compiles_and_assumes_nothing(compiled: tuple[Path, dict[str, str]]) -> None:
+    assert compiled[1] == {
+        part: "Closed under the global context\n" * (5 if part == "certificate" else 0) for part in PARTS
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "problem",
+    [
+        {"N": 4096, "d": 64, "M": 25_600},
+        {"N": 4096, "d": 64, "M": 25_600, "mask": flashsim.Causal()},
+        {"N": 65_536, "d": 128, "M": 98_304},
+        {"N_q": 300, "N_k": 5000, "d": 8, "d_v": 24, "M": 700},
+    ],
+)
+def test_rocq_checks_a_certificate_and_refuses_more(
+    problem: dict[str, Any], compiled: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    numbers = flashsim.prove(**problem).certificate()
+    assert (numbers["a"], numbers["H"]) == (0, 0)  # the theorem's, not the combined bound's
+    folder = Path(shutil.copytree(compiled[0], tmp_path / "proofs"))
+    theorem = """
+        From Coq Require Import NArith. From mathcomp Require Import all_ssreflect. From Proofs Require Import model certificate.
+        Example this (allowed : {{set 'I_(N.to_nat {N_q}) * 'I_(N.to_nat {N_k})}})
+            (steps : run (N.to_nat {N_q}) (N.to_nat {N_k}) (N.to_nat {d}) (N.to_nat {d_v})) :
+          #|allowed| = N.to_nat {pairs} -> attention (N.to_nat {M}) allowed steps ->
+          ({bound} <= N.of_nat (accesses steps))%num.
+        Proof. by apply: (@certified _ _ {pairs} {d} {d_v} {M} {Y} {n}); vm_compute. Qed."""
+    for change, right in (({}, True), ({"bound": 1}, False), ({"n": 1}, False)):
+        changed = {**numbers, **{name: numbers[name] + by for name, by in change.items()}}
+        (folder / "this.v").write_text(theorem.format(**changed))
+        assert compiles(folder, "this")[0] == right, change
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "old", "new"),
+    [
+        ("forward", "4 * d * (#|allowed| * d_v) <= M", "5 * d * (#|allowed| * d_v) <= M"),  # more than is true
+        ("forward", "128 * (d * d) <= 27 * M ->\n  4", "127 * (d * d) <= 27 * M ->\n  4"),
+        ("forward", "< 16 * d * T", "< 17 * d * T"),
+        ("phases", "27 * (#|points l|", "28 * (#|points l|"),
+        ("model", "Load w => w \\in hbm\n", "Load w => true\n"),  # rules that allow too much
+        ("model", "[&& Pair i k setT \\in chip, V k c", "[&& V k c"),
+        ("model", "#|after| <= M &", "#|after| <= M.+1 &"),
+        ("model", "[&& Q i c \\in chip, K k c", "[&& K k c"),
+    ],
+)
+def test_a_wrong_constant_or_rule_does_not_pass(
+    part: str, old: str, new: str, compiled: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(compiled[0], tmp_path / "proofs"))
+    text = (folder / f"{part}.v").read_text()
+    assert text.count(old) == 1
+    (folder / f"{part}.v").write_text(text.replace(old, new))
+    assert not all(compiles(folder, later)[0] for later in PARTS[PARTS.index(part) :])
+
+
+def test_the_page_shows_the_statements_that_are_proved() -> None:
+    (page,) = (page for page in PAGES if page.name == "prove.md")
+    shown = [block for block in blocks(page, "text") if "Theorem" in block]
+    proved = (ROOT / "scripts" / "proofs" / "forward.v").read_text(encoding="utf-8")
+    assert len(shown) == 1
+    assert [statement in proved for statement in shown[0].strip().split("\n\n")] == [True, True]
+
+
+def test_nothing_is_left_unproved() -> None:
+    folder = ROOT / "scripts" / "proofs"
+    assert {path.name for path in folder.iterdir()} == {f"{part}.v" for part in PARTS}
+    for part in PARTS:
+        text = (folder / f"{part}.v").read_text(encoding="utf-8")
+        assert not re.search(r"\b(Admitted|admit|Abort|Axioms?|Parameters?|Conjecture|Hypothes[ie]s)\b", text)

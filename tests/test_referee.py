@@ -1,0 +1,141 @@
+"""flashsim beside AccelForge, a mapper that knows nothing of it: the bound holds, and one statistic is all that is between."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from functools import cache
+from typing import Any
+
+import pytest
+
+import flashsim
+from flashsim import theory
+
+from .pages import ROOT
+
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "referee.py"))
+NEAR, POINTS, STREAMED, best, statistic = (SCRIPT[name] for name in ("NEAR", "POINTS", "STREAMED", "best", "statistic"))
+FRONTS: list[dict[str, Any]] = json.loads(POINTS.read_text(encoding="utf-8"))
+FORWARD = [front for front in FRONTS if front["direction"] == "forward"]
+NAMES = [f"{front['N']}, {front['d']}, {front['direction']}" for front in FRONTS]
+QUICK = [pytest.param(front, marks=[pytest.mark.slow] * (front["N"] > 1024)) for front in FORWARD]
+
+
+@cache
+def recorded() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((ROOT / "figures" / "referee.json").read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def rows_of(front: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        row
+        for row in recorded()
+        if (row["N"], row["d"], row["direction"]) == (front["N"], front["d"], front["direction"])
+    ]
+
+
+@pytest.mark.parametrize("front", FRONTS, ids=NAMES)
+def test_none_of_its_mappings_moves_less_than_the_bound(front: dict[str, Any]) -> None:
+    lower: Any = theory.lower_bound if front["direction"] == "forward" else theory.lower_bound_backward
+    for M, accesses in front["fused"] + front["unfused"]:
+        assert lower(N_q=front["N"], N_k=front["N"], d=front["d"], d_v=front["d"], M=M).accesses <= accesses
+
+
+def test_the_rows_are_of_all_its_points() -> None:
+    for front in FRONTS:
+        assert [[row["M"], row["accesses"]] for row in rows_of(front)] == front["fused"]
+    assert sum(len(front["fused"]) for front in FORWARD) == 80
+
+
+@pytest.mark.parametrize("front", QUICK, ids=NAMES[:3])
+def test_the_best_here_moves_at_most_a_fiftieth_more_with_the_room_of_one_statistic(front: dict[str, Any]) -> None:
+    """At its M, or with L_i's elements more; one element less would not do. What is recorded is what is found."""
+    N, d = front["N"], front["d"]
+    for row in rows_of(front):
+        ours, most = best(N, d, row["M"], names=STREAMED), NEAR * row["accesses"]
+        assert (ours and ours.accesses) == row["ours"]
+        if ours is None or ours.accesses > most:
+            room = row["M"] + row["more"]
+            more, less = (best(N, d, M, names=STREAMED) for M in (room, room - 1))
+            assert more is not None
+            assert more.accesses <= most
+            assert 0 < row["more"] <= row["statistic"] == statistic(more, N, d, room)
+            assert less is None or less.accesses > most
+        else:
+            assert row["more"] == 0
+
+
+def test_backward_the_best_here_moves_at_most_a_fifth_more() -> None:
+    rows = rows_of(FRONTS[3])
+    for row in rows[::4]:
+        ours = best(row["N"], row["d"], row["M"], "backward")
+        assert (ours and ours.accesses) == row["ours"]
+    ratios = [row["ours"] / row["accesses"] for row in rows]
+    assert max(ratios) < 1.19
+    assert (len(rows), sum(ratio > 1 for ratio in ratios), sum(ratio > NEAR for ratio in ratios)) == (34, 15, 7)
+
+
+@pytest.mark.parametrize("front", FORWARD[:2], ids=NAMES[:2])
+def test_between_its_points_the_best_here_moves_less(front: dict[str, Any]) -> None:
+    """Halfway to the next size that AccelForge can use, from M = 11 on: its tiles divide the lengths, and do not fill M."""
+    for (M, accesses), (next_M, _) in zip(front["fused"], front["fused"][1:], strict=False):
+        between = (M + next_M) // 2
+        if M >= 11:
+            ours = best(front["N"], front["d"], between, names=STREAMED)
+            assert ours is not None
+            assert ours.accesses < accesses, (M, between)
+
+
+def test_its_accesses_are_sums_of_whole_sweeps() -> None:
+    """What its points at N = 1,024, d = 64 are, in products of lengths; ours adds N, for L, in as many more for L_i."""
+    N, d = 1024, 64
+    points = dict(FORWARD[1]["fused"])
+    assert points[3] == 4 * N * N * d + N * N + N * d
+    assert points[21] == N * N * d + N * N + N * d
+    assert points[2 * d * 128 + 128 + 1] == 8 * 2 * N * d + 2 * N * d
+    assert points[2 * d * N + 2 * d + 1] == theory.compulsory(N, N, d, d, "forward")
+    for rows, M in ((32, 4129), (64, 8257), (128, 16_513), (256, 33_025), (512, 66_049)):
+        assert rows * (2 * d + 1) + 1 == M
+        tally = flashsim.count("streamed", N=N, d=d, M=M + rows, blocks=(rows, 1))
+        assert (tally.hbm.accesses, tally.sram.peak) == (points[M] + N, M + rows)
+
+
+def test_standard_attention_is_its_unfused_mapping() -> None:
+    """GPT-3 6.7B at N = 256, d = 128, 32 heads: Q, K, V, O once, S and P written and read."""
+    tally = flashsim.count("standard", N=256, d=128, heads=32, M=10**6)
+    assert tally.hbm.accesses == 12_582_912 == 32 * (4 * 256 * 128 + 4 * 256**2)
+
+
+def test_the_page_says_what_is_recorded() -> None:
+    page = " ".join((ROOT / "docs" / "prove.md").read_text(encoding="utf-8").split())
+    forward = [row for row in recorded() if row["direction"] == "forward"]
+    nearest = min(
+        accesses / bound.accesses
+        for front in FORWARD
+        for M, accesses in front["fused"]
+        for bound in [theory.lower_bound(N_q=front["N"], N_k=front["N"], d=front["d"], d_v=front["d"], M=M)]
+        if bound.accesses > bound.compulsory
+    )
+    assert f"the nearest makes {nearest:.3f} times as many" in page
+    fewer = sum(row["ours"] is not None and row["ours"] < row["accesses"] for row in forward)
+    assert f"At {fewer} of 80 points" in page
+
+
+def test_calculators_differ_as_the_page_says() -> None:
+    """LLM-Viewer's and GenZ's formulas for one head, M = 192 KB of float16: exact counts and the bound lie between them."""
+    N, d, M = 4096, 128, 192 * 1024 // 2
+    rows = min(-(-192 * 1024 // (2 * d)), d)
+    llm_viewer, genz = N * d + 2 * N * N + -(-N // rows) * N * d * 2, theory.compulsory(N, N, d, d, "forward")
+    in_its_blocks = flashsim.count("q_outer", N=N, d=d, M=M, blocks=(rows, 1), dtype="float16").hbm
+    proof = flashsim.prove(N=N, d=d, M=M, dtype="float16")
+    assert proof.best is not None
+    numbers = [llm_viewer, in_its_blocks.accesses, proof.best.accesses, proof.bound.accesses, genz]
+    assert numbers == sorted(numbers, reverse=True) == [67_633_152, 34_607_104, 12_566_528, 11_283_072, 2_097_152]
+    assert llm_viewer - in_its_blocks.accesses == 2 * N * N - N * d - N  # O's size is all that is between, but for L
+    assert in_its_blocks.by_array["K"].reads == 32 * N * d
+    page = (ROOT / "docs" / "calculators.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| .* \| ([\d,]+) \| .* \|$", page, re.MULTILINE) == [f"{number:,}" for number in numbers]
+    assert f"no schedule comes below {proof.bound.accesses / genz:.1f} times that" in " ".join(page.split())
