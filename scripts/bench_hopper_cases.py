@@ -158,7 +158,7 @@ def masked_backward() -> Iterator[dict[str, Any]]:
             }
         tables: dict[str, Any] = {"dense": None}
         tables |= {f"s = {s}": np.random.default_rng(0).random((64, 64)) < s for s in SHARES}
-        calls: Calls = {}
+        calls = {}
         for name, table in tables.items():
             o, lse = gpu.forward(q, k, v, return_lse=True, block_mask=table)
             calls[name] = replayed(partial(gpu.backward, q, k, v, o, lse, do, block_mask=table, kernel="hopper"))
