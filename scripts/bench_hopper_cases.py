@@ -158,7 +158,7 @@ def masked_backward() -> Iterator[dict[str, Any]]:
             }
         tables: dict[str, Any] = {"dense": None}
         tables |= {f"s = {s}": np.random.default_rng(0).random((64, 64)) < s for s in SHARES}
-        calls: Calls = {}
+        calls = {}
         for name, table in tables.items():
             o, lse = gpu.forward(q, k, v, return_lse=True, block_mask=table)
             calls[name] = replayed(partial(gpu.backward, q, k, v, o, lse, do, block_mask=table, kernel="hopper"))
@@ -207,7 +207,8 @@ def torch_masked(q: Any, k: Any, v: Any, mask: Any, direction: str) -> Calls:
     except ImportError:
         return {}
     theirs = [torch.from_dlpack(X).requires_grad_(direction == "backward") for X in (q, k, v)]
-    attend, calls = torch.from_dlpack(mask), {}
+    attend = torch.from_dlpack(mask)
+    calls: Calls = {}
     for name, backend in (("torch_efficient", "EFFICIENT_ATTENTION"), ("torch_cudnn", "CUDNN_ATTENTION")):
 
         def attention(backend: Any) -> Any:

@@ -127,12 +127,25 @@ def masked_backward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     yield ["hopper", *(f"{of_64:.3f} / {of_128:.3f}" for of_64, of_128 in shares)]
 
 
+def array_masks(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield TFLOP/s with masks that are arrays, as if all pairs counted."""
+    names = list(dict.fromkeys(r["mask"] for r in results))
+    yield ["TFLOP/s, d = 64 / 128", *names]
+    found = {(r["direction"], r["mask"], r["d"]): r["tflops"] for r in results}
+    for direction in ("forward", "backward"):
+        for name in ("hopper", "torch_cudnn", "torch_efficient", "scalar", "hopper, no mask"):
+            rates = ([found[direction, mask, d][name] for d in (64, 128)] for mask in names)
+            label = LABELS.get(name, {"scalar": "scalar rung"}.get(name, name))
+            yield [f"{direction}, {label}", *(f"{of_64:.0f} / {of_128:.0f}" for of_64, of_128 in rates)]
+
+
 TABLES: dict[str, tuple[Path, str, Callable[[list[dict[str, Any]]], Iterator[list[str]]]]] = {
     "hopper.cu": (TRIED, "gpu_hopper", forward),
     "hopper_backward.cu": (TRIED, "gpu_hopper_backward", backward),
     "hopper_decode.cu": (TRIED, "gpu_hopper_cases", decoding),
     "hopper_fp8.cu": (TRIED, "gpu_hopper_fp8", eight_bits),
     "masked backward": (REACHED, "gpu_hopper_masked_backward", masked_backward),
+    "array masks": (REACHED, "gpu_hopper_array_masks", array_masks),
     "distributions": (REACHED, "gpu_distributions", distributions),
 }
 

@@ -345,7 +345,7 @@ def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> No
         ("90", "float16", 256, True, ("dropout_p",), "hopper", "does not take d = 256"),
         ("80", "float16", 256, True, (), "q_outer", "hopper: the GPU has compute capability 80"),
         ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "280 queries"),
-        ("90", "float16", 64, True, ("mask", "causal", "dropout_p", "count"), "hopper", "hopper_decode: does not take"),
+        ("90", "float16", 64, True, ("mask", "causal", "dropout_p", "count"), "hopper", "280 queries"),
         ("80", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
         ("90", "float16", 64, True, ("mask", "block_mask"), "q_outer", "hopper: does not take block_mask with mask"),
         ("90", "float16", 64, True, ("window", "block_mask"), "hopper", ""),

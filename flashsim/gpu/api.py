@@ -62,7 +62,8 @@ def forward(
                None: the fastest that takes the arguments on this GPU; `plan` says which
     causal     key j is attended to if j ≤ i + N_k − N_q
     scale      None: 1/√d
-    mask       booleans on the same GPU that broadcast to (B, H_q, N_q, N_k), True = attend; or `flashsim.SlidingWindow`,
+    mask       booleans on the same GPU that broadcast to (B, H_q, N_q, N_k), True = attend, "hopper"'s best with rows at
+               multiples of 16 bytes, since others are copied; or `flashsim.SlidingWindow`,
                whose dead tiles "hopper" skips, and of which kernels that take masks get an array. With `causal`, both must allow
     block_mask (T_r, T_c) booleans, True = computed, or a function of (T_r, T_c) that returns them, as in `flashsim.patterns`:
                "hopper" computes these tiles alone, of (B_r, B_c) = (128, 128), where d = 256 (128, 64)
