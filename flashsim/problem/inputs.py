@@ -206,17 +206,23 @@ def _check_fit(given: Inputs) -> None:
         if a.dtype != given.dtype:
             raise ValueError(f"Q has dtype {given.dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
     Q, K, V = given.Q.shape, given.K.shape, given.V.shape
+    fits = V[:-1] == K[:-1] and len(Q) == len(K) and Q[:-3] == K[:-3] and Q[-1] == K[-1]
+    if not (fits and (len(Q) == 2 or not Q[-3] % K[-3])):
+        raise ValueError(_misfit(Q, K, V))
+
+
+def _misfit(Q: tuple[int, ...], K: tuple[int, ...], V: tuple[int, ...]) -> str:
+    """Say what does not fit in these shapes."""
     both, values = f"Q has shape {Q} and K has shape {K}", f"K has shape {K} and V has shape {V}"
     if V[:-2] != K[:-2]:
-        raise ValueError(f"{values}; leading axes must be equal")
+        return f"{values}; leading axes must be equal"
     if len(Q) != len(K) or Q[:-3] != K[:-3]:
-        raise ValueError(f"{both}; leading axes must be equal, but for the last: query heads, KV heads")
+        return f"{both}; leading axes must be equal, but for the last: query heads, KV heads"
     if len(Q) > 2 and Q[-3] % K[-3]:
-        raise ValueError(f"{both}; expected H_q = {Q[-3]}, the query heads, to be a multiple of H_kv = {K[-3]}")
+        return f"{both}; expected H_q = {Q[-3]}, the query heads, to be a multiple of H_kv = {K[-3]}"
     if K[-1] != Q[-1]:
-        raise ValueError(f"{both}; their last axis, d, must be equal")
-    if V[-2] != K[-2]:
-        raise ValueError(f"{values}; their second-last axis, N_k, must be equal")
+        return f"{both}; their last axis, d, must be equal"
+    return f"{values}; their second-last axis, N_k, must be equal"
 
 
 def _check_finite(name: str, a: Array) -> None:

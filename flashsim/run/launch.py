@@ -126,8 +126,8 @@ def launch(
         if band is None:
             _refuse_too_many(mask, algorithm.cuts(plan.blocks, plan.shape.N_q, plan.shape.N_k))
     chip = chip_dtype(plan.problem.dtype)
-    M, enforced, fold = plan.problem.M, plan.sizing.enforced, band is not None
-    sram = SRAM(hbm, M, enforced=enforced, dtype=chip, observers=observers, fold=fold)
+    M, enforced = plan.problem.M, plan.sizing.enforced
+    sram = SRAM(hbm, M, enforced=enforced, dtype=chip, observers=observers, fold=band is not None)
     placed = _placed(plan, hbm, head, number)
     parts = [_part(part, plan, hbm, sram, head, number, dB, band) for part in algorithm.parts]
     code = getattr(algorithm.run, "__code__", None)
