@@ -15,7 +15,7 @@ from flashsim import plots
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine, kv_tile, predict, roofline
 from flashsim.plots.l2 import l2_data, plot_l2
-from flashsim.plots.roofline import plot_roofline, roofline_data
+from flashsim.plots.roofline import _APART, plot_roofline, roofline_data
 
 ROUND = Machine("round", 1024, 1, 1 << 20, 1 << 30, 100.0, {"float16": 1000.0}, {})
 
@@ -125,8 +125,12 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
         assert low == pytest.approx(left * on.bandwidth)
         assert high == on.peak["float16"]
         for name in ("standard", "flash", "memory_efficient"):
-            line = predict(on, name, N=N, d=64, dtype="float16", direction=direction)
+            line = predict(on, name, N=N, d=64, dtype="float16", direction=direction, sizing="fit")
             assert points["algorithms"][name]["time"] == line.time
+            if not any(drawn.get_gid() == name for drawn in ax.get_lines()):  # as it hardly differs from FlashAttention
+                flash = points["algorithms"]["flash"]["intensity"]
+                assert max(line.intensity, flash) <= _APART * min(line.intensity, flash)
+                continue
             ((x, y),) = xy(ax, name)
             assert x == line.intensity
             assert left < x < right
@@ -160,12 +164,16 @@ def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
         sizes, dram = zip(*xy(ax, name), strict=True)
         assert list(sizes) == data["sizes"]
         assert list(dram) == sorted(dram, reverse=True)
-        assert dram[0] == flashsim.count(name, N=N, d=d, M=M).hbm.accesses == data["curves"][name]["accesses"]
+        assert (
+            dram[0]
+            == flashsim.count(name, N=N, d=d, M=M, sizing="fit").hbm.accesses
+            == data["curves"][name]["accesses"]
+        )
         assert dram[-1] == floor == sum(data["curves"][name]["compulsory"].values())
         assert {y for _, y in xy(ax, f"{name} compulsory")} == {floor}
     sizes, dram = zip(*xy(ax, "flash"), strict=True)
     knee = next(size for size, moved in zip(sizes, dram, strict=True) if moved == dram[-1])
-    assert 2 * N * d < knee < 3 * N * d
+    assert 2 * N * d < knee < 4 * N * d  # Q, O and the blocks of K, V around them
     assert knee < data["per_sm"]["A100-40GB"] == MACHINES["A100-40GB"].l2_share("float16")
     assert plots.FIGURES["l2"].data is l2_data
 

@@ -158,7 +158,8 @@ def test_what_nothing_tries_is_doubtful_too(capsys: pytest.CaptureFixture[str]) 
     assert pytest_on("test_packed.py")[0] == 1
 
 
-def test_a_spec_without_doubt_has_no_such_test() -> None:
+def test_a_spec_without_doubt_has_no_such_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
     Path("plain.py").write_text(
         "from mine import scores, softmax\ndef plain(q, k, v):\n    return softmax(scores(q, k), v)\n"
     )
