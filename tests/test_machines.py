@@ -173,7 +173,7 @@ def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
         assert {y for _, y in xy(ax, f"{name} compulsory")} == {floor}
     sizes, dram = zip(*xy(ax, "flash"), strict=True)
     knee = next(size for size, moved in zip(sizes, dram, strict=True) if moved == dram[-1])
-    assert 2 * N * d < knee < 4 * N * d  # Q, O and the blocks of K, V around them
+    assert 2 * N * d < knee <= 4 * N * d  # Q, O and the blocks of K, V around them
     assert knee < data["per_sm"]["A100-40GB"] == MACHINES["A100-40GB"].l2_share("float16")
     assert plots.FIGURES["l2"].data is l2_data
 
