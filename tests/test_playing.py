@@ -39,7 +39,7 @@ def shown(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("options", [(), ("--N", "10", "--d", "3", "--blocks", "4", "3")], ids=" ".join)
-@pytest.mark.parametrize("name", PLAYED.keys() & SOLUTIONS.keys())
+@pytest.mark.parametrize("name", sorted(PLAYED.keys() & SOLUTIONS.keys()))
 def test_a_solution_parts_nowhere(name: str, options: tuple[str, ...], shown: Any) -> None:
     page = shown(name, SOLUTIONS[name], *options)
     assert page.locator("#next-difference").is_hidden()
