@@ -588,7 +588,8 @@ def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
     """Of the faster peer's rate 0.98 is level; 8 bits were to be 1.3 times as fast as 16."""
     page, said = " ".join(PAGE.split()), PAGE.partition("## What is not reached")[2].partition("## ")[0]
     forward, backward = beside_the_faster_peer("gpu_hopper"), beside_the_faster_peer("gpu_hopper_backward", "backward")
-    missed = (512, 128, True)  # the one exception: on the H100 cuDNN is faster, why is not known; an H200 and an older build had 1.04
+    # The one exception: cuDNN is faster there on the H100, why is not known. An H200, with an older build, had 1.04.
+    missed = (512, 128, True)
     assert [of for of, ratio in forward.items() if ratio < 0.98] == [missed]
     assert [of for of, ratio in forward.items() if of[0] <= 2048 and of[1] == 128 and ratio < 1.05] == [missed]
     assert f"d = 128 at N = 512, causally: {forward[missed]:.2f} times cuDNN's rate" in said
