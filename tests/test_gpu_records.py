@@ -487,7 +487,9 @@ def test_with_cupy_and_no_gpu_the_command_says_so_too(
     assert capsys.readouterr().err == "flashsim bench: error: no GPU: none here\n"
 
 
-PAGE = (Path(__file__).parent.parent / "docs" / "gpu.md").read_text(encoding="utf-8")
+PAGE, TRIED = (
+    (Path(__file__).parent.parent / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("gpu", "gpu-tried")
+)
 
 
 def figure(name: str) -> dict[str, Any]:
@@ -558,6 +560,17 @@ def test_the_pages_words_on_hopper_are_the_recorded_ones() -> None:
         f"it runs at {first} the rate of the faster of FlashAttention-4 and cuDNN where d = 128, and at {second} where"
     )
     assert words in " ".join(PAGE.split())
+    assert f"A peer is faster in one of these {sum(map(len, ratios.values()))} rows" in PAGE
+    assert [ratio < 1 for of in ratios.values() for ratio in of].count(True) == 1
+
+
+def test_the_page_says_which_card_and_build_made_its_numbers() -> None:
+    page = " ".join(PAGE.split())
+    made = {name: figure(name) for name in ("gpu_hopper", "gpu_hopper_fp8", "gpu_clocks")}
+    card = {name: f"of an {of['machine']['gpu'].split()[1]} at {of['commit'][:7]}" for name, of in made.items()}
+    assert f"16,384 tokens, H·d = 2048, float16; {card['gpu_hopper']})" in page
+    assert card["gpu_hopper_fp8"] == card["gpu_clocks"]
+    assert f"The numbers in both files are {card['gpu_clocks']}." in page
 
 
 def beside_the_faster_peer(name: str, case: str = "") -> dict[tuple[int, int, bool], float]:
@@ -575,17 +588,22 @@ def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
     """Of the faster peer's rate 0.98 is level; 8 bits were to be 1.3 times as fast as 16."""
     page, said = " ".join(PAGE.split()), PAGE.partition("## What is not reached")[2].partition("## ")[0]
     forward, backward = beside_the_faster_peer("gpu_hopper"), beside_the_faster_peer("gpu_hopper_backward", "backward")
-    assert min(forward.values()) >= 0.98
-    assert [of for of, ratio in forward.items() if of[0] <= 2048 and of[1] == 128 and ratio < 1.05] == [
-        (512, 128, True)
-    ]
-    assert f"d = 128 at N = 512, causally: {forward[512, 128, True]:.2f} times cuDNN's rate" in said
+    # The one exception: cuDNN is faster there on the H100, why is not known. An H200, with an older build, had 1.04.
+    missed = (512, 128, True)
+    assert [of for of, ratio in forward.items() if ratio < 0.98] == [missed]
+    assert [of for of, ratio in forward.items() if of[0] <= 2048 and of[1] == 128 and ratio < 1.05] == [missed]
+    assert f"d = 128 at N = 512, causally: {forward[missed]:.2f} times cuDNN's rate" in said
+    lowest, next_lowest, *_ = sorted(forward.values())
+    assert lowest == forward[missed]
+    assert f"the next lowest is {next_lowest:.2f}" in said
+    column = f"d = 128, N = 512, causally, where `hopper` has {lowest:.2f} of cuDNN's rate"
+    assert column in " ".join(TRIED.split())
     assert min(ratio for (N, *_), ratio in backward.items() if N >= 4096) >= 0.98
     wide = beside_the_faster_peer("gpu_hopper_cases", "heads256")
     assert [of for of, ratio in wide.items() if ratio < 0.98] == [(512, 256, True), (16_384, 256, True)]
     assert f"d = 256 at N = 16,384, causally: {min(wide.values()):.2f} of FlashAttention-4's rate" in said
     assert f"at N = 512, causally, {wide[512, 256, True]:.2f} of cuDNN's" in said
-    assert f"where d = 256, at {min(wide.values()):.2f} to {max(wide.values()):.2f} times" in page
+    assert f"Where d = 256, `hopper` runs at {min(wide.values()):.2f} to {max(wide.values()):.2f} times" in page
     cases = figure("gpu_hopper_cases")["results"]
     decoding = [(r["N_q"], r["ms"]) for r in cases if r["case"] == "decode"]
     ratios = [(N_q, min(ms["fa4"], ms["torch_cudnn"]) / ms["hopper_decode"]) for N_q, ms in decoding]
@@ -604,6 +622,12 @@ def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
     }
     assert slow == {(1024, "hopper_fp8")}
     assert "8 bits at N = 1024 with V given by rows" in said
+    spreads = [r["tflops"] for r in figure("gpu_hopper_fp8")["results"] if r["case"] == "fp8 by spread"]
+    again, _, widest = (rate["hopper_fp8"] / rate["hopper"] for rate in spreads)
+    assert again < 1.3
+    assert f"N = 4096, causally, one of two measurements is {again:.2f}" in said
+    assert widest < 1
+    assert "deviation of 9, 8 bits are slower than 16" in said
 
 
 def test_the_pages_words_on_decoding_and_windows_are_the_recorded_ones() -> None:
@@ -647,10 +671,36 @@ def test_the_pages_words_on_8_bits_are_the_recorded_ones() -> None:
     keys = [r["tflops"] for r in results if r["case"] == "fp8"]
     given = [rate["hopper_fp8, keys of V contiguous"] / rate["hopper"] for rate in keys]
     assert f"at {min(given):.2f} to {max(given):.2f} times `hopper`'s rate from N = 1024 on" in said
-    wide = [r["tflops"] for r in results if r["case"] == "fp8 by spread"][1:]
-    assert "its rate is {:.2f} or {:.2f} of `hopper`'s".format(*(r["hopper_fp8"] / r["hopper"] for r in wide)) in said
+    spreads = [r["tflops"] for r in results if r["case"] == "fp8 by spread"]
+    by_spread = (rate["hopper_fp8"] / rate["hopper"] for rate in spreads)
+    assert "with 1, 2 and 9, its rate is {:.2f}, {:.2f} and {:.2f} of `hopper`'s".format(*by_spread) in said
     (errors,) = (r for r in results if r["case"] == "fp8 errors")
     assert f"changes O by {errors['of inputs']:.1%}, and the kernel is off by {errors['hopper_fp8']:.1%}" in said
+    tried = " ".join(TRIED.split())
+    assert f"O is off by {errors['hopper_fp8']:.1%} (‖·‖" in tried
+    assert f"8-bit numbers, which is {errors['of inputs']:.1%} from" in tried
+
+
+def test_the_table_of_shifts_is_the_recorded_one() -> None:
+    """Of captured data and of wide ones: error in %, and rate, full / causal; and what OFFSET 8 costs of captured data's rate."""
+    found = {(r["distribution"], r["causal"]): r for r in figure("gpu_fp8_shift")["results"]}
+    rows = re.findall(r"^\| (\d), (\d)[^|]* (\|.*\|)$", TRIED, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("4", "4"), ("8", "0"), ("2", "6"), ("0", "8")]
+    for offset, limit, cells in rows:
+        wanted = []
+        for name in ("captured", "wide"):
+            both = [found[name, causal] for causal in (False, True)]
+            wanted.append(" / ".join(f"{100 * of['errors'][f'{offset},{limit}']:.2f}" for of in both))
+            wanted.append(" / ".join(f"{of['tflops'][f'{offset},{limit}']:.0f}" for of in both))
+        assert cells == f"| {' | '.join(wanted)} |", offset
+    said = " ".join(TRIED.split())
+    full, causal = (100 - 100 * of["8,0"] / of["4,4"] for of in (found["captured", c]["tflops"] for c in (False, True)))
+    assert f"8, 0 costs {full:.0f}% of the rate, causally {causal:.0f}%" in said
+    inputs = {
+        name: " / ".join(f"{100 * found[name, c]['of inputs']:.1f}" for c in (False, True))
+        for name in ("captured", "wide")
+    }
+    assert f"changes captured data's O by {inputs['captured']}%, and wide ones' by {inputs['wide']}%" in said
 
 
 def test_the_pages_words_on_clocks_and_the_host_are_the_recorded_ones() -> None:
