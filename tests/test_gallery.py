@@ -874,7 +874,7 @@ def test_a_page_tells_what_answers_its_question_once_it_has_asked(page: Any) -> 
     for _ in range(stop.step):
         page.keyboard.press("ArrowRight")
     page.click("#stop-on")
-    assert page.evaluate("[...document.querySelectorAll('#lesson .after')].every(one => !one.hidden)")
+    until(page, "[...document.querySelectorAll('#lesson .after')].every(one => !one.hidden)")
 
 
 @pytest.mark.parametrize("name", LESSONS)
