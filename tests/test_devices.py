@@ -101,6 +101,29 @@ def test_types_are_the_inputs_and_travel_as_such(dtype: str) -> None:
     assert back.devices[0].links[1].bytes == Q.itemsize * keys + max(Q.itemsize, 4) * 24 * 2 * 8
 
 
+@given(problems(), st.integers(0, 24))
+def test_a_tree_decodes_queries_fewer_than_keys(drawn: tuple[dict[str, Any], dict[str, Any]], fewer: int) -> None:
+    arrays, how = drawn
+    Q, K, V = (arrays[X] for X in "QKV")
+    Q = Q[:, fewer:] if fewer < Q.shape[1] else Q[:, -1:]
+    run = devices.forward("tree", Q, K, V, **how)
+    one = flashsim.forward("q_outer", Q, K, V, mask=how["mask"], M=1000, sizing="fit")
+    assert one.lse is not None
+    np.testing.assert_allclose(run.O, one.O, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(run.lse, one.lse, rtol=0, atol=1e-12)
+    agrees(run)
+    lengths = {"N_q": Q.shape[1], "d": Q.shape[2], "d_v": V.shape[2], "heads": len(Q), "kv_heads": len(K)}
+    assert devices.count("tree", N=K.shape[1], **lengths, **how, dtype="float64").devices == run.devices
+
+
+def test_a_tree_sends_as_much_whatever_the_number_of_keys() -> None:
+    """Each of 7 devices but the root is sent Q, 2 words a head, and sends a part, 2 + 2 words a head; the root has 3 children."""
+    for N in (16, 64):
+        tally = devices.count("tree", N=N, N_q=1, d=2, heads=3, P=7, M=100)
+        assert tally.words == 6 * 3 * (2 + 2 + 2)
+        assert sorted(tally.devices[0].links) == [1, 2, 4]
+
+
 def test_the_blocks_that_fit_are_taken() -> None:
     tally = devices.count("ring", N=256, d=16, P=4, M=2000)
     assert max(device.sram.peak for device in tally.devices) <= 2000

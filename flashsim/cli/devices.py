@@ -20,21 +20,23 @@ SUMMARY = (
 EXAMPLES = (
     "flashsim devices --P 8 --N 4096 --d 64 --heads 32 --kv-heads 8 --causal\n"
     "flashsim devices ring --P 4 --N 1024 --d 64 --layout zigzag --causal\n"
+    "flashsim devices tree --P 8 --N 131072 --N-q 1 --d 128 --heads 32 --kv-heads 8\n"
     "flashsim devices ring --backward --P 4 --N 1024 --d 64 --json -\n"
     "torchrun --standalone --nproc-per-node 4 -m -- flashsim devices ring --N 512 --d 64 --causal\n"
     "mpiexec -n 4 python -m flashsim devices mesh --N 512 --d 64 --columns 2"
 )
-PROGRAMS = ("ring", "ulysses", "mesh")
+PROGRAMS = ("ring", "ulysses", "mesh", "tree")
 LAYOUTS = ("contiguous", "striped", "zigzag")
 
 
 def add_options(parser: Any) -> None:
-    known = f"{', '.join(PROGRAMS)}. Default: all, side by side"
+    known = f"{', '.join(PROGRAMS)}. Default: all but the last, side by side"
     parser.add_argument("program", nargs="?", choices=PROGRAMS, metavar="NAME", help=known)
     parser.add_argument(
         "--P", type=whole(), metavar="P", help="devices. Default: 4; under torchrun or mpiexec, the processes"
     )
     add(parser, "--N", required=True)
+    add(parser, "--N-q", help="queries, if not as many as keys: of tree, which decodes")
     add(parser, "--d", "--d-v", "--dtype")
     add(parser, "--heads", default=1, help="query heads")
     add(parser, "--kv-heads", help="KV heads, where query heads share them")
@@ -56,10 +58,23 @@ def run(options: argparse.Namespace) -> int:
         return _for_real(options)
     from flashsim import devices
 
-    names = [options.program] if options.program else ["ring"] if options.direction == "backward" else PROGRAMS
+    names = [options.program] if options.program else ["ring"] if options.direction == "backward" else PROGRAMS[:3]
     asked = {
         name: getattr(options, name)
-        for name in ("N", "d", "d_v", "dtype", "heads", "kv_heads", "layout", "direction", "causal", "M", "blocks")
+        for name in (
+            "N",
+            "N_q",
+            "d",
+            "d_v",
+            "dtype",
+            "heads",
+            "kv_heads",
+            "layout",
+            "direction",
+            "causal",
+            "M",
+            "blocks",
+        )
     }
     tallies = []
     for name in names:
@@ -124,12 +139,16 @@ def _for_real(options: argparse.Namespace) -> int:
     if options.P not in (None, engine.size):
         raise ValueError(f"argument --P: {options.P}; expected {engine.size}, the processes, or none")
     rng, dtype, kv = np.random.default_rng(options.seed), float_dtype(options.dtype), options.kv_heads or options.heads
-    shapes = (options.heads, options.d), (kv, options.d), (kv, options.d_v or options.d)
-    Q, K, V = (rng.normal(size=(heads, options.N, width)).astype(dtype) for heads, width in shapes)
+    widths = (
+        (options.heads, options.N_q or options.N, options.d),
+        (kv, options.N, options.d),
+        (kv, options.N, options.d_v or options.d),
+    )
+    Q, K, V = (rng.normal(size=shape).astype(dtype) for shape in widths)
     how = {name: getattr(options, name) for name in ("layout", "columns", "causal", "M", "blocks")}
     part = distributed.forward(options.program, Q, K, V, engine=engine, **how)
     simulated = devices.forward(options.program, Q, K, V, P=engine.size, **how)
-    rows, costs = simulated.share.where[engine.rank], simulated.devices[engine.rank]
+    rows, costs = simulated.share.queries[engine.rank], simulated.devices[engine.rank]
     bits = np.array_equal(part.O, simulated.O.reshape(-1, *simulated.O.shape[-2:])[:, rows])
     modelled = sum(link.bytes for link in costs.links.values())
     mine = (engine.rank, len(rows), modelled, part.handed, part.received, bits, part.costs == costs)

@@ -135,7 +135,7 @@ def forward(
 
     Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; N is shared out over the devices.
 
-    name     "ring", "ulysses" or "mesh" (`flashsim.devices.programs`)
+    name     "ring", "ulysses", "mesh", or "tree", where all queries, fewer perhaps than keys, are on device 0
     layout   which rows a device has: "contiguous", "striped" or "zigzag" (`flashsim.devices.layouts`); None: the program's own
     columns  of the mesh, a divisor of P; None: those with the fewest words sent
     blocks   (B_r, B_c) on every device; None: line 1's proportions of q_outer, the largest that fit M
@@ -188,6 +188,7 @@ def count(
     P: int,
     N: int,
     d: int,
+    N_q: int | None = None,
     M: Size | None = None,
     d_v: int | None = None,
     heads: int = 1,
@@ -201,7 +202,18 @@ def count(
     mask: Any = None,
 ) -> DevicesTally:
     """Count what `forward` or `backward` would move, by running the same program on lengths alone; arguments as there."""
-    problem = Problem.of(N=N, d=d, d_v=d_v, M=M, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask)
+    problem = Problem.of(
+        N_q=N if N_q is None else N_q,
+        N_k=N,
+        d=d,
+        d_v=d_v,
+        M=M,
+        heads=heads,
+        kv_heads=kv_heads,
+        dtype=dtype,
+        causal=causal,
+        mask=mask,
+    )
     program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
     network, _ = _launched(program, share, columns, None)
     return DevicesTally(**_costs(network, program, share, columns))
@@ -235,20 +247,21 @@ def asked(
     known = programs(check_choice("direction", direction, DIRECTIONS))
     program = known[check_choice("name", name, known)]
     shape, P = problem.shape, check_count("P", P)
-    if shape.N_q != shape.N_k:
+    if shape.N_q != shape.N_k and not program.at_root:
         raise ValueError(f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected one length over devices")
     if problem.in_hbm or problem.mask.per_head:
         raise ValueError(f"mask is {problem.mask!r}; expected one of positions, which is the same for all heads")
-    where = layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_q, P)
+    where = layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_k, P)
+    queries = [np.arange(shape.N_q), *[np.arange(0)] * (P - 1)] if program.at_root else where
     fixed = check_blocks(blocks)
     if fixed is None:
-        form, longest = theory.FORMS[program.name, program.direction], max(map(len, where))
+        form, longest = theory.FORMS[program.name, program.direction], max(map(len, queries))
 
         def fits(rows: int, M: int) -> bool:
             return form.peak(*by_queries(rows, shape.d), shape.d, shape.d_v) <= M
 
         fixed = by_queries(most_rows(fits, problem.M, longest, program.name, str(shape)), shape.d)
-    share = Share(problem, where, min(fixed[0], shape.N_q), min(fixed[1], shape.N_k))
+    share = Share(problem, where, queries, min(fixed[0], shape.N_q), min(fixed[1], shape.N_k))
     if not program.columns:
         if columns is not None:
             raise ValueError(f"columns is {columns!r}, and {program.name!r} has none; expected None")
@@ -281,10 +294,11 @@ def call_on(
     device: Device, program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None
 ) -> Callable[[], tuple[Matrix, ...]]:
     """Place a device's own rows in its HBM; return the call of the program on them."""
-    problem, shape, rows = share.problem, share.problem.shape, share.where[device.rank]
+    problem, shape, rank = share.problem, share.problem.shape, device.rank
     widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
     placed = []
     for X in program.operands:
+        rows = (share.where if X in "KV" else share.queries)[rank]
         lengths = ((share.H_kv if X in "KV" else share.H_q) * len(rows), widths[X])
         values: Any = lengths if given is None else given[X][:, rows].reshape(lengths)
         placed.append(device.hbm.place(X, values, chip_dtype(problem.dtype) if X == "L" else problem.dtype))
@@ -298,7 +312,7 @@ def by_rows(array: Array) -> Array:
 
 def _gathered(share: Share, parts: Sequence[Matrix], whole_heads: bool = False) -> Array:
     """Return (heads, N, width) of each device's rows; or of each device's whole heads, whose rows come device by device."""
-    rows = [len(share) if whole_heads else len(where) for where in share.where]
+    rows = [len(share) if whole_heads else len(queries) for queries in share.queries]
     arrays = [
         cast(Array, whole(part)._values).reshape(-1, n, part.shape[1])
         for part, n in zip(parts, rows, strict=True)
@@ -306,7 +320,7 @@ def _gathered(share: Share, parts: Sequence[Matrix], whole_heads: bool = False) 
     ]
     stacked = np.concatenate(arrays, axis=0 if whole_heads else 1)
     found = np.empty_like(stacked)
-    found[:, np.concatenate([*share.where])] = stacked
+    found[:, np.concatenate([*share.queries])] = stacked
     return found
 
 

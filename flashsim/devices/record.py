@@ -19,6 +19,7 @@ class DeviceProgram:
     columns   whether it takes the number of columns of a mesh, too
     layout    of rows, unless one is asked for
     whole_heads  whether L is of whole heads, and not of own rows
+    at_root   whether device 0 has all queries, which may be fewer than the keys
     """
 
     name: str
@@ -29,3 +30,4 @@ class DeviceProgram:
     columns: bool = False
     layout: str = "contiguous"
     whole_heads: bool = False
+    at_root: bool = False

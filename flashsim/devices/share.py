@@ -20,10 +20,11 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """A problem, `where[p]`, the positions of device p's rows, and block sizes."""
+    """A problem, and block sizes; `where[p]`, the positions of device p's keys, `queries[p]`, of its queries: mostly the same."""
 
     problem: Problem
     where: Sequence[Positions]
+    queries: Sequence[Positions]
     B_r: int
     B_c: int
     _live: dict[tuple[int, int], Bools] = field(default_factory=dict)
@@ -62,6 +63,13 @@ class Share:
         mine = self.heads(rank)
         return range(mine.start // self.group, -(-mine.stop // self.group)) if mine else range(0)
 
+    def family(self, rank: int) -> tuple[int | None, list[int]]:
+        """Return a device's parent in the binary tree whose root is 0, None there, and its children, the nearest first."""
+        P = len(self.where)
+        lowest = rank & -rank or P
+        steps = [2**t for t in range(P.bit_length()) if 2**t < lowest]
+        return (rank - lowest if rank else None), [rank + step for step in steps if rank + step < P]
+
     def rows(self, rank: int) -> int:
         """Return how many rows a device has."""
         return len(self.where[rank])
@@ -78,7 +86,7 @@ class Share:
     def live(self, rank: int, src: int) -> Bools:
         """Return which tiles of rank's row blocks against src's key blocks hold a pair that the mask allows."""
         if (rank, src) not in self._live:
-            rows, cols = blocks_of(self.where[rank], self.B_r), blocks_of(self.where[src], self.B_c)
+            rows, cols = blocks_of(self.queries[rank], self.B_r), blocks_of(self.where[src], self.B_c)
             live = np.ones((len(rows), len(cols)), bool)
             if self.problem.mask is not EVERYTHING:
                 for i, j in np.ndindex(live.shape):
@@ -102,7 +110,7 @@ class Share:
         """Return a tile of scores with −∞ where the mask forbids."""
         if self.problem.mask is EVERYTHING or isinstance(S_ij, ShapeOnly):
             return S_ij
-        rows, cols = blocks_of(self.where[rank], self.B_r)[i], blocks_of(self.where[src], self.B_c)[j]
+        rows, cols = blocks_of(self.queries[rank], self.B_r)[i], blocks_of(self.where[src], self.B_c)[j]
         return np.where(self._allowed(rows, cols), S_ij, np.asarray(-np.inf, S_ij.dtype))
 
     def _allowed(self, rows: Positions, cols: Positions) -> Any:

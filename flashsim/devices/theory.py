@@ -31,21 +31,17 @@ class _Tiles:
 
     def __init__(self, share: Share) -> None:
         self.share, self.P = share, len(share.where)
-        self.cuts = {
-            size: [[min(size, len(where) - first) for first in range(0, len(where), size)] for where in share.where]
-            for size in (share.B_r, share.B_c)
-        }
 
     def rows(self, p: int) -> Any:
-        return np.array(self.cuts[self.share.B_r][p], dtype=np.int64)
+        return _cut(len(self.share.queries[p]), self.share.B_r)
 
     def cols(self, p: int) -> Any:
-        return np.array(self.cuts[self.share.B_c][p], dtype=np.int64)
+        return _cut(len(self.share.where[p]), self.share.B_c)
 
     def live(self, p: int, y: int) -> Any:
         """(T_r, T_c) of device p's row blocks and device y's key blocks."""
         share, shape = self.share, self.share.problem.shape
-        rows, cols = share.where[p], share.where[y]
+        rows, cols = share.queries[p], share.where[y]
         if not len(rows) or not len(cols):
             return np.zeros((len(self.rows(p)), len(self.cols(y))), bool)
         allowed = share.problem.mask.allows(rows, cols, shape, ())
@@ -201,13 +197,33 @@ def fewest_columns(share: Share) -> int:
     return min(words, key=words.__getitem__)
 
 
+def tree(share: Share, p: int, columns: int = 1) -> ExactDevice:
+    """q_outer's on own keys; then, of c children, each part is read once, and the own one read and written with each."""
+    t, shape, (parent, children) = _Tiles(share), share.problem.shape, share.family(p)
+    rows, n, b = share.H_q * shape.N_q, share.H_kv * share.rows(p), _bytes(share)
+    keys, c, root = share.H_q * int((t.live(0, p) @ t.cols(p)).sum()), len(children), parent is None
+    arrays = {
+        "Q": _array(rows * shape.d * root, 0, rows * shape.d * root, b.stored, "input"),
+        "K": _array(keys * shape.d, 0, n * shape.d, b.stored, "input"),
+        "V": _array(keys * shape.d_v, 0, n * shape.d_v, b.stored, "input"),
+        "O": _array(0, rows * shape.d_v * root, rows * shape.d_v * root, b.stored, "output"),
+        "L": _array(0, rows * root, rows * root, b.chip),
+    }
+    if not root:
+        arrays["Q_here"] = _array(rows * shape.d, 0, rows * shape.d, b.stored)
+    for name, width in (("O", shape.d_v), ("l", 1), ("m", 1)):
+        arrays[f"{name}_part"] = _array(rows * width * (c + root), rows * width * (1 + c), rows * width, b.chip)
+        arrays |= {f"{name}_of_{child}": _array(rows * width, 0, rows * width, b.chip) for child in children}
+    return ExactDevice(rows * (shape.d * c + (shape.d_v + 2) * (not root)), Traffic(arrays))
+
+
 def tile_peak(B_r: int, B_c: int, d: int, d_v: int) -> int:
     """Return the most elements on chip at once, in the inner loop, of forward passes: q_outer's."""
     return (B_r + B_c) * (d + d_v) + B_r * B_c + 3 * B_r
 
 
 def mesh_peak(B_r: int, B_c: int, d: int, d_v: int) -> int:
-    """Return the same of a mesh, where O_i, ℓ_i, m_i, a part of them, and m_i^new may be more when parts are merged."""
+    """Return the same of a mesh and a tree: O_i, ℓ_i, m_i, a part of them and m_i^new may be more, where parts are merged."""
     return max(tile_peak(B_r, B_c, d, d_v), B_r * (2 * d_v + 5))
 
 
@@ -229,6 +245,7 @@ FORMS: Mapping[tuple[str, str], DeviceForm] = {
     ("ring", "backward"): DeviceForm(ring_backward, backward_peak),
     ("ulysses", "forward"): DeviceForm(ulysses, tile_peak),
     ("mesh", "forward"): DeviceForm(mesh, mesh_peak),
+    ("tree", "forward"): DeviceForm(tree, mesh_peak),
 }
 
 
@@ -243,6 +260,11 @@ def balance(where: Sequence[Any], allows: Any) -> Fraction:
 class _Bytes:
     stored: int
     chip: int
+
+
+def _cut(length: int, size: int) -> Any:
+    """Return the sizes of a length's blocks."""
+    return np.array([min(size, length - first) for first in range(0, length, size)], dtype=np.int64)
 
 
 def _bytes(share: Share) -> _Bytes:

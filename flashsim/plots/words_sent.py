@@ -35,7 +35,8 @@ def words_sent_data(
     lines: dict[str, list[int | None]] = {name: [] for name in LOOKS}
     columns = []
     for size in counts:
-        share = Share(problem, positions("contiguous", N, size), 1, 1)
+        where = positions("contiguous", N, size)
+        share = Share(problem, where, where, 1, 1)
         columns.append(theory.fewest_columns(share))
         ranks = range(size)
         lines["ring"].append(max(theory.ring_words(share, p) for p in ranks))
