@@ -20,7 +20,7 @@ from flashsim.devices.record import DIRECTIONS, DeviceProgram
 from flashsim.devices.share import Share
 from flashsim.machine.memory import Matrix
 from flashsim.machine.traffic import Occupancy, Traffic
-from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag
+from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of
 from flashsim.problem.inputs import Array, Inputs, check_dO, check_inputs, check_M, check_range, chip_dtype
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.exporting import Exported
@@ -245,6 +245,8 @@ def asked(
 ) -> tuple[DeviceProgram, Share, int]:
     """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises ValueError."""
     known = programs(check_choice("direction", direction, DIRECTIONS))
+    if is_one_of(name, programs()) and name not in known:
+        raise ValueError(f"{name!r} has no backward pass over devices; {' and '.join(map(repr, known))} has")
     program = known[check_choice("name", name, known)]
     shape, P = problem.shape, check_count("P", P)
     if shape.N_q != shape.N_k and not program.at_root:
