@@ -18,7 +18,8 @@ from flashsim.serving.programs import programs
 from flashsim.tracing.planting import mutated
 from tests.ragged import DRAWN, Drawn, in_pages
 
-BUGS = [(name, bug) for name, program in programs().items() for bug in program.bugs]
+PROGRAMS = {**programs(), **{f"{name}, backward": program for name, program in programs("backward").items()}}
+BUGS = [(name, bug) for name, program in PROGRAMS.items() for bug in program.bugs]
 
 
 def drawn(name: str, seed: int) -> Drawn:
@@ -31,8 +32,8 @@ def moved(tally: serving.ServingTally) -> dict[str, tuple[int, int]]:
 
 
 def test_every_program_is_tried() -> None:
-    assert set(DRAWN) == set(programs())
-    assert all(program.bugs for program in programs().values())
+    assert set(DRAWN) == set(PROGRAMS)
+    assert all(program.bugs for program in PROGRAMS.values())
 
 
 @pytest.mark.parametrize("name", sorted(DRAWN))
@@ -42,7 +43,7 @@ def test_numbers_are_each_sequence_s_own_and_counts_are_theory_s(name: str) -> N
         assert not case.wrong(case.run), seed
         exact = serving.exact(case.run)
         assert (exact.hbm, exact.sram) == (case.run.hbm, case.run.sram), seed
-        counted = serving.count(name, **case.asked)
+        counted = serving.count(name.removesuffix(", backward"), **case.asked)
         assert (moved(counted), counted.sram) == (moved(case.run), case.run.sram), seed
         exact = serving.exact(counted)
         assert (exact.hbm, exact.sram) == (counted.hbm, counted.sram), seed
@@ -50,12 +51,12 @@ def test_numbers_are_each_sequence_s_own_and_counts_are_theory_s(name: str) -> N
 
 @pytest.mark.parametrize(("name", "bug"), BUGS, ids=[f"{name}: {bug.what}" for name, bug in BUGS])
 def test_a_bug_is_seen(name: str, bug: Bug) -> None:
-    wrong = replace(programs()[name], run=mutated(programs()[name].run, (bug.before, bug.after)))
+    wrong = replace(PROGRAMS[name], run=mutated(PROGRAMS[name].run, (bug.before, bug.after)))
 
     def seen(seed: int) -> bool:
         case = drawn(name, seed)
         try:
-            run = finished(replace(case.run.call, program=wrong))
+            run = case.again(wrong)
         except (ValueError, IndexError, MemoryModelError):
             return True
         return bool(case.wrong(run)) or run.hbm != case.run.hbm
@@ -63,10 +64,10 @@ def test_a_bug_is_seen(name: str, bug: Bug) -> None:
     assert any(map(seen, range(40)))
 
 
-@pytest.mark.parametrize("name", sorted(programs()))
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_lines_are_labelled_as_the_listing_says(name: str) -> None:
     """Each line of a listing has a line of Python, but those that only close a loop."""
-    program = programs()[name]
+    program = PROGRAMS[name]
     listed = {int(number) for number in re.findall(r"^    (\d+) +\S", program.listing, re.M)}
     with open(program.run.__code__.co_filename, encoding="utf-8") as file:
         labelled = {int(number) for number in re.findall(r"# line (\d+)", file.read())}
@@ -77,11 +78,11 @@ def test_lines_are_labelled_as_the_listing_says(name: str) -> None:
 def test_the_peak_is_exact(name: str) -> None:
     """With M one element below theory's peak the same run overflows."""
     for seed in range(10):
-        call = drawn(name, seed).run.call
-        least = serving.exact(finished(call)).sram.peak
+        case = drawn(name, seed)
+        least = serving.exact(case.run).sram.peak
         if least:
             with pytest.raises(flashsim.SramOverflow):
-                finished(replace(call, batch=replace(call.batch, M=least - 1)))
+                case.again(M=least - 1)
 
 
 # --------------------------------------------------------------------------------------------------------------- pages

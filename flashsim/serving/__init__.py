@@ -1,6 +1,8 @@
 """What serves: attention of ragged batches, with index arrays that are read through HBM and counted.
 
 paged                     to keys and values in pages, which a table names
+cascade                   of sequences that share prefixes, once for all of them
+varlen, varlen_backward   of sequences that lie end to end
 count, exact              what a program moves, on lengths alone, and by formula
 """
 
@@ -14,8 +16,11 @@ from flashsim.serving.api import (
     count,
     exact,
 )
+from flashsim.serving.packing import varlen, varlen_backward
 from flashsim.serving.pages import paged
+from flashsim.serving.prefixes import cascade
 
 __all__ = [
-    "ServingExact", "ServingGradients", "ServingRun", "ServingTally", "count", "exact", "paged",
+    "ServingExact", "ServingGradients", "ServingRun", "ServingTally", "cascade", "count", "exact", "paged",
+    "varlen", "varlen_backward",
 ]  # fmt: skip

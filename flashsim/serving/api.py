@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,14 @@ def finished(call: Call, observers: Sequence[Observer] = ()) -> ServingRun:
     return ServingRun(**costs, O=O, lse=[lse[..., 0] for lse in L])
 
 
+def gradients(call: Call, observers: Sequence[Observer] = ()) -> ServingGradients:
+    """Run a call of a backward pass."""
+    batch, (costs, found) = call.batch, launched(call, check_observers(observers))
+    keys = [slice(*batch.cols(s)) for s in range(len(batch))]
+    of_keys = {name: [found[name][:, own] for own in keys] for name in ("dK", "dV")}
+    return ServingGradients(**costs, dQ=by_sequence(batch, found["dQ"]), **of_keys)
+
+
 def by_sequence(batch: Batch, packed: Array) -> list[Array]:
     """Return (H_kv, rows, width) as (H_q, N_s, width) for each sequence."""
     return [by_head(packed[:, slice(*batch.rows(s))], batch.group) for s in range(len(batch))]
@@ -240,12 +249,13 @@ def exact(tally: ServingTally) -> ServingExact:
     call, batch = tally.call, tally.batch
     form = forms()[call.program.name, call.program.direction]
     chip, arrays = chip_dtype(batch.dtype).itemsize, {}
+    shapes = {name: given if isinstance(given, tuple) else given.shape[-2:] for name, given in call.operands.items()}
     for name, moved in form.moved(batch, **call.options).items():
-        given = call.operands.get(name)
-        shape = given if isinstance(given, tuple) or given is None else given.shape[-2:]
-        size = moved.size if shape is None else shape[0] * shape[1]
+        size = moved.size if name not in shapes else prod(shapes[name])
+        if isinstance(size, tuple):
+            size = shapes[size[0]][0] * size[1]
         itemsize = 4 if name in call.words else chip if moved.chip else batch.dtype.itemsize
-        role = moved.role if given is None else "input"
-        arrays[name] = ArrayTraffic(moved.reads, moved.writes, 0, size or 0, itemsize, role)
+        role = "input" if name in shapes else moved.role
+        arrays[name] = ArrayTraffic(moved.reads, moved.writes, 0, size, itemsize, role)
     hbm = _total(call, Traffic(arrays).times(batch.kv_heads))
     return ServingExact(hbm, Occupancy(form.peak(batch, **call.options), batch.M, True))

@@ -90,10 +90,21 @@ class Batch:
         allowed = keys <= np.minimum(last, n - 1)
         return S_ij if allowed.all() else np.where(allowed, S_ij, S_ij.dtype.type(-np.inf))
 
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Return the shapes of one KV head's Q, K and V, packed end to end."""
+        n = sum(self.keys)
+        return {"Q": (self.group * sum(self.queries), self.d), "K": (n, self.d), "V": (n, self.d_v)}
+
     @cached_property
     def alike(self) -> Sequence[Hashable]:
         """Sequences of equal lengths cost alike: for `sram.loop`."""
         return [*zip(self.queries, self.keys, strict=True)]
+
+    def launched(self, s: int) -> Sequence[Hashable]:
+        """Return the same of as many row blocks as the longest sequence has: the last one's own, and those that are not there."""
+        own = [*self.rows_alike(s)]
+        last = [("last", own.pop())] if own else []
+        return [*own, *last, *[None] * (ceil_div(self.longest, self.B_r) - len(own) - len(last))]
 
     def rows_alike(self, s: int) -> Sequence[Hashable]:
         """Return, for each row block of a sequence, the keys that it sees, as those of equally many cost alike."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,3 +87,45 @@ def check_by_sequence(name: str, given: Any, least: int = 0) -> tuple[int, ...]:
     if not isinstance(given, list | tuple | np.ndarray | range) or not len(given):
         raise ValueError(f"{name} is {shown(given)}; expected a length for each sequence")
     return tuple(check_count(f"{name}[{s}]", n, least=least) for s, n in enumerate(given))
+
+
+Levels = tuple[tuple[tuple[int, int, int], ...], ...]
+"""Of prefixes: levels, and of each its nodes, (first sequence, the one behind the last, keys), without gaps."""
+
+
+def check_levels(b: int, prefix: Any, levels: Any) -> Levels:
+    """Return levels of prefixes of b sequences, gaps filled with empty nodes; `prefix` is one level, of one node."""
+    if prefix is not None:
+        if levels:
+            raise ValueError(f"prefix is {shown(prefix)}, and levels are given; expected one of the two")
+        levels = [[(0, b, prefix)]]
+    found = []
+    for number, level in enumerate(levels):
+        nodes, at = list[tuple[int, int, int]](), 0
+        for k, node in enumerate(level):
+            name = f"levels[{number}][{k}]"
+            if not isinstance(node, tuple | list) or len(node) != 3:
+                raise ValueError(f"{name} is {shown(node)}; expected (first sequence, the one behind the last, keys)")
+            first, end, n = (
+                check_count(f"{name}'s {what}", x, 0) for what, x in zip(("first", "end", "keys"), node, strict=True)
+            )
+            if not at <= first < end <= b:
+                raise ValueError(
+                    f"{name} is of sequences {first} to {end}; expected some of {at} to {b}, behind the node before"
+                )
+            nodes += [(at, first, 0)] * (at < first) + [(first, end, n)]
+            at = end
+        found.append((*nodes, *[(at, b, 0)] * (at < b)))
+    return tuple(found)
+
+
+def check_ends(name: str, given: Any, rows: int, of: str) -> NDArray[np.uint32]:
+    """Return where sequences begin, and the last one ends: words that do not fall, up to so many rows of an array."""
+    ends = check_words(name, given, (None,))
+    if len(ends) < 2:
+        raise ValueError(f"{name} is {shown(given)}; expected where each sequence begins, and where the last one ends")
+    for s, (first, end) in enumerate(itertools.pairwise(ends.tolist())):
+        if not first <= end <= rows:
+            said = f"{name}[{s + 1}] is {end:,}, where sequence {s} ends"
+            raise ValueError(f"{said}; expected {first:,}, its beginning, to {rows:,}, the rows of {of}")
+    return ends

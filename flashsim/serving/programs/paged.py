@@ -110,14 +110,8 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     for s, pages in enumerate(needed):
         table[s, :pages] = sum(needed[:s]) + np.arange(pages)
     rows = sum(needed) * options["page"]
-    lengths = np.array(batch.keys, np.uint32).reshape(-1, 1)
-    return {
-        "Q": (batch.group * sum(batch.queries), batch.d),
-        "K": (rows, batch.d),
-        "V": (rows, batch.d_v),
-        "table": table,
-        "lengths": lengths,
-    }
+    pools = {"K": (rows, batch.d), "V": (rows, batch.d_v)}
+    return {**batch.shapes(), **pools, "table": table, "lengths": np.array(batch.keys, np.uint32).reshape(-1, 1)}
 
 
 def line_1(rows: int, batch: Batch, page: int = 0, **_: Any) -> tuple[int, int]:

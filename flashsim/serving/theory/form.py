@@ -18,11 +18,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Moved:
-    """What one KV head moves of an array, in elements. `size` is of one that the program makes, `chip` its type."""
+    """What one KV head moves of an array, in elements. `size` is of one that the program makes, `chip` its type.
+
+    A size ("Q", w) is w for each row of that operand, some of which may be of no sequence.
+    """
 
     reads: int
     writes: int = 0
-    size: int | None = None
+    size: int | tuple[str, int] = 0
     chip: bool = False
     role: Role = "extra"
 
@@ -39,6 +42,10 @@ class RowBlocks:
     def cover(self, B: int) -> Ints:
         """Return the keys that each row block loads, in tiles of B."""
         return np.minimum(-(-self.e // B) * B, self.n)
+
+    def first(self, B: int) -> Ints:
+        """Return the keys of the first tile that each row block loads, which is the largest; 0 where there is none."""
+        return np.where(self.e > 0, min(B, self.n), 0)
 
     @property
     def R(self) -> int:
@@ -76,7 +83,7 @@ def tile_peak(p: Batch, b: Ints, c: Ints, more: int = 0) -> int:
 def results(p: Batch) -> dict[str, Moved]:
     """Return what is written: O, and L."""
     R = p.group * sum(p.queries)
-    return {"O": Moved(0, R * p.d_v, R * p.d_v, role="output"), "L": Moved(0, R, R, chip=True)}
+    return {"O": Moved(0, R * p.d_v, ("Q", p.d_v), role="output"), "L": Moved(0, R, ("Q", 1), chip=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
