@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -117,13 +118,15 @@ def in_pages(rng: np.random.Generator, K: list[Array], p: int) -> tuple[Array, A
     return table, n, pool
 
 
-def paged(rng: np.random.Generator) -> Drawn:
+def paged(rng: np.random.Generator, splits: bool = False) -> Drawn:
     Q, K, V, asked = arrays(rng)
     p = int(rng.integers(1, 7))
     how: dict[str, Any] = {
         "page": p, "tail": ("rows", "page")[int(rng.integers(2))], "causal": bool(rng.integers(2)), "M": 1000,
         "blocks": blocks(rng),
     }  # fmt: skip
+    if splits:
+        how["splits"] = int(rng.integers(1, 5))
     table, n, pool = in_pages(rng, K, p)
     run = serving.paged(Q, pool(K), pool(V), table, n, **how)
     return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**asked, **how})
@@ -187,9 +190,22 @@ def varlen_backward(rng: np.random.Generator) -> Drawn:
     return Drawn(run, wanted, {**before.asked, "blocks": sizes, "direction": "backward"})
 
 
+def decode(rng: np.random.Generator) -> Drawn:
+    Q, K, V, asked = arrays(rng)
+    schedule = ("fixed", "stream_k")[int(rng.integers(2))]
+    how: dict[str, Any] = {
+        "schedule": schedule, "workers": int(rng.integers(1, 9)), "causal": bool(rng.integers(2)), "M": 1000,
+        "blocks": blocks(rng), "splits": int(rng.integers(1, 5)) if schedule == "fixed" else 1,
+    }  # fmt: skip
+    run = serving.decode(Q, K, V, **how)
+    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**asked, **how})
+
+
 DRAWN: dict[str, Callable[[np.random.Generator], Drawn]] = {
     "cascade": cascade,
+    "decode": decode,
     "paged": paged,
+    "paged_split": partial(paged, splits=True),
     "varlen": varlen,
     "varlen, backward": varlen_backward,
 }

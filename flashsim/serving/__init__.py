@@ -3,6 +3,7 @@
 paged                     to keys and values in pages, which a table names
 cascade                   of sequences that share prefixes, once for all of them
 varlen, varlen_backward   of sequences that lie end to end
+decode                    with all tiles shared out over workers: Stream-K, or fixed splits
 count, exact              what a program moves, on lengths alone, and by formula
 """
 
@@ -19,8 +20,9 @@ from flashsim.serving.api import (
 from flashsim.serving.packing import varlen, varlen_backward
 from flashsim.serving.pages import paged
 from flashsim.serving.prefixes import cascade
+from flashsim.serving.scheduling import decode
 
 __all__ = [
-    "ServingExact", "ServingGradients", "ServingRun", "ServingTally", "cascade", "count", "exact", "paged",
+    "ServingExact", "ServingGradients", "ServingRun", "ServingTally", "cascade", "count", "decode", "exact", "paged",
     "varlen", "varlen_backward",
 ]  # fmt: skip

@@ -26,6 +26,7 @@ def paged(
     causal: bool = True,
     scale: float | None = None,
     tail: str = "rows",
+    splits: int | None = None,
     observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run attention of a batch of sequences to keys and values that lie in pages.
@@ -36,6 +37,7 @@ def paged(
              anything, and −1, or 2³²−1, says that there is none
     lengths  (b,), the keys of each sequence, those of its queries included
     tail     "rows": of a sequence's last page what is filled is loaded; "page": all of it, and masked
+    splits   in how many runs each row block's pages are attended to independently, and merged (FlashDecoding); None: one
     blocks   (B_r, B_c); tiles do not straddle pages. None: B_c = page, and the largest B_r that fits M
 
     Q r of N_s is at position r + n_s − N_s. Rows of the pool that no sequence fills may hold anything, NaN too. Raises ValueError
@@ -55,5 +57,7 @@ def paged(
             raise ValueError(f"lengths[{s}] is {keys}; expected {most}")
     batch = batch_of(queries[0], K, V, [array.shape[1] for array in queries], n.tolist(), M, causal, scale)
     operands = {"Q": packed(batch, queries), "K": K, "V": V, "table": words, "lengths": n[:, None]}
-    asked = {"page": page, "tail": tail}
-    return finished(called(programs()["paged"], batch, blocks, asked, lambda _: operands), observers)
+    asked, name = {"page": page, "tail": tail}, "paged" if splits is None else "paged_split"
+    if splits is not None:
+        asked["splits"] = splits
+    return finished(called(programs()[name], batch, blocks, asked, lambda _: operands), observers)
