@@ -117,10 +117,10 @@ def called(
     """
     found = program.options(batch, **options)
     form = forms()[program.name, program.direction]
-    longest, most = max(batch.longest, 1), found.get("page") or max(1, *batch.keys)
+    rows_in_all, most = max(batch.shapes()["Q"][0], 1), found.get("page") or max(1, *batch.keys)
 
     def cut(B_r: int, B_c: int, M: int = batch.M) -> Batch:
-        return replace(batch, B_r=min(B_r, longest), B_c=min(B_c, most), M=M)
+        return replace(batch, B_r=min(B_r, rows_in_all), B_c=min(B_c, most), M=M)
 
     def fits(rows: int, M: int) -> bool:
         return form.peak(cut(*program.line_1(rows, batch, **found)), **found) <= M
@@ -128,7 +128,7 @@ def called(
     fixed = check_blocks(blocks)
     if fixed is None:
         at = f"{len(batch)} sequences with d = {batch.d}, d_v = {batch.d_v}"
-        fixed = program.line_1(most_rows(fits, batch.M, longest, program.name, at), batch, **found)
+        fixed = program.line_1(most_rows(fits, batch.M, max(rows_in_all, most), program.name, at), batch, **found)
     return Call(program, cut(*fixed), found, given(found))
 
 

@@ -107,9 +107,11 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     """Return the operands on lengths alone: pages of each sequence one after another."""
     needed = [ceil_div(n, options["page"]) for n in batch.keys]
     table = np.zeros((len(batch), max([1, *needed])), np.uint32)
+    free = 0
     for s, pages in enumerate(needed):
-        table[s, :pages] = sum(needed[:s]) + np.arange(pages)
-    rows = sum(needed) * options["page"]
+        table[s, :pages] = free + np.arange(pages)
+        free += pages
+    rows = free * options["page"]
     pools = {"K": (rows, batch.d), "V": (rows, batch.d_v)}
     return {**batch.shapes(), **pools, "table": table, "lengths": np.array(batch.keys, np.uint32).reshape(-1, 1)}
 
