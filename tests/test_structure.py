@@ -77,6 +77,7 @@ ROOMS = [
     "tracing",
     "beyond",
     "devices",
+    "serving",
     "optimal",
     "hardware",
     "sweeping",
