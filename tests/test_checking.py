@@ -364,6 +364,7 @@ def test_values_are_shown_short_and_never_fail() -> None:
         assert "\n" not in shown(value)
         with pytest.raises(ValueError, match=r"n is .*; expected"):
             check_count("n", value)
+    assert len(shown([["x" * 50] * 6] * 6)) == 160  # no more is cut than has to be
 
 
 def test_bounds_of_numbers_are_met() -> None:

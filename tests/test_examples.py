@@ -30,6 +30,7 @@ from flashsim.learn.examples import (
     prefill,
     same_curve,
 )
+from flashsim.learn.examples.text import number as as_number
 from flashsim.learn.examples.transformer import initial, loss_and_gradients
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.support.jobs import in_any_order
@@ -450,3 +451,7 @@ def test_the_recorded_curves_agree_and_show_a_bug_that_the_eye_does_not_see() ->
     end = float(np.mean(right["losses"][-20:]))
     assert ends[same_curve.SCALED_TWICE.what] == pytest.approx(end, rel=0.02)
     assert ends[same_curve.NO_D.what] > end + 0.2
+
+
+def test_a_number_has_as_many_digits_as_it_needs() -> None:
+    assert [as_number(x) for x in (1.0, 0.5, 0.12, 0.7408182, -np.inf)] == ["1.0", "0.5", "0.1200", "0.7408", "−∞"]

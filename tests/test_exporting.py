@@ -48,6 +48,11 @@ def test_a_tally_as_plain_data() -> None:
     assert list(traffic["by_array"]) == list(LARGE.hbm.by_array)
 
 
+def test_options_are_their_values_in_json_and_objects_are_named() -> None:
+    run = flashsim.forward("split_kv", *np.ones((3, 8, 4)), M=200, merge="tree")
+    assert run.to_dict()["options"]["merge"] == "tree"
+
+
 def test_json_is_the_dictionary(tmp_path: Path) -> None:
     for result in (LARGE, LARGE.hbm, *run(), flashsim.sweep(N=[2**42, 0], d=4)):
         text = result.to_json()

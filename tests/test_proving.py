@@ -371,6 +371,8 @@ def test_phases_that_are_just_enough_are_enough() -> None:
         certificate.by_phases(1, 1, 1, 10, 2, 3, 1, 1, 10)
     with pytest.raises(ValueError, match="are enough"):
         certificate.by_phases_backward(1, 20, 2, 3, 100)
+    with pytest.raises(ValueError, match="may give H = 10"):  # weights of which one is 0 are weights
+        certificate.by_phases(1, 1, 1, 10, 2, 3, 0, 1, 10)
     assert "at least 3" in certificate.by_phases(1, 1, 1, 11, 2, 3, 1, 1, 10)
     assert "at least 3" in certificate.by_phases_backward(1, 21, 2, 3, 100)
 
