@@ -219,7 +219,10 @@ def test_the_documented_file_is_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
     assert (on.bandwidth, on.peak) == (6e11, {"float16": 1.2e14, "float32": 3e13})
     assert SharedL2.of(on, "float16").size == 16 * 2**20
     monkeypatch.chdir(tmp_path)
-    assert main(["plot", "roofline", "--machine", "mine.toml", "--dtype", "float16", "--N", "32", "--d", "8", "-o", "r"]) == 0
+    assert (
+        main(["plot", "roofline", "--machine", "mine.toml", "--dtype", "float16", "--N", "32", "--d", "8", "-o", "r"])
+        == 0
+    )
     data = json.loads(Path("r.json").read_text(encoding="utf-8"))["data"]
     assert (data["machine"], data["peak"], data["M"]) == ("my GPU", 1.2e14, on.M("float16"))
     assert main(["plot", "l2", "--machine", "mine.toml", "--N", "16", "--d", "4", "--json", "l2.json", "-o", "l"]) == 0

@@ -11,7 +11,7 @@ import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES
-from flashsim.hardware.sharing import SharedL2
+from flashsim.hardware.sharing import SharedL2, _Stage
 
 
 def played(name: str, l2: L2, N: int = 4, d: int = 2, M: int = 200, heads: int = 1, **how: Any) -> L2:
@@ -46,13 +46,34 @@ def test_more_multiprocessors_than_pieces_and_fewer() -> None:
 
 def test_turns_that_write_what_others_touch_are_one_multiprocessor_s() -> None:
     """FlashAttention's O_i is written for each j: heads alone are shared out."""
-    alone = played("flash", L2(100, line=2), N=8, blocks=(2, 2))
-    one_head = played("flash", SharedL2(100, line=2, sms=4), N=8, blocks=(2, 2))
-    assert one_head.by_array == alone.by_array
+    for size in (4, 100):
+        alone = played("flash", L2(size, line=2), N=8, blocks=(2, 2))
+        one_head = played("flash", SharedL2(size, line=2, sms=4), N=8, blocks=(2, 2))
+        assert one_head.by_array == alone.by_array
     several = played("flash", SharedL2(100, line=2, sms=4), N=8, blocks=(2, 2), heads=4)
     in_turn = played("flash", L2(100, line=2), N=8, blocks=(2, 2), heads=4)
     assert several.accesses == in_turn.accesses
     assert several.dram_accesses > in_turn.dram_accesses  # four heads at once have a quarter of the cache each
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "independent"),
+    [
+        ((0, 4, True), (4, 4, True), True),
+        ((0, 4, False), (0, 4, False), True),
+        ((0, 4, True), (3, 1, False), False),
+        ((0, 4, False), (3, 4, True), False),
+        ((0, 4, True), (2, 1, True), False),
+    ],
+)
+def test_turns_are_independent_where_none_writes_what_another_touches(
+    first: tuple[int, int, bool], second: tuple[int, int, bool], independent: bool
+) -> None:
+    stage = _Stage(0)
+    for turn, (start, elements, write) in enumerate((first, second)):
+        stage.add(turn, [("O", start, elements, write)], 0, 8)
+        stage.add(turn, [("O", start, elements, write)], 0, 8)  # its own is no other's
+    assert (stage.independent, len(stage.pieces)) == (independent, 1 + independent)
 
 
 def test_a_loop_waits_for_the_one_before() -> None:
