@@ -14,14 +14,14 @@ from flashsim.problem.arguments import shown
 from flashsim.problem.inputs import HEADS_FIRST, Array, Inputs
 from flashsim.problem.shapes import Blocks
 from flashsim.run.plan import Plan
-from flashsim.support.exporting import Exported
+from flashsim.support.exporting import ByArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, repr=False)
-class Costs(Exported):
+class Costs(ByArray):
     """What a tally and a finished pass have in common: how they show, plot, and hand on, what they moved."""
 
     _arrays: ClassVar[Sequence[str]] = ()
