@@ -34,6 +34,7 @@ def test_a_tally_as_plain_data() -> None:
         "hbm": LARGE.hbm.to_dict(),
         "sram": {"peak": LARGE.sram.peak, "capacity": 4096, "enforced": False},
         "blocks": {"B_r": 8, "B_c": 8, "T_r": 2**39, "T_c": 2**39},
+        "sizing": "paper",
         "flops": {"matmul": LARGE.flops.matmul, "other": LARGE.flops.other},
     }
     traffic = found["hbm"]
