@@ -469,6 +469,27 @@ def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
         assert not drawn
 
 
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("pareto", "all block sizes"),
+        ("cache_size", "the best blocks that fit"),
+        ("lower", "the best blocks that fit"),
+        ("lower_backward", "the best blocks that fit"),
+        ("fusing", "the largest blocks that fit"),
+    ],
+)
+def test_figures_of_all_M_name_their_setting(name: str, blocks: str) -> None:
+    """N, d, M, the dtype, who chose the blocks, and how many heads: below each axis, or along it."""
+    record = json.loads((Path(__file__).parents[1] / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+    said = [text for ax in plots.FIGURES[name].draw(record["data"]).axes if (text := ax.get_xlabel())]
+    assert said
+    for text in said:
+        for part in ("N", f"d = {record['data']['d']:,}", "float32", blocks, "one head"):
+            assert part in text, text
+        assert "M = " in text or "M / d²" in text or "size M" in text
+
+
 @pytest.mark.parametrize("name", ["arrays", "appendix_b5", "sparsity", "l2"])
 def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> None:
     """By default the picture says that blocks fit; with line 1's it says what share of M they need."""
