@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import serving
+from flashsim import plots, serving
 from flashsim.algorithms.program import Bug
 from flashsim.machine.memory import MemoryModelError
 from flashsim.serving.api import finished
@@ -174,3 +174,20 @@ def test_types_are_the_inputs(dtype: str) -> None:
     assert exact.hbm == run.hbm
     assert run.hbm.by_array["table"].itemsize == 4
     assert run.hbm.by_array["L"].itemsize == 4
+
+
+# ------------------------------------------------------------------------------------------------- what it amounts to
+
+
+def test_the_figure_has_what_is_counted() -> None:
+    """Its numbers are those of the claims: a table is 0.05% at p = 16, a prefix saves B_r times at most, Stream-K is even."""
+    data = plots.FIGURES["serving"].data()
+    assert [round(share, 4) for page, _, share in data["pages"] if page in (1, 16)] == [0.0078, 0.0005]
+    assert [round(waste, 3) for page, waste, _ in data["pages"] if page in (16, 256)] == [0.015, 0.255]
+    for _, times in data["prefix"]:
+        assert all(found < most for found, most in zip(times, (16, 64, 128), strict=True))
+    assert data["prefix"][0][1][0] < 1 < data["prefix"][-1][1][0]
+    assert np.allclose(data["padding"][0][1], 1, rtol=1e-4)  # without padding, but for the words
+    assert np.allclose(data["padding"][-1][1], (2.6, 1.6, 1.2), rtol=0.03)
+    assert data["splits"][0] == (0, 1, 138)
+    assert data["splits"][64] == (64, 1, 2048)
