@@ -12,7 +12,7 @@ import pytest
 import flashsim
 from flashsim import plots, serving
 from flashsim.algorithms.program import Bug
-from flashsim.machine.memory import MemoryModelError
+from flashsim.machine.memory import Event, MemoryModelError
 from flashsim.serving.api import finished
 from flashsim.serving.programs import programs
 from flashsim.tracing.planting import mutated
@@ -72,6 +72,15 @@ def test_lines_are_labelled_as_the_listing_says(name: str) -> None:
     with open(program.run.__code__.co_filename, encoding="utf-8") as file:
         labelled = {int(number) for number in re.findall(r"# line (\d+)", file.read())}
     assert listed == labelled
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_what_happens_is_at_a_line_of_the_listing(name: str) -> None:
+    events: list[Event] = []
+    for seed in range(5):
+        drawn(name, seed).run.call.run(0, [events.append])
+    unlabelled = {event.name for event in events if event.kind in ("load", "compute", "store") and event.label is None}
+    assert unlabelled <= {"O_parts"} | {f"{X}_i" for X in "Olm"} if name == "paged_split" else not unlabelled
 
 
 @pytest.mark.parametrize("name", sorted(DRAWN))
