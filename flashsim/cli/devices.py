@@ -44,7 +44,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--columns", type=whole(), metavar="C", help="of the mesh. Default: those with the fewest words"
     )
-    add(parser, "--backward", help="the backward pass, of the ring")
+    add(parser, "--backward", help="the backward pass, not of tree, which decodes")
     add(parser, "--causal", "--M", "--blocks")
     add(parser, "--seed", help="of the random numbers, on real processes. Default: 0")
     add(parser, "--json")
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         return _for_real(options)
     from flashsim import devices
 
-    names = [options.program] if options.program else ["ring"] if options.direction == "backward" else PROGRAMS[:3]
+    names = [options.program] if options.program else PROGRAMS[:3]
     asked = {
         name: getattr(options, name)
         for name in (

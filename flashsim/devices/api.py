@@ -160,19 +160,20 @@ def backward(
     run: DevicesRun,
     dO: Any,
     *,
+    columns: int | None = None,
     M: Size | None = None,
     blocks: tuple[int, int] | None = None,
     check_finite: bool = True,
 ) -> DevicesGradients:
     """Run the backward pass of a run, whichever program made it, on the same devices and rows, for dO (..., H_q, N, d_v).
 
-    M by default the run's; blocks as in `forward`. Raises ValueError as there.
+    M by default the run's; columns and blocks as in `forward`. Raises ValueError as there.
     """
     if not isinstance(run, DevicesRun):
         raise ValueError(f"run is a {type(run).__name__}; expected what flashsim.devices.forward returned")
     gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
     problem = run.share.problem if M is None else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
-    program, share, columns = asked(name, "backward", problem, run.P, run.share.where, None, blocks)
+    program, share, columns = asked(name, "backward", problem, run.P, run.share.where, columns, blocks)
     matrices = {X: by_rows(getattr(run.inputs, X)) for X in "QKV"} | {"O": by_rows(run.O), "dO": by_rows(gradient)}
     network, returned = _launched(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
     found: dict[str, Any] = {}
@@ -246,7 +247,7 @@ def asked(
     """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises ValueError."""
     known = programs(check_choice("direction", direction, DIRECTIONS))
     if is_one_of(name, programs()) and name not in known:
-        raise ValueError(f"{name!r} has no backward pass over devices; {' and '.join(map(repr, known))} has")
+        raise ValueError(f"{name!r} has no backward pass over devices; {', '.join(map(repr, known))} have one")
     program = known[check_choice("name", name, known)]
     shape, P = problem.shape, check_count("P", P)
     if shape.N_q != shape.N_k and not program.at_root:
@@ -270,7 +271,8 @@ def asked(
         return program, share, 1
     divisors = [C for C in range(1, P + 1) if P % C == 0]
     if columns is None:
-        return program, share, theory.fewest_columns(share)
+        words = theory.mesh_words if direction == "forward" else theory.mesh_backward_words
+        return program, share, theory.fewest_columns(share, words)
     if check_count("columns", columns) not in divisors:
         raise ValueError(f"columns is {columns}; expected a divisor of P = {P}: {', '.join(map(str, divisors))}")
     return program, share, columns
@@ -300,6 +302,12 @@ def call_on(
     widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
     placed = []
     for X in program.operands:
+        if X == "L" and program.whole_heads:
+            heads, order = share.heads(rank), np.concatenate([*share.where])
+            all_rows: Any = (len(heads) * len(share), 1)
+            all_rows = all_rows if given is None else given[X][heads][:, order].reshape(all_rows)
+            placed.append(device.hbm.place(X, all_rows, chip_dtype(problem.dtype)))
+            continue
         rows = (share.where if X in "KV" else share.queries)[rank]
         lengths = ((share.H_kv if X in "KV" else share.H_q) * len(rows), widths[X])
         values: Any = lengths if given is None else given[X][:, rows].reshape(lengths)

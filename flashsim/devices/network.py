@@ -62,7 +62,7 @@ class Network:
         )  # what a rank waits for; gone: it ended
         memories = [HBM(arithmetic=arithmetic) for _ in range(P)]
         self.devices = [
-            Device(rank, P, hbm, SRAM(hbm, M, enforced=enforced, dtype=dtype, fold=False), self)
+            Device(rank, P, hbm, SRAM(hbm, M, enforced=enforced, dtype=dtype), self)
             for rank, hbm in enumerate(memories)
         ]
 
