@@ -271,8 +271,7 @@ def asked(
         return program, share, 1
     divisors = [C for C in range(1, P + 1) if P % C == 0]
     if columns is None:
-        words = theory.mesh_words if direction == "forward" else theory.mesh_backward_words
-        return program, share, theory.fewest_columns(share, words)
+        return program, share, theory.fewest_columns(share, direction)
     if check_count("columns", columns) not in divisors:
         raise ValueError(f"columns is {columns}; expected a divisor of P = {P}: {', '.join(map(str, divisors))}")
     return program, share, columns

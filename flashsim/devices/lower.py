@@ -120,28 +120,40 @@ def lower_words(share: Share, most: int | None = None, *, at_root: bool = False,
 def allowed(share: Share, rows: Any = None, cols: Any = None) -> int:
     """Return how many pairs a mask allows, of some positions; None: of all."""
     shape, mask = share.problem.shape, share.problem.mask
-    rows, cols = np.arange(shape.N_q) if rows is None else rows, np.arange(shape.N_k) if cols is None else cols
     if mask is EVERYTHING:
-        return len(rows) * len(cols)
-    if type(mask) is Causal and mask.offset is None:
-        return int(np.searchsorted(np.sort(cols), rows + shape.N_k - shape.N_q, side="right").sum())
+        return (shape.N_q if rows is None else len(rows)) * (shape.N_k if cols is None else len(cols))
+    rows = np.arange(shape.N_q) if rows is None else rows
+    if cols is None and type(mask) is Causal and mask.offset is None:
+        return int((rows + shape.N_k - shape.N_q + 1).clip(0).sum())
+    cols = np.arange(shape.N_k) if cols is None else cols
     return sum(int(mask.allows(rows[i : i + 256], cols, shape, ()).sum()) for i in range(0, len(rows), 256))
 
 
 def most_work(program: DeviceProgram, share: Share, columns: int) -> int:
     """Return the most pairs of heads' rows that a device does under a program."""
-    P, all_keys, work = len(share.where), np.arange(share.problem.shape.N_k), []
-    for p in range(P):
-        heads, rows, cols = share.H_q, share.queries[p], all_keys
-        if program.name == "ulysses":
-            heads, rows = len(share.heads(p)), np.arange(len(share))
-        elif program.columns:
-            rows = np.concatenate([share.queries[x] for x in range(p - p % columns, p - p % columns + columns)])
-            cols = np.concatenate([share.where[y] for y in range(p % columns, P, columns)])
-        elif program.at_root:
-            rows, cols = share.queries[0], share.where[p]
-        work.append(heads * allowed(share, rows, cols))
-    return max(work)
+    P, everyone, mask = len(share.where), range(len(share.where)), share.problem.mask
+    if program.name == "ulysses":
+        return max(len(share.heads(p)) for p in everyone) * allowed(share)
+    if program.at_root:
+        return share.H_q * max(allowed(share, share.queries[0], cols) for cols in share.where)
+    if not program.columns:
+        return share.H_q * max(allowed(share, rows) for rows in share.queries)
+    rows = [np.concatenate([*share.queries[p : p + columns]]) for p in range(0, P, columns)]
+    cols = [np.concatenate([*share.where[c::columns]]) for c in range(columns)]
+    if mask is EVERYTHING:
+        return share.H_q * max(map(len, rows)) * max(map(len, cols))
+    if type(mask) is not Causal or mask.offset is not None:
+        return share.H_q * max(allowed(share, r, c) for r in rows for c in cols)
+    few, many = (rows, cols) if len(rows) < len(cols) else (cols, rows)  # a pass over all positions for each of few
+    of, most = np.zeros(len(share), np.int64), 0
+    for k, group in enumerate(many):
+        of[group] = k
+    for group in few:
+        inside = np.zeros(len(share), np.int64)
+        inside[group] = 1
+        met = inside[::-1].cumsum()[::-1] if few is rows else inside.cumsum()
+        most = max(most, int(np.bincount(of, weights=met).max()))
+    return share.H_q * most
 
 
 def _rate(N_q: int, N_k: int, delta: int, g: int, c: int, q: int, n: int) -> Fraction:

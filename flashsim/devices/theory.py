@@ -285,11 +285,18 @@ def mesh_words(share: Share, p: int, columns: int) -> int:
     return out + sum(share.rows(x) * (shape.d_v + 2) * share.H_q for x in others)
 
 
-def fewest_columns(share: Share, words_of: Callable[[Share, int, int], int] = mesh_words) -> int:
+def mesh_total(share: Share, columns: int, direction: str = "forward") -> int:
+    """Return what all devices of a mesh send together: each row goes, and comes back, C − 1 times, each key R − 1 times."""
+    H_q, H_kv, d, w = share.H_q, share.H_kv, share.problem.shape.d, share.problem.shape.d + share.problem.shape.d_v
+    by_row = (w + 2) * H_q if direction == "forward" else (w + 2 + d) * H_q
+    by_key = w * H_kv if direction == "forward" else 2 * w * H_kv
+    return len(share) * ((columns - 1) * by_row + (len(share.where) // columns - 1) * by_key)
+
+
+def fewest_columns(share: Share, direction: str = "forward") -> int:
     """Return the columns of the mesh with the fewest words sent by all devices, a divisor of how many devices there are."""
     P = len(share.where)
-    words = {C: sum(words_of(share, p, C) for p in range(P)) for C in range(1, P + 1) if P % C == 0}
-    return min(words, key=words.__getitem__)
+    return min((C for C in range(1, P + 1) if P % C == 0), key=lambda C: mesh_total(share, C, direction))
 
 
 def tree(share: Share, p: int, columns: int = 1) -> ExactDevice:
