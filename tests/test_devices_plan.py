@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flashsim import devices
 from flashsim.attention.problem import Problem
+from flashsim.cli import main
 from flashsim.devices import theory
 from flashsim.devices.layouts import LAYOUTS, positions
 from flashsim.devices.lower import allowed, most_work
@@ -114,3 +115,25 @@ def test_what_makes_no_sense_is_refused(name: str, change: dict[str, Any], messa
 
 def test_programs_that_are_planned_are_programs() -> None:
     assert {*PLANNED} == {*programs()} - {"tree"}
+
+
+def test_the_command_prints_plans_beside_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["devices", "--plan", "--P", "4:8:x2", "--N", "4096", "--d", "64", "--flops", "1e14", "--link", "1e11"]
+    assert main(arguments) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:1] in ("4", "8")]
+    assert [row[1].rstrip(",") for row in rows] == [
+        "ring",
+        "TASP",
+        "StarTrail",
+        "mesh",
+        "ring",
+        "TASP",
+        "StarTrail",
+        "mesh",
+    ]
+    found = plan("mesh", P=4, N=4096, d=64, flops=1e14, link=1e11)
+    assert found.seconds is not None
+    assert rows[3][-4:] == [f"{found.most_words:,}", "1.008", f"{found.room:,}", f"{found.seconds * 1e3:.3f}"]
+    assert rows[0][-3] == rows[1][-3] == "1.500"
+    for wrong in (["--P", "4:8"], ["--flops", "1e12"], ["--plan", "--backward"]):
+        assert main(["devices", "--N", "64", "--d", "4", *wrong]) == 2
