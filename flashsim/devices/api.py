@@ -18,7 +18,7 @@ from flashsim.devices.network import Network
 from flashsim.devices.programs import programs
 from flashsim.devices.record import DIRECTIONS, DeviceProgram
 from flashsim.devices.share import Share
-from flashsim.machine.memory import Matrix
+from flashsim.machine.memory import Matrix, Observer
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of
 from flashsim.problem.inputs import Array, Inputs, check_dO, check_inputs, check_M, check_range, chip_dtype
@@ -130,6 +130,7 @@ def forward(
     mask: Any = None,
     scale: float | None = None,
     check_finite: bool = True,
+    observers: Sequence[Sequence[Observer]] = (),
 ) -> DevicesRun:
     """Run attention over P simulated devices, each with an SRAM of M elements.
 
@@ -140,13 +141,14 @@ def forward(
     columns  of the mesh, a divisor of P; None: those with the fewest words sent
     blocks   (B_r, B_c) on every device; None: line 1's proportions of q_outer, the largest that fit M
     mask     a mask of positions: `flashsim.Causal`, `SlidingWindow`, padding; not one that must be in HBM
+    observers  `observers[p]` are told of each event of device p's memory, and of what it posts and waits for
 
     Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M, `LinkError` for a program that
     breaks a rule of the links.
     """
     given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
     program, share, columns = asked(name, "forward", problem, P, layout, columns, blocks)
-    network, returned = _launched(program, share, columns, {X: by_rows(getattr(given, X)) for X in "QKV"})
+    network, returned = _launched(program, share, columns, {X: by_rows(getattr(given, X)) for X in "QKV"}, observers)
     O = _gathered(share, [O for O, _ in returned])
     L = _gathered(share, [L for _, L in returned], program.whole_heads)
     return DevicesRun(
@@ -278,15 +280,18 @@ def asked(
 
 
 def _launched(
-    program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None
+    program: DeviceProgram,
+    share: Share,
+    columns: int,
+    given: Mapping[str, Array] | None,
+    observers: Sequence[Sequence[Observer]] = (),
 ) -> tuple[Network, list[tuple[Matrix, ...]]]:
     """Place each device's rows, and run the program; return what each device returned, too.
 
     `given` is (heads, N, width) by name; None: on lengths alone.
     """
-    network = Network(
-        len(share.where), share.problem.M, dtype=chip_dtype(share.problem.dtype), arithmetic=given is not None
-    )
+    dtype, arithmetic = chip_dtype(share.problem.dtype), given is not None
+    network = Network(len(share.where), share.problem.M, dtype=dtype, arithmetic=arithmetic, observers=observers)
     calls = [call_on(device, program, share, columns, given) for device in network.devices]
     with one_blas_thread():
         returned = network.run(lambda device: calls[device.rank]())

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms.program import Program
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import SRAM, MemoryModelError
 from flashsim.masks.rules import All, Causal
@@ -44,7 +43,7 @@ def _traced(recorder: Recorder, plan: Plan) -> Trace:
     kinds, tiles = symbols(algorithm.matrices), None
     if shape.N_q * shape.N_k <= LARGEST_MASK:
         tiles = tiles_of(plan.row_mask.whole(shape, (0,) * len(plan.leading)), blocks)
-    return _trace(
+    return told(
         recorder,
         algorithm,
         kinds,
@@ -79,7 +78,7 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
         )
     except theory.NoClosedForm:
         exact = None
-    return _trace(
+    return told(
         recorder,
         program,
         kinds,
@@ -97,9 +96,7 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
     )
 
 
-def _trace(
-    recorder: Recorder, of: Algorithm | Program, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any
-) -> Trace:
+def told(recorder: Recorder, of: Any, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any) -> Trace:
     """Return the trace of a run with what is said of an algorithm as of a program; `exact` is its closed form, or None."""
     sram = recorder.sram
     assert sram is not None

@@ -59,6 +59,8 @@ class Recording:
 
     about: About
     events: tuple[TraceEvent, ...] = field(repr=False)
+    lanes: Mapping[str, Any] | None = field(default=None, repr=False, kw_only=True)
+    """Of one of several devices: "rank"; "kinds", what each's steps do; "messages", (from, its step, to, its step, name)."""
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
