@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
-from flashsim.devices.api import DevicesRun, forward
+from flashsim.devices.api import DevicesRun, exact, forward
 from flashsim.problem.arguments import check_count
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.tracing.about import told
@@ -65,7 +66,7 @@ def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:
         narrow = {1: "1", of.d: "d"}.get(matrix.shape[1], "d_v")
         kinds[array] = ("N_k" if array[0] in "KV" else "N_q", "d_v" if array[0] in "VO" else narrow)
     return told(
-        recorder, run.program, kinds, shape, None,
+        recorder, run.program, kinds, shape, SimpleNamespace(hbm=exact(run)[p].hbm, sram=SimpleNamespace(peak=None)),
         blocks=Blocks(share.B_r, share.B_c, -(-shape.N_q // share.B_r), -(-shape.N_k // share.B_c)), M=share.problem.M,
         enforced=True, stored=share.problem.dtype.name, options=f"device {p} of {run.P}", follows=FOLLOWS,
     )  # fmt: skip
