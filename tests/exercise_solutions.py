@@ -169,4 +169,22 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("            sram.store(m[i], m_i_new)\n", "", "Is m_new stored"),
         ("/ l_i_new, over=O_i", "/ l_i_new * 2, over=O_i", "this change makes another"),
     ],
+    "ring_step": [
+        ("(rank + 1) % P, (rank - 1) % P", "(rank - 1) % P, (rank + 1) % P", "exchanged with the other"),
+        ("(rank + 1) % P", "rank + 1", "A ring closes"),
+        ("(rank - s) % P", "(rank + s) % P", "Keys come from the left"),
+        ("(rank - s) % P", "rank", "its own keys"),
+        ("cols = src * n + ", "cols = ", "positions in the whole sequence"),
+        ("np.where(cols <= rows, Q @ K.T, -np.inf)", "Q @ K.T", "Keys after the query count"),
+        ("maximum(m, rowmax(S))", "rowmax(S)", "The old one counts, too"),
+        ("exp(m - m_new) * l +", "l +", "The old l is not scaled"),
+        ("exp(S - m_new)", "exp(S - rowmax(S))", "own maximum"),
+        ("l_new = exp(m - m_new) * l + ", "l_new = ", "The old l is missing"),
+        ("exp(m - m_new) * O +", "O +", "The old O is not scaled"),
+        (
+            "O_new = exp(m - m_new) * O + P_tilde @ V",
+            "O_new = (exp(m - m_new) * O + P_tilde @ V) / l_new",
+            "divided by l",
+        ),
+    ],
 }

@@ -843,6 +843,7 @@ ANSWERS = {
     "kernel_product": "nothing to rescale",
     "linear_attention": "only the tiles on the diagonal",
     "linear_attention_two_pass": "all run at once",
+    "ring": "3 times its 4 rows",
 }
 
 

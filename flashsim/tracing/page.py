@@ -24,7 +24,7 @@ LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
 SCRIPTS = (
     *("model", "alignment", "elements", "pens", "formula"),
-    *("telling", "layout", "legend", "stage", "sparks", "memory", "values", "view", "lesson", "controls"),
+    *("telling", "layout", "legend", "stage", "lanes", "sparks", "memory", "values", "view", "lesson", "controls"),
 )
 OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
 PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
@@ -93,6 +93,7 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
         **{name: [getattr(s, name) for s in steps] for name in OF_STEPS},
         "pairs": {name: [values(name, 0), values(name, 1)] for name, _ in trace.about.follows},
     }
+    data["lanes"] = trace.lanes
     data["wins"] = _wins(trace)
     data["turns"] = _turns(trace)
     data["spelled"] = [] if left_out else list(spelled(trace.about.source))
