@@ -157,6 +157,10 @@ def test_debugging_an_algorithm_of_ones_own_is_real(
 # --------------------------------------------------------------------------------------------------------------- links
 
 
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```$|`[^`\n]*`", "", text_of(page), flags=re.M | re.S)
+
+
 def anchors(page: Path) -> set[str]:
     """The headings of a page, as a code host links to them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S), re.MULTILINE)
@@ -165,7 +169,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in links(re.sub(r"^```.*?^```$|`[^`\n]*`", "", text_of(page), flags=re.M | re.S)):
+    for link in links(without_code(page)):
         if not link.startswith("https://"):
             file, _, anchor = link.partition("#")
             target = (page.parent / file).resolve() if file else page
@@ -176,7 +180,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pictures_can_be_read_on_a_phone(page: Path) -> None:
     """A figure is a printed column wide, 700 pixels, or has another for phones; `tests/test_player.py` reads a film's words."""
-    for shown, phone in pictures(text_of(page)):
+    for shown, phone in pictures(without_code(page)):
         assert all((page.parent / picture).exists() for picture in (shown, phone) if picture), shown
         if shown.endswith(".png"):
             wide = imread(page.parent / (phone or shown)).shape[1]
