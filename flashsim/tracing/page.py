@@ -23,7 +23,7 @@ from flashsim.tracing.writing import as_json, zipped
 LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
 SCRIPTS = (
-    *("model", "alignment", "elements", "pens", "formula"),
+    *("model", "alignment", "magnify", "elements", "pens", "formula"),
     *("telling", "layout", "legend", "stage", "sparks", "memory", "values", "view", "lesson", "controls"),
 )
 OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
