@@ -31,9 +31,11 @@ from flashsim.algorithms import Algorithm
 from flashsim.beyond import cross_entropy, linear, mlp
 from flashsim.cli import main
 from flashsim.masks import patterns
+from flashsim.masks.patterns import butterfly
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.tracing import Trace
 from flashsim.tracing import film as filming
+from flashsim.tracing import page as paging
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.film import film
 from flashsim.tracing.writing import as_json
@@ -539,17 +541,26 @@ def test_what_is_made_on_chip_is_not_shown_as_loaded(open_page: Opener) -> None:
     assert {at["Q"] for at in shown} | {at["K"] for at in shown} == {"", "loaded"}
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}])
-def test_what_is_said_of_the_reference_names_it_and_what_it_leaves_out(
-    options: dict[str, Any], open_page: Opener
+@pytest.mark.parametrize(
+    ("name", "options", "asked", "said_as"),
+    [
+        ("flash", {}, {}, ""),
+        ("q_outer", {"causal": True}, {"causal": True}, "with causal "),
+        ("block_sparse", {"block_mask": butterfly}, {"block_mask": butterfly}, "with block_mask butterfly "),
+        ("sliding_window", {"window": (4, 0)}, {}, "without SlidingWindow(4, 0) "),
+    ],
+)
+def test_what_is_said_of_the_reference_names_it_and_its_mask(
+    name: str, options: dict[str, Any], asked: dict[str, Any], said_as: str
 ) -> None:
-    """Where a run has a mask, the factor at the reference's sizes is without it, and is said to be."""
-    said = open_page(recorded(**options)).inner_text(".versus")
-    asked: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "M": 25_600, "sizing": "fit"}
-    standard, flash = (flashsim.theory.exact(name, **asked).accesses for name in ("standard", "flash"))
-    left_out = "without causal " if options else ""
-    sizes = f"at N = {REFERENCE_N:,}, d = {REFERENCE_D}, M = 25,600 {left_out}it is {standard / flash:.2f} times."
-    assert f"{sizes} The factor follows M/d²." in " ".join(said.split())
+    """The factor at the reference's sizes is with the run's mask, where that has every length; else without, as is said."""
+    size: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "M": 25_600, "sizing": "fit"}
+    standard = flashsim.theory.exact("standard", **size).accesses
+    its = flashsim.theory.exact(name, **size, **asked)
+    sizes = (
+        f"; at N = {REFERENCE_N:,}, d = {REFERENCE_D}, M = 25,600 {said_as}it is {standard / its.accesses:.2f} times."
+    )
+    assert paging._wins(recorded(name, **options)) == f"{sizes} The factor follows M/d²"
 
 
 def test_what_is_spoken(open_page: Opener) -> None:
