@@ -59,6 +59,15 @@ def test_all_grows_with_the_screen(opened: Opener) -> None:
     assert drawn == pytest.approx(1.5 * wide, abs=2)  # as sharp as the screen
 
 
+def test_the_lessons_list_grows_with_the_screen(opened: Opener) -> None:
+    index = dict(gallery.files())["index.html"]
+    desk, hall = (opened(index, viewport) for viewport in (DESK, HALL))
+    for part in ("h1", "nav svg", "nav .faint", "article h2"):
+        assert box(hall, part)["height"] == pytest.approx(1.5 * box(desk, part)["height"], abs=1), part
+    hall.set_viewport_size(DESK)
+    until(hall, "getComputedStyle(document.body).zoom === '1'")
+
+
 def test_a_mouse_finds_there_what_it_finds_at_a_desk(opened: Opener) -> None:
     told = []
     for viewport, times in ((DESK, 1), (HALL, 1.5)):
