@@ -248,7 +248,7 @@ def ulysses_words(share: Share, p: int) -> int:
 
 
 def ulysses_kept_backward_words(share: Share, p: int) -> int:
-    """Return words of a backward pass as it runs on GPUs, where each device has kept its heads: rows of dO out, rows of dQ, dK, dV back."""
+    """The same where each device has kept its heads, as on GPUs: rows of dO out, rows of dQ, dK, dV back."""
     shape, others, n = share.problem.shape, [x for x in range(len(share.where)) if x != p], share.rows(p)
     dO_out = n * shape.d_v * sum(len(share.heads(x)) for x in others)
     back = len(share.heads(p)) * shape.d + len(share.kv_heads(p)) * (shape.d + shape.d_v)
