@@ -38,6 +38,7 @@ LADDER = list(gpu.ladder())
 VARIANTS = [variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants]
 PROMISE = "no spills, no stack"
 OVERLAPPING = ("hopper.cu", "hopper_backward.cu", "hopper_fp8.cu")  # within a warpgroup; hopper_decode.cu's do not
+pytestmark = pytest.mark.packages
 LISTED = {"algorithm_1.cu": 16, "algorithm_2.cu": 19, "algorithm_4.cu": 26, "q_outer.cu": 21}
 
 
