@@ -26,7 +26,7 @@ from flashsim.cli import main
 from flashsim.machine.memory import SramOverflow
 from flashsim.masks.rules import All, Causal
 from flashsim.optimal.allowed import allowed_pairs
-from flashsim.optimal.games import certificate as certificate_of_optimum
+from flashsim.optimal.games import checker as certificate_of_optimum
 from flashsim.optimal.proving import prove, recount
 from flashsim.optimal.tune import best_of
 from flashsim.problem.shapes import Shape

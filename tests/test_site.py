@@ -31,6 +31,7 @@ lessons: Any = __import__("lessons")
 made: Any = __import__("made")
 commands: Any = __import__("commands")
 
+pytestmark = pytest.mark.packages
 CONF = f"""
 import runpy
 globals().update(runpy.run_path({str(ROOT / "docs" / "conf.py")!r}))
