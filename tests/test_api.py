@@ -317,9 +317,13 @@ def test_results_say_who_chose_their_blocks(how: dict[str, Any], who: str) -> No
         how["sizing"].enforced = True
     Q = np.ones((16, 4), np.float32)
     run = flashsim.forward("flash", Q, Q, Q, M=200, **how)
-    found = [run, flashsim.backward("flash", run, Q, M=400), flashsim.count("flash", N=16, d=4, M=200, **how)]
+    found: list[Any] = [
+        run,
+        flashsim.backward("flash", run, Q, M=400),
+        flashsim.count("flash", N=16, d=4, M=200, **how),
+    ]
     if who != "<lambda>":
-        found.append(flashsim.theory.exact("flash", N=16, d=4, M=200, **how))  # type: ignore[arg-type]
+        found.append(flashsim.theory.exact("flash", N=16, d=4, M=200, **how))
     for result in found:
         assert result.sizing == who
         assert f" ({who}), SRAM peak" in repr(result)

@@ -106,7 +106,7 @@ def test_columns_are_there_where_they_were_asked_for() -> None:
     assert json.loads(found.to_json())["rows"][0]["over_bound"] == found[0]["over_bound"]
     assert "certificate" not in {*first, *json.loads(found.to_json())["rows"][0]}
     pandas = pytest.importorskip("pandas")
-    assert found.to_pandas()["lower_bound_elements"].dtype == pandas.Int64Dtype() or np.int64
+    assert found.to_pandas()["lower_bound_elements"].dtype in (pandas.Int64Dtype(), np.int64)
     assert list(flashsim.sweep(points=found, bound=True)) == list(found)
 
 
@@ -148,7 +148,7 @@ def test_what_is_fixed_is_below_the_table_and_in_the_title(arguments: dict[str, 
 
 def looks(sweep: Sweep, **how: Any) -> list[tuple[Any, ...]]:
     drawn = [
-        line for line in sweep.plot(**how).get_lines() if line.get_gid() != "lower bound" and len(line.get_xdata())
+        line for line in sweep.plot(**how).get_lines() if line.get_gid() != "lower bound" and np.size(line.get_xdata())
     ]
     return [(line.get_color(), line._dash_pattern, line.get_linewidth()) for line in drawn]  # type: ignore[attr-defined]
 

@@ -69,7 +69,7 @@ def _machine(held: Any) -> Machine:
     for name in ("name", "notes"):
         if not isinstance(held.get(name, "-"), str) or not held.get(name, "-"):
             raise ValueError(f"{name} is {shown(held[name])}; expected text")
-    sizes = {name: _bytes(name, held.get(name, 0)) for name in SIZES}
+    sram, l2, hbm = (_bytes(name, held.get(name, 0)) for name in SIZES)
     sms, sources = held["sms"], held.get("sources", {})
     if type(sms) is not int or sms < 1:
         raise ValueError(f"sms is {shown(sms)}; expected a whole number of at least 1")
@@ -79,9 +79,8 @@ def _machine(held: Any) -> Machine:
     if not isinstance(peak, Mapping) or not peak:
         raise ValueError(f'peak is {shown(peak)}; expected FLOP/s by dtype, such as {{"float16": 1e15}}')
     rates = {float_name(dtype): _rate(f"peak of {dtype}", rate) for dtype, rate in peak.items()}
-    given = {"sources": dict(sources), "notes": held.get("notes", "")}
-    bandwidth = _rate("bandwidth", held["bandwidth"])
-    return Machine(name=held["name"], sms=sms, **sizes, bandwidth=bandwidth, peak=rates, **given)
+    bandwidth, notes = _rate("bandwidth", held["bandwidth"]), held.get("notes", "")
+    return Machine(held["name"], sram, sms, l2, hbm, bandwidth, rates, dict(sources), notes)
 
 
 def _bytes(name: str, value: Any) -> int:

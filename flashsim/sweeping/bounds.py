@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -80,7 +79,7 @@ def _of_tiles(rule: Mask, shape: Shape, tiles: Any, blocks: Blocks) -> tuple[str
     return "given", int(allowed.sum()), int(allowed.any(1).sum()), int(allowed.any(0).sum())
 
 
-def columns(point: Point, blocks: Blocks, peak: int, accesses: int) -> Mapping[str, Any]:
+def columns(point: Point, blocks: Blocks, peak: int, accesses: int) -> dict[str, Any]:
     """Return the columns of the bound, with the reason where there is none; and its certificate (`flashsim.prove`)."""
     try:
         proof, kv_heads = _proof(point, blocks, peak)
