@@ -163,6 +163,9 @@ def test_what_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -
         ({"queries": [1]}, "queries has 1 lengths; expected 2, one for each sequence, as keys has"),
         ({"keys": [3, -1]}, r"keys\[1\] is -1; expected at least 0"),
         ({"heads": 3, "kv_heads": 2}, "heads is 3; expected a multiple of kv_heads = 2"),
+        ({"pages": 2}, r"options of 'paged' are page, pages; expected page, tail \(may be left out\)"),
+        ({"name": "varlen"}, "options of 'varlen' are page; expected none"),
+        ({"name": "cascade", "page": 1}, r"options of 'cascade' are page; expected prefix \(may be left out\), levels"),
     ],
 )
 def test_lengths_that_make_no_sense_are_refused(changed: dict[str, Any], message: str) -> None:

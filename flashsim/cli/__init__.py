@@ -31,7 +31,7 @@ from flashsim.version import __version__
 PURPOSES = {
     "start here": "run example",
     "learn": "lessons playground step exercise debug",
-    "measure": "count sweep tune devices plot",
+    "measure": "count sweep tune devices serve plot",
     "prove": "prove verify",
     "test your kernel": "check",
     "GPU": "gpu bench",

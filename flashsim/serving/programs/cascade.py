@@ -14,19 +14,19 @@
     10       O_i ← diag(e^{m_i − m_i^new}) O_i + P̃_ij V_j, m_i ← m_i^new.
     11     end for
     12     O_i ← diag(ℓ_i)⁻¹ O_i, L_i = m_i + log ℓ_i.
-    13     Write O_i, L_i to HBM: on the first level as O and L, below it as O' and L'.
+    13     Write O_i, L_i to HBM: on the first level as O and L, below it as O^new and L^new.
     14   end for
     15   for 1 ≤ i ≤ T_r of all rows, below the first level, do
-    16     Load O_i, L_i, O'_i, L'_i from HBM to on-chip SRAM.
-    17     m_i = max(L_i, L'_i), z_i = e^{L_i − m_i} + e^{L'_i − m_i}.
-    18     O_i ← diag(z_i)⁻¹ (e^{L_i − m_i} O_i + e^{L'_i − m_i} O'_i), L_i ← m_i + log z_i.
+    16     Load O_i, L_i, O_i^new, L_i^new from HBM to on-chip SRAM.
+    17     m_i = max(L_i, L_i^new), z_i = e^{L_i − m_i} + e^{L_i^new − m_i}.
+    18     O_i ← diag(z_i)⁻¹ (e^{L_i − m_i} O_i + e^{L_i^new − m_i} O_i^new), L_i ← m_i + log z_i.
     19     Write O_i, L_i to HBM.
     20   end for
     21 end for
     22 Return O, L.
 
 Sources: "Cascade Inference" of FlashInfer's authors (Ye et al.), "Hydragen: High-Throughput LLM Inference with Shared
-Prefixes" (Juravsky et al.); the listing is ours. Where both states are empty, L_i = L'_i = −∞, z is 0: O = 0, L = −∞.
+Prefixes" (Juravsky et al.); the listing is ours. Where both states are empty, L_i = L_i^new = −∞, z is 0: O = 0, L = −∞.
 """
 
 from __future__ import annotations

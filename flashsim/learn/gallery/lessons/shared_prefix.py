@@ -56,12 +56,12 @@ def teach(trace: Trace) -> str:
         [read K_p] The prefix’s first keys, for all {len(lengths)} rows at once.
         [write O] O and L of the prefix alone, as if there were nothing else.
         [read K @ {own[0].number}] The first sequence’s own keys, {lengths[0]} of them, for its row alone.
-        [write O_new] O' and L' of its own keys.
+        [write O_new] O^{{new}} and L^{{new}} of its own keys.
         [line 17] z: both sides’ weights, the larger of which is 1.
         [line 18 @ {first(trace, "line 18").number}] The weighted mean of two O’s.
         [last step] {moved(trace)} accesses.
 
-        [asks @ {merge.number}] A sequence has no key of its own yet: its L' is −∞. What is its O?
+        [asks @ {merge.number}] A sequence has no key of its own yet: its L^{{new}} is −∞. What is its O?
         [choices] NaN | O of the prefix | half of it
         [right] O of the prefix
         [because] e^{{−∞}} is 0: that side has no weight. Only where both sides are empty, −∞ − (−∞), must one take care.
