@@ -409,6 +409,14 @@ def test_the_last_phase_has_the_terms_that_are_left() -> None:
         certificate.by_phases(1, 1, 4, 15, 8, 4, 4, 0, 1, 0)
 
 
+def test_the_last_phase_of_the_combined_bound_has_what_is_left() -> None:
+    """Two phases of all that Y = 9 allow; what is left is just what a last phase of two charges gives, or one more."""
+    most, of_two = (next(H for H in range(1, 99) if most_in_a_phase(Y, 1, 4, 0, 1, H)) for Y in (9, 6))
+    assert "the last has 3 charges" in certificate.by_phases(1, 1, 4, 2 * most + of_two + 1, 9, 3, 3, 0, 1, most)
+    with pytest.raises(ValueError, match="a last phase of 2 charges is enough"):
+        certificate.by_phases(1, 1, 4, 2 * most + of_two, 9, 3, 3, 0, 1, most)
+
+
 @pytest.mark.parametrize(("d", "d_v"), [(4, 9), (9, 4)])
 @pytest.mark.parametrize(("N", "M"), [(60, 30), (60, 60), (400, 600)])
 def test_certificates_of_two_widths(d: int, d_v: int, N: int, M: int) -> None:
