@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashsim import devices
+from flashsim import devices, plots
 from flashsim.attention.problem import Problem
 from flashsim.cli import main
 from flashsim.devices import theory
 from flashsim.devices.layouts import LAYOUTS, positions
 from flashsim.devices.lower import allowed, most_work
-from flashsim.devices.plan import PLANNED, hidden_from, lock_step, plan, star_trail
+from flashsim.devices.planning import PLANNED, hidden_from, lock_step, plan, star_trail
 from flashsim.devices.programs import programs
 from flashsim.devices.share import Share
 
@@ -137,3 +137,24 @@ def test_the_command_prints_plans_beside_the_bound(capsys: pytest.CaptureFixture
     assert rows[0][-3] == rows[1][-3] == "1.500"
     for wrong in (["--P", "4:8"], ["--flops", "1e12"], ["--plan", "--backward"]):
         assert main(["devices", "--N", "64", "--d", "4", *wrong]) == 2
+
+
+def test_the_figure_of_time_has_plans_over_the_arithmetic_alone() -> None:
+    data = plots.FIGURES["devices_time"].data(N=256, d=4, heads=8, kv_heads=2, P=(4, 16), links=(1e9,), flops=1e12)
+    lines = data["panels"][0]["lines"]
+    asked: dict[str, Any] = {"N": 256, "d": 4, "heads": 8, "kv_heads": 2, "dtype": "bfloat16", "causal": True}
+    found = plan("ring", P=4, layout="contiguous", flops=1e12, link=1e9, **asked)
+    assert found.seconds is not None
+    alone = 8 * (256 * 257 // 2) * 16 / 4 / 1e12
+    assert lines["ring, contiguous"][0] == round(found.seconds / alone, 4)
+    assert lines["ulysses"][1] is None
+
+
+def test_the_error_of_a_ring_grows_with_hops_where_unfinished_rows_are_kept_in_16_bits() -> None:
+    kept = plots.FIGURES["hops"].data(N=96, d=8, P=(1, 12))["kept"]
+    assert (
+        kept["float32"][0]
+        == pytest.approx(kept["float32"][1], rel=0.02)
+        == pytest.approx(kept["bfloat16"][0], rel=0.02)
+    )
+    assert kept["bfloat16"][1] > 1.8 * kept["float32"][1]

@@ -140,7 +140,7 @@ def _show(tallies: list[DevicesTally]) -> None:
 def _plan(options: argparse.Namespace) -> int:
     """Print the plans, with the lines of two papers beside them; return 0."""
     from flashsim.attention.problem import Problem
-    from flashsim.devices.plan import PLANNED, hidden_from, plan
+    from flashsim.devices.planning import PLANNED, hidden_from, plan
 
     if options.direction == "backward" or options.N_q is not None or options.blocks is not None:
         raise ValueError("argument --plan: expected a forward pass, without --N-q and --blocks")
@@ -196,7 +196,7 @@ def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
     """Return the rows of StarTrail and TASP: a bound for as much room as they like, which is not known of them."""
     from flashsim.devices.layouts import positions
     from flashsim.devices.lower import lower_words
-    from flashsim.devices.plan import star_trail
+    from flashsim.devices.planning import star_trail
     from flashsim.devices.share import Share
 
     where = positions("contiguous", of.shape.N_k, P)

@@ -116,7 +116,7 @@ class DevicesGradients(DevicesTally):
 
 
 def forward(
-    name: str,
+    name: str | DeviceProgram,
     Q: Any,
     K: Any,
     V: Any,
@@ -136,7 +136,8 @@ def forward(
 
     Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; N is shared out over the devices.
 
-    name     "ring", "ulysses", "mesh", or "tree", where all queries, fewer perhaps than keys, are on device 0
+    name     "ring", "ulysses", "mesh", or "tree", where all queries, fewer perhaps than keys, are on device 0; or a record like
+             theirs, of a function changed
     layout   which rows a device has: "contiguous", "striped" or "zigzag" (`flashsim.devices.layouts`); None: the program's own
     columns  of the mesh, a divisor of P; None: those with the fewest words sent
     blocks   (B_r, B_c) on every device; None: line 1's proportions of q_outer, the largest that fit M
@@ -248,6 +249,8 @@ def asked(
 ) -> tuple[DeviceProgram, Share, int]:
     """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises ValueError."""
     known = programs(check_choice("direction", direction, DIRECTIONS))
+    if isinstance(name, DeviceProgram):
+        known, name = {name.name: name}, name.name
     if is_one_of(name, programs()) and name not in known:
         raise ValueError(f"{name!r} has no backward pass over devices; {', '.join(map(repr, known))} have one")
     program = known[check_choice("name", name, known)]
