@@ -28,9 +28,7 @@ THREADS, ROUNDS = 512, 256  # of both kernels
 SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4 * 4  # tiles, barriers, numbers
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
-OFFSET = (
-    2  # log₂ of P̃ where a score is m; of the 2^8 that e4m3 has, m may lag by the rest before scores are computed again
-)
+OFFSET = 2  # log₂ of P̃ where a score is m. Of the 2^8 that e4m3 has, m may lag by the rest
 FOURS = 4  # of so many keys N_k is a multiple where V is taken as it is: K's rows then go by fours
 HEADS = 32  # of a section but the last where V is transposed: all of its heads begin at once, and each waits for its V
 
