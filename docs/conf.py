@@ -39,6 +39,7 @@ SECTIONS = {
             "docs/paper",
             "docs/beyond",
             "docs/devices",
+            "docs/serving",
             "docs/real-data",
             "docs/gpu",
             "docs/gpu-tried",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
@@ -11,8 +12,8 @@ from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer
-from flashsim.problem.arguments import check_callback, check_observers
-from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned
+from flashsim.problem.arguments import check_callback, check_flag, check_observers
+from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned, turning
 from flashsim.problem.options import Options, check_options
 from flashsim.run.gather import gather_gradients, gather_tally
 from flashsim.run.launch import OnHead, finished, launch, launch_all
@@ -87,10 +88,11 @@ def forward(
     """
     algorithm, policy = chosen(name, "forward"), check_sizing(sizing, blocks, enforce)
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
-    plan = forward_plan(
-        algorithm, _own(forward, algorithm, options), policy, Q, K, V, check_layout(layout), check_finite, launch, M=M,
-        scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
+    planned = partial(
+        forward_plan, algorithm, _own(forward, algorithm, options), policy, check_flag("check_finite", check_finite), launch,
+        M=M, scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
     )  # fmt: skip
+    plan = planned(Q, K, V) if check_layout(layout) == HEADS_FIRST else turning(layout, planned, Q, K, V)
     run = finished(plan, launch_all(plan, observers, on_head))
     return run if layout == HEADS_FIRST else replace(run, O=turned("O", run.O, layout), layout=layout)
 

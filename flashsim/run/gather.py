@@ -34,7 +34,6 @@ def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]
     """Return the finished backward pass; dK and dV of query heads that ran each on its own are summed first."""
     said = {name: f"{name}_parts" if plan.parts and name != "dQ" else name for name in GRADIENTS}
     found: dict[str, Any] = {name: stacked(plan, name, outcome.matrices[name], said[name]) for name in GRADIENTS}
-    assert outcome.cost is not None
     cost, dB = outcome.cost, None
     if plan.parts:
         sums, summing = key_gradients(plan, {name: found[name] for name in ("dK", "dV")}, observers)
@@ -70,13 +69,7 @@ def launch_sums(
     sums, cost = [], Cost()
     for parts in problems:
         hbm = HBM(arithmetic=not any(isinstance(each, tuple) for each in parts.values()))
-        sram = SRAM(
-            hbm,
-            plan.problem.M,
-            enforced=plan.sizing.enforced,
-            dtype=chip_dtype(plan.problem.dtype),
-            observers=observers,
-        )
+        sram = plan.on_chip(hbm, observers)
         placed = [hbm.place(f"{name}_parts", each, dtype) for name, each in parts.items()]
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             sum_over_group(hbm, sram, *placed)
