@@ -74,7 +74,8 @@ SMALLEST = """(() => {
   const sizes = [];
   while (texts.nextNode()) {
     const around = texts.currentNode.parentElement;
-    if (texts.currentNode.textContent.trim() && around.checkVisibility()) sizes.push(parseFloat(getComputedStyle(around).fontSize));
+    const seen = texts.currentNode.textContent.trim() && around.checkVisibility();
+    if (seen) sizes.push(parseFloat(getComputedStyle(around).fontSize));
   }
   return zoom * Math.min(...sizes);
 })()"""
