@@ -135,7 +135,7 @@ class Gloo(Torch):
                 work.wait(self._timeout)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Due:
     """A message of ticket `number` that is to come: `length` holds its bytes once `work` is done."""
 
