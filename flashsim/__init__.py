@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim import masks as masks
     from flashsim import plots as plots
     from flashsim import reference as reference
+    from flashsim import serving as serving
     from flashsim import testing as testing
     from flashsim import theory as theory
     from flashsim.algorithms.blocks import Fit as Fit

@@ -97,6 +97,7 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("exp(m_i - m_new) * O_i +", "l_i * exp(m_i - m_new) * O_i +", ""),
         ("O_i = sram.full(O[i].shape, 0.0)", "O_i = on_chip(1 * sram.load(O[i]))", "O_i began as O[i]"),
         ("        sram.store(O[i], O_i)\n", "        sram.store(O[i], O_i); sram.load(O[i])\n", "O is loaded"),
+        ("on_chip(m_new, over=m_i)", "on_chip(m_new, over=m_i); sram.load(O[i])", "O is loaded"),
     ],
     "causal_mask": [
         ("k <= q + N_k - N_q", "k <= q", "aligned at the top left"),
@@ -160,6 +161,7 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("writes = N * d + 2 * N + T_c *", "writes = N * d + 2 * N + 0 * T_c *", "for each block of keys"),
         ("T_c = -(-N // B_c)", "T_c = -(-N // B_r)", "not T_r"),
         ("T_c = -(-N // B_c)", "T_c = N / B_c", "// divides"),
+        ("(2 * N * d + 2 * N)", "(N * d + 2 * N)", "O is read too"),
     ],
     "planted_bug": [
         ("(l_i * exp(m_i - m_i_new) * O_i +", "(l_i * exp(m_tilde_ij - m_i_new) * O_i +", "The bug is still there"),

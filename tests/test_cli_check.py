@@ -315,15 +315,42 @@ def test_a_kernel_that_would_end_the_process_fails_with_its_simplest_case(
     assert "simplest found" in out
 
 
-@pytest.mark.parametrize("way", ["os.abort()", "os.kill(os.getpid(), 9)"])
-def test_a_kernel_that_ends_the_process_is_named_with_its_case(way: str) -> None:
-    text = f"import os\ndef rude(q, k, v):\n    if k.shape[2] > 5:\n        {way}\n    return q\n"
-    Path("rude.py").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "flashsim", "check", "rude.py:rude", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = r"flashsim check: error: rude ended the process, in the check oracle on Case\(.*N_k=\d.*\)\n"
-    assert re.fullmatch(said, done.stderr)
-    assert done.stdout == ""
+# Ways to end the process that no handler in Python sees, and what is said of each.
+ENDINGS = {
+    "os.abort()": "SIGABRT",
+    "ctypes.string_at(0)": "SIGSEGV",
+    "ctypes.CDLL(None).exit(0)": "exit status 0",
+    "os.kill(os.getpid(), 9)": "SIGKILL",
+}
+RUDE = "import ctypes, os\ndef rude(q, k, v):\n    if k.shape[2] > 5{more}:\n        {way}\n    return q\n"
+
+
+def checked(*more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flashsim", "check", "rude.py:rude", "--quiet", *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("way", ENDINGS)
+def test_a_kernel_that_ends_the_process_is_named_with_its_smallest_case(way: str) -> None:
+    Path("rude.py").write_text(RUDE.format(way=way, more=""), encoding="utf-8")
+    done = checked()
+    said = f"rude ended the process ({ENDINGS[way]}), in the check oracle on Case(N_k=6): the simplest found"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"flashsim check: error: {said}\n")
+
+
+def test_a_case_that_ends_the_process_only_after_others_is_said_so() -> None:
+    """As one whose memory another case has spoilt."""
+    text = RUDE.format(way="os.abort()", more=" and CALLS.append(0) is None and len(CALLS) > 3")
+    Path("rude.py").write_text(f"CALLS = []\n{text}", encoding="utf-8")
+    done = checked()
+    assert done.returncode == 1
+    assert re.fullmatch(r".*\(SIGABRT\), in the check \w+ on Case\(.*\): tried alone, it did not\n", done.stderr)
+
+
+def test_a_file_that_ends_the_process_when_it_is_read_is_refused() -> None:
+    Path("rude.py").write_text("import os\nos.abort()\n", encoding="utf-8")
+    done = checked()
+    assert (done.returncode, done.stderr) == (2, "flashsim check: error: rude.py:rude ended the process (SIGABRT)\n")
 
 
 def test_init_overwrites_only_when_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,6 +41,15 @@ def test_a_file_of_no_exercise_says_how_it_is_known(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("x = 1\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"as in Exercise 1: load a tile, or its name, as 01_load_a_tile\.py"):
         grade(tmp_path / "mine.py")
+
+
+def test_a_file_that_ends_the_process_in_c_is_not_solved(tmp_path: Path) -> None:
+    path = tmp_path / "01_load_a_tile.py"
+    path.write_text("__import__('ctypes').CDLL(None).exit(0)\n" + SOLUTIONS["load_a_tile"], encoding="utf-8")
+    command = [sys.executable, "-m", "flashsim", "exercise", "check", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = f"flashsim exercise: error: {path} ended the process (exit status 0)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 def test_each_exercise_has_a_solution_and_mistakes() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from flashsim.problem.matrices import Kind
 from flashsim.problem.options import Option
 from flashsim.problem.shapes import Blocks
 from flashsim.reference import attention, error_bound, rounding
+from flashsim.support import forks
 from flashsim.theory.formulas import Mean, evaluated
 
 from .own import FORM, TWO_SWEEPS, module_of
@@ -370,6 +373,44 @@ def test_a_file_that_would_end_the_program_when_it_is_read(tmp_path: Path, capsy
         assert err.count("\n") == 1
         assert f"{file}, line 2: " in err
         assert said in err
+
+
+@pytest.mark.parametrize("how", ["ctypes.string_at(0)", "ctypes.CDLL(None).exit(0)"])
+@pytest.mark.parametrize("command", ["count --algorithm", "sweep"])
+def test_a_function_that_ends_the_process_in_c_is_told(how: str, command: str, tmp_path: Path) -> None:
+    file = tmp_path / "rude.py"
+    file.write_text(f"import ctypes\n{HEAD}        {how}\n    return O\n", encoding="utf-8")
+    arguments = [*command.split(), f"{file}:mine", "--N", "8", "--d", "4"]
+    done = subprocess.run([sys.executable, "-m", "flashsim", *arguments], capture_output=True, text=True, check=False)
+    ended = "SIGSEGV" if "string_at" in how else "exit status 0"
+    said = f"flashsim {arguments[0]}: error: {file}:mine ended the process ({ended})\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize(("number", "said", "status"), [(2, "interrupted", 130), (15, "terminated", 143)])
+def test_signals_reach_a_function_of_one_s_own_once(number: int, said: str, status: int, tmp_path: Path) -> None:
+    """Whether they are sent to the program, or, as by a terminal, to all of its processes."""
+    file = tmp_path / "mine.py"
+    wait = "print('here', flush=True) or __import__('time').sleep(30)"
+    file.write_text(f"{HEAD}        {wait}\n    return O\n", encoding="utf-8")
+    command = [sys.executable, "-m", "flashsim", "count", "--algorithm", f"{file}:mine", "--N", "8", "--d", "4"]
+    for send in (os.kill, os.killpg):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as program:
+            assert program.stdout is not None
+            assert program.stderr is not None
+            assert program.stdout.readline() == "here\n"
+            send(program.pid, number)
+            assert program.stderr.read().startswith(f"{said} (at line 10 of {file}: ")
+        assert program.returncode == status
+
+
+def test_a_signal_that_comes_twice_at_once_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_heard", -forks.ONCE)
+    with pytest.raises(KeyboardInterrupt):
+        forks._hear(2, None)
+    assert forks._hear(2, None) is None
 
 
 def test_ctrl_c_is_told_at_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

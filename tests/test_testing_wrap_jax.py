@@ -1,4 +1,4 @@
-"""Attentions on JAX's arrays, wrapped for NumPy."""
+"""Attentions on JAX's arrays, wrapped for NumPy: with `pip install jax`, pytest tests/test_testing_wrap_jax.py."""
 
 from __future__ import annotations
 

@@ -1,17 +1,21 @@
-"""Attentions on torch's tensors, wrapped for NumPy."""
+"""Attentions on torch's tensors, wrapped for NumPy: with `pip install torch`, pytest tests/test_testing_wrap_torch.py."""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flashsim.cli import main
 from flashsim.problem.inputs import Array, float_dtype
 from flashsim.reference import attention, attention_with_statistics, gradients
+from flashsim.testing import Spec, check_attention
 from flashsim.testing.wrapping import wrap
 
 from .wrapping import DTYPES, SDPA_CASES, backwards, close, grouped, in_a_record, inputs, layouts, problem, same_bits
@@ -354,3 +358,118 @@ def test_backward_needs_a_graph_and_knows_what_does_not_matter() -> None:
     assert same_bits(dq, 2 * q)
     assert not dk.any()
     assert not dv.any()
+
+
+# ------------------------------------------------------------------------------------ a kernel with a backward pass of its own
+
+OWN = """
+import torch
+
+def scores(q, k, causal, scale, mask):
+    group = q.shape[1] // k.shape[1]
+    tau = q.shape[-1] ** -0.5 if scale is None else scale
+    s = tau * q.float() @ k.float().repeat_interleave(group, 1).mT
+    allowed = torch.ones_like(s, dtype=torch.bool) if mask is None else mask.expand(s.shape)
+    return s.masked_fill(~(allowed.tril(s.shape[3] - s.shape[2]) if causal else allowed), -torch.inf), tau, group
+
+def weights(q, k, causal, scale, mask):
+    s, tau, group = scores(q, k, causal, scale, mask)
+    lse = s.logsumexp(-1, keepdim=True)
+    return (s - lse.masked_fill(lse == -torch.inf, 0)).exp(), tau, group
+
+def attend(q, k, v, causal=False, scale=None, mask=None):
+    P, _, group = weights(q, k, causal, scale, mask)
+    return (P @ v.float().repeat_interleave(group, 1)).to(q.dtype)
+
+def attend_backward(q, k, v, do, causal=False, scale=None, mask=None):
+    assert all(isinstance(a, torch.Tensor) and a.dtype == q.dtype for a in (q, k, v, do))
+    P, tau, group = weights(q, k, causal, scale, mask)
+    K, V, dO = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1), do.float()
+    dP = dO @ V.mT
+    dS = tau * P * (dP - (P * dP).sum(-1, keepdim=True))
+    dk, dv = (a.unflatten(1, (k.shape[1], group)).sum(2).to(q.dtype) for a in (dS.mT @ q.float(), P.mT @ dO))
+    return (dS @ K).to(q.dtype), dk.mT.contiguous().mT, dv  # dk is not contiguous
+
+def reads_as_contiguous(q, k, v, do, **options):
+    return attend_backward(q, k, v, do.as_strided(do.shape, torch.empty(do.shape).stride()), **options)
+
+class Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, *options):
+        ctx.save_for_backward(q, k, v)
+        ctx.options = options
+        return attend(q, k, v, *options)
+
+    @staticmethod
+    def backward(ctx, do):
+        return *attend_backward(*ctx.saved_tensors, do, *ctx.options), None, None, None
+
+class Doubled(Attend):
+    @staticmethod
+    def backward(ctx, do):
+        return Attend.backward(ctx, 2 * do)
+
+def function(q, k, v, causal=False, scale=None, mask=None):
+    return Attend.apply(q, k, v, causal, scale, mask)
+
+def doubled(q, k, v, causal=False, scale=None, mask=None):
+    return Doubled.apply(q, k, v, causal, scale, mask)
+"""
+DECLARED: dict[str, Any] = {
+    "dtypes": ("float32", "float16", "bfloat16"), "causal": "bottom_right", "masks": True, "scale": True, "gqa": True,
+    "strides": "any", "max_shapes": 6,
+}  # fmt: skip
+OF_GRADIENTS = ["gradients", "masked_gradients", "strides", "inputs_unmodified"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "failing"),
+    [
+        ("attend", "attend_backward", []),
+        ("function", "auto", []),
+        ("attend", "reads_as_contiguous", ["strides", "gradients"]),
+        ("doubled", "auto", ["gradients"]),
+    ],
+)
+def test_a_backward_pass_of_one_s_own_is_checked_in_python_and_by_the_command(
+    forward: str, backward: str, failing: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / f"own_{forward}_{backward}.py"
+    file.write_text(OWN, encoding="utf-8")
+    where = "" if backward == "auto" else f"{file}:"
+    command = [
+        "check",
+        f"{file}:{forward}",
+        "--wrap",
+        "torch",
+        "--backward",
+        where + backward,
+        "--examples",
+        "40",
+        "--quiet",
+    ]
+    declared = [
+        "--dtypes",
+        *DECLARED["dtypes"],
+        "--causal",
+        "bottom_right",
+        "--masks",
+        "--scale",
+        "--gqa",
+        "--max-shapes",
+        "6",
+    ]
+    assert main([*command, *declared, "--check", *OF_GRADIENTS, "--json", "-"]) == (1 if failing else 0)
+    report = json.loads(capsys.readouterr().out)
+    assert report["mismatches"] == []
+    assert all(report["checks"][name]["cases"] for name in OF_GRADIENTS)
+    assert {each["check"] for each in report["failures"]} >= set(failing)
+
+    own: dict[str, Any] = {}
+    exec(OWN, own)
+    fn = wrap(own[forward], "torch")
+    back = fn.backward if backward == "auto" else wrap(own[backward], "torch")
+    found = check_attention(
+        fn, Spec(**DECLARED), backward=back, checks=OF_GRADIENTS, max_examples=40, on_fail="return"
+    )  # fmt: skip
+    assert {each.check for each in found.failures} == {each["check"] for each in report["failures"]}

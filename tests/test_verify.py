@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flashsim import serving as room
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.beyond import approximate
@@ -21,6 +22,7 @@ from flashsim.verify import (
     chapter,
     optimality,
     section_4,
+    serving,
     shared,
     theorem_5,
     theorems_1_2,
@@ -76,6 +78,11 @@ def growing(count: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def longer(count: Callable[..., Any]) -> Callable[..., Any]:
+    """A prefix counted twenty times as long as it is."""
+    return lambda *args, prefix=0, **rest: count(*args, prefix=20 * prefix, **rest)
+
+
 @pytest.mark.parametrize(
     ("claim", "owner", "name", "broken"),
     [
@@ -97,6 +104,15 @@ def growing(count: Callable[..., Any]) -> Callable[..., Any]:
         (chapter.tree_masks, chapter, "forward", off),
         (beyond_attention.cut_cross_entropy, shared, "exact_program", tenfold),
         (beyond_attention.linear_attention, shared, "exact_program", tenfold),
+        (serving.counts, room, "exact", tenfold),
+        (serving.block_table, room, "count", lambda of: lambda *args, page, **rest: of(*args, page=1, **rest)),
+        (serving.page_waste, room, "count", lambda of: lambda *args, page, **rest: of(*args, page=2 * page, **rest)),
+        (serving.cascade_saving, room, "count", lambda of: lambda *args, prefix=0, **rest: of(*args, **rest)),
+        (serving.cascade_break_even, room, "count", longer),
+        (serving.hydragen, room, "count", longer),
+        (serving.padding, room, "count", tenfold),
+        (serving.stream_k, serving, "schedule_of", lambda of: lambda batch, _, *rest: of(batch, "fixed", *rest)),
+        (serving.multi_token, serving, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
     ],
 )
 def test_a_claim_fails_where_what_it_measures_is_wrong(

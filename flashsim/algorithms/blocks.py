@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from flashsim.problem.arguments import check_count
+from flashsim.problem.arguments import check_count, shown
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.support.sizes import ceil_div as ceil_div
 from flashsim.support.sizes import first
@@ -64,10 +64,9 @@ class SizingProblem:
 
 def paper_rows(M: int, d: int, d_v: int) -> int:
     """Return ⌈M/2(d + d_v)⌉, which is ⌈M/4d⌉. ValueError below M = max(d, d_v), the theorems' range."""
-    least = max(d, d_v)
-    if least > M:
+    if max(d, d_v) > M:
         raise ValueError(
-            f"M = {M:,} elements is too small: the paper takes M ≥ d, room for one row, so here at least {least:,}"
+            f"M = {M:,} elements is too small: the paper takes M ≥ d, room for one row, so here at least {max(d, d_v):,}"
         )
     return -(-M // (2 * (d + d_v)))
 
@@ -141,10 +140,22 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Told:
-    """Another policy's blocks, and whether exceeding M is an error as the caller says."""
+    """Another policy's blocks, checked, and whether exceeding M is an error as the caller says."""
 
     policy: Sizing
     enforced: bool
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        return self.policy(problem)
+        sizes = self.policy(problem)
+        if not isinstance(sizes, Blocks):
+            raise ValueError(f"sizing returned {shown(sizes)}; expected flashsim.Blocks")
+        B_r, B_c = check_count("sizing's B_r", sizes.B_r), check_count("sizing's B_c", sizes.B_c)
+        return clipped(problem.shape, B_r, B_c)
+
+
+def who_chose(sizing: Sizing) -> str:
+    """Say who chose the blocks: "fit", "paper", "given", or what a policy of the user's is called."""
+    if isinstance(sizing, Told):
+        return who_chose(sizing.policy)
+    known = {Fit: "fit", Paper: "paper", Fixed: "given"}
+    return known.get(type(sizing)) or getattr(sizing, "__name__", None) or type(sizing).__name__

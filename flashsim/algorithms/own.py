@@ -48,6 +48,11 @@ def chosen(what: Any, direction: str) -> Algorithm:
     raise ValueError(f"unknown algorithm {shown(what)}; known: {known}")
 
 
+def is_own(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm is the user's, not flashsim's."""
+    return PASSES[algorithm.direction].get(algorithm.name) is not algorithm
+
+
 def backward_of(forward: Algorithm) -> Algorithm:
     """Return the backward pass that goes with a forward pass: flashsim's, or the user's record in the same file.
 

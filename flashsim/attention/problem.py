@@ -105,8 +105,9 @@ class Problem:
         dropout_p: Any, seed: Any, gqa: Any, one_mask: bool = False,
     ) -> Problem:  # fmt: skip
         """Return the problem of a checked shape; the rest is checked here. With `one_mask`, all heads have the same."""
-        axes = () if one_mask else leading
-        rule = EVERYTHING if mask is None and causal is False else as_mask(mask, causal, shape, axes)
+        rule: Mask = EVERYTHING
+        if mask is not None or causal is not False:
+            rule = as_mask(mask, causal, shape, () if one_mask else leading)
         return cls(
             shape=shape, leading=leading, group=group, dtype=dtype, M=check_M(M, dtype.itemsize), mask=rule,
             scale=check_scale(scale, shape.d), dropout_p=check_p(dropout_p), seed=check_seed(seed), gqa=check_gqa(gqa),

@@ -22,14 +22,16 @@ from flashsim.algorithms import FORWARD
 from flashsim.cli.outputs import check_outputs
 from flashsim.cli.values import Parser, meant
 from flashsim.problem.inputs import DEFAULT_DTYPE
+from flashsim.support import forks
 from flashsim.support.entry import guarded
 from flashsim.support.files import command_line, name_of
+from flashsim.support.forks import Ending
 from flashsim.version import __version__
 
 PURPOSES = {
     "start here": "run example",
     "learn": "lessons playground step exercise debug",
-    "measure": "count sweep tune devices plot",
+    "measure": "count sweep tune devices serve plot",
     "prove": "prove verify",
     "test your kernel": "check",
     "GPU": "gpu bench",
@@ -62,7 +64,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = COMMANDS[options.name].run(options)
         return status
 
-    return guarded(program, work)
+    own = [each for each in arguments if ".py" in each] or (arguments[1:] if program == "flashsim check" else [])
+    if argv is None and own and forks.POSSIBLE:  # what ends the user's own code leaves this process to say so
+        ending = forks.fork()
+        if ending is not None:
+            return guarded(program, lambda: _ended(arguments, own[0], ending))
+    return forks.done(guarded(program, work))
+
+
+def _ended(arguments: Sequence[str], own: str, ending: Ending) -> int:
+    """Return the exit status of a fork. Raises ValueError where the user's own code ended it, unless that leaves a case."""
+    if ending.status is not None:
+        return ending.status
+    if ending.words:
+        return COMMANDS["check"].ended(parse(arguments), ending)
+    raise ValueError(f"{own.rpartition('=')[2]} ended the process ({ending.how})")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -77,6 +93,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, extra = parser.parse_known_args(arguments)
     if extra:
         _refuse(extra, flags)
+    options.words, options.flags = list(arguments), flags
     options.command_line = command_line(["flashsim", *map(name_of, arguments)])
     return options
 

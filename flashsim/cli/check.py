@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -13,8 +16,9 @@ from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import add, by_name
 from flashsim.cli.values import dtype, positive, whole
 from flashsim.problem.inputs import FLOATS
-from flashsim.support.entry import printable
+from flashsim.support.entry import one_line, printable
 from flashsim.support.files import write_whole
+from flashsim.support.forks import Ending, fork, last_words
 
 if TYPE_CHECKING:
     from flashsim.testing import Spec
@@ -112,7 +116,7 @@ def add_options(parser: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         from flashsim import testing
-        from flashsim.testing.last_words import last_words
+        from flashsim.testing.endings import Tried, leave_word
         from flashsim.testing.unchecked import without_words
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
@@ -123,6 +127,55 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.function is None:
         raise ValueError(f"what is to be checked is missing: give {WHERE}, or --list")
+    fn, backward, dropout = _kernel(options)
+    if options.overwrite and not options.init:
+        raise ValueError("--overwrite goes with --init")
+    if options.init:
+        return _init(fn, backward, options)
+    spec = _spec(fn, options)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    with progress(options) as told:
+        report = testing.check_attention(
+            fn,
+            spec,
+            max_examples=options.examples,
+            **by_name(options, "checks", "fail_fast", "seed"),
+            backward=backward,
+            dropout=dropout,
+            expected_failures=dict.fromkeys(options.expect, ""),
+            on_fail="return",
+            progress=told,
+            on_try=lambda check, case: leave_word(Tried(name, check, case)),
+        )
+    last_words(b"")
+    finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(printable(report)))
+    return NOT_ALL if report.ok and not report.complete else 0 if report.ok else 1
+
+
+def ended(options: argparse.Namespace, ending: Ending) -> int:
+    """Say in a line in which check, and on which case, the kernel ended the fork that it was run in; return 1, as it failed.
+
+    The smallest such case is looked for, in another fork: the kernel is never loaded here.
+    """
+    from flashsim.testing.checkup import subject_of
+    from flashsim.testing.endings import leave_word, smallest, word_left
+
+    tried = word_left(ending)
+    shrinking = fork()
+    if shrinking is None:
+        with suppress(KeyboardInterrupt):
+            fn, backward, dropout = _kernel(options)
+            leave_word(smallest(subject_of(fn, _spec(fn, options), backward, dropout), tried))
+        os._exit(0)
+    if shrinking.words:
+        tried = word_left(shrinking)
+    line = f"flashsim check: error: {tried.name} ended the process ({ending.how}), {tried}"
+    print(one_line(line), file=sys.stderr)
+    return 1
+
+
+def _kernel(options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """Return the kernel, its backward function and its dropout's keep mask, or None for each of the latter."""
     fn = function(WHERE, options.function)
     auto = options.backward == "auto"
     backward = function("--backward", options.backward) if options.backward and not auto else None
@@ -137,27 +190,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         backward, dropout = backward or getattr(fn, "backward", None), dropout or getattr(fn, "keep", None)
     backward = _automatic(fn) if auto else backward
-    if options.overwrite and not options.init:
-        raise ValueError("--overwrite goes with --init")
-    if options.init:
-        return _init(fn, backward, options)
-    spec = _spec(fn, options)
-    said = f"flashsim check: error: {getattr(fn, '__name__', type(fn).__name__)} ended the process"
-    with last_words(said) as tried, progress(options) as told:
-        report = testing.check_attention(
-            fn,
-            spec,
-            max_examples=options.examples,
-            **by_name(options, "checks", "fail_fast", "seed"),
-            backward=backward,
-            dropout=dropout,
-            expected_failures=dict.fromkeys(options.expect, ""),
-            on_fail="return",
-            progress=told,
-            on_try=tried,
-        )
-    finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(printable(report)))
-    return NOT_ALL if report.ok and not report.complete else 0 if report.ok else 1
+    return fn, backward, dropout
 
 
 def _spec(fn: Any, options: argparse.Namespace) -> Spec:

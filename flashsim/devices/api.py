@@ -234,7 +234,7 @@ def checked(
 ) -> tuple[Inputs, Problem]:
     """Return the arrays and their problem. Raises ValueError."""
     check_finite = check_flag("check_finite", check_finite)
-    given = check_inputs(Q, K, V, check_finite=check_finite)
+    given = check_inputs(Q, K, V)
     problem = Problem.checked(
         given.shape, given.leading, given.group, given.dtype, M=M, scale=scale, causal=causal, mask=mask, dropout_p=0.0, seed=0,
         gqa="separate",

@@ -1,4 +1,4 @@
-"""The same programs on real processes, one a device: over torch.distributed (gloo) or MPI.
+"""The same programs on real processes, one a device: over torch.distributed (gloo, or NCCL between GPUs) or MPI.
 
     engine = flashsim.devices.distributed.engine()      # in each process that torchrun or mpiexec has started
     part = flashsim.devices.distributed.forward("ring", Q, K, V, engine=engine, causal=True)     # part.O: own rows
@@ -30,7 +30,7 @@ from flashsim.problem.inputs import Array, chip_dtype
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.sizes import Size
 
-ENGINES = ("torch", "mpi")
+ENGINES = ("torch", "nccl", "mpi")
 STARTED_BY = {"torch": ("TORCHELASTIC_RUN_ID",), "mpi": ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")}
 """Variables that torchrun and mpiexec set in the processes that they start."""
 
@@ -51,35 +51,57 @@ class Processes(Engine, Protocol):
 
 
 class Torch:
-    """torch.distributed, with gloo unless a process group is there already. It does not say how much was received."""
+    """torch.distributed, with gloo or NCCL unless a process group is there already. It does not say how much was received.
 
-    def __init__(self, timeout: float = 60.0) -> None:
+    With NCCL messages go between GPUs, of which a process has the one of its number on the host: `post` copies blocks there.
+    """
+
+    def __init__(self, timeout: float = 60.0, *, nccl: bool = False) -> None:
         import torch
         import torch.distributed as dist
 
         self._torch, self._dist, self._timeout = torch, dist, timedelta(seconds=timeout)
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if nccl else torch.device("cpu")
+        if nccl:
+            if not 0 <= self.device.index < torch.cuda.device_count():
+                raise ValueError(
+                    f"engine is 'nccl', of GPU {self.device.index}; this host has {torch.cuda.device_count()}"
+                )
+            torch.cuda.set_device(self.device)
+            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # where a message and a kernel are ready
         if not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=self._timeout)
+            dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=self._timeout)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.handed, self.received = 0, cast(int | None, None)
-        self._works: dict[int, list[Any]] = {}
+        self._works: dict[int, tuple[list[Any], list[tuple[Any, Any]]]] = {}
 
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
-        """Start all of a ticket's messages together: a lone isend need not be asynchronous."""
+    def start(self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]) -> list[Any]:
+        """Start messages of tensors together, as a lone isend need not be asynchronous; return what to wait for."""
         dist = self._dist
-        operations = [dist.P2POp(dist.irecv, self._torch.from_numpy(_bytes(block)), from_) for block, from_ in receives]
-        for block, to in sends:
-            data = self._torch.from_numpy(_bytes(block))
+        operations = [dist.P2POp(dist.irecv, data, from_) for data, from_ in receives]
+        for data, to in sends:
             self.handed += data.nbytes
             operations.append(dist.P2POp(dist.isend, data, to))
+        return dist.batch_isend_irecv(operations) if operations else []
+
+    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+        """Start all of a ticket's messages."""
+        there, here = ([(self._torch.from_numpy(_bytes(X)), to) for X, to in each] for each in (sends, receives))
         with _Named(ticket.rank, ticket.site):
-            self._works[ticket.number] = dist.batch_isend_irecv(operations) if operations else []
+            travelling = [(data.to(self.device), to) for data, to in there]  # the same memory where that is the CPU
+            arriving = [(data.to(self.device), from_) for data, from_ in here]
+            works = self.start(travelling, arriving)
+        self._works[ticket.number] = works, [(data, into) for (data, _), (into, _) in zip(arriving, here, strict=True)]
 
     def wait(self, ticket: Ticket, site: Site) -> None:
         """Wait for every work: gloo returns one a message."""
         with _Named(ticket.rank, site):
-            for work in self._works.pop(ticket.number):
+            works, arrived = self._works.pop(ticket.number)
+            for work in works:
                 work.wait(self._timeout)
+            for data, into in arrived:
+                if data is not into:
+                    into.copy_(data)
 
     def everyone_s(self, word: Any) -> list[Any]:
         """Return what each process said, in the order of ranks."""
@@ -222,14 +244,19 @@ def started_by() -> str | None:
 
 
 def engine(name: str | None = None, timeout: float = 60.0) -> Processes:
-    """Return the engine of that name, "torch" or "mpi"; None: the one whose launcher started this process. Raises ValueError."""
+    """Return the engine of that name, "torch" (gloo), "nccl" or "mpi"; None: the one whose launcher started this process.
+
+    Raises ValueError.
+    """
     name = started_by() if name is None else name
     if name not in ENGINES:
         started = "torchrun --standalone --nproc-per-node 4 -m -- flashsim …, or mpiexec -n 4 python -m flashsim …"
         raise ValueError(
             f"engine is {name!r}; expected {' or '.join(map(repr, ENGINES))}, and to be started by {started}"
         )
-    return Gloo(timeout) if name == "torch" else Mpi(timeout)
+    if name == "mpi":
+        return Mpi(timeout)
+    return Torch(timeout, nccl=True) if name == "nccl" else Gloo(timeout)
 
 
 def forward(

@@ -52,7 +52,6 @@ from flashsim.attention.problem import EVERYTHING
 from flashsim.devices.record import DeviceProgram
 from flashsim.devices.share import Share
 from flashsim.masks.rules import Causal
-from flashsim.theory.certificate import fewer_phases
 from flashsim.theory.lower import spread
 
 
@@ -106,7 +105,7 @@ def lower_words(share: Share, most: int | None = None, *, at_root: bool = False,
     if S is not None and total:
         T = total * shape.d_v
         by_phases = {
-            Y: (fewer_phases(T, shape.d, Y) - P) * (Y - S) - share.H_q * shape.N_q * shape.d_v
+            Y: (_fewer_phases(T, shape.d, Y) - P) * (Y - S) - share.H_q * shape.N_q * shape.d_v
             for Y in sorted({2 * S, *spread(S + 1, 16 * S)})
         }
         Y = max(by_phases, key=by_phases.__getitem__)
@@ -115,6 +114,11 @@ def lower_words(share: Share, most: int | None = None, *, at_root: bool = False,
         P, shape.N_q, shape.N_k, shape.d, shape.d_v, share.H_q, share.H_kv, pairs, most, q, n, at_root,
         rate.numerator, rate.denominator, S if S and Y else 0, Y, words,
     )  # fmt: skip
+
+
+def _fewer_phases(T: int, d: int, Y: int) -> int:
+    """Return the most phases that together have fewer than T terms: each has Y²/16d at most, or (Y/3)^{3/2}."""
+    return min((16 * d * T - 1) // Y**2, isqrt((27 * T**2 - 1) // Y**3))
 
 
 def allowed(share: Share, rows: Any = None, cols: Any = None) -> int:

@@ -247,6 +247,14 @@ def ulysses_words(share: Share, p: int) -> int:
     return Q_out + KV_out + len(share.heads(p)) * shape.d_v * sum(share.rows(x) for x in others)
 
 
+def ulysses_kept_backward_words(share: Share, p: int) -> int:
+    """The same where each device has kept its heads, as on GPUs: rows of dO out, rows of dQ, dK, dV back."""
+    shape, others, n = share.problem.shape, [x for x in range(len(share.where)) if x != p], share.rows(p)
+    dO_out = n * shape.d_v * sum(len(share.heads(x)) for x in others)
+    back = len(share.heads(p)) * shape.d + len(share.kv_heads(p)) * (shape.d + shape.d_v)
+    return dO_out + back * sum(share.rows(x) for x in others)
+
+
 def mesh(share: Share, p: int, columns: int) -> ExactDevice:
     """(C − 1)·n·d·H_q + (R − 1)·n·w·H_kv words go out, and n_x(d_v + 2)H_q for each other x of the row come back."""
     t, P, H_q, H_kv = _Tiles(share), len(share.where), share.H_q, share.H_kv

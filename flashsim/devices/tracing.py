@@ -11,7 +11,7 @@ from typing import Any
 from flashsim.devices.api import DevicesRun, exact, forward
 from flashsim.problem.arguments import check_count
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.tracing.about import told
+from flashsim.tracing.about import trace_of
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.steps import Recording
 from flashsim.tracing.traces import Trace
@@ -65,7 +65,7 @@ def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:
     for array, matrix in ((name, recorder.sram.hbm.matrix(name)) for name in recorder.sram.hbm.traffic.by_array):
         narrow = {1: "1", of.d: "d"}.get(matrix.shape[1], "d_v")
         kinds[array] = ("N_k" if array[0] in "KV" else "N_q", "d_v" if array[0] in "VO" else narrow)
-    return told(
+    return trace_of(
         recorder, run.program, kinds, shape, SimpleNamespace(hbm=exact(run)[p].hbm, sram=SimpleNamespace(peak=None)),
         blocks=Blocks(share.B_r, share.B_c, -(-shape.N_q // share.B_r), -(-shape.N_k // share.B_c)), M=share.problem.M,
         enforced=True, stored=share.problem.dtype.name, options=f"device {p} of {run.P}", follows=FOLLOWS,

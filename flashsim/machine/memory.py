@@ -324,8 +324,7 @@ class HBM:
 
     def peek(self, name: str) -> Tile:
         """Look at a matrix without moving or counting anything, read-only: for observers and debuggers."""
-        self.matrix(name)
-        values = self._arrays[name].values
+        values = self.matrix(name)._storage.values
         if values is None:
             raise ValueError(f"{name} has no values: this HBM only counts")
         view = values.view()

@@ -46,6 +46,8 @@ class Mask(ABC):
     """
 
     __array_ufunc__ = None  # so that `array & mask` asks the mask
+    bias: Any = None
+    """The `flashsim.Bias` that must live in HBM, if any."""
 
     def __and__(self, other: Any) -> Mask:
         other = other if isinstance(other, Mask) else Dense(other)
@@ -97,11 +99,6 @@ class Mask(ABC):
     @property
     def tree(self) -> Any:
         """The `flashsim.Tree` whose bitmask must live in HBM, if any; else None."""
-        return None
-
-    @property
-    def bias(self) -> Any:
-        """The `flashsim.Bias` that must live in HBM, if any; else None."""
         return None
 
     @property
@@ -299,7 +296,7 @@ class Both(Mask):
         return self.b.tree if self.a.tree is None else self.a.tree
 
     @property
-    def bias(self) -> Any:
+    def bias(self) -> Any:  # type: ignore[override]
         return self.b.bias if self.a.bias is None else self.a.bias
 
     def __repr__(self) -> str:

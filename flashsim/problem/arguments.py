@@ -211,11 +211,6 @@ def check_heads(heads: Any, kv_heads: Any) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def check_blocks(blocks: Any) -> tuple[int, int] | None:
-    """Return (B_r, B_c), or None where none are given."""
-    return cast("tuple[int, int] | None", check_block_sizes(("B_r", "B_c"), blocks))
-
-
 def check_block_sizes(names: Collection[str], blocks: Any) -> tuple[int, ...] | None:
     """Return block sizes of these names, in order, or None where none are given."""
     if blocks is None:
@@ -227,6 +222,10 @@ def check_block_sizes(names: Collection[str], blocks: Any) -> tuple[int, ...] | 
     if len(values) != len(names):
         raise ValueError(f"blocks is {shown(blocks)}; expected ({', '.join(names)})")
     return tuple(check_count(f"blocks, {name},", v) for name, v in zip(names, values, strict=True))
+
+
+check_blocks = cast("Callable[[Any], tuple[int, int] | None]", partial(check_block_sizes, ("B_r", "B_c")))
+"""Return (B_r, B_c), or None where none are given."""
 
 
 def check_lengths(symbols: Collection[str], sizes: Any) -> Sizes:
@@ -280,10 +279,7 @@ def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.boo
 
 def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
     """Return functions that are to be called with every event."""
-    try:
-        several = tuple(observers)
-    except TypeError:
-        several = (None,)
+    several = tuple(observers) if isinstance(observers, Iterable) else (None,)
     if not all(_takes(function, 1) for function in several):
         raise ValueError(f"observers is {shown(observers)}; expected a sequence of functions of an event")
     return several

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -26,6 +26,7 @@ from flashsim.problem.shapes import Shape
 from flashsim.support.sizes import parse_size
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 KB = 1024
 DEFAULT_SRAM_BYTES = 100 * KB
@@ -105,13 +106,9 @@ def chip_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
-def _limit(name: str, dtype: DTypeLike) -> float:
-    return _limit_of(name, np.dtype(dtype))
-
-
 @cache
-def _limit_of(name: str, dtype: np.dtype[Any]) -> float:
-    info: Any = np.finfo
+def _limit(name: str, dtype: DTypeLike) -> float:
+    dtype, info = np.dtype(dtype), cast(Any, np.finfo)
     if dtype.name == "bfloat16":
         import ml_dtypes
 
@@ -181,34 +178,32 @@ def check_matrix(
     return matrix
 
 
-def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HEADS_FIRST) -> Inputs:
-    """Return the inputs as arrays, heads first, or ValueError."""
+def check_inputs(Q: Any, K: Any, V: Any) -> Inputs:
+    """Return the inputs, heads first, as arrays, or ValueError. `check_range` sees whether they are finite."""
     arrays = check_arrays({"Q": Q, "K": K, "V": V})
     for name, a in arrays.items():
         if a.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {a.dtype}; expected one of {', '.join(FLOATS)}")
         if a.ndim < 2:
             raise ValueError(f"{name} has shape {a.shape}; expected (..., N, d), at least two axes")
-    given = Inputs(
-        *(arrays if layout == HEADS_FIRST else {n: turned(n, a, layout) for n, a in arrays.items()}).values()
-    )
-    with said_heads_first(layout):
-        _check_fit(given)
-        for name in arrays if check_finite else ():
-            _check_finite(name, getattr(given, name))
-    return given
-
-
-def _check_fit(given: Inputs) -> None:
-    for name, a in vars(given).items():
         if 0 in a.shape:
             raise ValueError(f"{name} has shape {a.shape}; every axis must be at least 1")
-        if a.dtype != given.dtype:
-            raise ValueError(f"Q has dtype {given.dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
-    Q, K, V = given.Q.shape, given.K.shape, given.V.shape
+        if a.dtype != arrays["Q"].dtype:
+            raise ValueError(
+                f"Q has dtype {arrays['Q'].dtype} and {name} has dtype {a.dtype}; expected one dtype for all"
+            )
+    shapes = Q, K, V = [a.shape for a in arrays.values()]
     fits = V[:-1] == K[:-1] and len(Q) == len(K) and Q[:-3] == K[:-3] and Q[-1] == K[-1]
     if not (fits and (len(Q) == 2 or not Q[-3] % K[-3])):
-        raise ValueError(_misfit(Q, K, V))
+        raise ValueError(_misfit(*shapes))
+    return Inputs(**arrays)
+
+
+def turning(layout: str, function: Callable[[Any, Any, Any], T], Q: Any, K: Any, V: Any) -> T:
+    """Call the function with these arrays of that layout, heads first."""
+    arrays = [turned(name, array, layout) for name, array in check_arrays({"Q": Q, "K": K, "V": V}).items()]
+    with said_heads_first(layout):
+        return function(*arrays)
 
 
 def _misfit(Q: tuple[int, ...], K: tuple[int, ...], V: tuple[int, ...]) -> str:
@@ -315,41 +310,40 @@ def check_range(
     scaled last unless `folded`: then Q comes scaled. The difference of two is at most twice a score; partial sums of P̃V are at
     most N_k·max|v|. `bias` is the most that one adds. `stored` is the type S is written to HBM in, for the algorithms that do.
 
-    Raises ValueError.
+    Raises ValueError, for numbers that are not finite, too.
     """
     chip = chip_dtype(inputs.dtype)
-    if not abs(scale) <= largest(chip):
-        raise ValueError(
-            f"scale is {scale:.3g}; expected one that {chip.name} holds, which ends at {largest(chip):.3g}"
-        )
     q, k = _longest_row(inputs.Q), _longest_row(inputs.K)
-    score, row = abs(scale) * q * k + bias, max(q, abs(scale) * q)
+    score, row, limit = abs(scale) * q * k + bias, max(q, abs(scale) * q), largest(chip)
     total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k / (1 - dropout_p)
-    if not max(q * k * (not folded), row, 2 * score) < largest(chip) or not score < largest(
-        chip if stored is None else stored
-    ):
-        reached = (
-            ("products of Q and K could reach {:.3g}", 0.0 if folded else q * k, chip),
-            ("scores could reach {:.3g}", score, chip if stored is None else stored),
+    product, in_memory = 0.0 if folded else q * k, chip if stored is None else stored
+    fits = all(number < limit for number in (product, row, 2 * score, 4 * total)) and score < largest(in_memory)
+    if not (fits and abs(scale) <= limit):
+        for name, array in vars(inputs).items():
+            _check_finite(name, array)
+        if not abs(scale) <= limit:
+            raise ValueError(f"scale is {scale:.3g}; expected one that {chip.name} holds, which ends at {limit:.3g}")
+        for said, most, type_ in (
+            ("products of Q and K could reach {:.3g}", product, chip),
+            ("scores could reach {:.3g}", score, in_memory),
             ("a row of scale · Q could be {:.3g} long", row, chip),
             ("two scores could be {:.3g} apart", 2 * score, chip),
-        )
-        said, most, type_ = next(one for one in reached if not one[1] < largest(one[2]))
-        raise ValueError(
-            f"Q and K{' and the bias' * bool(bias)} are too large: {said.format(most)}, and {type_.name} ends at "
-            f"{largest(type_):.3g}. Scale the inputs down, or give a wider dtype"
-        )
-    if not total < largest(chip) / 4:
+        ):
+            if not most < largest(type_):
+                raise ValueError(
+                    f"Q and K{' and the bias' * bool(bias)} are too large: {said.format(most)}, and {type_.name} ends at "
+                    f"{largest(type_):.3g}. Scale the inputs down, or give a wider dtype"
+                )
         raise ValueError(
             f"V is too large: a sum over {inputs.shape.N_k:,} keys could reach {total:.3g}, and {chip.name} ends at "
-            f"{largest(chip):.3g}. Scale V down, or give a wider dtype"
+            f"{limit:.3g}. Scale V down, or give a wider dtype"
         )
 
 
 def _longest_row(a: Array) -> float:
     wide = a.astype(np.float64)
     top = float(np.max(np.abs(wide), initial=0.0))
-    return top and math.sqrt(float(np.max(np.sum((wide / top) ** 2, axis=-1)))) * top
+    return math.sqrt(float(np.max(np.sum((wide / top) ** 2, axis=-1)))) * top if 0 < top < math.inf else top
 
 
 def check_M(M: Any, itemsize: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
@@ -11,9 +12,9 @@ from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer
-from flashsim.problem.arguments import check_callback, check_observers
-from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned
-from flashsim.problem.options import Options, check_options
+from flashsim.problem.arguments import check_callback, check_flag, check_observers
+from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned, turning
+from flashsim.problem.options import NoOptions, Options, check_how, check_options
 from flashsim.run.gather import gather_gradients, gather_tally
 from flashsim.run.launch import OnHead, finished, launch, launch_all
 from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan
@@ -87,10 +88,11 @@ def forward(
     """
     algorithm, policy = chosen(name, "forward"), check_sizing(sizing, blocks, enforce)
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
-    plan = forward_plan(
-        algorithm, _own(forward, algorithm, options), policy, Q, K, V, check_layout(layout), check_finite, launch, M=M,
-        scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
+    planned = partial(
+        forward_plan, algorithm, _own(forward, algorithm, options), policy, check_flag("check_finite", check_finite), launch,
+        M=M, scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
     )  # fmt: skip
+    plan = planned(Q, K, V) if check_layout(layout) == HEADS_FIRST else turning(layout, planned, Q, K, V)
     run = finished(plan, launch_all(plan, observers, on_head))
     return run if layout == HEADS_FIRST else replace(run, O=turned("O", run.O, layout), layout=layout)
 
@@ -107,6 +109,7 @@ def backward(
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
+    **unknown: Unpack[NoOptions],
 ) -> Gradients:
     """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., H_q, N_q, d_v).
 
@@ -125,6 +128,7 @@ def backward(
 
     Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
+    check_how(backward, unknown, ())
     algorithm = chosen(name, "backward")
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
     run = check_run(algorithm, run)

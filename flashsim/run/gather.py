@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms import GRADIENTS
+from flashsim.algorithms.blocks import who_chose
 from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.machine.memory import HBM, SRAM, Observer
 from flashsim.machine.traffic import Traffic
@@ -34,7 +35,6 @@ def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]
     """Return the finished backward pass; dK and dV of query heads that ran each on its own are summed first."""
     said = {name: f"{name}_parts" if plan.parts and name != "dQ" else name for name in GRADIENTS}
     found: dict[str, Any] = {name: stacked(plan, name, outcome.matrices[name], said[name]) for name in GRADIENTS}
-    assert outcome.cost is not None
     cost, dB = outcome.cost, None
     if plan.parts:
         sums, summing = key_gradients(plan, {name: found[name] for name in ("dK", "dV")}, observers)
@@ -60,7 +60,7 @@ def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequen
         if summed_over(bias, plan.together, plan.problem.shape.N_q) is not None:
             shapes, stored = {"dB": (plan.together, prod(bias.matrix))}, chip_dtype(plan.problem.dtype)
             cost = cost.with_sums(launch_sums(plan, [shapes], stored, observers)[1])
-    return Tally(**cost_of(plan, cost), flops=cost.flops)
+    return Tally(**cost_of(plan, cost), flops=cost.flops, sizing=who_chose(plan.sizing))
 
 
 def launch_sums(
@@ -70,13 +70,7 @@ def launch_sums(
     sums, cost = [], Cost()
     for parts in problems:
         hbm = HBM(arithmetic=not any(isinstance(each, tuple) for each in parts.values()))
-        sram = SRAM(
-            hbm,
-            plan.problem.M,
-            enforced=plan.sizing.enforced,
-            dtype=chip_dtype(plan.problem.dtype),
-            observers=observers,
-        )
+        sram = plan.on_chip(hbm, observers)
         placed = [hbm.place(f"{name}_parts", each, dtype) for name, each in parts.items()]
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             sum_over_group(hbm, sram, *placed)

@@ -25,7 +25,8 @@ def interleave(a: Array, group: int) -> Array:
     if group == 1:
         return a
     *leading, heads, N, width = a.shape
-    return a.reshape(*leading, heads // group, group, N, width).swapaxes(-3, -2).reshape(*leading, -1, group * N, width)
+    split = a.reshape(*leading, heads // group, group, N, width).swapaxes(-3, -2)
+    return split.reshape(*leading, heads // group, group * N, width)
 
 
 def by_head(a: Array, group: int) -> Array:

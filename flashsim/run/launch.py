@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.notation import log
-from flashsim.algorithms.own import RETURNS
+from flashsim.algorithms.own import RETURNS, is_own
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live
 from flashsim.attention.problem import EVERYTHING
 from flashsim.machine.memory import HBM, SRAM, Event, Matrix, MemoryModelError, Observer
 from flashsim.machine.shape_only import ShapeOnly
-from flashsim.machine.source import PACKAGE, at_line
+from flashsim.machine.source import at_line
 from flashsim.machine.traffic import Flops, Occupancy, Traffic
 from flashsim.masks.band import Band
 from flashsim.masks.dropout import NoDropout, TileDropout
@@ -72,43 +72,29 @@ class Outcome:
     """What all launches of a plan left: matrices by name, one for each launch; what they cost together."""
 
     matrices: dict[str, list[Array]] = field(default_factory=dict)
-    cost: Cost | None = None
+    cost: Cost = field(init=False)
     dB: dict[Head, Array] = field(default_factory=dict)  # by where its bias is among the leading axes
 
 
 def launch_all(plan: Plan, observers: Sequence[Observer], on_head: OnHead | None) -> Outcome:
     """Launch one head, or group, after another. `on_head` is called with (launches done, launches in all)."""
     outcome, heads = Outcome(), list(np.ndindex(plan.leading))
-    bias = None if plan.row_mask is EVERYTHING else plan.row_mask.bias
     with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for number, head in enumerate(heads):
-            at = () if bias is None else bias.at(head)
+            at = () if plan.row_mask.bias is None else plan.row_mask.bias.at(head)
             hbm, sram, returned = launch(plan, head, number, observers, outcome.dB.get(at))
             cost = Cost(hbm.traffic, sram.peak, sram.flops)
-            outcome.cost = outcome.cost + cost if outcome.cost else cost
+            outcome.cost = outcome.cost + cost if number else cost
             names = (*(matrix.name for matrix in returned), *plan.algorithm.saves)
             for name, matrix in {name: hbm.peek(name) for name in names if name in hbm}.items():
                 outcome.matrices.setdefault(name, []).append(matrix)
-            if plan.algorithm.direction == "forward":
-                _keep_lse(plan, hbm, outcome.matrices)
+            if plan.algorithm.lse is not None:
+                outcome.matrices.setdefault("lse", []).append(plan.algorithm.lse(hbm, plan.options))
             elif "dB" in hbm:
                 outcome.dB[at] = np.array(hbm.peek("dB"))
             if on_head is not None:
                 on_head(number + 1, len(heads))
     return outcome
-
-
-def _keep_lse(plan: Plan, hbm: HBM, matrices: dict[str, list[Array]]) -> None:
-    """Add the launch's log-sum-exp, (N_q, 1), to the matrices that launches left, if it is known."""
-    if plan.algorithm.lse is not None:
-        found = plan.algorithm.lse(hbm, plan.options)
-    elif "L" in matrices:
-        found = matrices["L"][-1]
-    elif "l" in matrices:
-        found = matrices["m"][-1] + log(matrices["l"][-1])
-    else:
-        return
-    matrices.setdefault("lse", []).append(found)
 
 
 def launch(
@@ -118,22 +104,23 @@ def launch(
 
     `dB` is what heads before this one made of the bias's gradient, if they share it.
     """
-    algorithm, mask = plan.algorithm, plan.row_mask
+    algorithm = plan.algorithm
     hbm = HBM(arithmetic=plan.given is not None)
-    band = None
-    if not hbm.arithmetic:
-        band = (mask if plan.skips else EVERYTHING).band(plan.shape, head) if mask.folds else None
-        if band is None:
-            _refuse_too_many(mask, algorithm.cuts(plan.blocks, plan.shape.N_q, plan.shape.N_k))
-    chip = chip_dtype(plan.problem.dtype)
-    M, enforced = plan.problem.M, plan.sizing.enforced
-    sram = SRAM(hbm, M, enforced=enforced, dtype=chip, observers=observers, fold=band is not None)
+    band = None if hbm.arithmetic else _counted_by(plan, head)
+    sram = plan.on_chip(hbm, observers, fold=band is not None)
     placed = _placed(plan, hbm, head, number)
     parts = [_part(part, plan, hbm, sram, head, number, dB, band) for part in algorithm.parts]
-    code = getattr(algorithm.run, "__code__", None)
-    bundled = code is not None and code.co_filename.startswith(PACKAGE)
-    run = algorithm.run if bundled or number else followed(algorithm.run, sram)
+    run = followed(algorithm.run, sram) if is_own(algorithm) and not number else algorithm.run
     return hbm, sram, _returned(plan, hbm, run(hbm, sram, *placed, plan.blocks, *parts))
+
+
+def _counted_by(plan: Plan, head: Head) -> Band | None:
+    """Return the band of the live tiles, by which a launch without arithmetic counts; None: tile by tile."""
+    mask = plan.row_mask
+    if mask.folds and (band := (mask if plan.skips else EVERYTHING).band(plan.shape, head)) is not None:
+        return band
+    _refuse_too_many(mask, plan.algorithm.cuts(plan.blocks, plan.shape.N_q, plan.shape.N_k))
+    return None
 
 
 def _part(
@@ -219,17 +206,18 @@ def _wrong(plan: Plan, said: str) -> MemoryModelError:
 
 def finished(plan: Plan, outcome: Outcome) -> Run:
     """Return the finished forward pass."""
-    matrices = outcome.matrices
-    found: dict[str, Any] = {
-        name: stacked(plan, name, matrices[name]) for name in ("O", "l", "m", "lse") if name in matrices
-    }
+    left = outcome.matrices
+    found: dict[str, Any] = {name: stacked(plan, name, left[name]) for name in ("O", "l", "m", "lse") if name in left}
+    if "l" in found:
+        found["lse"] = found["m"] + log(found["l"])
+    elif "L" in left:
+        found["lse"] = stacked(plan, "L", left["L"])
     if plan.check_finite and not plan.algorithm.returns:
         for name, matrix in found.items():
             if np.isnan(matrix).any():
                 returned = "L" if name == "lse" else name
                 raise _of_nan(plan, f"{plan.algorithm.name!r} returned an {returned} with NaN in it")
-    saved = {name: each for name, each in matrices.items() if name not in {*found, "L"}}
-    assert outcome.cost is not None
+    saved = {name: each for name, each in left.items() if name not in {*found, "L"}}
     return Run(**{"l": None, "m": None, "lse": None, **found}, **cost_of(plan, outcome.cost), plan=plan, saved=saved)
 
 

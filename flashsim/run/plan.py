@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -20,13 +21,12 @@ from flashsim.algorithms.blocks import (
     by_keys,
     by_queries,
     by_trial,
-    clipped,
 )
 from flashsim.algorithms.record import OPERANDS, Algorithm
-from flashsim.attention.problem import EVERYTHING, Problem
-from flashsim.machine.memory import MemoryModelError, SramOverflow
+from flashsim.attention.problem import Problem
+from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow
 from flashsim.masks.rules import All, Bools, Head, Mask, as_mask
-from flashsim.problem.arguments import check_blocks, check_count, check_flag, check_tiles, is_one_of, shown
+from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
 from flashsim.problem.inputs import (
     Array,
     Inputs,
@@ -35,7 +35,7 @@ from flashsim.problem.inputs import (
     check_inputs,
     check_M,
     check_range,
-    said_heads_first,
+    chip_dtype,
     turned,
 )  # fmt: skip
 from flashsim.problem.matrices import Kind
@@ -83,29 +83,32 @@ class Plan:
     @property
     def needs(self) -> tuple[str, ...]:
         """The matrices in HBM at the beginning. Dropout's are P_dropped and Z for Algorithm 3, R for other backward passes."""
-        operands = self.algorithm.operands
         if not self.problem.dropout_p:
-            return tuple(name for name in operands if name != "P_dropped")
+            return tuple(name for name in self.algorithm.operands if name != "P_dropped")
         if self.algorithm.direction == "forward":
-            return operands
-        return (*operands, "Z" if "P" in operands else "R")
+            return self.algorithm.operands
+        return (*self.algorithm.operands, "Z" if "P" in self.algorithm.operands else "R")
 
     @property
     def parts(self) -> bool:
         """Whether query heads that share a KV head run each on its own, and so have dK and dV in parts."""
         return self.problem.group > 1 and self.together == 1
 
+    def on_chip(self, hbm: HBM, observers: Sequence[Observer], fold: bool = False) -> SRAM:
+        """Return the memory that a launch computes in, beside its HBM."""
+        M, chip = self.problem.M, chip_dtype(self.problem.dtype)
+        return SRAM(hbm, M, enforced=self.sizing.enforced, dtype=chip, observers=observers, fold=fold)
+
     def operand(self, name: str, kind: Kind, head: Head, number: int) -> Array:
         """Return a matrix of the launch at `head`, the `number`th: of query heads, or of the KV head that they share."""
         if name in self.saved:
             return self.saved[name][number]
-        given = cast(Inputs, self.given)
-        array: Any = self.more[name] if name in self.more else getattr(given, name)
+        array: Any = self.more[name] if name in self.more else getattr(self.given, name)
         by_key = kind.rows == "N_k"
         if self.together > 1 and not by_key:
             members = slice(self.together * head[-1], self.together * (head[-1] + 1))
             array, head = interleave(array[head[:-1]][members], self.together), (0,)
-        return cast(Array, array[given.kv(head) if by_key and self.parts else head])
+        return cast(Array, array[self.given.kv(head) if self.given and by_key and self.parts else head])
 
     def attended(self, head: Head) -> Bools | None:
         """Return the whole (N_q, N_k) mask of one query head, block mask included, for the reference; None: it attends to all."""
@@ -127,19 +130,16 @@ Launched = Callable[[Plan, Head], Any]
 
 
 def forward_plan(
-    algorithm: Algorithm, options: Mapping[str, Any], sizing: Sizing, Q: Any, K: Any, V: Any, layout: str, check_finite: Any,
-    launched: Launched, **asked: Any,
+    algorithm: Algorithm, options: Mapping[str, Any], sizing: Sizing, check_finite: bool, launched: Launched,
+    Q: Any, K: Any, V: Any, **asked: Any,
 ) -> Plan:  # fmt: skip
     """Return the plan of a forward pass, on copies of Q, K, V. `asked` is what `Problem.checked` takes."""
-    check_finite = check_flag("check_finite", check_finite)
-    given = check_inputs(Q, K, V, check_finite=check_finite, layout=layout)
-    with said_heads_first(layout):
-        problem = Problem.checked(given.shape, given.leading, given.group, given.dtype, **asked)
-        mask = _mask_of(algorithm, problem, options, given.leading)
+    given = check_inputs(Q, K, V)
+    problem = Problem.checked(given.shape, given.leading, given.group, given.dtype, **asked)
+    mask = _mask_of(algorithm, problem, options, given.leading)
     if check_finite:
-        stored, bias = problem.dtype if algorithm.stores_scores else None, None if mask is EVERYTHING else mask.bias
-        most = 0.0 if bias is None else bias.largest
-        check_range(given, problem.scale, problem.dropout_p, stored, most, "tau" not in algorithm.parts)
+        stored, bias = problem.dtype if algorithm.stores_scores else None, mask.bias.largest if mask.bias else 0.0
+        check_range(given, problem.scale, problem.dropout_p, stored, bias, "tau" not in algorithm.parts)
     return plan_of(algorithm, problem, options, sizing, mask, launched, given=given.copy(), check_finite=check_finite)
 
 
@@ -213,27 +213,28 @@ def plan_of(
         algorithm=algorithm, problem=problem, options=options, sizing=sizing, mask=mask, together=together, shape=shape,
         leading=leading, row_mask=row_mask, blocks=Blocks(1, 1, shape.N_q, shape.N_k), **given,
     )  # fmt: skip
-
-    first = (0,) * len(leading)
-
-    def fits(blocks: Blocks, M: int) -> bool:
-        """Say whether a launch with these blocks stays within M, by trying it on shapes alone, with every tile."""
-        enforced, of_M = Fixed(blocks.B_r, blocks.B_c), replace(problem, M=M)
-        try:
-            launched(replace(plan, problem=of_M, given=None, blocks=blocks, sizing=enforced, skips=False), first)
-        except SramOverflow:
-            return False
-        return True
-
-    asked = SizingProblem(algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, fits)
-    sizes = sizing(asked) if algorithm.line_1 is not by_trial else _tried(plan, asked, launched, first)
-    if not isinstance(sizes, Blocks):
-        raise ValueError(f"sizing returned {shown(sizes)}; expected flashsim.Blocks")
-    B_r, B_c = check_count("sizing's B_r", sizes.B_r), check_count("sizing's B_c", sizes.B_c)
-    return replace(plan, blocks=clipped(shape, B_r, B_c))
+    asked = SizingProblem(
+        algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, partial(_fits, plan, launched)
+    )
+    return replace(plan, blocks=_tried(plan, asked, launched) if algorithm.line_1 is by_trial else sizing(asked))
 
 
-def _tried(plan: Plan, asked: SizingProblem, launched: Launched, first: Head) -> Blocks:
+def _fits(plan: Plan, launched: Launched, blocks: Blocks, M: int) -> bool:
+    """Say whether a launch with these blocks stays within M, by trying it on shapes alone, with every tile."""
+    of_M = replace(plan, problem=replace(plan.problem, M=M), blocks=blocks, sizing=Fixed(blocks.B_r, blocks.B_c))
+    try:
+        _first(of_M, launched)
+    except SramOverflow:
+        return False
+    return True
+
+
+def _first(plan: Plan, launched: Launched) -> Any:
+    """Run the plan's first launch on shapes alone, with every tile."""
+    return launched(replace(plan, given=None, skips=False), (0,) * len(plan.leading))
+
+
+def _tried(plan: Plan, asked: SizingProblem, launched: Launched) -> Blocks:
     """Return the blocks of a function whose loops are not known: by its closed form's line 1, if it has one; else those of
     `by_keys` or `by_queries`, with which it moves fewer elements, on shapes alone and with every tile.
     """
@@ -247,9 +248,9 @@ def _tried(plan: Plan, asked: SizingProblem, launched: Launched, first: Head) ->
         return keys
 
     def moved(blocks: Blocks) -> float:
-        loose = replace(plan, given=None, blocks=blocks, sizing=Told(plan.sizing, False), skips=False)
+        loose = replace(plan, blocks=blocks, sizing=Told(plan.sizing, False))
         try:
-            accesses: int = launched(loose, first)[0].traffic.accesses
+            accesses: int = _first(loose, launched)[0].traffic.accesses
         except Exception:  # of a function of the user's, whose run will say it
             return math.inf
         return accesses
@@ -281,10 +282,14 @@ def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:
 
     `enforce` says whether to exceed M is an error; None: what the policy says.
     """
-    policy = SIZINGS[sizing] if is_one_of(sizing, SIZINGS) else sizing
-    if isinstance(policy, str) or not callable(policy):
-        raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}, or a policy object")
-    check_flag("sizing.enforced", getattr(policy, "enforced", None))
+    policy = SIZINGS[sizing] if is_one_of(sizing, SIZINGS) else _told(sizing)
     if (given := check_blocks(blocks)) is not None:
         policy = Fixed(*given)
     return policy if enforce is None else Told(policy, check_flag("enforce", enforce))
+
+
+def _told(policy: Any) -> Sizing:
+    """Return a policy object of the user's, whose blocks are checked."""
+    if isinstance(policy, str) or not callable(policy):
+        raise ValueError(f"unknown sizing {shown(policy)}; known: {', '.join(map(repr, SIZINGS))}, or a policy object")
+    return Told(policy, check_flag("sizing.enforced", getattr(policy, "enforced", None)))

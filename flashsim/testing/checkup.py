@@ -83,7 +83,7 @@ def check_attention(
     max_examples, seed = check_count("max_examples", max_examples), check_count("seed", seed, 0, 2**64 - 1)
     fail_fast = check_flag("fail_fast", fail_fast)
     progress, on_try = check_callback("progress", progress), check_callback("on_try", on_try)
-    subject, names = replace(_subject(fn, spec, backward, dropout), on_try=on_try), _names(checks)
+    subject, names = replace(subject_of(fn, spec, backward, dropout), on_try=on_try), _names(checks)
     expected = _check_expected(subject, expected_failures, names)
     apply, undeclared_for = applicable(subject, names)
     if not apply:
@@ -130,7 +130,7 @@ def replay(
     Raises ValueError where the check does not apply to what the spec declares.
     """
     __tracebackhide__ = VERDICT
-    subject = _subject(fn, spec, backward, dropout)
+    subject = subject_of(fn, spec, backward, dropout)
     if not isinstance(case, Case):
         raise ValueError(f"case is {shown(case)}; expected a flashsim.testing.Case")
     if reason := CHECKS[_known(check)].needs(subject):
@@ -149,11 +149,12 @@ def _without(subject: Subject, missed: Sequence[Mismatch]) -> Subject:
     """Return the kernel with a spec that leaves out what its first calls did not fit."""
     changes = {name: value for mismatch in missed if not mismatch.stops for name, value in mismatch.changes.items()}
     back = subject.back if changes.pop("backward", True) else None
-    fitting = _subject(subject.fn, replace(subject.spec, **changes), back, subject.keep_mask)
+    fitting = subject_of(subject.fn, replace(subject.spec, **changes), back, subject.keep_mask)
     return replace(fitting, on_try=subject.on_try) if missed else subject
 
 
-def _subject(fn: Any, spec: Any, backward: Any, dropout: Any) -> Subject:
+def subject_of(fn: Any, spec: Any, backward: Any, dropout: Any) -> Subject:
+    """Return the kernel under test. Raises ValueError for what is no function, or no spec."""
     check_spec(spec)
     for name, given in (("fn", fn), ("backward", backward), ("dropout", dropout)):
         if not callable(given) and (name == "fn" or given is not None):
@@ -242,7 +243,7 @@ def parametrize_with_checks(
     """
     import pytest
 
-    subject, seed = _subject(fn, spec, backward, dropout), check_count("seed", seed, 0, 2**64 - 1)
+    subject, seed = subject_of(fn, spec, backward, dropout), check_count("seed", seed, 0, 2**64 - 1)
     max_examples = check_count("max_examples", max_examples)
     expected = _check_expected(subject, expected_failures, None)
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}

@@ -3,6 +3,7 @@ the shrinking of its case to a simple one."""
 
 from __future__ import annotations
 
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -193,18 +194,25 @@ def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
 ATTEMPTS, SEEDS = 600, 8  # to lower a value; with other numbers
 
 
-def shrink(check: Check, subject: Subject, case: Case) -> Finding | None:
+def shrink(
+    check: Check,
+    subject: Subject,
+    case: Case,
+    attempt: Callable[[Check, Subject, Case], Finding | None] = try_check,
+    seconds: float = float("inf"),
+) -> Finding | None:
     """Return the finding of a failing case in which one value after the other is lowered, for as long as it fails.
 
-    What is returned has not failed, or is None, where the case itself does not fail again.
+    What is returned has not failed, or is None, where the case itself does not fail again. After so many seconds none is
+    lowered any more.
     """
-    best = try_check(check, subject, case)
+    until, best = time.monotonic() + seconds, attempt(check, subject, case)
     if best is None or not best.failed:
         return best
     simpler, left = _simpler(best.case, subject.spec), ATTEMPTS
-    while left and (tried := next(simpler, None)) is not None:
+    while left and time.monotonic() < until and (tried := next(simpler, None)) is not None:
         left -= 1
-        finding = try_check(check, subject, tried)
+        finding = attempt(check, subject, tried)
         if finding is not None and finding.failed and finding.case == tried:
             best, simpler = finding, _simpler(tried, subject.spec)
     return best

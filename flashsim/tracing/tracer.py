@@ -13,7 +13,7 @@ from flashsim.algorithms.own import chosen, forward_of
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_array, check_observers
-from flashsim.problem.inputs import HEADS_FIRST, check_inputs, check_layout, check_shape_of_dO, turned
+from flashsim.problem.inputs import HEADS_FIRST, check_inputs, check_layout, check_shape_of_dO, turned, turning
 from flashsim.run.api import backward, forward
 from flashsim.tracing.about import traced
 from flashsim.tracing.recording import Recorder
@@ -46,7 +46,7 @@ def trace(
         return _recorded(partial(what, *given, **options), observers)
     layout = check_layout(options.pop("layout", HEADS_FIRST))
     Q, K, V = given
-    inputs = check_inputs(Q, K, V, check_finite=False, layout=layout)
+    inputs = check_inputs(Q, K, V) if layout == HEADS_FIRST else turning(layout, check_inputs, Q, K, V)
     Q, K, V, dO = inputs.Q, inputs.K, inputs.V, None if dO is None else turned("dO", check_array("dO", dO), layout)
     if dO is not None:
         check_shape_of_dO(dO, (*Q.shape[:-1], V.shape[-1]), layout)

@@ -28,6 +28,7 @@ NAMES = (
     "appendices",
     "section_4",
     "beyond_attention",
+    "serving",
     "chapter",
     "optimality",
 )

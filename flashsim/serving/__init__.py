@@ -1,0 +1,28 @@
+"""What serves: attention of ragged batches, with index arrays that are read through HBM and counted.
+
+paged                     to keys and values in pages, which a table names
+cascade                   of sequences that share prefixes, once for all of them
+varlen, varlen_backward   of sequences that lie end to end
+decode                    with all tiles shared out over workers: Stream-K, or fixed splits
+count, exact              what a program moves, on lengths alone, and by formula
+"""
+
+from __future__ import annotations
+
+from flashsim.serving.api import (
+    ServingExact,
+    ServingGradients,
+    ServingRun,
+    ServingTally,
+    count,
+    exact,
+)
+from flashsim.serving.packing import varlen, varlen_backward
+from flashsim.serving.pages import paged
+from flashsim.serving.prefixes import cascade
+from flashsim.serving.scheduling import decode
+
+__all__ = [
+    "ServingExact", "ServingGradients", "ServingRun", "ServingTally", "cascade", "count", "decode", "exact", "paged",
+    "varlen", "varlen_backward",
+]  # fmt: skip

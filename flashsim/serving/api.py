@@ -1,0 +1,297 @@
+"""What the room's functions share: choosing blocks, launching a program for each KV head, and what that returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from flashsim.algorithms.blocks import clipped, most_rows
+from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
+from flashsim.machine.traffic import ArrayTraffic, Occupancy, Traffic
+from flashsim.problem.arguments import (
+    check_blocks,
+    check_choice,
+    check_count,
+    check_flag,
+    check_heads,
+    check_observers,
+    check_scale,
+    shown,
+)
+from flashsim.problem.inputs import Array, check_M, chip_dtype, float_dtype
+from flashsim.problem.shapes import Shape, Sizes
+from flashsim.run.interleaving import by_head, interleave
+from flashsim.run.results import Costs
+from flashsim.serving.batch import Batch, Operands
+from flashsim.serving.checks import check_by_sequence
+from flashsim.serving.programs import programs
+from flashsim.serving.record import ServingProgram
+from flashsim.serving.theory import forms
+from flashsim.support.blas import one_blas_thread
+from flashsim.support.sizes import Size
+from flashsim.tracing.about import trace_of
+from flashsim.tracing.recording import Recorder
+from flashsim.tracing.traces import Trace
+
+
+@dataclass(frozen=True)
+class Call:
+    """A program, a batch in its blocks, the program's options, and its operands: arrays, or lengths alone."""
+
+    program: ServingProgram
+    batch: Batch
+    options: Mapping[str, Any]
+    operands: Operands
+
+    @property
+    def words(self) -> list[str]:
+        """The operands that are words, which all KV heads share."""
+        return [
+            name for name, value in self.operands.items() if not isinstance(value, tuple) and value.dtype == np.uint32
+        ]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of one KV head's operands."""
+        of = ((name, given if isinstance(given, tuple) else given.shape[-2:]) for name, given in self.operands.items())
+        return {name: (rows, columns) for name, (rows, columns) in of}
+
+    def run(self, head: int | None, observers: Sequence[Observer] = ()) -> tuple[HBM, SRAM, Sequence[Matrix]]:
+        """Run it for one KV head; None: on lengths alone. Return its memory, and the matrices that it returned."""
+        batch, hbm = self.batch, HBM(arithmetic=head is not None)
+        sram = SRAM(hbm, batch.M, dtype=chip_dtype(batch.dtype), observers=observers)
+        placed = []
+        for name, value in self.operands.items():
+            if name in self.words:
+                placed.append(hbm.place(name, value, index=True))
+                continue
+            dtype = chip_dtype(batch.dtype) if name == "L" else batch.dtype
+            placed.append(hbm.place(name, value if isinstance(value, tuple) else value[head], dtype))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return hbm, sram, self.program.run(hbm, sram, batch, *placed, *self.options.values())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ServingTally(Costs):
+    """What a program moves: `hbm`, accesses by array over all KV heads; `sram`, peak and capacity; `blocks`, B_r and B_c."""
+
+    blocks: Sizes
+    call: Call
+
+    @property
+    def batch(self) -> Batch:
+        """The lengths, heads and widths."""
+        return self.call.batch
+
+    def traced(self, recorder: Recorder) -> Trace:
+        """Return the trace of the first KV head. Keys are those of the pool, or of the prefixes, where there are such."""
+        batch, shapes = replace(self.batch, heads=self.batch.group, kv_heads=1), self.call.shapes
+        first = "p" if "K_p" in shapes else ""
+        keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
+        rows = {
+            "Q": "d",
+            "dQ": "d",
+            **dict.fromkeys(("O", "O_new", "dO"), "d_v"),
+            **dict.fromkeys(("L", "L_new", "D"), "1"),
+        }
+        kinds = {**dict.fromkeys(shapes, ("", "")), **keys, **{name: ("N_q", w) for name, w in rows.items()}}
+        shape = Shape(shapes["Q"][0], shapes[next(iter(keys))][0], batch.d, batch.d_v)
+        follows = ("m", "l", "O", "L") if self.call.program.direction == "forward" else ("D", "dQ")
+        return trace_of(
+            recorder, self.call.program, kinds, shape, exact(replace(self, call=replace(self.call, batch=batch))),
+            blocks=clipped(shape, batch.B_r, batch.B_c), M=batch.M, enforced=True, stored=batch.dtype.name,
+            options=", ".join(f"{name} {shown(value)}" for name, value in self.call.options.items()),
+            follows=tuple((name, kinds.get(name, ("N_q", "1"))) for name in follows),
+        )  # fmt: skip
+
+    def _asked(self) -> dict[str, Any]:
+        batch, plain = self.batch, bool | int | float | str | None
+        return {
+            "direction": self.call.program.direction,
+            **{name: getattr(batch, name) for name in ("heads", "kv_heads", "d", "d_v", "causal")},
+            "queries": list(batch.queries),
+            "keys": list(batch.keys),
+            "dtype": batch.dtype.name,
+            "scale": batch.tau,
+            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in self.call.options.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ServingRun(ServingTally):
+    """A finished run: O[s] is (H_q, N_s, d_v), lse[s] is (H_q, N_s), −∞ for a row without a key; and what it cost."""
+
+    O: list[Array]
+    lse: list[Array]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ServingGradients(ServingTally):
+    """A finished backward pass: dQ[s], dK[s], dV[s], one array a sequence, (heads, length, width); and what it cost."""
+
+    dQ: list[Array]
+    dK: list[Array]
+    dV: list[Array]
+
+
+def called(
+    program: ServingProgram, batch: Batch, blocks: Any, options: Mapping[str, Any], given: Callable[[Mapping[str, Any]], Operands]
+) -> Call:  # fmt: skip
+    """Return the call of a program in blocks (B_r, B_c), or, None, in the largest of its proportions that fit M.
+
+    `given` returns the operands, of the checked options.
+    """
+    taken = [*signature(program.options).parameters.values()][1:]
+    if {one.name for one in taken if one.default is one.empty} - {*options} or {*options} - {one.name for one in taken}:
+        expected = ", ".join(one.name + " (may be left out)" * (one.default is not one.empty) for one in taken)
+        raise ValueError(
+            f"options of {program.name!r} are {', '.join(options) or 'none'}; expected {expected or 'none'}"
+        )
+    found = program.options(batch, **options)
+    form = forms()[program.name, program.direction]
+    rows_in_all, most = max(batch.shapes()["Q"][0], 1), found.get("page") or max(1, *batch.keys)
+
+    def cut(B_r: int, B_c: int, M: int = batch.M) -> Batch:
+        return replace(batch, B_r=min(B_r, rows_in_all), B_c=min(B_c, most), M=M)
+
+    def fits(rows: int, M: int) -> bool:
+        return form.peak(cut(*program.line_1(rows, batch, **found)), **found) <= M
+
+    fixed = check_blocks(blocks)
+    if fixed is None:
+        at = f"{len(batch)} sequences with d = {batch.d}, d_v = {batch.d_v}"
+        fixed = program.line_1(most_rows(fits, batch.M, max(rows_in_all, most), program.name, at), batch, **found)
+    return Call(program, cut(*fixed), found, given(found))
+
+
+def launched(call: Call, observers: Sequence[Observer] = ()) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Run a call for each KV head; return its costs, and the matrices that it returned, (H_kv, rows, width), by name."""
+    batch, arithmetic = (
+        call.batch,
+        any(isinstance(value, np.ndarray) and value.ndim == 3 for value in call.operands.values()),
+    )
+    traffic, peak, found = Traffic(), 0, dict[str, list[Array]]()
+    with one_blas_thread():
+        for head in range(batch.kv_heads) if arithmetic else (None,):
+            hbm, sram, returned = call.run(head, observers)
+            traffic, peak = traffic + hbm.traffic, max(peak, sram.peak)
+            for matrix in returned if arithmetic else ():
+                found.setdefault(matrix.name, []).append(hbm.peek(matrix.name))
+    costs = {
+        "algorithm": call.program.name,
+        "hbm": _total(call, traffic if arithmetic else traffic.times(batch.kv_heads)),
+        "sram": Occupancy(peak, batch.M, True),
+        "blocks": Sizes(B_r=batch.B_r, B_c=batch.B_c),
+        "call": call,
+    }
+    return costs, {name: np.stack(heads) for name, heads in found.items()}
+
+
+def _total(call: Call, traffic: Traffic) -> Traffic:
+    """Return the traffic of all KV heads, which share words."""
+    heads = call.batch.kv_heads
+    return Traffic({name: a.shared(heads) if name in call.words else a for name, a in traffic.by_array.items()})
+
+
+def finished(call: Call, observers: Sequence[Observer] = ()) -> ServingRun:
+    """Run a call of a forward pass."""
+    costs, found = launched(call, check_observers(observers))
+    O, L = (by_sequence(call.batch, found[name]) for name in ("O", "L"))
+    return ServingRun(**costs, O=O, lse=[lse[..., 0] for lse in L])
+
+
+def gradients(call: Call, observers: Sequence[Observer] = ()) -> ServingGradients:
+    """Run a call of a backward pass."""
+    batch, (costs, found) = call.batch, launched(call, check_observers(observers))
+    keys = [slice(*batch.cols(s)) for s in range(len(batch))]
+    of_keys = {name: [found[name][:, own] for own in keys] for name in ("dK", "dV")}
+    return ServingGradients(**costs, dQ=by_sequence(batch, found["dQ"]), **of_keys)
+
+
+def by_sequence(batch: Batch, packed: Array) -> list[Array]:
+    """Return (H_kv, rows, width) as (H_q, N_s, width) for each sequence."""
+    return [by_head(packed[:, slice(*batch.rows(s))], batch.group) for s in range(len(batch))]
+
+
+def packed(batch: Batch, sequences: Sequence[Array]) -> Array:
+    """Return the inverse: (H_q, N_s, width) for each sequence as (H_kv, rows, width)."""
+    return np.concatenate([interleave(array, batch.group) for array in sequences], axis=1)
+
+
+def batch_of(
+    Q: Array, K: Array, V: Array, queries: Sequence[int], keys: Sequence[int], M: Any, causal: Any, scale: Any, starts: Any = None
+) -> Batch:  # fmt: skip
+    """Return the batch of arrays (heads, ·, width) that were checked, of these lengths by sequence."""
+    return Batch(
+        queries=tuple(queries), keys=tuple(keys), heads=len(Q), kv_heads=len(K), d=Q.shape[2], d_v=V.shape[2], dtype=Q.dtype,
+        M=check_M(M, Q.dtype.itemsize), tau=check_scale(scale, Q.shape[2]), causal=check_flag("causal", causal), starts=starts,
+    )  # fmt: skip
+
+
+def count(
+    name: str,
+    *,
+    queries: Any,
+    keys: Any,
+    d: int,
+    d_v: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    dtype: Any = "float32",
+    direction: str = "forward",
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = True,
+    observers: Sequence[Observer] = (),
+    **options: Any,
+) -> ServingTally:
+    """Count what a program of this room would move, by running it on lengths alone.
+
+    queries, keys  N_s and n_s, a length for each sequence; one number of queries is every sequence's
+    options        the program's own, such as page=16 for "paged"
+
+    Other arguments as in the functions that run them. Raises ValueError.
+    """
+    known = programs(check_choice("direction", direction, ("forward", "backward")))
+    program = known[check_choice("name", name, known)]
+    n = check_by_sequence("keys", keys)
+    N = check_by_sequence("queries", [queries] * len(n) if isinstance(queries, int) else queries)
+    if len(N) != len(n):
+        raise ValueError(f"queries has {len(N)} lengths; expected {len(n)}, one for each sequence, as keys has")
+    stored, (heads, kv_heads), d = float_dtype(dtype), check_heads(heads, kv_heads), check_count("d", d)
+    batch = Batch(
+        queries=N, keys=n, heads=heads, kv_heads=kv_heads, d=d, d_v=d if d_v is None else check_count("d_v", d_v), dtype=stored,
+        M=check_M(M, stored.itemsize), tau=check_scale(None, d), causal=check_flag("causal", causal),
+    )  # fmt: skip
+    call = called(program, batch, blocks, options, lambda found: program.operands(batch, found))
+    costs, _ = launched(call, check_observers(observers))
+    return ServingTally(**costs)
+
+
+@dataclass(frozen=True)
+class ServingExact:
+    """Accesses by array, and the peak on chip, by formula."""
+
+    hbm: Traffic
+    sram: Occupancy
+
+
+def exact(tally: ServingTally) -> ServingExact:
+    """Return by formula what was counted, with which it agrees by `==`."""
+    call, batch = tally.call, tally.batch
+    form = forms()[call.program.name, call.program.direction]
+    chip, shapes, arrays = chip_dtype(batch.dtype).itemsize, call.shapes, {}
+    for name, moved in form.moved(batch, **call.options).items():
+        size = moved.size if name not in shapes else prod(shapes[name])
+        if isinstance(size, tuple):
+            size = shapes[size[0]][0] * size[1]
+        itemsize = 4 if name in call.words else chip if moved.chip else batch.dtype.itemsize
+        role = "input" if name in shapes else moved.role
+        arrays[name] = ArrayTraffic(moved.reads, moved.writes, 0, size, itemsize, role)
+    hbm = _total(call, Traffic(arrays).times(batch.kv_heads))
+    return ServingExact(hbm, Occupancy(form.peak(batch, **call.options), batch.M, True))

@@ -1,0 +1,111 @@
+"""A ragged batch: what every program knows of it. One KV head's rows are those of its g query heads, row r of head r % g."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from flashsim.machine.memory import Tile
+from flashsim.machine.shape_only import ShapeOnly
+from flashsim.problem.inputs import Array
+from flashsim.support.sizes import ceil_div
+
+Operands = Mapping[str, Array | tuple[int, int]]
+"""By name: arrays (H_kv, rows, width), words (rows, width) as uint32, or shapes (rows, width) of one KV head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Sequences that are attended to each alone, and the blocks in which.
+
+    queries, keys   N_s and n_s, the lengths by sequence; any may be 0
+    heads, kv_heads query heads, and KV heads that they share
+    causal          key j is seen from position p if j ≤ p + n_s − N_s: aligned at the bottom right
+    starts          where sequences begin, packed, in queries and in keys; by default each where the one before it ends
+    """
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    d: int
+    d_v: int
+    dtype: np.dtype[Any]
+    M: int
+    tau: float
+    causal: bool
+    B_r: int = 1
+    B_c: int = 1
+    starts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head, g."""
+        return self.heads // self.kv_heads
+
+    @cached_property
+    def _starts(self) -> tuple[Sequence[int], Sequence[int]]:
+        return self.starts or ((0, *accumulate(self.queries)), (0, *accumulate(self.keys)))
+
+    def rows(self, s: int) -> tuple[int, int]:
+        """Return where the rows of a sequence begin and end, in one KV head's Q."""
+        first, g = self._starts[0][s], self.group
+        return g * first, g * (first + self.queries[s])
+
+    def cols(self, s: int) -> tuple[int, int]:
+        """Return where the keys of a sequence begin and end, packed."""
+        first = self._starts[1][s]
+        return first, first + self.keys[s]
+
+    @property
+    def longest(self) -> int:
+        """The most rows of a sequence."""
+        return self.group * max(self.queries, default=0)
+
+    def row_blocks(self, s: int) -> int:
+        """Return T, how many blocks of B_r the rows of a sequence have."""
+        return ceil_div(self.group * self.queries[s], self.B_r)
+
+    def seen(self, s: int, i: int, n: int) -> int:
+        """Return e, how many of its n keys the rows of block i of a sequence see: the first e."""
+        N, end = self.queries[s], min((i + 1) * self.B_r, self.group * self.queries[s])
+        return min(max((end - 1) // self.group + 1 + n - N, 0), n) if self.causal else n
+
+    def mask(self, S_ij: Tile, s: int, i: int, first: int, n: int) -> Tile:
+        """Return a tile of scores against the keys from `first`, with −∞ for those beyond n, and those after a row's position."""
+        if isinstance(S_ij, ShapeOnly):
+            return S_ij
+        keys = first + np.arange(S_ij.shape[1])
+        last = np.full((len(S_ij), 1), n - 1)
+        if self.causal:
+            last = (i * self.B_r + np.arange(len(S_ij))[:, None]) // self.group + n - self.queries[s]
+        allowed = keys <= np.minimum(last, n - 1)
+        return S_ij if allowed.all() else np.where(allowed, S_ij, S_ij.dtype.type(-np.inf))
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Return the shapes of one KV head's Q, K and V, packed end to end."""
+        n = sum(self.keys)
+        return {"Q": (self.group * sum(self.queries), self.d), "K": (n, self.d), "V": (n, self.d_v)}
+
+    @cached_property
+    def alike(self) -> Sequence[Hashable]:
+        """Sequences of equal lengths cost alike: for `sram.loop`."""
+        return [*zip(self.queries, self.keys, strict=True)]
+
+    def launched(self, s: int) -> Sequence[Hashable]:
+        """Return the same of as many row blocks as the longest sequence has: the last one's own, and those that are not there."""
+        own = [*self.rows_alike(s)]
+        last = [("last", own.pop())] if own else []
+        return [*own, *last, *[None] * (ceil_div(self.longest, self.B_r) - len(own) - len(last))]
+
+    def rows_alike(self, s: int) -> Sequence[Hashable]:
+        """Return, for each row block of a sequence, the keys that it sees, as those of equally many cost alike."""
+        return [self.seen(s, i, self.keys[s]) for i in range(self.row_blocks(s))]

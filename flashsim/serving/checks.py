@@ -1,0 +1,131 @@
+"""Checks of ragged batches: what is wrong is named with its argument, its sequence, and its page."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.problem.arguments import check_array, check_count, shown
+from flashsim.problem.inputs import FLOATS, Array
+
+NONE = 2**32 - 1
+"""The word for "none": a page that is not mapped."""
+
+
+def check_word(name: str, s: int, j: int, word: int, pages: int) -> int:
+    """Return the word that a program read for page j of sequence s. Raises ValueError unless it is one of so many pages."""
+    if word >= pages:
+        said = "2³²−1, which is none" if word == NONE else f"{word:,}"
+        raise ValueError(
+            f"{name}[{s}, {j}] is {said}, and sequence {s} has keys on its page {j}; expected one of {pages:,} pages, from 0"
+        )
+    return word
+
+
+def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | None = None) -> list[Array]:
+    """Return a list of arrays (heads, length, width), one a sequence, of one type, as many heads and columns.
+
+    like  the name of another list, and that: of the same type and number
+    """
+    if not isinstance(given, list | tuple) or not given:
+        raise ValueError(f"{name} is {shown(given)}; expected a list of arrays (heads, length, width), one a sequence")
+    arrays = [check_packed(f"{name}[{s}]", array) for s, array in enumerate(given)]
+    if like is not None and len(arrays) != len(like[1]):
+        raise ValueError(f"{name} has {len(arrays)} sequences; expected {len(like[1])}, as {like[0]} has")
+    first = like[1][0] if like is not None else arrays[0]
+    of = f"{like[0]}[0]" if like is not None else f"{name}[0]"
+    for s, array in enumerate(arrays):
+        if array.dtype != first.dtype:
+            raise ValueError(f"{name}[{s}] has dtype {array.dtype}; expected {first.dtype}, as {of} has")
+        if (len(array), array.shape[2]) != (len(arrays[0]), arrays[0].shape[2]):
+            want = f"({len(arrays[0])}, ·, {arrays[0].shape[2]}), as {name}[0]"
+            raise ValueError(f"{name}[{s}] has shape {array.shape}; expected {want}")
+    return arrays
+
+
+def check_packed(name: str, given: Any) -> Array:
+    """Return an array (heads, length, width) of floats; the length may be 0."""
+    array = check_array(name, given)
+    if array.ndim != 3 or 0 in (array.shape[0], array.shape[2]):
+        raise ValueError(f"{name} has shape {array.shape}; expected (heads, length, width)")
+    if array.dtype.name not in FLOATS:
+        raise ValueError(f"{name} has dtype {array.dtype}; expected one of {', '.join(FLOATS)}")
+    return array
+
+
+def check_fit(Q: Array, K: Array, V: Array, names: str = "QKV") -> None:
+    """Raise ValueError unless keys and values fit each other and the queries: rows of K and V, columns, heads, and types."""
+    q, k, v = (
+        f"{name} has shape {a.shape}"
+        for name, a in zip(names.split() if " " in names else names, (Q, K, V), strict=True)
+    )
+    if K.dtype != Q.dtype or V.dtype != Q.dtype:
+        raise ValueError(f"dtypes are {Q.dtype}, {K.dtype}, {V.dtype}; expected one for queries, keys and values")
+    if K.shape[:2] != V.shape[:2]:
+        raise ValueError(f"{k} and {v}; expected as many heads and rows")
+    if K.shape[2] != Q.shape[2] or len(Q) % len(K):
+        raise ValueError(f"{q} and {k}; expected one d, and query heads that are a multiple of KV heads")
+
+
+def check_words(name: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.uint32]:
+    """Return whole numbers from 0 to 2³²−1 of that shape, None where any length will do; −1 is 2³²−1, none."""
+    array = check_array(name, given)
+    wanted = "(" + ", ".join("·" if n is None else str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
+    if array.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
+        raise ValueError(f"{name} has shape {array.shape}; expected {wanted}")
+    if array.dtype.kind not in "iu" or np.any((array < -1) | (array > NONE)):
+        raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
+    return np.where(array < 0, NONE, array).astype(np.uint32)
+
+
+def check_by_sequence(name: str, given: Any, least: int = 0) -> tuple[int, ...]:
+    """Return a length for each sequence, from `least` up."""
+    if not isinstance(given, list | tuple | np.ndarray | range) or not len(given):
+        raise ValueError(f"{name} is {shown(given)}; expected a length for each sequence")
+    return tuple(check_count(f"{name}[{s}]", n, least=least) for s, n in enumerate(given))
+
+
+Levels = tuple[tuple[tuple[int, int, int], ...], ...]
+"""Of prefixes: levels, and of each its nodes, (first sequence, the one behind the last, keys), without gaps."""
+
+
+def check_levels(b: int, prefix: Any, levels: Any) -> Levels:
+    """Return levels of prefixes of b sequences, gaps filled with empty nodes; `prefix` is one level, of one node."""
+    if prefix is not None:
+        if levels:
+            raise ValueError(f"prefix is {shown(prefix)}, and levels are given; expected one of the two")
+        levels = [[(0, b, prefix)]]
+    found = []
+    for number, level in enumerate(levels):
+        nodes, at = list[tuple[int, int, int]](), 0
+        for k, node in enumerate(level):
+            name = f"levels[{number}][{k}]"
+            if not isinstance(node, tuple | list) or len(node) != 3:
+                raise ValueError(f"{name} is {shown(node)}; expected (first sequence, the one behind the last, keys)")
+            first, end, n = (
+                check_count(f"{name}'s {what}", x, 0) for what, x in zip(("first", "end", "keys"), node, strict=True)
+            )
+            if not at <= first < end <= b:
+                raise ValueError(
+                    f"{name} is of sequences {first} to {end}; expected some of {at} to {b}, behind the node before"
+                )
+            nodes += [(at, first, 0)] * (at < first) + [(first, end, n)]
+            at = end
+        found.append((*nodes, *[(at, b, 0)] * (at < b)))
+    return tuple(found)
+
+
+def check_ends(name: str, given: Any, rows: int, of: str) -> NDArray[np.uint32]:
+    """Return where sequences begin, and the last one ends: words that do not fall, up to so many rows of an array."""
+    ends = check_words(name, given, (None,))
+    if len(ends) < 2:
+        raise ValueError(f"{name} is {shown(given)}; expected where each sequence begins, and where the last one ends")
+    for s, (first, end) in enumerate(itertools.pairwise(ends.tolist())):
+        if not first <= end <= rows:
+            said = f"{name}[{s + 1}] is {end:,}, where sequence {s} ends"
+            raise ValueError(f"{said}; expected {first:,}, its beginning, to {rows:,}, the rows of {of}")
+    return ends

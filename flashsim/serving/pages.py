@@ -1,0 +1,63 @@
+"""Paged attention: `paged` runs it, forward, on a pool of pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flashsim.machine.memory import Observer
+from flashsim.problem.arguments import check_count
+from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
+from flashsim.serving.checks import check_fit, check_packed, check_sequences, check_words
+from flashsim.serving.programs import programs
+from flashsim.support.sizes import Size, ceil_div
+
+
+def paged(
+    Q: Any,
+    K: Any,
+    V: Any,
+    table: Any,
+    lengths: Any,
+    *,
+    page: int,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    tail: str = "rows",
+    splits: int | None = None,
+    observers: Sequence[Observer] = (),
+) -> ServingRun:
+    """Run attention of a batch of sequences to keys and values that lie in pages.
+
+    Q        a list with (H_q, N_s, d) for each sequence; N_s may be 0
+    K, V     pools (H_kv, pages·page, ·), of whole pages; H_q is a multiple of H_kv
+    table    (b, width): table[s, j] is the page in which the keys page·j … of sequence s lie; entries that are not needed may be
+             anything, and −1, or 2³²−1, says that there is none
+    lengths  (b,), the keys of each sequence, those of its queries included
+    tail     "rows": of a sequence's last page what is filled is loaded; "page": all of it, and masked
+    splits   in how many runs each row block's pages are attended to independently, and merged (FlashDecoding); None: one
+    blocks   (B_r, B_c); tiles do not straddle pages. None: B_c = page, and the largest B_r that fits M
+
+    Q r of N_s is at position r + n_s − N_s. Rows of the pool that no sequence fills may hold anything, NaN too. Raises ValueError
+    for arguments that make no sense, naming sequence and page, `SramOverflow` where blocks do not fit M.
+
+    Source: "Efficient Memory Management for Large Language Model Serving with PagedAttention" (Kwon et al.).
+    """
+    queries, page = check_sequences("Q", Q), check_count("page", page)
+    K, V = check_packed("K", K), check_packed("V", V)
+    check_fit(queries[0], K, V, "Q[0] K V")
+    if K.shape[1] % page:
+        raise ValueError(f"K has {K.shape[1]} rows; expected a multiple of page = {page}")
+    words, n = check_words("table", table, (len(queries), None)), check_words("lengths", lengths, (len(queries),))
+    for s, keys in enumerate(n.tolist()):
+        if ceil_div(keys, page) > words.shape[1]:
+            most = f"at most {words.shape[1] * page}, as table has {words.shape[1]} pages of {page} for each sequence"
+            raise ValueError(f"lengths[{s}] is {keys}; expected {most}")
+    batch = batch_of(queries[0], K, V, [array.shape[1] for array in queries], n.tolist(), M, causal, scale)
+    operands = {"Q": packed(batch, queries), "K": K, "V": V, "table": words, "lengths": n[:, None]}
+    asked, name = {"page": page, "tail": tail}, "paged" if splits is None else "paged_split"
+    if splits is not None:
+        asked["splits"] = splits
+    return finished(called(programs()[name], batch, blocks, asked, lambda _: operands), observers)

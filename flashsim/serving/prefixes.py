@@ -1,0 +1,63 @@
+"""Shared prefixes: `cascade` attends to them once for all rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flashsim.machine.memory import Observer
+from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
+from flashsim.serving.checks import check_fit, check_levels, check_packed, check_sequences
+from flashsim.serving.programs import programs
+from flashsim.support.sizes import Size
+
+
+def cascade(
+    Q: Any,
+    suffixes: Any,
+    *,
+    prefix: Any = None,
+    levels: Any = (),
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    observers: Sequence[Observer] = (),
+) -> ServingRun:
+    """Run attention of a batch whose sequences share prefixes: to each prefix once for all rows, to each suffix alone; merged.
+
+    Q         a list with (H_q, N_s, d) for each sequence
+    suffixes  a list with (K_s, V_s), (H_kv, n_s, ·), for each sequence: its own keys, those of its queries at the end
+    prefix    (K_p, V_p), (H_kv, n_p, ·), which all sequences share; it lies before every query
+    levels    in place of `prefix`, a tree of prefixes: levels, the root first, each a list of (first, end, K, V), which sequences
+              first … end − 1 share
+    causal    of suffixes: query r of N_s sees those up to position r + n_s − N_s
+
+    Raises ValueError for arguments that make no sense, naming sequence, level and node; `SramOverflow` where blocks do not fit M.
+
+    Sources: FlashInfer's "Cascade Inference" (Ye et al.); "Hydragen" (Juravsky et al.).
+    """
+    queries = check_sequences("Q", Q)
+    K = check_sequences("suffixes, K", [pair[0] for pair in suffixes], ("Q", queries))
+    V = check_sequences("suffixes, V", [pair[1] for pair in suffixes], ("Q", queries))
+    tree = [[(0, len(queries), *prefix)]] if prefix is not None else levels
+    lengths, shared = [], ([K[0][:, :0]], [V[0][:, :0]])
+    for number, level in enumerate(tree):
+        lengths.append([])
+        for k, (first, end, *pair) in enumerate(level):
+            name = "prefix" if prefix is not None else f"levels[{number}][{k}]"
+            both = [check_packed(f"{name}, {X}", array) for X, array in zip("KV", pair, strict=True)]
+            check_fit(queries[0], *both, f"Q[0] {name},K {name},V")
+            lengths[-1].append((first, end, both[0].shape[1]))
+            for found, array in zip(shared, both, strict=True):
+                found.append(array)
+    for s in range(len(queries)):
+        check_fit(queries[s], K[s], V[s], f"Q[{s}] K[{s}] V[{s}]")
+    batch = batch_of(queries[0], K[0], V[0], [q.shape[1] for q in queries], [k.shape[1] for k in K], M, causal, scale)
+    K_p, V_p = (np.concatenate(found, axis=1) for found in shared)
+    ends = {"K_p": K_p, "V_p": V_p, "K": np.concatenate(K, axis=1), "V": np.concatenate(V, axis=1)}
+    options = {"levels": check_levels(len(queries), None, lengths)}
+    operands = {"Q": packed(batch, queries), **ends}
+    return finished(called(programs()["cascade"], batch, blocks, options, lambda _: operands), observers)

@@ -1,0 +1,42 @@
+"""What a program that serves is: a record at the end of its file, as an algorithm's is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashsim.algorithms.blocks import by_queries
+from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Record
+from flashsim.serving.batch import Batch, Operands
+
+
+def one_line_1(rows: int, batch: Batch, **options: Any) -> tuple[int, int]:
+    """Return (B_r, B_c) of a block of Q of `rows` rows, in the proportions of `q_outer`."""
+    return by_queries(rows, -(-(batch.d + batch.d_v) // 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingProgram(Record):
+    """A function `run(hbm, sram, batch, *operands, *options)` of one KV head, with the query heads that share it as its rows.
+
+    title      as pictures and tables say it
+    direction  "forward" or "backward"
+    options    (batch, its own options by name) -> all of them, checked, in the order in which `run` takes them
+    operands   (batch, options) -> each on lengths alone, in order: its shape; or, of an index array, its words
+    returns    the matrices in HBM that it returns
+    line_1     (rows, batch, options by name) -> (B_r, B_c): the proportions of blocks, where none are asked for
+    bugs       mistakes that somebody could make or has made, each as a change to its text; tests plant them
+    """
+
+    called = "PROGRAM"
+    name: str
+    title: str
+    run: Callable[..., Any]
+    direction: str = "forward"
+    options: Callable[..., Mapping[str, Any]] = lambda batch: {}
+    operands: Callable[[Batch, Mapping[str, Any]], Operands]
+    returns: tuple[str, ...] = ("O", "L")
+    line_1: Callable[..., tuple[int, int]] = one_line_1
+    bugs: tuple[Bug, ...] = field(default=(), repr=False)

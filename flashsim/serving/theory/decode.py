@@ -1,0 +1,48 @@
+"""Decoding by a schedule. A problem is a row block of b rows and T = ⌈e/B_c⌉ tiles; it has P segments, and parts if P > 1.
+
+    reads   Q: d·Σ b·P   K: d·Σ cover(e, B_c)   V: d_v·Σ cover(e, B_c)   parts: (d_v + 2)·Σ b·P where P > 1
+    writes  O: R·d_v   L: R   parts: as they are read
+    peak    q_outer's; or merging, b(2d_v + 5)
+
+Fixed: P = t. Stream-K: workers' shares of ΣT tiles begin at w·⌊ΣT/G⌋ + min(w, ΣT mod G), and P is 1 + the shares that begin
+inside the problem.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashsim.serving.batch import Batch
+from flashsim.serving.theory.form import Ints, Moved, ServingForm, results, sequences, tile_peak, whole
+
+
+def segments(p: Batch, schedule: str, workers: int, splits: int) -> tuple[Ints, Ints]:
+    """Return b and P of every problem."""
+    every = [*sequences(p)]
+    b, T = np.concatenate([s.b for s in every]), np.concatenate([-(-s.e // p.B_c) for s in every])
+    if schedule == "fixed":
+        return b, np.full(len(b), splits)
+    share, rest = divmod(whole(T), workers)
+    w = np.arange(1, workers)
+    begins, ends = np.unique(w * share + np.minimum(w, rest)), np.cumsum(T)
+    inside = np.searchsorted(begins, ends, "left") - np.searchsorted(begins, ends - T, "right")
+    return b, 1 + np.maximum(inside, 0)
+
+
+def moved(p: Batch, schedule: str, workers: int, splits: int) -> dict[str, Moved]:
+    """Return what each array of one KV head moves."""
+    b, P = segments(p, schedule, workers, splits)
+    k, parts = sum(whole(s.cover(p.B_c)) for s in sequences(p)), whole((b * P)[P > 1])
+    found = {"Q": Moved(whole(b * P) * p.d), "K": Moved(k * p.d), "V": Moved(k * p.d_v), **results(p)}
+    sizes = {"O_parts": p.d_v * parts, "l_parts": parts, "m_parts": parts}
+    return found | {name: Moved(size, size, size, chip=True) for name, size in sizes.items()}
+
+
+def peak(p: Batch, schedule: str, workers: int, splits: int) -> int:
+    """A segment, or merging. The first tile is a problem's largest, and has a segment, as empty ones are smaller."""
+    b, P = segments(p, schedule, workers, splits)
+    merging = int(b[P > 1].max(initial=0)) * (2 * p.d_v + 5)
+    return max([merging, *(tile_peak(p, s.b, s.first(p.B_c)) for s in sequences(p))])
+
+
+FORM = ServingForm(name="decode", moved=moved, peak=peak)

@@ -1,0 +1,101 @@
+"""`ServingForm`, a program's closed forms; and row blocks, with what they see, from positions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.machine.traffic import Role
+from flashsim.serving.batch import Batch
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one KV head moves of an array, in elements. `size` is of one that the program makes, `chip` its type.
+
+    A size ("Q", w) is w for each row of that operand, some of which may be of no sequence.
+    """
+
+    reads: int
+    writes: int = 0
+    size: int | tuple[str, int] = 0
+    chip: bool = False
+    role: Role = "extra"
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """The row blocks of a sequence with N queries and n keys: rows b of each, and e, the first keys that they see."""
+
+    N: int
+    n: int
+    b: Ints
+    e: Ints
+
+    def cover(self, B: int) -> Ints:
+        """Return the keys that each row block loads, in tiles of B."""
+        return np.minimum(-(-self.e // B) * B, self.n)
+
+    def first(self, B: int) -> Ints:
+        """Return the keys of the first tile that each row block loads, which is the largest; 0 where there is none."""
+        return np.where(self.e > 0, min(B, self.n), 0)
+
+    @property
+    def R(self) -> int:
+        """How many rows there are."""
+        return int(self.b.sum())
+
+
+@lru_cache(2**14)
+def row_blocks(N: int, n: int, g: int, B_r: int, causal: bool) -> RowBlocks:
+    """Return the row blocks of a sequence: row r, at position r // g + n − N, sees the keys up to itself, or all."""
+    row = np.arange(g * N, dtype=np.int64)
+    keys = np.clip(row // g + 1 + n - N, 0, n) if causal else np.full(g * N, n)
+    first = np.arange(0, g * N, B_r)
+    ends = np.append(first[1:], g * N) if len(first) else first
+    e = np.maximum.reduceat(keys, first) if len(first) else first
+    return RowBlocks(N, n, ends - first, e)
+
+
+def sequences(p: Batch) -> Iterator[RowBlocks]:
+    """Yield each sequence's row blocks."""
+    for N, n in zip(p.queries, p.keys, strict=True):
+        yield row_blocks(N, n, p.group, p.B_r, p.causal)
+
+
+def tile_peak(p: Batch, b: Ints, c: Ints, more: int = 0) -> int:
+    """Return the most on chip in the inner loop, where row blocks of b rows meet tiles of c keys, none if c is 0; + `more` words.
+
+    Q_i O_i K_j V_j, S_ij, ℓ_i m_i m_i^new: (b + c)(d + d_v) + b·c + 3b; without a tile b(d + d_v + 2).
+    """
+    w = p.d + p.d_v
+    on_chip = (b + c) * w + b * c + np.where(c > 0, 3 * b + more, 2 * b)
+    return int(max(on_chip, default=0))
+
+
+def results(p: Batch) -> dict[str, Moved]:
+    """Return what is written: O, and L."""
+    R = p.group * sum(p.queries)
+    return {"O": Moved(0, R * p.d_v, ("Q", p.d_v), role="output"), "L": Moved(0, R, ("Q", 1), chip=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingForm:
+    """`moved`, what each array of one KV head moves, and `peak`, the most on chip: of the batch, and the program's options."""
+
+    name: str
+    direction: str = "forward"
+    moved: Callable[..., Mapping[str, Moved]]
+    peak: Callable[..., int]
+
+
+def whole(x: Any) -> int:
+    """Return a sum as a Python int."""
+    return int(np.sum(x))

@@ -1,0 +1,35 @@
+"""Packed batches. Blocks up to the longest sequence's are launched for each, and read cu_q; those that are there read cu_k.
+
+    reads   Q: R·d   K: d·Σ cover(e_i, B_c)   V: d_v·Σ cover(e_i, B_c)   cu_q: 2b·⌈max R_s/B_r⌉ words   cu_k: 2·Σ ⌈R_s/B_r⌉
+    writes  O: R·d_v   L: R
+    peak    q_outer's, and four words; or the two of a block that is not there
+
+b is how many sequences there are.
+"""
+
+from __future__ import annotations
+
+from flashsim.serving.batch import Batch
+from flashsim.serving.theory.form import Moved, ServingForm, results, sequences, tile_peak, whole
+
+
+def moved(p: Batch) -> dict[str, Moved]:
+    """Return what each array of one KV head moves."""
+    T = [len(blocks.b) for blocks in sequences(p)]
+    k = sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
+    reads = {
+        "Q": p.group * sum(p.queries) * p.d,
+        "K": k * p.d,
+        "V": k * p.d_v,
+        "cu_q": 2 * len(T) * max(T),
+        "cu_k": 2 * sum(T),
+    }
+    return {**{name: Moved(n) for name, n in reads.items()}, **results(p)}
+
+
+def peak(p: Batch) -> int:
+    """The words are held for the whole turn."""
+    return max([0, *(tile_peak(p, blocks.b, blocks.first(p.B_c)) + 4 for blocks in sequences(p) if len(blocks.b))])
+
+
+FORM = ServingForm(name="varlen", moved=moved, peak=peak)

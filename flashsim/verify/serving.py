@@ -1,0 +1,198 @@
+"""What serving moves: pages, shared prefixes, packed batches, schedules. Authors' claims, by counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, sqrt
+from typing import Any
+
+import numpy as np
+
+from flashsim import serving
+from flashsim.masks.paddings import KeyPadding
+from flashsim.run.api import count
+from flashsim.serving.programs import programs
+from flashsim.serving.schedules import schedule_of
+from flashsim.verify.shared import Claim, none_differs
+
+
+def counts(full: bool) -> Claim:
+    """Ragged batches. What serves moves what closed forms say, array by array, and its peak on chip is theirs."""
+    rng, unequal, runs = np.random.default_rng(21), [], 400 if full else 60
+    asked: dict[str, dict[str, Any]] = {
+        "paged": {"page": 5}, "paged_split": {"page": 4, "tail": "page", "splits": 3}, "cascade": {"prefix": 37}, "varlen": {},
+        "decode": {"workers": 7},
+    }  # fmt: skip
+    known = [*programs().values(), *programs("backward").values()]
+    for number in range(runs):
+        program, (b, g, H, d, d_v) = known[number % len(known)], rng.integers(1, 9, 5).tolist()
+        lengths = {name: rng.integers(0, most, b).tolist() for name, most in (("queries", 12), ("keys", 60))}
+        how = {"heads": g * H, "kv_heads": H, "d": d, "d_v": d_v, "M": 10**6, "blocks": (*rng.integers(1, 20, 2),)}
+        options = asked[program.name]
+        tally = serving.count(
+            program.name, direction=program.direction, **lengths, **how, causal=bool(b % 2), **options
+        )
+        exact = serving.exact(tally)
+        if (exact.hbm, exact.sram) != (tally.hbm, tally.sram):
+            unequal.append(f"{program.name} at {lengths}")
+    tried = f"{runs} batches of up to 8 sequences, {len(known)} programs, lengths from 0"
+    return none_differs(tried, unequal, {"runs": runs})
+
+
+def block_table(full: bool) -> Claim:
+    """PagedAttention (Kwon et al., 2023), section 7.1. Its kernel is 20 to 26% slower as it reads a block table: that is not
+    traffic, since in pages of 16 the table is less than a thousandth of what K and V move."""
+    shares = {}
+    for page in (1, 16):
+        tally = serving.count("paged", queries=1, keys=[2048], d=128, dtype="float16", page=page, M=10**6)
+        moved = tally.hbm.by_array
+        shares[page] = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
+    said = ", ".join(f"{share:.2%} with p = {page}" for page, share in shares.items())
+    return Claim("one query, n = 2,048, d = 128, float16", f"table {said}", shares[16] < 1e-3, {"shares": shares})
+
+
+def page_waste(full: bool) -> Claim:
+    """PagedAttention (Kwon et al., 2023), Figure 2. Reserving whole sequences used 20.4 to 38.2% of the memory for K and V. Pages
+    waste (p − 1)/2 rows a sequence; with the table, fewest bytes are kept at p = √(8n/w), w bytes of K and V a token."""
+    lengths, waste = range(373, 629), {}
+    for page in (16, 256):
+        waste[page] = pool_bytes(page, lengths, 1) / sum(lengths) - 1
+    longer, w = range(1, 4096, 1 if full else 37), 2 * 8 * 128 * 2
+    kept = {p: pool_bytes(p, longer, w, 4) for p in range(1, 33)}
+    best, root = min(kept, key=kept.__getitem__), sqrt(8 * sum(longer) / len(longer) / w)
+    said = ", ".join(f"{share:.1%} with p = {page}" for page, share in waste.items())
+    return Claim(
+        "n = 373 … 628; 8 KV heads of d = 128 in float16, n = 1 … 4,095",
+        f"waste {said}; fewest bytes at p = {best}, √(8n/w) = {root:.1f}",
+        waste[16] < 0.02 and best == round(root),
+        {"waste": waste, "best": best},
+    )
+
+
+def pool_bytes(page: int, lengths: Sequence[int], row: int, word: int = 0) -> int:
+    """Return the bytes of pages that are kept for these sequences, of `row` bytes a token, and of their table's words."""
+    rows = serving.count("paged", queries=0, keys=lengths, d=1, page=page, blocks=(1, 1)).hbm.by_array["K"].size
+    return rows * row + rows // page * word
+
+
+def cascade_saving(full: bool) -> Claim:
+    """FlashInfer, "Cascade Inference" (Ye et al., 2024): up to 31 times faster. A prefix of b sequences is not read b times less:
+    ⌈b·g·N/B_r⌉ passes remain, so accesses fall B_r/(g·N)-fold at most."""
+    saved, b = {}, 128
+    for B_r in (16, 64, 128):
+        how: dict[str, Any] = {"queries": 1, "d": 128, "heads": 32, "dtype": "float16", "M": 10**6, "blocks": (B_r, 64)}
+        alone = serving.count("cascade", keys=[32_768 + 128] * b, **how)
+        saved[B_r] = alone.hbm.accesses / serving.count("cascade", keys=[128] * b, prefix=32_768, **how).hbm.accesses
+    said = ", ".join(f"{times:.1f}× with B_r = {B_r}" for B_r, times in saved.items())
+    holds = all(times <= min(B_r, b) for B_r, times in saved.items())
+    return Claim("b = 128, prefix 32,768, suffixes 128, 32 heads, d = 128", f"fewer by {said}", holds, {"saved": saved})
+
+
+def cascade_break_even(full: bool) -> Claim:
+    """vLLM's use_cascade_attention. It asks for a prefix of 256 keys and 8 requests; by accesses a tenth of that pays: few keys
+    repay what it costs, R·d + 4R(d_v + 1)."""
+    least = {}
+    for g in (1, 4, 8):
+        how: dict[str, Any] = {"queries": 1, "d": 128, "heads": g, "kv_heads": 1, "M": 10**6, "blocks": (64, 64)}
+
+        def gains(n: int, how: dict[str, Any] = how) -> bool:
+            alone = serving.count("cascade", keys=[n + 128] * 8, **how)
+            return serving.count("cascade", keys=[128] * 8, prefix=n, **how).hbm.accesses <= alone.hbm.accesses
+
+        least[g] = next((n for n in range(1, 256) if gains(n)), 256)
+    said = ", ".join(f"{n} keys with g = {g}" for g, n in least.items())
+    return Claim(
+        "b = 8, suffixes 128, d = 128, B_r = 64", f"repaid by {said}", max(least.values()) < 26, {"least": least}
+    )
+
+
+def hydragen(full: bool) -> Claim:
+    """Hydragen (Juravsky et al., 2024). From a prefix of 1K to one of 16K, throughput falls by less than 15%, unshared by more
+    than 90%. Bytes say so where a row block holds the whole batch, and not where it holds 128 rows."""
+    weights, kept, b = 26e9, 40 * 40, 1024  # CodeLlama-13b in float16; layers × heads
+
+    def step(n: int, shared: bool, B_r: int) -> float:
+        how: dict[str, Any] = {"queries": 1, "d": 128, "dtype": "float16", "M": 10**7, "blocks": (B_r, 64)}
+        keys, prefix = (64, n) if shared else (64 + n, 0)
+        return weights + kept * serving.count("cascade", keys=[keys] * b, prefix=prefix, **how).hbm.bytes
+
+    falls = {
+        name: 1 - step(1024, *how) / step(16_384, *how)
+        for name, how in (("shared", (True, b)), ("unshared", (False, b)), ("shared, B_r = 128", (True, 128)))
+    }
+    said = ", ".join(f"−{fall:.1%} {name}" for name, fall in falls.items())
+    holds = falls["shared"] < 0.15 and falls["unshared"] > 0.9
+    return Claim("b = 1,024, mean suffix 64 (assumed), 26 GB of weights a step", said, holds, {"falls": falls})
+
+
+def padding(full: bool) -> Claim:
+    """Krell et al., 2021: up to 50% of all tokens can be padding. Tokens are half, tiles of scores a quarter: padded batches move
+    more than twice what packed ones do."""
+    N, d, lengths = 512, 64, [*range(8, 513, 8)]
+    how: dict[str, Any] = {"d": d, "blocks": (64, 64), "M": 10**6}
+    packed = serving.count("varlen", queries=lengths, keys=lengths, causal=False, **how).hbm.accesses
+    whole = len(lengths) * count("q_outer", N=N, **how).hbm.accesses
+    live = sum(count("q_outer", N=N, mask=KeyPadding(n), **how).hbm.accesses for n in lengths)
+    stream = document_stream(lengths, d, 64)
+    times = {
+        "padded": whole / packed,
+        "with live tiles": live / packed,
+        "one stream under a document mask": stream / packed,
+    }
+    share = 1 - sum(lengths) / (N * len(lengths))
+    said = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in times.items())
+    tried = f"b = {len(lengths)}, lengths 8 … {N}, {share:.0%} padding, d = {d}, tiles of 64, not causal"
+    return Claim(tried, f"what is packed moves, {said}", times["padded"] > 2, {"times": times})
+
+
+def document_stream(lengths: list[int], d: int, B: int) -> int:
+    """Return the accesses of `q_outer` on sequences end to end as one, where tiles are live that hold a pair of one sequence."""
+    ends = np.cumsum([0, *lengths])
+    N, keys = int(ends[-1]), 0
+    for row in range(0, N, B):
+        first = ends[np.searchsorted(ends, row, "right") - 1]
+        last = ends[np.searchsorted(ends, min(row + B, N) - 1, "right")]
+        keys += min(ceil(last / B) * B, N) - first // B * B
+    return int(2 * N * d + N + 2 * d * keys)
+
+
+def stream_k(full: bool) -> Claim:
+    """LeanAttention (Sanovar et al., 2024): 1.73 times faster than FlashDecoding. Stream-K's busiest worker has ⌈T/G⌉ tiles. Some
+    number of fixed splits balances as well, with many times the parts; with few parts some comes near."""
+    workers, tally = (
+        108,
+        serving.count("decode", queries=1, keys=[4096] * 32, d=64, workers=108, M=10**6, blocks=(1, 64)),
+    )
+    best = schedule_of(tally.batch, "stream_k", workers, 1)
+    fixed = {t: schedule_of(tally.batch, "fixed", workers, t) for t in range(1, 65)}
+    ratios = {t: one.busiest / best.busiest for t, one in fixed.items()}
+    even = next(t for t, one in fixed.items() if one.busiest == best.busiest)
+    few = min((t for t, one in fixed.items() if one.parts <= best.parts), key=ratios.__getitem__)
+    said = (
+        f"Stream-K {best.busiest} tiles, {best.parts} parts; fixed: t = 1 {ratios[1]:.2f}×, t = {few} {ratios[few]:.2f}× with "
+        f"{fixed[few].parts} parts, t = {even} {ratios[even]:.2f}× with {fixed[even].parts}"
+    )
+    holds = best.busiest == ceil(32 * 64 / workers) and fixed[even].parts > 8 * best.parts
+    return Claim("32 problems of 64 tiles, 108 workers, t = 1 … 64", said, holds, {"ratios": ratios})
+
+
+def multi_token(full: bool) -> Claim:
+    """Packed rows, as in FlashAttention's kernels. With g heads of a group and k + 1 tokens as rows of one block, K is read
+    ⌈g(k + 1)/B_r⌉ times, not g·⌈(k + 1)/B_r⌉: a draft costs what one token does."""
+    reads = {}
+    for tokens in (1, 4, 8):
+        how: dict[str, Any] = {
+            "N_q": tokens,
+            "N_k": 4096,
+            "d": 128,
+            "heads": 8,
+            "kv_heads": 1,
+            "M": 10**6,
+            "blocks": (64, 64),
+        }
+        for gqa in ("separate", "grouped"):
+            tally = count("q_outer", **how, gqa=gqa, causal=True)
+            reads[f"{gqa}, {tokens}"] = tally.hbm.by_array["K"].reads / (4096 * 128)
+    said = "K is read " + ", ".join(f"{times:.2g} times ({name})" for name, times in reads.items())
+    holds = all(times == (1 if "grouped" in name else 8) for name, times in reads.items())
+    return Claim("1, 4 and 8 tokens, g = 8, n = 4,096, B_r = 64", said, holds, {"reads": reads})

@@ -1,0 +1,211 @@
+"""Ragged batches to try programs with: drawn at random, run, and what they should give, by NumPy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim import serving
+from flashsim.serving import ServingRun
+from flashsim.serving.api import finished, gradients
+from flashsim.serving.record import ServingProgram
+
+Array = NDArray[Any]
+
+
+def attention(Q: Array, K: Array, V: Array, causal: bool = True, shared: int = 0) -> tuple[Array, Array]:
+    """O (H_q, N, d_v) and its log-sum-exp (H_q, N) of one sequence; 0 and −∞ for a row without a key. All see `shared` keys."""
+    g = len(Q) // len(K)
+    S = np.einsum("hid,hjd->hij", Q, np.repeat(K, g, axis=0)) / np.sqrt(Q.shape[2])
+    N, n = S.shape[1:]
+    if causal:
+        S = np.where((np.arange(n) <= np.arange(N)[:, None] + n - N) | (np.arange(n) < shared), S, -np.inf)
+    top = S.max(axis=2, initial=-np.inf, keepdims=True)
+    P = np.exp(S - np.where(top == -np.inf, 0, top))
+    l = P.sum(axis=2, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return P @ np.repeat(V, g, axis=0) / np.where(l == 0, 1, l), (top + np.log(l))[..., 0]
+
+
+def attention_gradients(Q: Array, K: Array, V: Array, dO: Array, causal: bool) -> tuple[Array, Array, Array]:
+    """dQ, dK, dV of one sequence, those of heads that share K and V summed up."""
+    O, lse = attention(Q, K, V, causal)
+    k, v = (np.repeat(X, len(Q) // len(K), axis=0) for X in (K, V))
+    scale, (N, n) = 1 / np.sqrt(Q.shape[2]), (Q.shape[1], K.shape[1])
+    seen = (np.arange(n) <= np.arange(N)[:, None] + n - N) | (not causal)
+    with np.errstate(invalid="ignore", over="ignore"):
+        P = np.where(seen, np.exp(scale * Q @ k.swapaxes(1, 2) - lse[..., None]), 0)
+    dS = P * (dO @ v.swapaxes(1, 2) - (dO * O).sum(2, keepdims=True))
+    dK, dV = (
+        X.reshape(len(K), len(Q) // len(K), *X.shape[1:]).sum(1)
+        for X in (scale * dS.swapaxes(1, 2) @ Q, P.swapaxes(1, 2) @ dO)
+    )
+    return scale * dS @ k, dK, dV
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A run; what each sequence attends to by itself; and how `serving.count` is asked for the same."""
+
+    run: Any
+    wanted: list[tuple[Array, ...]]
+    asked: Mapping[str, Any]
+    given: list[tuple[Array, Array, Array]] = field(default_factory=list)
+
+    def again(self, program: ServingProgram | None = None, **batch: Any) -> Any:
+        """Run the same with another program, or with a batch of which something else is so."""
+        call = self.run.call
+        changed = replace(call, program=program or call.program, batch=replace(call.batch, **batch))
+        return (finished if call.program.direction == "forward" else gradients)(changed)
+
+    def wrong(self, run: Any) -> list[tuple[int, str]]:
+        """The sequences, and arrays, in which a run's numbers are not these."""
+        names = ("O", "lse") if isinstance(run, ServingRun) else ("dQ", "dK", "dV")
+        return [
+            (s, name)
+            for s, arrays in enumerate(self.wanted)
+            for name, want in zip(names, arrays, strict=True)
+            if not np.allclose(getattr(run, name)[s], want, rtol=1e-10, atol=1e-10)
+        ]
+
+
+def lengths(rng: np.random.Generator, most: tuple[int, int] = (6, 14)) -> tuple[list[int], list[int]]:
+    """N_s and n_s of up to 4 sequences, often 0, 1, or equal."""
+    b = int(rng.integers(1, 5))
+    N, n = (rng.integers(0, end, b) * (rng.random(b) > 0.15) for end in most)
+    n = np.where(rng.random(b) < 0.2, N, n)
+    return N.tolist(), n.tolist()
+
+
+def arrays(rng: np.random.Generator) -> tuple[list[Array], list[Array], list[Array], dict[str, Any]]:
+    """Q, K, V by sequence, and what `serving.count` is asked for the same lengths."""
+    N, n = lengths(rng)
+    H, g, d, d_v = (int(rng.integers(1, end)) for end in (3, 4, 5, 5))
+    Q, K, V = (
+        [rng.normal(size=(heads, length, width)) for length in of]
+        for heads, of, width in ((g * H, N, d), (H, n, d), (H, n, d_v))
+    )
+    return Q, K, V, {"queries": N, "keys": n, "d": d, "d_v": d_v, "heads": g * H, "kv_heads": H, "dtype": "float64"}
+
+
+def blocks(rng: np.random.Generator) -> tuple[int, int] | None:
+    return None if rng.random() < 0.2 else (int(rng.integers(1, 9)), int(rng.integers(1, 8)))
+
+
+def in_pages(rng: np.random.Generator, K: list[Array], p: int) -> tuple[Array, Array, Callable[[list[Array]], Array]]:
+    """A table of pages at random in a pool, and lengths; and what puts sequences there, with NaN in all other rows."""
+    n = np.array([k.shape[1] for k in K])
+    needed = -(-n // p)
+    pages = int(needed.sum()) + 2
+    table = np.full((len(K), max(1, *needed) + int(rng.integers(2))), -1)
+    free = rng.permutation(pages).tolist()
+    for s, width in enumerate(needed):
+        table[s, :width] = [free.pop() for _ in range(width)]
+
+    def pool(sequences: list[Array]) -> Array:
+        found = np.full((len(sequences[0]), pages * p, sequences[0].shape[2]), np.nan)
+        for s, rows in enumerate(sequences):
+            at = [table[s, j // p] * p + j % p for j in range(rows.shape[1])]
+            found[:, at] = rows
+        return found
+
+    return table, n, pool
+
+
+def paged(rng: np.random.Generator, splits: bool = False) -> Drawn:
+    Q, K, V, asked = arrays(rng)
+    p = int(rng.integers(1, 7))
+    how: dict[str, Any] = {
+        "page": p, "tail": ("rows", "page")[int(rng.integers(2))], "causal": bool(rng.integers(2)), "M": 1000,
+        "blocks": blocks(rng),
+    }  # fmt: skip
+    if splits:
+        how["splits"] = int(rng.integers(1, 5))
+    table, n, pool = in_pages(rng, K, p)
+    run = serving.paged(Q, pool(K), pool(V), table, n, **how)
+    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**asked, **how})
+
+
+def cascade(rng: np.random.Generator) -> Drawn:
+    Q, K, V, asked = arrays(rng)
+    b, H, widths = len(Q), len(K[0]), (asked["d"], asked["d_v"])
+    levels, before = [], [[[X[s][:, :0]] for X in (K, V)] for s in range(b)]
+    for _ in range(int(rng.integers(0, 3))):
+        cuts = sorted({int(c) for c in rng.integers(0, b + 1, 3)})
+        level: list[Any] = []
+        for a, end in pairwise(cuts):
+            n = int(rng.integers(0, 9))
+            node = [rng.normal(size=(H, n, w)) for w in widths]
+            level.append((a, end, *node))
+            for s in range(a, end):
+                for found, X in zip(before[s], node, strict=True):
+                    found.append(X)
+        levels.append(level)
+    how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
+    run = serving.cascade(Q, [*zip(K, V, strict=True)], levels=levels, **how)
+    wanted = []
+    for s in range(b):
+        whole = [np.concatenate([*found, X[s]], axis=1) for found, X in zip(before[s], (K, V), strict=True)]
+        wanted.append(attention(Q[s], *whole, how["causal"], shared=whole[0].shape[1] - K[s].shape[1]))
+    lengths = [[(a, end, K.shape[1]) for a, end, K, _ in level] for level in levels]
+    return Drawn(run, wanted, {**asked, **how, "levels": lengths})
+
+
+def packed(rng: np.random.Generator, sequences: list[Array], before: int) -> tuple[Array, list[int]]:
+    """Sequences end to end, with NaN in rows before and behind them; and where they begin."""
+    apart = [
+        np.full((len(sequences[0]), rows, sequences[0].shape[2]), np.nan) for rows in (before, int(rng.integers(3)))
+    ]
+    ends = before + np.cumsum([0, *(X.shape[1] for X in sequences)])
+    return np.concatenate([apart[0], *sequences, apart[1]], axis=1), ends.tolist()
+
+
+def varlen(rng: np.random.Generator) -> Drawn:
+    Q, K, V, asked = arrays(rng)
+    how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
+    before = [int(rows) for rows in rng.integers(0, 3, 2)]
+    (Q_all, cu_q), (K_all, cu_k) = packed(rng, Q, before[0]), packed(rng, K, before[1])
+    V_all = np.full((*K_all.shape[:2], asked["d_v"]), np.nan)
+    V_all[:, cu_k[0] : cu_k[-1]] = np.concatenate(V, axis=1)
+    run = serving.varlen(Q_all, K_all, V_all, cu_q, cu_k, **how)
+    wanted = [*map(attention, Q, K, V, [how["causal"]] * len(Q))]
+    return Drawn(run, wanted, {**asked, **how}, [*zip(Q, K, V, strict=True)])
+
+
+def varlen_backward(rng: np.random.Generator) -> Drawn:
+    before = varlen(rng)
+    dO = [rng.normal(size=O.shape) for O in before.run.O]
+    sizes = blocks(rng)
+    run = serving.varlen_backward(before.run, dO, blocks=sizes)
+    causal, wanted = before.asked["causal"], []
+    for s in range(len(dO)):
+        Q, K, V = before.given[s]
+        wanted.append(attention_gradients(Q, K, V, dO[s], causal))
+    return Drawn(run, wanted, {**before.asked, "blocks": sizes, "direction": "backward"})
+
+
+def decode(rng: np.random.Generator) -> Drawn:
+    Q, K, V, asked = arrays(rng)
+    schedule = ("fixed", "stream_k")[int(rng.integers(2))]
+    how: dict[str, Any] = {
+        "schedule": schedule, "workers": int(rng.integers(1, 9)), "causal": bool(rng.integers(2)), "M": 1000,
+        "blocks": blocks(rng), "splits": int(rng.integers(1, 5)) if schedule == "fixed" else 1,
+    }  # fmt: skip
+    run = serving.decode(Q, K, V, **how)
+    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**asked, **how})
+
+
+DRAWN: dict[str, Callable[[np.random.Generator], Drawn]] = {
+    "cascade": cascade,
+    "decode": decode,
+    "paged": paged,
+    "paged_split": partial(paged, splits=True),
+    "varlen": varlen,
+    "varlen, backward": varlen_backward,
+}

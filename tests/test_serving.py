@@ -1,0 +1,205 @@
+"""What serves, program by program: numbers, counts `==` theory, on lengths alone, and bugs that are planted and seen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import plots, serving
+from flashsim.algorithms.program import Bug
+from flashsim.machine.memory import Event, MemoryModelError
+from flashsim.serving.api import finished
+from flashsim.serving.programs import programs
+from flashsim.tracing.planting import mutated
+from tests.ragged import DRAWN, Drawn, in_pages
+
+PROGRAMS = {**programs(), **{f"{name}, backward": program for name, program in programs("backward").items()}}
+BUGS = [(name, bug) for name, program in PROGRAMS.items() for bug in program.bugs]
+
+
+def drawn(name: str, seed: int) -> Drawn:
+    return DRAWN[name](np.random.default_rng(seed))
+
+
+def moved(tally: serving.ServingTally) -> dict[str, tuple[int, int]]:
+    """Reads and writes of each array."""
+    return {name: (a.reads, a.writes) for name, a in tally.hbm.by_array.items()}
+
+
+def test_every_program_is_tried() -> None:
+    assert set(DRAWN) == set(PROGRAMS)
+    assert all(program.bugs for program in PROGRAMS.values())
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_numbers_are_each_sequence_s_own_and_counts_are_theory_s(name: str) -> None:
+    for seed in range(60):
+        case = drawn(name, seed)
+        assert not case.wrong(case.run), seed
+        exact = serving.exact(case.run)
+        assert (exact.hbm, exact.sram) == (case.run.hbm, case.run.sram), seed
+        counted = serving.count(name.removesuffix(", backward"), **case.asked)
+        assert (moved(counted), counted.sram) == (moved(case.run), case.run.sram), seed
+        exact = serving.exact(counted)
+        assert (exact.hbm, exact.sram) == (counted.hbm, counted.sram), seed
+
+
+@pytest.mark.parametrize(("name", "bug"), BUGS, ids=[f"{name}: {bug.what}" for name, bug in BUGS])
+def test_a_bug_is_seen(name: str, bug: Bug) -> None:
+    wrong = replace(PROGRAMS[name], run=mutated(PROGRAMS[name].run, (bug.before, bug.after)))
+
+    def seen(seed: int) -> bool:
+        case = drawn(name, seed)
+        try:
+            run = case.again(wrong)
+        except (ValueError, IndexError, MemoryModelError):
+            return True
+        return bool(case.wrong(run)) or run.hbm != case.run.hbm
+
+    assert any(map(seen, range(40)))
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_lines_are_labelled_as_the_listing_says(name: str) -> None:
+    """Each line of a listing has a line of Python, but those that only close a loop."""
+    program = PROGRAMS[name]
+    listed = {int(number) for number in re.findall(r"^    (\d+) +\S", program.listing, re.M)}
+    with open(program.run.__code__.co_filename, encoding="utf-8") as file:
+        labelled = {int(number) for number in re.findall(r"# line (\d+)", file.read())}
+    assert listed == labelled
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_what_happens_is_at_a_line_of_the_listing(name: str) -> None:
+    events: list[Event] = []
+    for seed in range(5):
+        drawn(name, seed).run.call.run(0, [events.append])
+    unlabelled = {event.name for event in events if event.kind in ("load", "compute", "store") and event.label is None}
+    assert unlabelled <= {"O_parts"} | {f"{X}_i" for X in "Olm"} if name == "paged_split" else not unlabelled
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_the_peak_is_exact(name: str) -> None:
+    """With M one element below theory's peak the same run overflows."""
+    for seed in range(10):
+        case = drawn(name, seed)
+        least = serving.exact(case.run).sram.peak
+        if least:
+            with pytest.raises(flashsim.SramOverflow):
+                case.again(M=least - 1)
+
+
+# --------------------------------------------------------------------------------------------------------------- pages
+
+
+def one_page(**changed: Any) -> serving.ServingRun:
+    """Two sequences of 3 and 2 keys on pages of 2 rows: 1, 0 and 3."""
+    rng = np.random.default_rng(0)
+    asked: dict[str, Any] = {
+        "Q": [rng.normal(size=(2, 1, 4))] * 2, "K": rng.normal(size=(1, 8, 4)), "V": rng.normal(size=(1, 8, 4)),
+        "table": [[1, 0], [3, -1]], "lengths": [3, 2], "page": 2, "M": 1000,
+    }  # fmt: skip
+    return serving.paged(**asked | changed)
+
+
+def test_counts_by_hand() -> None:
+    """2 rows a sequence, in one block: 3 words of the table, a length each, 5 keys of 4 columns; by pages 6 keys."""
+    for tail, keys in (("rows", 5), ("page", 6)):
+        assert moved(one_page(tail=tail)) == {
+            "Q": (4 * 4, 0), "K": (4 * keys, 0), "V": (4 * keys, 0), "table": (3, 0), "lengths": (2, 0),
+            "O": (0, 4 * 4), "L": (0, 4),
+        }  # fmt: skip
+
+
+def test_permuted_and_shared_pages_change_no_bit() -> None:
+    rng = np.random.default_rng(1)
+    Q = [rng.normal(size=(2, 1, 4))] * 2
+    K = [rng.normal(size=(1, 7, 4))] * 2
+    runs = []
+    for seed in range(3):
+        table, n, pool = in_pages(np.random.default_rng(seed), K, 3)
+        runs.append(serving.paged(Q, pool(K), pool(K), table, n, page=3, M=1000))
+    shared = serving.paged(Q, pool(K), pool(K), [table[0]] * 2, n, page=3, M=1000)
+    for run in (*runs, shared):
+        assert np.array_equal(run.O, runs[0].O)
+        assert np.array_equal(run.O[0], run.O[1])
+        assert moved(run) == moved(runs[0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"table": [[1, -1], [3, -1]]}, r"table\[0, 1\] is 2³²−1, which is none, and sequence 0 has keys on its page 1"),
+        ({"table": [[1, 0], [4, 0]]}, r"table\[1, 0\] is 4, and sequence 1 .* expected one of 4 pages, from 0"),
+        ({"lengths": [5, 2]}, r"lengths\[0\] is 5; expected at most 4, as table has 2 pages of 2 for each sequence"),
+        ({"lengths": [3]}, r"lengths has shape \(1,\); expected \(2,\)"),
+        ({"table": [[1, 0]]}, r"table has shape \(1, 2\); expected \(2, ·\)"),
+        ({"table": [[1.0, 0], [3, 0]]}, "table is .*; expected whole numbers"),
+        ({"page": 3}, "K has 8 rows; expected a multiple of page = 3"),
+        ({"page": 0}, "page is 0"),
+        ({"tail": "all"}, "tail is 'all'; expected 'rows' or 'page'"),
+        ({"Q": [np.ones((2, 1, 4)), np.ones((2, 4))]}, r"Q\[1\] has shape \(2, 4\); expected \(heads, length, width\)"),
+        ({"Q": [np.ones((2, 1, 4)), np.ones((1, 1, 4))]}, r"Q\[1\] has shape \(1, 1, 4\); expected \(2, ·, 4\), as Q\[0\]"),
+        ({"Q": []}, r"Q is \[\]; expected a list of arrays"),
+        ({"V": np.ones((1, 6, 4))}, r"K has shape \(1, 8, 4\) and V has shape \(1, 6, 4\); expected as many heads"),
+        ({"V": np.ones((1, 8, 4), "float32")}, "dtypes are float64, float64, float32; expected one"),
+        ({"M": 5}, "M = 5 elements is too small for 'paged'"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        one_page(**changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"name": "pages"}, "name is 'pages'; expected"),
+        ({"queries": [1]}, "queries has 1 lengths; expected 2, one for each sequence, as keys has"),
+        ({"keys": [3, -1]}, r"keys\[1\] is -1; expected at least 0"),
+        ({"heads": 3, "kv_heads": 2}, "heads is 3; expected a multiple of kv_heads = 2"),
+        ({"pages": 2}, r"options of 'paged' are page, pages; expected page, tail \(may be left out\)"),
+        ({"name": "varlen"}, "options of 'varlen' are page; expected none"),
+        ({"name": "cascade", "page": 1}, r"options of 'cascade' are page; expected prefix \(may be left out\), levels"),
+    ],
+)
+def test_lengths_that_make_no_sense_are_refused(changed: dict[str, Any], message: str) -> None:
+    asked: dict[str, Any] = {"name": "paged", "queries": 1, "keys": [3, 2], "d": 4, "page": 2, "M": 1000} | changed
+    with pytest.raises(ValueError, match=message):
+        serving.count(**asked)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_types_are_the_inputs(dtype: str) -> None:
+    case = drawn("paged", 3)
+    batch, operands = case.run.batch, case.run.call.operands
+    of_type = {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in operands.items()}  # type: ignore[union-attr]
+    call = replace(case.run.call, batch=replace(batch, dtype=np.dtype(dtype)), operands=of_type)
+    run = finished(call)
+    assert {O.dtype for O in run.O} == {np.dtype(dtype)}
+    exact = serving.exact(run)
+    assert exact.hbm == run.hbm
+    assert run.hbm.by_array["table"].itemsize == 4
+    assert run.hbm.by_array["L"].itemsize == 4
+
+
+# ------------------------------------------------------------------------------------------------- what it amounts to
+
+
+def test_the_figure_has_what_is_counted() -> None:
+    """Its numbers are those of the claims: a table is 0.05% at p = 16, a prefix saves B_r times at most, Stream-K is even."""
+    data = plots.FIGURES["serving"].data()
+    assert [round(share, 4) for page, _, share in data["pages"] if page in (1, 16)] == [0.0078, 0.0005]
+    assert [round(waste, 3) for page, waste, _ in data["pages"] if page in (16, 256)] == [0.015, 0.255]
+    for _, times in data["prefix"]:
+        assert all(found < most for found, most in zip(times, (16, 64, 128), strict=True))
+    assert data["prefix"][0][1][0] < 1 < data["prefix"][-1][1][0]
+    assert np.allclose(data["padding"][0][1], 1, rtol=1e-4)  # without padding, but for the words
+    assert np.allclose(data["padding"][-1][1], (2.6, 1.6, 1.2), rtol=0.03)
+    assert data["splits"][0] == (0, 1, 138)
+    assert data["splits"][64] == (64, 1, 2048)
