@@ -62,6 +62,7 @@ def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:
     share, of = run.share, run.share.problem.shape
     shape = Shape(len(share.queries[p]), share.most_rows, of.d, of.d_v)
     kinds: dict[str, tuple[str, str]] = {}
+    assert recorder.sram is not None
     for array, matrix in ((name, recorder.sram.hbm.matrix(name)) for name in recorder.sram.hbm.traffic.by_array):
         narrow = {1: "1", of.d: "d"}.get(matrix.shape[1], "d_v")
         kinds[array] = ("N_k" if array[0] in "KV" else "N_q", "d_v" if array[0] in "VO" else narrow)
