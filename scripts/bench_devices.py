@@ -303,7 +303,7 @@ def nvlink(engine: Any) -> list[int]:
 def model(program: str, share: Any, rank: int) -> list[int]:
     """Return the bytes that a process sends forward and backward: 16 bits a word, but 32 of the ring's dK and dV."""
     if program == "ulysses":
-        return [2 * theory.ulysses_words(share, rank), 2 * theory.ulysses_backward_words(share, rank)]
+        return [2 * theory.ulysses_words(share, rank), 2 * theory.ulysses_kept_backward_words(share, rank)]
     once, twice = (theory.ring_words(share, rank, passes) for passes in (1, 2))
     return [2 * once, 2 * once + 4 * (twice - once)]
 

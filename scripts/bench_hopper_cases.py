@@ -30,7 +30,7 @@ import numpy as np
 
 import flashsim
 from flashsim import gpu
-from flashsim.gpu import hopper_backward
+from flashsim.gpu import hopper_backward, hopper_fp8
 from flashsim.gpu.benchmark import interleaved
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.contestants import Setting, arrays, contestants
@@ -54,6 +54,7 @@ BACKWARD = [1024, 4096, 16_384]  # N
 WINDOWS = [(127, 0), (64, 63), (255, 0)]
 BACKWARD_WINDOWS = [(127, 0), (255, 256), (1023, 0)]
 SHARES = (1.0, 0.5, 0.25)  # of the tiles of block masks that are live
+OFFSETS = (4, 8, 6, 2, 0)  # of P̃ in 8 bits: log₂ of it where a score is the maximum; of 2^8
 ROUNDS = 9
 
 
@@ -286,6 +287,48 @@ def eight_bits() -> Iterator[dict[str, Any]]:
     yield {"case": "fp8 errors", "N": 2048, "d": 128, "of inputs": off(wanted, exact), **errors}
 
 
+def shifts() -> Iterator[dict[str, Any]]:
+    """Yield, by distribution, where P̃'s range may lie: by "OFFSET, LIMIT", relative errors at N = 2048, TFLOP/s at 1024, 4096.
+
+    Errors are from exact attention of the rounded numbers; "of inputs" is what rounding changes.
+    """
+    for distribution, causal in product(("normal", "captured", "wide"), (False, True)):
+        found: dict[str, dict[str, float]] = {}
+        exact = wanted = None
+        for N in (2048, 1024, 4096):
+            setting = Setting(N, 128, causal, H=12, B=0 if N != 2048 else 1, distribution=distribution)
+            given = arrays(setting, 3)
+            rounded, (q, *_) = [gpu.to_fp8(x) for x in given], given
+            if N == 2048:
+                exact, wanted = (in_float64(of, causal) for of in (given, rounded))
+            calls: Calls = {}
+            for offset in OFFSETS:
+                hopper_fp8.OFFSET, o = offset, import_cupy().empty_like(q)
+                call = partial(hopper_fp8.forward, *rounded, o, None, Options(128**-0.5, causal))
+                name = f"{offset},{8 - offset}"
+                if N == 2048:
+                    call()
+                    found.setdefault("errors", {})[name] = off(o.get(), wanted)
+                else:
+                    calls[name] = replayed(call)
+            if calls:
+                ms = race(calls)
+                found[f"tflops, N = {N}"] = {name: round(setting.flops / of / 1e9, 1) for name, of in ms.items()}
+        sizes = {"distribution": distribution, "causal": causal, "d": 128, "H": 12}
+        yield {"case": "fp8 shift", **sizes, "of inputs": off(wanted, exact), **found}
+
+
+def in_float64(given: Any, causal: bool) -> Any:
+    """Return exact attention of arrays on the GPU, as an array of float64 in the CPU's memory."""
+    cupy = import_cupy()
+    q, k, v = (cupy.asarray(x.get().astype(np.float64)) for x in given)
+    S = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        S = cupy.where(cupy.tri(S.shape[-1], dtype=bool), S, -np.inf)
+    P = cupy.exp(S - S.max(-1, keepdims=True))
+    return (P @ v / P.sum(-1, keepdims=True)).get()
+
+
 def heads_of_256() -> Iterator[dict[str, Any]]:
     """Yield cases as `eight_bits`, of d = 256: H d = 2048, B N = 16384."""
     for N in (512, 1024, 2048, 4096, 16_384):
@@ -455,6 +498,7 @@ CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "masked-backward": masked_backward,
     "array-mask": array_masks,
     "fp8": eight_bits,
+    "fp8-shift": shifts,
     "heads256": heads_of_256,
     "clocks": clocks,
     "host": host,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flashsim import theory
+from flashsim import theory, verify
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
 from flashsim.gpu.hopper import Tiles
 from flashsim.gpu.rungs import ladder
@@ -175,11 +175,20 @@ def several_gpus() -> Iterator[tuple[str, ...]]:
                 yield which, f"{result['N']:,}", f"{gpu_devices.median(result, 'one GPU'):.3f}", *ratios
 
 
+def claims() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of what serving moves, as `flashsim verify` finds it."""
+    yield "who says so", "claim", "tried", "found"
+    yield "---", "---", "---", "---"
+    for claim in verify.run([check for check in verify.checks() if check.__module__ == "flashsim.verify.serving"]):
+        yield claim.source, " ".join(claim.claim.split()), claim.tried, claim.measured
+
+
 TABLES: dict[str, dict[str, Callable[[], Iterator[tuple[str, ...]]]]] = {
     "README.md": {"table of algorithms": algorithms},
     "docs/devices.md": {"table of several GPUs": several_gpus},
     "docs/gpu.md": {"table of kernels": kernels, "table of steps": steps},
     "docs/prove.md": {"table of the referee": referee},
+    "docs/serving.md": {"table of claims": claims},
     "docs/theory.md": {
         "table of constants": constants,
         "table of their symbols": meanings,

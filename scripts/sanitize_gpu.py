@@ -163,6 +163,13 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
         "window, sums for maxima": {"mask": flashsim.SlidingWindow(100, 31)},
         "block mask": {"block_mask": lambda T_r, T_c: np.arange(T_r * T_c).reshape(T_r, T_c) % 2 == 0},
     }
+    arrays = {
+        "array": {"mask": _half(300, 333)},
+        "array, causal": {"mask": _half(300, 333), "causal": True},
+        "array of padding, causal": {"mask": _half(1, 333), "causal": True},
+        "array of heads": {"mask": _half(2, 300, 333)},
+    }
+    ways |= arrays
     wholes = {d: [_normal(1, H, N, d) for H, N in ((2, 300), (1, 333), (1, 333), (2, 300))] for d in hopper.HEAD_DIMS}
     for d, (q, k, v, do) in wholes.items():
         for (name, asked), p in itertools.product(ways.items(), (0.0, 0.3)):
@@ -170,8 +177,10 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             yield f"hopper, d = {d}, {name}{', dropout' * (p > 0)}", call
         if d == hopper.WIDEST:
             continue
-        masks = ("full", "causal", "window", "block mask")
+        masks = ("full", "causal", "window", "block mask", *arrays)
         for mask, p, deterministic in itertools.product(masks, (0.0, 0.3), (False, True)):
+            if mask in arrays and p:  # which it has not
+                continue
             way = mask, "dropout" * (p > 0), "deterministic" * deterministic or "in any order"
             call = partial(_backward, q, k, v, do, deterministic, {**ways[mask], "dropout_p": p})
             yield f"hopper_backward, d = {d}, {', '.join(filter(None, way))}", call
@@ -189,13 +198,18 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _backward(q: Any, k: Any, v: Any, do: Any, deterministic: bool, asked: dict[str, Any]) -> Any:
-    # by tensor_core, since initcheck misses what TMA writes; without windows and block masks, which it has not
+    # by tensor_core, since initcheck misses what TMA writes; without masks but the causal one, for want of them
     o, lse = gpu.forward(q, k, v, return_lse=True, kernel="tensor_core", dropout_p=asked["dropout_p"])
     return gpu.backward(q, k, v, o, lse, do, deterministic=deterministic, kernel="hopper", **asked)
 
 
 def _fp8(q: Any, k: Any, v: Any, causal: bool, keys_contiguous: bool) -> Any:
     return gpu.forward(gpu.to_fp8(q), gpu.to_fp8(k), gpu.to_fp8(v, keys_contiguous=keys_contiguous), causal=causal)
+
+
+def _half(*shape: int) -> Any:
+    """Return a mask, of which half is true."""
+    return import_cupy().asarray(np.random.default_rng(0).random(shape) < 0.5)
 
 
 def _normal(*shape: int) -> Any:

@@ -93,7 +93,7 @@ def tried(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     model = [
         (theory.ring_words(share, engine.rank), theory.ring_words(share, engine.rank, passes=2))
         if asked["name"] == "ring"
-        else (theory.ulysses_words(share, engine.rank), theory.ulysses_backward_words(share, engine.rank))
+        else (theory.ulysses_words(share, engine.rank), theory.ulysses_kept_backward_words(share, engine.rank))
     ]
     there = 2 * sum(words)
     if asked["name"] == "ring":  # dK and dV travel in float32

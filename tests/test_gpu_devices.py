@@ -145,7 +145,7 @@ def model(program: str, N: int) -> dict[str, list[int]]:
     if program == "ulysses":
         return {
             "forward": [2 * theory.ulysses_words(of, p) for p in range(P)],
-            "backward": [2 * theory.ulysses_backward_words(of, p) for p in range(P)],
+            "backward": [2 * theory.ulysses_kept_backward_words(of, p) for p in range(P)],
         }
     once, twice = ([theory.ring_words(of, p, passes) for p in range(P)] for passes in (1, 2))
     return {
@@ -171,7 +171,7 @@ def test_what_a_device_sends_backward_under_ulysses() -> None:
     where = devices.positions("contiguous", 10, 3)
     of = Share(Problem.of(N=10, d=8, heads=6, kv_heads=3), where, where, 10, 10)
     dO, dQ, dKV = 4 * 4 * 8, 6 * 2 * 8, 6 * 1 * 16
-    assert theory.ulysses_backward_words(of, 0) == dO + dQ + dKV
+    assert theory.ulysses_kept_backward_words(of, 0) == dO + dQ + dKV
 
 
 def test_the_page_says_what_was_measured() -> None:

@@ -300,9 +300,9 @@ def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
     assert [len(ax.get_lines()) for ax in axes] == [3] * 8
     assert {ax.get_yscale() for ax in axes} == {"log"}
     assert [ax.get_title(loc="left") for ax in axes][:3] == [
-        "forward, d = 64",
-        "forward, d = 128",
-        "forward, causal, d = 64",
+        "forward\nd = 64, 16 heads",
+        "forward\nd = 128, 16 heads",
+        "forward, causal\nd = 64, 16 heads",
     ]
     lines = {line.get_gid(): line for line in axes[1].get_lines()}
     assert np.asarray(lines["forward False standard"].get_xdata()).tolist() == [1024]
@@ -313,7 +313,7 @@ def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
     assert (len(alone.get_lines()), alone.get_ylabel()) == (3, "forward, ms a sequence")
     half = plot_times(forward)
     assert [len(ax.get_lines()) for ax in half] == [3] * 4
-    assert {ax.get_title(loc="left").partition(",")[0] for ax in half} == {"forward"}
+    assert {re.split("[,\n]", ax.get_title(loc="left"))[0] for ax in half} == {"forward"}
     assert len(plot_peak_memory(record).get_lines()) == 3
     assert alone.get_xlabel() == "N (d = 64, 16 heads)"
     assert figure_of(axes).get_axes() == list(axes)
@@ -324,7 +324,7 @@ def test_the_front_is_drawn_beside_its_peers() -> None:
     (legend,) = figure_of(axes).legends
     shown = [text.get_text() for text in legend.get_texts()]
     assert shown == [LOOKS[name].label for name in ("tensor_core", "hopper", "torch_cudnn", "fa4")]
-    assert [ax.get_xlabel() for ax in axes][2:] == ["N (32 heads, float16)", "N (16 heads, float16)"]
+    assert [ax.get_title(loc="left").partition(", ")[2] for ax in axes][:2] == ["32 heads", "16 heads"]
     low, high = axes[2].get_ylim()  # less than a decade
     assert sum(low <= y <= high for y in axes[2].get_yticks()) >= 4
 
@@ -333,7 +333,10 @@ def test_the_front_is_drawn_backward() -> None:
     """From the record of cases: the rates of each contestant that has a look, without dropout."""
     record = figure("gpu_hopper_backward")
     axes = plot_front(record)
-    assert [ax.get_title(loc="left") for ax in axes][1:3] == ["backward, d = 128", "backward, causal, d = 64"]
+    assert [ax.get_title(loc="left") for ax in axes][1:3] == [
+        "backward\nd = 128, 16 heads",
+        "backward, causal\nd = 64, 32 heads",
+    ]
     drawn = {
         str(line.get_gid()): dict(np.column_stack([line.get_xdata(), line.get_ydata()]).tolist())
         for line in axes[1].get_lines()
@@ -560,8 +563,8 @@ def test_the_pages_words_on_hopper_are_the_recorded_ones() -> None:
         f"it runs at {first} the rate of the faster of FlashAttention-4 and cuDNN where d = 128, and at {second} where"
     )
     assert words in " ".join(PAGE.split())
-    assert f"A peer is faster in one of these {sum(map(len, ratios.values()))} rows" in PAGE
-    assert [ratio < 1 for of in ratios.values() for ratio in of].count(True) == 1
+    assert f"A peer is faster in none of these {sum(map(len, ratios.values()))} rows" in " ".join(PAGE.split())
+    assert min(map(min, ratios.values())) >= 1
 
 
 def test_the_page_says_which_card_and_build_made_its_numbers() -> None:
@@ -569,8 +572,11 @@ def test_the_page_says_which_card_and_build_made_its_numbers() -> None:
     made = {name: figure(name) for name in ("gpu_hopper", "gpu_hopper_fp8", "gpu_clocks")}
     card = {name: f"of an {of['machine']['gpu'].split()[1]} at {of['commit'][:7]}" for name, of in made.items()}
     assert f"16,384 tokens, H·d = 2048, float16; {card['gpu_hopper']})" in page
-    assert card["gpu_hopper_fp8"] == card["gpu_clocks"]
-    assert f"The numbers in both files are {card['gpu_clocks']}." in page
+    assert f"--only fp8 host`, {card['gpu_hopper_fp8']})" in page
+    assert f"These are {card['gpu_clocks']}, where" in page
+    assert all(
+        f"| [{made[name]['commit'][:7]}](../figures/{name}.json) |" in page for name in ("gpu_hopper_fp8", "gpu_clocks")
+    )
 
 
 def beside_the_faster_peer(name: str, case: str = "") -> dict[tuple[int, int, bool], float]:
@@ -588,16 +594,10 @@ def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
     """Of the faster peer's rate 0.98 is level; 8 bits were to be 1.3 times as fast as 16."""
     page, said = " ".join(PAGE.split()), PAGE.partition("## What is not reached")[2].partition("## ")[0]
     forward, backward = beside_the_faster_peer("gpu_hopper"), beside_the_faster_peer("gpu_hopper_backward", "backward")
-    # The one exception: cuDNN is faster there on the H100, why is not known. An H200, with an older build, had 1.04.
+    assert min(forward.values()) >= 1
     missed = (512, 128, True)
-    assert [of for of, ratio in forward.items() if ratio < 0.98] == [missed]
     assert [of for of, ratio in forward.items() if of[0] <= 2048 and of[1] == 128 and ratio < 1.05] == [missed]
     assert f"d = 128 at N = 512, causally: {forward[missed]:.2f} times cuDNN's rate" in said
-    lowest, next_lowest, *_ = sorted(forward.values())
-    assert lowest == forward[missed]
-    assert f"the next lowest is {next_lowest:.2f}" in said
-    column = f"d = 128, N = 512, causally, where `hopper` has {lowest:.2f} of cuDNN's rate"
-    assert column in " ".join(TRIED.split())
     assert min(ratio for (N, *_), ratio in backward.items() if N >= 4096) >= 0.98
     wide = beside_the_faster_peer("gpu_hopper_cases", "heads256")
     assert [of for of, ratio in wide.items() if ratio < 0.98] == [(512, 256, True), (16_384, 256, True)]
@@ -624,8 +624,7 @@ def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
     assert "8 bits at N = 1024 with V given by rows" in said
     spreads = [r["tflops"] for r in figure("gpu_hopper_fp8")["results"] if r["case"] == "fp8 by spread"]
     again, _, widest = (rate["hopper_fp8"] / rate["hopper"] for rate in spreads)
-    assert again < 1.3
-    assert f"N = 4096, causally, one of two measurements is {again:.2f}" in said
+    assert again >= 1.3
     assert widest < 1
     assert "deviation of 9, 8 bits are slower than 16" in said
 
@@ -691,16 +690,63 @@ def test_the_table_of_shifts_is_the_recorded_one() -> None:
         for name in ("captured", "wide"):
             both = [found[name, causal] for causal in (False, True)]
             wanted.append(" / ".join(f"{100 * of['errors'][f'{offset},{limit}']:.2f}" for of in both))
-            wanted.append(" / ".join(f"{of['tflops'][f'{offset},{limit}']:.0f}" for of in both))
+            wanted.append(" / ".join(f"{of['tflops, N = 4096'][f'{offset},{limit}']:.0f}" for of in both))
         assert cells == f"| {' | '.join(wanted)} |", offset
     said = " ".join(TRIED.split())
-    full, causal = (100 - 100 * of["8,0"] / of["4,4"] for of in (found["captured", c]["tflops"] for c in (False, True)))
+    full, causal = (
+        100 - 100 * of["8,0"] / of["4,4"] for of in (found["captured", c]["tflops, N = 4096"] for c in (False, True))
+    )
     assert f"8, 0 costs {full:.0f}% of the rate, causally {causal:.0f}%" in said
+    for name, words in (("normal", "with normal numbers"), ("captured", "with captured ones")):
+        short = [found[name, causal]["tflops, N = 1024"] for causal in (False, True)]
+        gains = " / ".join(f"{of['2,6'] / of['4,4']:.2f}" for of in short)
+        assert re.search(f"{gains} (of 4, 4's rate )?{words}", said), name
     inputs = {
         name: " / ".join(f"{100 * found[name, c]['of inputs']:.1f}" for c in (False, True))
         for name in ("captured", "wide")
     }
     assert f"changes captured data's O by {inputs['captured']}%, and wide ones' by {inputs['wide']}%" in said
+
+
+def test_the_pages_words_on_sections_are_the_recorded_ones() -> None:
+    us = {(r["d"], r["N"]): r["us"] for r in figure("gpu_sections")["results"]}
+    at = ((128, 512, 64), (64, 512, 66), (128, 16_384, 8), (256, 16_384, 8))
+    gains = [f"{us[d, N]['usual'] / us[d, N][str(heads)]:.2f}" for d, N, heads in at]
+    tried, page, short = " ".join(TRIED.split()), " ".join(PAGE.split()), us[128, 512]
+    assert (
+        "64 in place of that are {} times as fast at N = 512, d = 128, and 66 in place of 256 {} at d = 64".format(
+            *gains[:2]
+        )
+        in tried
+    )
+    assert "8 heads in place of what fits are {} and, d = 256, {} (".format(*gains[2:]) in tried
+    assert f"has become {gains[3]} times as fast" in page
+    times = (short[name] for name in ("copy of as much", "64", "torch_cudnn"))
+    assert "takes {:.0f} µs, this call {:.0f} and cuDNN's {:.0f}".format(*times) in page
+    for name, graph in (("hopper", "usual"), ("torch_cudnn", "torch_cudnn")):
+        assert f"both calls take {short[f'loop, {name}'] - short[graph]:.0f} µs less" in page
+    assert all(min(of, key=of.__getitem__) != "1" for of in us.values())
+
+
+def test_the_table_of_scales_in_8_bits_is_the_recorded_one() -> None:
+    """And the record is what the script computes."""
+    record = figure("fp8_scales")
+    found = {(r["distribution"], r["causal"]): r["errors"] for r in record["results"]}
+    for name in ("captured", "normal", "outliers"):
+        both = [found[name, causal] for causal in (False, True)]
+        cells = (
+            " / ".join(f"{100 * of[way]:.2f}" for of in both) for way in ("none", "head", "128 rows", "row", "turned")
+        )
+        (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| {name}") and line.count("|") == 7)
+        assert row.endswith(f" | {' | '.join(cells)} |"), name
+    script = importlib.import_module("scripts.fp8_scales")
+    given = tuple(X[:2] for X in script.numbers("captured"))
+    exact = script.attention(*given, False)
+    ways = {way: script.off(exact, given, rows, False) for way, rows in script.SCALES.items()}
+    assert 0.01 < ways["row"] < ways["none"] < 0.1
+    twice = script.rounded(given[0] * 4096, script.N)  # a scale follows, so that nothing is beyond 448
+    assert (twice == 4096 * script.rounded(given[0], script.N)).all()
+    assert np.abs(script.rounded(given[0] * 4096, 0)).max() == script.LARGEST
 
 
 def test_the_pages_words_on_clocks_and_the_host_are_the_recorded_ones() -> None:

@@ -28,6 +28,7 @@ THREADS, ROUNDS = 512, 256  # of both kernels
 SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4 * 4  # tiles, barriers, numbers
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
+OFFSET = 2  # log₂ of P̃ where a score is m. Of the 2^8 that e4m3 has, m may lag by the rest
 FOURS = 4  # of so many keys N_k is a multiple where V is taken as it is: K's rows then go by fours
 HEADS = 32  # of a section but the last where V is transposed: all of its heads begin at once, and each waits for its V
 
@@ -42,9 +43,9 @@ _PROBLEM = np.dtype(
 )
 
 
-def function(causal: bool, keys_contiguous: bool) -> str:
+def function(causal: bool, keys_contiguous: bool, offset: int = OFFSET) -> str:
     """Return the kernel's name for one case: V may be given with its keys, not its columns, next to each other."""
-    return f"hopper_fp8<{str(causal).lower()}, {str(keys_contiguous).lower()}>"
+    return f"hopper_fp8<{str(causal).lower()}, {str(keys_contiguous).lower()}, {offset}>"
 
 
 def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
@@ -115,7 +116,7 @@ def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
 
 
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
-    strides, asked = (q.strides, k.strides, v.strides), (wants_L, options.causal, options.scale)
+    strides, asked = (q.strides, k.strides, v.strides), (wants_L, options.causal, options.scale, OFFSET)
     start, scratch = _launch(device, q.shape, k.shape, strides, *asked, options.counters is not None)
 
     def run(stream: int, transposed: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
@@ -134,6 +135,7 @@ def _launch(
     wants_L: bool,
     causal: bool,
     scale: float,
+    offset: int,
     counting: bool,
 ) -> tuple[Launch, int]:
     """Return it, called with the addresses of Q, K, V, O, L, Vᵀ, the counters and totals; and the bytes of Vᵀ.
@@ -165,7 +167,7 @@ def _launch(
     of_count = np.array([2**together, B * H_kv - (problem["last"] << together)])
     problem["count"]["tiles"], problem["count"]["steps"] = of_count * T_c, of_count * (T_c + H // H_kv * T_r) - 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    name = function(causal, keys_contiguous)
+    name = function(causal, keys_contiguous, offset)
     (kernel,) = ready(device, FILE, (name,), name, SHARED, counting)
     K_map, V_map = ((fours_map, B_c // 4), columns_map) if keys_contiguous else ((tensor_map, B_c), tensor_map)
     sides = (

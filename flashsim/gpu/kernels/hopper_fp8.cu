@@ -29,10 +29,9 @@
 
 constexpr int d = 128, B_r = 192, B_c = 128, CONSUMERS = B_r / 64;
 constexpr int KEYS = 64;              // of a half of a tile, which a warpgroup takes at a time
-constexpr int OFFSET = 4, LIMIT = 4;  // log₂ of P̃ where S is m; of how far it may exceed that where maxima are taken
 constexpr int FEW = 64;               // of so many halves, one may be computed again
 constexpr float LARGEST = 448.0f;
-static_assert(1 << (OFFSET + LIMIT) <= LARGEST, "P̃ must not saturate");
+constexpr int RANGE = 8;              // log₂ of what P̃ may be, below LARGEST: OFFSET where S is m, and as much more as m may lag
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
@@ -397,7 +396,8 @@ constexpr int TOGETHER = 1;  // named barriers: TOGETHER + w, all of warpgroup w
 enum Maxima { ALWAYS, LAZILY, WHERE_NEEDED };
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <bool causal, bool keys_contiguous> struct Consumer {
+template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
+    static constexpr int LIMIT = RANGE - OFFSET;  // log₂ of how far P̃ may exceed 2^OFFSET where maxima are taken
     static constexpr int apart = keys_contiguous ? KEYS / 16 : 1;  // K's rows come in another order
     const Memory& sram;
     const Problem& p;
@@ -630,7 +630,7 @@ template <bool causal, bool keys_contiguous> struct Consumer {
     }
 };
 
-template <bool causal, bool keys_contiguous>
+template <bool causal, bool keys_contiguous, int OFFSET>
 __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
            const __grid_constant__ TensorMap O, float* L, char* transposed, const __grid_constant__ Counters counters,
@@ -648,7 +648,7 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
     } else {
         take_registers<160>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<causal, keys_contiguous> consumer(sram, p, w, totals);
+        Consumer<causal, keys_contiguous, OFFSET> consumer(sram, p, w, totals);
         consumer.consume(shared, O, L);
     }
 }
