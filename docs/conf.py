@@ -1,10 +1,11 @@
-"""The site: `sphinx-build -W --keep-going -c docs . build/site`, from the repository's root.
+"""The site: `sphinx-build -W --keep-going -c docs . build/site`, from the repository's root; or `sphinx-build docs out`.
 
 README.md is its first page, so pages link to each other, to files and to figures as they do in the repository.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import flashsim
 
@@ -70,3 +71,10 @@ html_static_path = ["_site/site.css"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+
+
+def setup(app: Any) -> None:
+    """Read the repository, not docs/ alone, where `sphinx-build docs out` names that as the source."""
+    here = Path(__file__).parent
+    if app.srcdir == here:
+        app.srcdir = type(app.srcdir)(here.parent)

@@ -1,6 +1,6 @@
 """Write the tables of README.md and docs/ that come from records: between their own markers, and nowhere else.
 
-python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels, and from figures/gpu_*.json
+python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels, and from figures/
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flashsim import theory
+from flashsim import theory, verify
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
 from flashsim.gpu.hopper import Tiles
 from flashsim.gpu.rungs import ladder
+from flashsim.plots import gpu_devices
 from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 from flashsim.theory import SYMBOLS
@@ -152,10 +153,42 @@ def referee() -> Iterator[tuple[str, ...]]:
         )
 
 
+def several_gpus() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of several GPUs: ms of one, and how many times as fast others are."""
+    record = json.loads((ROOT / "figures" / "devices_gpu.json").read_text(encoding="utf-8"))
+    others = {
+        "ring": "ring",
+        "ring, no overlap": "no overlap",
+        "ring, no graph": "no graph",
+        "ulysses": "Ulysses",
+        "context_parallel, allgather": "`context_parallel`",
+    }
+    yield "pass", "N", "one GPU, ms", *others.values()
+    yield "---", *["--:"] * (2 + len(others))
+    for direction, causal in gpu_devices.CASES:
+        for result in gpu_devices.results_of(record, direction, causal):
+            if result["N"].bit_count() == 1:
+                ratios = (
+                    f"{gpu_devices.times_one(result, name):.2f}" if name in result["ms"] else "–" for name in others
+                )
+                which = f"{direction}{', causal' * causal}"
+                yield which, f"{result['N']:,}", f"{gpu_devices.median(result, 'one GPU'):.3f}", *ratios
+
+
+def claims() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of what serving moves, as `flashsim verify` finds it."""
+    yield "who says so", "claim", "tried", "found"
+    yield "---", "---", "---", "---"
+    for claim in verify.run([check for check in verify.checks() if check.__module__ == "flashsim.verify.serving"]):
+        yield claim.source, " ".join(claim.claim.split()), claim.tried, claim.measured
+
+
 TABLES: dict[str, dict[str, Callable[[], Iterator[tuple[str, ...]]]]] = {
     "README.md": {"table of algorithms": algorithms},
+    "docs/devices.md": {"table of several GPUs": several_gpus},
     "docs/gpu.md": {"table of kernels": kernels, "table of steps": steps},
     "docs/prove.md": {"table of the referee": referee},
+    "docs/serving.md": {"table of claims": claims},
     "docs/theory.md": {
         "table of constants": constants,
         "table of their symbols": meanings,

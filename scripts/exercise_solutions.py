@@ -156,6 +156,22 @@ def flash(hbm, sram, Q, K, V, O, l, m, blocks):
             sram.store(l[i], l_i_new)
             sram.store(m[i], m_i_new)
 """,
+    "ring_step": """
+import numpy as np
+from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
+def step(rank, P, s, Q, K, V, O, l, m):
+    n = len(Q)
+    right, left = (rank + 1) % P, (rank - 1) % P
+    src = (rank - s) % P
+    rows = rank * n + np.arange(n)[:, None]
+    cols = src * n + np.arange(n)
+    S = np.where(cols <= rows, Q @ K.T, -np.inf)
+    m_new = maximum(m, rowmax(S))
+    P_tilde = exp(S - m_new)
+    l_new = exp(m - m_new) * l + rowsum(P_tilde)
+    O_new = exp(m - m_new) * O + P_tilde @ V
+    return right, left, src, O_new, l_new, m_new
+""",
 }
 
 

@@ -21,6 +21,7 @@ from flashsim.plots.gpu import (
     plot_runtime,
     plot_times,
 )
+from flashsim.plots.gpu_devices import plot_devices
 from flashsim.plots.saving import figure_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole
@@ -34,6 +35,7 @@ DRAWN: dict[str, dict[str, Callable[..., Any]]] = {
     "gpu_figure_3": {"gpu_figure_3": plot_figure_3},
     "gpu_ladder": {"gpu_ladder": plot_ladder},
     "gpu_ladder_causal": {"gpu_ladder_causal": plot_ladder},
+    "devices_gpu": {"devices_gpu": plot_devices},
 }
 """Of each record the pictures, and what draws them. Any other is drawn as a ladder where it has steps, or else as gpu_bench."""
 

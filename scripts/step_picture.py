@@ -1,4 +1,4 @@
-"""Photograph the step player: figures/step.png, where a maximum rises by the most.
+"""Photograph the step player where a maximum rises by the most: figures/step.png, and step_phone.png, what a phone shows.
 
 python scripts/step_picture.py
 
@@ -23,6 +23,7 @@ from flashsim.tracing import Step
 
 ROOT = Path(__file__).resolve().parents[1]
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+SCREENS = (("step", 1280, 720, 1), ("step_phone", 390, 700, 2))
 COMMAND = "flashsim step --algorithm flash --N 12 --d 4 --blocks 3 4 --causal"
 
 
@@ -35,7 +36,7 @@ def rise(step: Step) -> float:
 
 
 def photograph() -> None:
-    """Write the page to a temporary file, open it at the step, save what 1280 × 720 pixels show, and say which step it is."""
+    """Write the page to a temporary file, open it at the step, save what a desk and a phone show, and say which step it is."""
     from playwright.sync_api import sync_playwright
 
     trace, _ = recorded(parse(shlex.split(COMMAND)[1:]))
@@ -44,12 +45,13 @@ def photograph() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         page_file = trace.save(Path(folder) / "step.html")
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 720})
-        page.goto(f"{page_file.as_uri()}#t={step.number}")
-        page.wait_for_selector("html[data-ready]", state="attached")
-        write_whole(ROOT / "figures" / "step.png", page.screenshot())
+        for name, width, height, pixels in SCREENS:
+            page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=pixels)
+            page.goto(f"{page_file.as_uri()}#t={step.number}")
+            page.wait_for_selector("html[data-ready]", state="attached")
+            write_whole(ROOT / "figures" / f"{name}.png", page.screenshot())
         browser.close()
-    print(f"figures/step.png: step {step.number}, {step.label}")
+    print(f"{', '.join(f'figures/{name}.png' for name, *_ in SCREENS)}: step {step.number}, {step.label}")
 
 
 def main() -> None:

@@ -97,6 +97,7 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("exp(m_i - m_new) * O_i +", "l_i * exp(m_i - m_new) * O_i +", ""),
         ("O_i = sram.full(O[i].shape, 0.0)", "O_i = on_chip(1 * sram.load(O[i]))", "O_i began as O[i]"),
         ("        sram.store(O[i], O_i)\n", "        sram.store(O[i], O_i); sram.load(O[i])\n", "O is loaded"),
+        ("on_chip(m_new, over=m_i)", "on_chip(m_new, over=m_i); sram.load(O[i])", "O is loaded"),
     ],
     "causal_mask": [
         ("k <= q + N_k - N_q", "k <= q", "aligned at the top left"),
@@ -160,11 +161,30 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("writes = N * d + 2 * N + T_c *", "writes = N * d + 2 * N + 0 * T_c *", "for each block of keys"),
         ("T_c = -(-N // B_c)", "T_c = -(-N // B_r)", "not T_r"),
         ("T_c = -(-N // B_c)", "T_c = N / B_c", "// divides"),
+        ("(2 * N * d + 2 * N)", "(N * d + 2 * N)", "O is read too"),
     ],
     "planted_bug": [
         ("(l_i * exp(m_i - m_i_new) * O_i +", "(l_i * exp(m_tilde_ij - m_i_new) * O_i +", "The bug is still there"),
         ("(l_i * exp(m_i - m_i_new) * O_i +", "(l_i * O_i +", "The old O_i is not rescaled"),
         ("            sram.store(m[i], m_i_new)\n", "", "Is m_new stored"),
         ("/ l_i_new, over=O_i", "/ l_i_new * 2, over=O_i", "this change makes another"),
+    ],
+    "ring_step": [
+        ("(rank + 1) % P, (rank - 1) % P", "(rank - 1) % P, (rank + 1) % P", "exchanged with the other"),
+        ("(rank + 1) % P", "rank + 1", "A ring closes"),
+        ("(rank - s) % P", "(rank + s) % P", "Keys come from the left"),
+        ("(rank - s) % P", "rank", "its own keys"),
+        ("cols = src * n + ", "cols = ", "positions in the whole sequence"),
+        ("np.where(cols <= rows, Q @ K.T, -np.inf)", "Q @ K.T", "Keys after the query count"),
+        ("maximum(m, rowmax(S))", "rowmax(S)", "The old one counts, too"),
+        ("exp(m - m_new) * l +", "l +", "The old l is not scaled"),
+        ("exp(S - m_new)", "exp(S - rowmax(S))", "own maximum"),
+        ("l_new = exp(m - m_new) * l + ", "l_new = ", "The old l is missing"),
+        ("exp(m - m_new) * O +", "O +", "The old O is not scaled"),
+        (
+            "O_new = exp(m - m_new) * O + P_tilde @ V",
+            "O_new = (exp(m - m_new) * O + P_tilde @ V) / l_new",
+            "divided by l",
+        ),
     ],
 }

@@ -29,6 +29,14 @@ def links(text: str) -> list[str]:
     return re.findall(r"\]\(([^)]+)\)", text)
 
 
+def pictures(text: str) -> list[tuple[str, str]]:
+    """Return the pictures of a page: what everybody sees, and what a phone sees in its place, if that is another."""
+    shown = re.findall(
+        r'!\[[^\]]*\]\(([^)]+)\)|(?:<source media="\(max-width[^"]*" srcset="([^"]+)">)?<img src="([^"]+)"', text
+    )
+    return [(plain or desk, phone) for plain, phone, desk in shown]
+
+
 def table(page: str, name: str) -> list[list[str]]:
     """Return the cells of a table between markers, its head left out."""
     inside = text_of(ROOT / page).partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]

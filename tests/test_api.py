@@ -305,3 +305,27 @@ def test_counts_that_differ_by_dtype_alone_say_so() -> None:
         assert counted != stored
     assert counted != flashsim.count("flash", N=9, d=4, **sizes, dtype=np.float64).hbm  # of other counts: not a word
     assert flashsim.count("flash", N=8, d=4, **sizes, dtype=np.float64).hbm == run.hbm
+
+
+@pytest.mark.parametrize(
+    ("how", "who"),
+    [({}, "paper"), ({"sizing": "fit"}, "fit"), ({"blocks": (4, 4)}, "given"), ({"sizing": "fit", "enforce": False}, "fit"),
+     ({"sizing": lambda problem: problem.blocks(3)}, "<lambda>")],
+)  # fmt: skip
+def test_results_say_who_chose_their_blocks(how: dict[str, Any], who: str) -> None:
+    if callable(how.get("sizing")):
+        how["sizing"].enforced = True
+    Q = np.ones((16, 4), np.float32)
+    run = flashsim.forward("flash", Q, Q, Q, M=200, **how)
+    found: list[Any] = [
+        run,
+        flashsim.backward("flash", run, Q, M=400),
+        flashsim.count("flash", N=16, d=4, M=200, **how),
+    ]
+    if who != "<lambda>":
+        found.append(flashsim.theory.exact("flash", N=16, d=4, M=200, **how))
+    for result in found:
+        assert result.sizing == who
+        assert f" ({who}), SRAM peak" in repr(result)
+        assert f" ({who}), SRAM peak" in result._repr_html_().replace("&lt;", "<").replace("&gt;", ">")
+    assert run.to_dict()["sizing"] == who

@@ -262,11 +262,11 @@ def test_names_of_other_packages_and_of_the_commands_are_understood() -> None:
             call(backward=True)
 
 
-def test_where_tracing_went_is_said() -> None:
-    with pytest.raises(
-        TypeError, match=r"^forward takes no argument 'trace'; flashsim\.trace\(…\) returns a run's trace$"
-    ):
-        forward(trace=True)
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_where_tracing_went_is_said(name: str) -> None:
+    said = rf"^{name} takes no argument 'trace'; flashsim\.trace\(…\) returns a run's trace$"
+    with pytest.raises(TypeError, match=said):
+        {"forward": forward, "backward": backward}[name](trace=True)
 
 
 @pytest.mark.parametrize("call", [flashsim.count, theory.exact, flashsim.Problem.of])
@@ -364,6 +364,7 @@ def test_values_are_shown_short_and_never_fail() -> None:
         assert "\n" not in shown(value)
         with pytest.raises(ValueError, match=r"n is .*; expected"):
             check_count("n", value)
+    assert len(shown([["x" * 50] * 6] * 6)) == 160  # no more is cut than has to be
 
 
 def test_bounds_of_numbers_are_met() -> None:

@@ -308,10 +308,11 @@ def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names", [["flash", "standard"], ["small_cache", "swept.py:two_sweeps", "formed.py:two_sweeps"]]
+    ("names", "longest"),
+    [(["flash", "standard"], 300), (["small_cache", "swept.py:two_sweeps", "formed.py:two_sweeps"], 100)],
 )
-def test_processes_find_the_same(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_find_the_same(names: list[str], longest: int, capsys: pytest.CaptureFixture[str]) -> None:
     Path("swept.py").write_text(TWO_SWEEPS, encoding="utf-8")
     Path("formed.py").write_text(TWO_SWEEPS + FORM, encoding="utf-8")
-    command: list[Any] = [*names, "--N", "1:300:1", "--d", "8", "64"]
+    command: list[Any] = [*names, "--N", f"1:{longest}:1", "--d", "8", "64"]  # more than one process is given at once
     assert rows(capsys, *command, "--jobs", "2") == rows(capsys, *command)

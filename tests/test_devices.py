@@ -31,7 +31,7 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     Q, K, V, dO = (rng.normal(size=(h, N, w)) for h, w in ((g * H_kv, d), (H_kv, d), (H_kv, d_v), (g * H_kv, d_v)))
     masks = (None, flashsim.Causal(), flashsim.SlidingWindow(3, 1), flashsim.KeyPadding(max(N - 2, 0)))
-    how = {
+    how: dict[str, Any] = {
         "P": draw(st.integers(1, 6)),
         "layout": draw(st.sampled_from(LAYOUTS)),
         "blocks": (draw(st.integers(1, 5)), draw(st.integers(1, 5))),
@@ -39,6 +39,12 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
         "M": 1000,
     }
     return {"Q": Q, "K": K, "V": V, "dO": dO}, how
+
+
+def some_columns(name: str, P: int, arrays: dict[str, Any]) -> int | None:
+    """Columns of a mesh: any divisor of P, as the arrays have it."""
+    divisors = [C for C in range(1, P + 1) if P % C == 0]
+    return divisors[arrays["Q"].size % len(divisors)] if name == "mesh" else None
 
 
 def agrees(tally: devices.DevicesTally) -> None:
@@ -55,6 +61,7 @@ def test_numbers_are_one_device_s_and_counts_are_theory_s(
 ) -> None:
     arrays, how = drawn
     Q, K, V = (arrays[X] for X in "QKV")
+    how["columns"] = some_columns(name, how["P"], arrays)
     run = devices.forward(name, Q, K, V, **how)
     one = flashsim.forward("q_outer", Q, K, V, mask=how["mask"], M=1000, sizing="fit")
     np.testing.assert_allclose(run.O, one.O, rtol=0, atol=1e-12)
@@ -65,25 +72,29 @@ def test_numbers_are_one_device_s_and_counts_are_theory_s(
     most = FORMS[name, "forward"].peak(B_r, B_c, Q.shape[-1], V.shape[-1])
     assert max(device.sram.peak for device in run.devices) <= most
     lengths = {"N": Q.shape[1], "d": Q.shape[2], "d_v": V.shape[2], "heads": len(Q), "kv_heads": len(K)}
-    columns = run.columns if name == "mesh" else None
-    assert devices.count(name, **lengths, **how, columns=columns, dtype="float64").devices == run.devices
+    assert devices.count(name, **lengths, **how, dtype="float64").devices == run.devices
 
 
+@pytest.mark.parametrize("name", sorted(programs("backward")))
 @given(problems())
-def test_gradients_are_one_device_s_and_counts_are_theory_s(drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_gradients_are_one_device_s_and_counts_are_theory_s(
+    name: str, drawn: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
     arrays, how = drawn
     Q, K, V, dO = arrays.values()
     run = devices.forward("ring", Q, K, V, **how)
-    back = devices.backward("ring", run, dO, blocks=how["blocks"])
+    how["columns"] = some_columns(name, how["P"], arrays)
+    back = devices.backward(name, run, dO, columns=how["columns"], blocks=how["blocks"])
     one = flashsim.backward("q_outer", flashsim.forward("q_outer", Q, K, V, mask=how["mask"], M=1000, sizing="fit"), dO)
-    for name in ("dQ", "dK", "dV"):
-        np.testing.assert_allclose(getattr(back, name), getattr(one, name), rtol=0, atol=1e-11)
+    for X in ("dQ", "dK", "dV"):
+        np.testing.assert_allclose(getattr(back, X), getattr(one, X), rtol=0, atol=1e-11)
     agrees(back)
     B_r, B_c = how["blocks"]
-    most = FORMS["ring", "backward"].peak(B_r, B_c, Q.shape[-1], V.shape[-1])
+    most = FORMS[name, "backward"].peak(B_r, B_c, Q.shape[-1], V.shape[-1])
     assert max(device.sram.peak for device in back.devices) <= most
     lengths = {"N": Q.shape[1], "d": Q.shape[2], "d_v": V.shape[2], "heads": len(Q), "kv_heads": len(K)}
-    assert devices.count("ring", direction="backward", **lengths, **how, dtype="float64").devices == back.devices
+    counted = devices.count(name, direction="backward", **lengths, **how, dtype="float64")
+    assert counted.devices == back.devices
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -129,6 +140,19 @@ def test_the_blocks_that_fit_are_taken() -> None:
     assert max(device.sram.peak for device in tally.devices) <= 2000
     with pytest.raises(flashsim.SramOverflow):
         devices.count("ring", N=256, d=16, P=4, M=2000, blocks=(tally.share.B_r + 1, tally.share.B_c))
+
+
+@pytest.mark.parametrize("name", ["ring", "ulysses", "mesh"])
+def test_equal_heads_are_counted_once(name: str) -> None:
+    """Running each of 64 heads of 65,536 rows would take hours. Of 8 devices each has an eighth of Ulysses's heads."""
+    asked: dict[str, Any] = {"P": 8, "N": 65_536, "d": 128, "M": 25_600}
+    many = devices.count(name, **asked, heads=64, kv_heads=8, columns=2 if name == "mesh" else None)
+    agrees(many)
+    few = devices.count(name, **asked, heads=8, columns=2 if name == "mesh" else None)
+    reads = [
+        sum(one.hbm.by_array[X].reads for X in one.hbm.by_array if X[0] == "K") for one in (*many.devices, *few.devices)
+    ]
+    assert {more / less for more, less in zip(reads[:8], reads[8:], strict=True)} == {8}
 
 
 # ------------------------------------------------------------------------------------------------------ words, by hand
@@ -325,7 +349,10 @@ def test_a_run_is_the_same_every_time() -> None:
         ({"layout": "random"}, "layout is 'random'"),
         ({"columns": 2}, "columns is 2, and 'ring' has none"),
         ({"name": "mesh", "columns": 3}, "columns is 3; expected a divisor of P = 4: 1, 2, 4"),
-        ({"name": "ulysses", "direction": "backward"}, "'ulysses' has no backward pass over devices; 'ring' has"),
+        (
+            {"name": "tree", "direction": "backward"},
+            "'tree' has no backward pass over devices; 'mesh', 'ring', 'ulysses' have one",
+        ),
         ({"mask": np.ones((8, 8), bool)}, "expected one of positions"),
         ({"M": 5}, "M = 5 elements is too small for 'ring'"),
     ],

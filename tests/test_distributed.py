@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import os, sys
 import numpy as np
 from flashsim.devices import LinkError, distributed
 engine = distributed.engine(timeout=5)
+if engine.rank == 1 and sys.argv[1] == "early":
+    os._exit(3)
 if engine.rank == 1:
     engine.wait = lambda *_: os._exit(3)
 X = np.ones((32, 4))
@@ -26,6 +29,42 @@ except LinkError as error:
     print("LinkError:", error, flush=True)
     os._exit(4)
 print("finished", flush=True)
+"""
+
+FAULTS = """
+import os, sys, time
+import numpy as np
+from flashsim.devices import Device, LinkError, distributed
+from flashsim.machine.memory import HBM, SRAM
+engine, began = distributed.engine(timeout=8), time.monotonic()
+rank = engine.rank
+
+def tried(what, run):
+    try:
+        run()
+        said = "finished"
+    except LinkError as error:
+        said = f"{'in time' if time.monotonic() - began < 25 else 'late'}: {error}"
+    with open(os.path.join(sys.argv[1], f"{what} {rank}"), "w") as file:
+        file.write(said)
+
+def forward(N, **how):
+    X = np.ones((N, 4))
+    return distributed.forward("ring", X, X, X, engine=engine, **how)
+
+def message():
+    hbm = HBM()
+    device = Device(rank, engine.size, hbm, SRAM(hbm, 100), engine)
+    X, Y = hbm.place("X", np.ones((6, 2))), hbm.empty("Y", (4, 2), np.float64)
+    sent = X.rows(0, (2, 4, 6)[rank])
+    device.wait(device.post(sends=[(sent, (rank + 1) % engine.size)], receives=[(Y, (rank - 1) % engine.size)]))
+
+tried("lengths", lambda: forward(32 + rank))
+tried("layouts", lambda: forward(32, layout="striped" if rank == 1 else "zigzag"))
+tried("none", lambda: forward(32))
+tried("message", message)
+time.sleep(1)
+os._exit(0)
 """
 
 
@@ -75,19 +114,42 @@ def test_processes_that_were_asked_for_different_things_say_so() -> None:
     assert done.stderr.count("the processes were asked for different things: rank 0: ring, N = 64") == 2
 
 
-@pytest.mark.parametrize("engine", ["mpi", "torch"])
-def test_a_process_that_ends_ends_the_others(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "when"),
+    [("mpi", "late"), ("mpi", "early"), ("torch", "late"), pytest.param("torch", "early", marks=pytest.mark.slow)],
+)
+def test_a_process_that_ends_ends_the_others(engine: str, when: str, tmp_path: Path) -> None:
     script = tmp_path / "dies.py"
     script.write_text(DIES)
-    done = started([*launcher(engine, 3), str(script)])
+    done = started([*launcher(engine, 3), str(script), when])
     assert done.returncode != 0
-    assert done.stdout.count("finished") <= 1  # rank 2 waits for rank 1; rank 0 need not
+    assert done.stdout.count("finished") <= (when == "late")  # rank 2 waits for rank 1; rank 0 need not
+    assert "Traceback" not in done.stderr or engine == "torch"  # torchrun's own
+
+
+@pytest.mark.parametrize("engine", ["mpi", "torch"])
+def test_faults_are_said_in_time(engine: str, tmp_path: Path) -> None:
+    """On every rank, different N, and different layouts; then all is well; then a message cut short, and one too long."""
+    script = tmp_path / "faults.py"
+    script.write_text(FAULTS)
+    started([*launcher(engine, 3), str(script), str(tmp_path)])
+    for rank in range(3):
+        for what in ("lengths", "layouts"):
+            said = (tmp_path / f"{what} {rank}").read_text()
+            assert said.startswith("in time: the processes were asked for different things: rank 0: ring, N = 32")
+        assert (tmp_path / f"none {rank}").read_text() == "finished"
+    short, long = ((tmp_path / f"message {rank}").read_text() for rank in (1, 0))
+    assert re.match(r"in time: rank 1, at line \d+ of faults.py, received 32 bytes from rank 0; expected 64", short)
+    from_gloo = "received 96 bytes from rank 2; expected 64"
+    assert re.match(
+        rf"in time: rank 0, at line \d+ of faults.py, {'lost its message' if engine == 'mpi' else from_gloo}", long
+    )
 
 
 def test_without_a_launcher_the_error_says_how_to_start_it() -> None:
     from flashsim.devices import distributed
 
     with pytest.raises(
-        ValueError, match=r"engine is None; expected 'torch' or 'mpi', .*torchrun --standalone --nproc-per-node 4"
+        ValueError, match=r"engine is None; expected 'torch' or 'nccl' or 'mpi', .*torchrun --standalone --nproc-per-node 4"
     ):
         distributed.engine()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 import flashsim
 from flashsim.algorithms import FORWARD
@@ -26,7 +27,7 @@ from flashsim.testing import CHECKS
 from flashsim.testing.mutants import ALL
 
 from .implementations import IMPLEMENTATIONS
-from .pages import OWN, PAGES, README, ROOT, blocks, links, said, table, text_of
+from .pages import OWN, PAGES, README, ROOT, blocks, links, pictures, said, table, text_of
 
 KNOWN = parsers()
 COMMANDS = [pytest.param(page, block, id=block.splitlines()[0]) for page in PAGES for block in blocks(page, "console")]
@@ -156,6 +157,10 @@ def test_debugging_an_algorithm_of_ones_own_is_real(
 # --------------------------------------------------------------------------------------------------------------- links
 
 
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```$|`[^`\n]*`", "", text_of(page), flags=re.M | re.S)
+
+
 def anchors(page: Path) -> set[str]:
     """The headings of a page, as a code host links to them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S), re.MULTILINE)
@@ -164,12 +169,22 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in links(re.sub(r"^```.*?^```$|`[^`\n]*`", "", text_of(page), flags=re.M | re.S)):
+    for link in links(without_code(page)):
         if not link.startswith("https://"):
             file, _, anchor = link.partition("#")
             target = (page.parent / file).resolve() if file else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pictures_can_be_read_on_a_phone(page: Path) -> None:
+    """A figure is a printed column wide, 700 pixels, or has another for phones; `tests/test_player.py` reads a film's words."""
+    for shown, phone in pictures(without_code(page)):
+        assert all((page.parent / picture).exists() for picture in (shown, phone) if picture), shown
+        if shown.endswith(".png"):
+            wide = imread(page.parent / (phone or shown)).shape[1]
+            assert wide == 2 * 390 if phone else wide <= 700, shown
 
 
 def test_readme_has_every_page_and_pages_are_questions() -> None:

@@ -300,7 +300,7 @@ def test_the_most_common_mistake_comes_first() -> None:
         Row("", "a", "solved", "4", "h"),
     ]
     assert mistakes(rows) == [(2, "a", "h"), (1, "a", "2")]
-    assert len(exercises()) == 13
+    assert len(exercises()) == 14
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ def test_a_tally_as_plain_data() -> None:
         "hbm": LARGE.hbm.to_dict(),
         "sram": {"peak": LARGE.sram.peak, "capacity": 4096, "enforced": False},
         "blocks": {"B_r": 8, "B_c": 8, "T_r": 2**39, "T_c": 2**39},
+        "sizing": "paper",
         "flops": {"matmul": LARGE.flops.matmul, "other": LARGE.flops.other},
     }
     traffic = found["hbm"]
@@ -46,6 +47,11 @@ def test_a_tally_as_plain_data() -> None:
         "size": O.size, "itemsize": 4, "role": "output",
     }  # fmt: skip
     assert list(traffic["by_array"]) == list(LARGE.hbm.by_array)
+
+
+def test_options_are_their_values_in_json_and_objects_are_named() -> None:
+    run = flashsim.forward("split_kv", *np.ones((3, 8, 4)), M=200, merge="tree")
+    assert run.to_dict()["options"]["merge"] == "tree"
 
 
 def test_json_is_the_dictionary(tmp_path: Path) -> None:
@@ -126,3 +132,24 @@ def test_pandas_is_imported_only_when_used() -> None:
 
     code = "import sys, flashsim; flashsim.sweep(N=8, d=4).to_csv(); assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_proofs_and_tunings_are_what_their_commands_write(
+    direction: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at: dict[str, Any] = {"N": 16, "d": 4, "M": 60, "direction": direction}
+    for name, found in (("prove", flashsim.prove(**at)), ("tune", flashsim.tune.tune(**at))):
+        assert (
+            main(
+                [name, "--N", "16", "--d", "4", "--M", "60", *["--backward"] * (direction == "backward"), "--json", "-"]
+            )
+            == 0
+        )
+        written = json.loads(capsys.readouterr().out)
+        assert written.pop("command").startswith(f"flashsim {name} ")
+        assert json.loads(found.to_json()) == written
+        assert {"flashsim", "date", "commit"} <= written["made_with"].keys()
+        assert found.to_json(tmp_path / f"{name}.json") is None
+        assert not hasattr(found, "to_pandas")
+    assert main(["prove", "--check", str(tmp_path / "prove.json")]) == 0

@@ -843,7 +843,20 @@ ANSWERS = {
     "kernel_product": "nothing to rescale",
     "linear_attention": "only the tiles on the diagonal",
     "linear_attention_two_pass": "all run at once",
+    "ring": "3 times its 4 rows",
+    "sparse_mlp": "leaves the tile out",
 }
+GIVEN_AWAY = [("pinned", "whole run"), ("pinned", "stay"), ("linear_attention", "again"), ("linear_attention", "d × e"),
+              ("sparse_mlp", "tiles of H pass before")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer"), GIVEN_AWAY)
+def test_no_moment_answers_a_question_that_is_still_to_come(name: str, answer: str) -> None:
+    """Neither the text that is seen at first nor a moment that is not folded in the index."""
+    whole = gallery.pages()[name].lesson.html()
+    seen = re.sub(r'<div class="after" hidden>.*?</div>|<details>.*?</details>', "", whole, flags=re.DOTALL)
+    assert len(seen) < len(whole)
+    assert answer not in html.unescape(re.sub(r"<[^>]*>", "", seen))
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -24,9 +24,9 @@ from flashsim.gpu import (
     hopper_backward,
     hopper_decode,
     hopper_fp8,
+    kernel_bugs,
     launching,
     machine,
-    planting,
     settling,
 )
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
@@ -38,6 +38,7 @@ LADDER = list(gpu.ladder())
 VARIANTS = [variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants]
 PROMISE = "no spills, no stack"
 OVERLAPPING = ("hopper.cu", "hopper_backward.cu", "hopper_fp8.cu")  # within a warpgroup; hopper_decode.cu's do not
+pytestmark = pytest.mark.packages
 LISTED = {"algorithm_1.cu": 16, "algorithm_2.cu": 19, "algorithm_4.cu": 26, "q_outer.cu": 21}
 
 
@@ -296,7 +297,7 @@ def test_a_planted_bug_compiles_to_other_code_and_leaves_none_behind(bug: same_c
         ).cubin
 
     right = compiled()
-    with planting.planted(bug.file, (bug.before, bug.after)):
+    with kernel_bugs.planted(bug.file, (bug.before, bug.after)):
         assert compiled() != right
         folder = compiling.KERNELS
     assert compiled() == right
@@ -315,7 +316,7 @@ def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> No
     right: dict[tuple[Any, ...], dict[str, Any]] = {("a function of the right file",): {}}
     monkeypatch.setattr(compiling, "_loaded", dict(right))
     for bug in same_curve.ON_GPU:
-        with planting.planted(bug.file, (bug.before, bug.after)):
+        with kernel_bugs.planted(bug.file, (bug.before, bug.after)):
             assert bug.after in (compiling.KERNELS / bug.file).read_text(encoding="utf-8")
             assert {path.name for path in compiling.KERNELS.iterdir()} == {path.name for path in KERNELS.iterdir()}
             assert not compiling._loaded
@@ -323,12 +324,12 @@ def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> No
         assert compiling._loaded == right
         with (
             pytest.raises(ValueError, match=r"' occurs 0 times in algorithm_2.cu; expected once"),
-            planting.planted("algorithm_2.cu", (bug.before, bug.after)),
+            kernel_bugs.planted("algorithm_2.cu", (bug.before, bug.after)),
         ):
             pass
     with (
         pytest.raises(ValueError, match=r"kernel file is 'hopper.cu'; expected one of algorithm_1.cu, "),
-        planting.planted("hopper.cu", ("a", "b")),
+        kernel_bugs.planted("hopper.cu", ("a", "b")),
     ):
         pass
     assert compiling.KERNELS == KERNELS

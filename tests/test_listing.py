@@ -8,22 +8,22 @@ from types import ModuleType
 
 import flashsim
 from flashsim import algorithms
-from flashsim.algorithms import BACKWARD, FORWARD, listing
+from flashsim.algorithms import BACKWARD, FORWARD, table
 from flashsim.theory.form import forms
 
 
 def test_the_table_has_every_pass_and_fits_a_terminal() -> None:
-    table = flashsim.algorithms()  # type: ignore[operator]
-    assert [each.name for each in table] == list(FORWARD)
-    assert {name for each in table for name in each.backward} == set(BACKWARD)
-    shown = repr(table)
+    found = flashsim.algorithms()  # type: ignore[operator]
+    assert [each.name for each in found] == list(FORWARD)
+    assert {name for each in found for name in each.backward} == set(BACKWARD)
+    shown = repr(found)
     assert all(f"\n{name} " in shown and record.title in shown for name, record in FORWARD.items())
     assert "q_outer_two_pass: another backward pass of q_outer" in shown
     assert "without mask and dropout: flash_basic" in shown
     assert max(map(len, shown.splitlines())) <= 80
-    assert table._repr_html_().count("<tr>") == len(FORWARD) + 1
-    assert repr(listing()) == shown
-    by_name = {each.name: each for each in table}
+    assert found._repr_html_().count("<tr>") == len(FORWARD) + 1
+    assert repr(table()) == shown
+    by_name = {each.name: each for each in found}
     assert (by_name["split_kv"].options, by_name["flash_basic"].mask, by_name["flash"].dropout) == (
         ("splits", "merge"),
         False,

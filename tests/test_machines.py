@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,11 @@ from matplotlib.axes import Axes
 
 import flashsim
 from flashsim import plots
+from flashsim.cli import main
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine, kv_tile, predict, roofline
+from flashsim.hardware.reading import machine_of, read_machine
+from flashsim.hardware.sharing import SharedL2
 from flashsim.plots.l2 import l2_data, plot_l2
 from flashsim.plots.roofline import _APART, plot_roofline, roofline_data
 
@@ -21,17 +27,20 @@ ROUND = Machine("round", 1024, 1, 1 << 20, 1 << 30, 100.0, {"float16": 1000.0}, 
 
 
 def test_presets_are_complete_and_say_their_sources() -> None:
-    assert list(MACHINES) == ["A100-40GB", "H100", "H200", "M2"]
+    assert list(MACHINES) == ["A100-40GB", "H100", "H200", "B200", "MI300X", "TPU v5p", "M2"]
     for name, machine in MACHINES.items():
         assert machine.name == name
         told = ", ".join(machine.sources)
         assert all(what in told for what in ("sram_per_sm", "sms", "l2", "hbm", "bandwidth", "peak"))
-        assert machine.sram_per_sm < machine.l2 < machine.hbm
+        assert machine.sram_per_sm < machine.l2 < machine.hbm or (name, machine.l2) == ("TPU v5p", 0)
         assert machine.notes
-        assert machine.peak_for("float16") == machine.peak_for("bfloat16") >= machine.peak_for("float32")
+        if name != "TPU v5p":
+            assert machine.peak_for("float16") == machine.peak_for("bfloat16") >= machine.peak_for("float32")
         assert machine.M("float32") * 2 == machine.M("float16") == machine.sram_per_sm // 2
-    ridges = {name: round(machine.ridge("float16")) for name, machine in MACHINES.items()}
-    assert ridges == {"A100-40GB": 201, "H100": 295, "H200": 206, "M2": 36}
+    ridges = {name: round(machine.ridge("bfloat16")) for name, machine in MACHINES.items()}
+    assert ridges == {
+        "A100-40GB": 201, "H100": 295, "H200": 206, "B200": 281, "MI300X": 247, "TPU v5p": 166, "M2": 36,
+    }  # fmt: skip
     assert MACHINES["H200"].l2_share("float32") == 60 * 2**20 // 132 // 4
     with pytest.raises(ValueError, match="M2 has no float64 arithmetic; it has float16, bfloat16, float32"):
         MACHINES["M2"].ridge("float64")
@@ -59,12 +68,12 @@ def test_predictions_are_of_the_dtype_that_all_else_is_of() -> None:
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_predictions_are_counted_at_the_machines_M(machine: Machine, direction: str) -> None:
-    at: dict[str, Any] = {"N": 2048, "d": 64, "heads": 16, "dtype": "float16", "direction": direction}
+    at: dict[str, Any] = {"N": 2048, "d": 64, "heads": 16, "dtype": "bfloat16", "direction": direction}
     predicted = {name: predict(machine, name, **at) for name in ("standard", "flash", "memory_efficient")}
     for name, line in predicted.items():
         tally = flashsim.count(name, M=machine.sram_per_sm // 2, **at)
         assert (line.nbytes, line.flops) == (tally.hbm.bytes, tally.flops.total)
-        assert line.time == max(line.nbytes / machine.bandwidth, line.flops / machine.peak["float16"])
+        assert line.time == max(line.nbytes / machine.bandwidth, line.flops / machine.peak["bfloat16"])
         assert line.bound == ("compute" if line.intensity >= line.ridge else "bandwidth")
     assert predicted["flash"].time < predicted["standard"].time < predicted["memory_efficient"].time
     assert predicted["standard"].bound == "bandwidth"
@@ -84,15 +93,15 @@ def test_the_chapters_decode_is_1_flop_per_byte() -> None:
     tile = kv_tile(B_q=1, B_k=32, d=128)
     assert (tile.flops, tile.nbytes) == (16_384, 16_384)
     assert tile.intensity == tile.as_printed == 1
-    assert all(roofline(m, tile.nbytes, tile.flops, dtype="float16").bound == "bandwidth" for m in MACHINES.values())
+    assert all(roofline(m, tile.nbytes, tile.flops, dtype="bfloat16").bound == "bandwidth" for m in MACHINES.values())
 
 
 def test_the_chapters_prefill_tile_is_not_compute_bound_by_any_of_these_bandwidths() -> None:
     tile = kv_tile(B_q=32, B_k=32, d=128)
-    assert {roofline(m, tile.nbytes, tile.flops, dtype="float16").bound for m in MACHINES.values()} == {"bandwidth"}
+    assert {roofline(m, tile.nbytes, tile.flops, dtype="bfloat16").bound for m in MACHINES.values()} == {"bandwidth"}
     larger = kv_tile(B_q=64, B_k=32, d=128)
     assert [
-        n for n, m in MACHINES.items() if roofline(m, larger.nbytes, larger.flops, dtype="float16").bound == "compute"
+        n for n, m in MACHINES.items() if roofline(m, larger.nbytes, larger.flops, dtype="bfloat16").bound == "compute"
     ] == ["M2"]
 
 
@@ -114,18 +123,19 @@ def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in np.asarray(line.get_xydata(), float)]
 
 
-@pytest.mark.parametrize("N", [256, 1024])  # backward, 1024 rows do not move where there is an L2
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("machine", "N"), [*((name, 256) for name in MACHINES), ("A100-40GB", 1024), ("M2", 1024)])
 def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> None:
-    data = roofline_data(machine=machine, N=N, d=64, dtype="float16")
+    """Backward, 1024 rows do not move where there is an L2."""
     on = MACHINES[machine]
+    dtype = next(iter(on.peak))
+    data = roofline_data(machine=machine, N=N, d=64, dtype=dtype)
     for ax, (direction, points) in zip(plot_roofline(data), data["directions"].items(), strict=True):
         (left, low), corner, (right, high) = xy(ax, "roof")
-        assert corner == (on.ridge("float16"), on.peak["float16"])
+        assert corner == (on.ridge(dtype), on.peak[dtype])
         assert low == pytest.approx(left * on.bandwidth)
-        assert high == on.peak["float16"]
+        assert high == on.peak[dtype]
         for name in ("standard", "flash", "memory_efficient"):
-            line = predict(on, name, N=N, d=64, dtype="float16", direction=direction, sizing="fit")
+            line = predict(on, name, N=N, d=64, dtype=dtype, direction=direction, sizing="fit")
             assert points["algorithms"][name]["time"] == line.time
             if not any(drawn.get_gid() == name for drawn in ax.get_lines()):  # as it hardly differs from FlashAttention
                 flash = points["algorithms"]["flash"]["intensity"]
@@ -134,7 +144,7 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
             ((x, y),) = xy(ax, name)
             assert x == line.intensity
             assert left < x < right
-            assert y == pytest.approx(min(on.peak["float16"], x * on.bandwidth))
+            assert y == pytest.approx(min(on.peak[dtype], x * on.bandwidth))
         legend = ax.get_legend()
         moved = any("→" in text.get_text() for text in legend.get_texts())
         assert ("→ with L2" in legend.get_title().get_text()) == moved
@@ -191,3 +201,89 @@ def test_dram_bytes_take_each_array_at_its_own_size() -> None:
     l2 = L2(0)
     run = flashsim.forward("flash", zeros, zeros, zeros, M=256, observers=[l2])
     assert l2.dram_bytes(run.hbm) == run.hbm.bytes > 2 * run.hbm.accesses
+
+
+# --------------------------------------------------------------------------------------------------- machines of one's own
+
+MINE = {
+    "name": "mine", "sram_per_sm": "96KB", "sms": 40, "l2": "32MB", "hbm": "24GB", "bandwidth": 6e11, "peak": {"fp16": 1e14}
+}  # fmt: skip
+
+
+def test_the_documented_file_is_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```toml\n(# mine\.toml\n.*?)```", page, re.DOTALL)
+    (tmp_path / "mine.toml").write_text(block, encoding="utf-8")
+    on = read_machine(tmp_path / "mine.toml")
+    assert (on.M("float16"), on.sms, on.l2, on.hbm) == (96 * 1024 // 2, 40, 32 * 2**20, 24 * 2**30)
+    assert (on.bandwidth, on.peak) == (6e11, {"float16": 1.2e14, "float32": 3e13})
+    assert SharedL2.of(on, "float16").size == 16 * 2**20
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["plot", "roofline", "--machine", "mine.toml", "--dtype", "float16", "--N", "32", "--d", "8", "-o", "r"])
+        == 0
+    )
+    data = json.loads(Path("r.json").read_text(encoding="utf-8"))["data"]
+    assert (data["machine"], data["peak"], data["M"]) == ("my GPU", 1.2e14, on.M("float16"))
+    assert main(["plot", "l2", "--machine", "mine.toml", "--N", "16", "--d", "4", "--json", "l2.json", "-o", "l"]) == 0
+    assert json.loads(Path("l2.json").read_text(encoding="utf-8"))["per_sm"] == {"my GPU": on.l2_share("float32")}
+
+
+def test_json_is_read_as_toml_is(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**MINE, "sources": {"sms": "the shop"}, "notes": "old"}), encoding="utf-8")
+    on = read_machine(file)
+    assert (on.sram_per_sm, on.peak, on.sources, on.notes) == (96 * 1024, {"float16": 1e14}, {"sms": "the shop"}, "old")
+    assert predict(on, "flash", N=64, d=16, dtype="float16").ridge == 1e14 / 6e11
+    assert roofline_data(machine=on, N=64, dtype="float16")["machine"] == "mine"
+    file.write_text(json.dumps({name: value for name, value in MINE.items() if name != "l2"}), encoding="utf-8")
+    assert read_machine(file).l2 == 0
+    assert roofline_data(machine=str(file), N=64, dtype="float16")["l2_share"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"smss": 3}, "it has 'smss', perhaps sms is meant; expected name, sram_per_sm, l2"),
+        ({"sms": None}, "sms is None; expected a whole number of at least 1"),
+        ({"sms": True}, "sms is True; expected a whole number"),
+        ({"hbm": -1}, "hbm is -1; expected bytes, or text with a unit"),
+        ({"sram_per_sm": 0}, "sram_per_sm is 0; expected bytes"),
+        ({"l2": "32 apples"}, "l2: '32 apples' is not a size"),
+        ({"bandwidth": "fast"}, "bandwidth is 'fast'; expected a finite number above 0"),
+        ({"peak": {}}, "peak is {}; expected FLOP/s by dtype"),
+        ({"peak": {"float17": 1e12}}, "float17"),
+        ({"peak": {"float16": 0}}, "peak of float16 is 0; expected a finite number above 0"),
+        ({"name": ""}, "name is ''; expected text"),
+        ({"sources": ["x"]}, "sources is ['x']; expected text by what it is of"),
+    ],
+)
+def test_what_is_no_machine_is_said(
+    changed: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**MINE, **changed}), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        read_machine(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert main(["plot", "roofline", "--machine", str(file), "-o", str(tmp_path / "r")]) == 2
+    err = capsys.readouterr().err
+    assert str(file) in err
+    assert "\n" not in err.rstrip()
+
+
+def test_files_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+    for name, text, said in (
+        ("a.json", "{", "cannot be read as JSON"),
+        ("a.toml", "= 3", "cannot be read as TOML"),
+        ("a.txt", "", "is neither .json nor .toml"),
+        ("b.json", "[]", r"it holds \[\]; expected fields by name"),
+        ("c.json", '{"name": "x"}', "sram_per_sm is missing; expected name, sram_per_sm, sms"),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=said):
+            read_machine(tmp_path / name)
+    with pytest.raises(ValueError, match=r"no\.json cannot be read: No such file"):
+        machine_of("no.json")
+    with pytest.raises(ValueError, match=r"unknown machine 3; known: .*; yours is FILE\.json or FILE\.toml"):
+        machine_of(3)  # type: ignore[arg-type]

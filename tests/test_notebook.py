@@ -47,7 +47,7 @@ def test_help_begins_with_five_lines_that_run(tmp_path: Path, monkeypatch: pytes
 def test_results_show_in_a_line() -> None:
     run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 5))
     tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
-    costs = f"{run.hbm.accesses:,} HBM accesses, blocks 4 × 5, SRAM peak {run.sram.peak:,} of M = 200)"
+    costs = f"{run.hbm.accesses:,} HBM accesses, blocks 4 × 5 (given), SRAM peak {run.sram.peak:,} of M = 200)"
     assert repr(run) == f"Run('flash': O (9, 4) float32, {costs}"
     assert repr(tally) == f"Tally('flash': {costs}"
     gradients = flashsim.backward("flash", run, run.O, M=1000)
@@ -111,7 +111,7 @@ def test_what_is_proved_tuned_and_exact_shows_too() -> None:
 
     exact = flashsim.theory.exact("flash", N=9, d=4, M=200, blocks=(4, 5))
     tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
-    assert repr(exact) == f"Exact('flash': {tally.hbm.accesses:,} HBM accesses, blocks 4 × 5, {tally.sram})"
+    assert repr(exact) == f"Exact('flash': {tally.hbm.accesses:,} HBM accesses, blocks 4 × 5 (given), {tally.sram})"
     assert rows_of(exact) == rows_of(tally)
 
     found = flashsim.optimum(N=2, d=2, M=40)

@@ -15,8 +15,8 @@ import pytest
 
 import flashsim
 from flashsim.cli import main
-from flashsim.optimal.games import certificate, game
-from flashsim.optimal.games.certificate import check, nothing_below, text_of
+from flashsim.optimal.games import checker, game
+from flashsim.optimal.games.checker import check, nothing_below, text_of
 from flashsim.optimal.games.game import Game
 from flashsim.optimal.games.search import Search
 from flashsim.optimal.optima import Optimum
@@ -183,7 +183,7 @@ def a_certificate(**changed: Any) -> dict[str, Any]:
 
 def test_the_checker_is_short_and_knows_no_search() -> None:
     for module, most, names in (
-        (certificate, 110, {"flashsim.optimal.games.game", "flashsim.theory.certificate"}),
+        (checker, 110, {"flashsim.optimal.games.game", "flashsim.theory.certificate"}),
         (game, 120, set()),
     ):
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
@@ -252,7 +252,7 @@ def test_a_worse_schedule_is_not_called_the_optimum() -> None:
     """Steps that are legal, said to be optimal at what they cost: the table does not bear it out."""
     held = a_certificate()
     kept = [*held["steps"][:1], [1, 0, ["O0", "Q0"]]]
-    search = Search(certificate.game_of(4, 4, 24), frozenset((i, j) for i in range(3) for j in range(3)))
+    search = Search(checker.game_of(4, 4, 24), frozenset((i, j) for i in range(3) for j in range(3)))
     state = game.after(game.after(search.first, (0, 0), ()), (1, 0), (("O", 0), ("Q", 0)))
     chooser = random.Random(0)
     while state.todo:

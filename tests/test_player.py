@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.text import Text
 from PIL import Image, ImageSequence
 
 import flashsim
@@ -30,9 +31,11 @@ from flashsim.algorithms import Algorithm
 from flashsim.beyond import cross_entropy, linear, mlp
 from flashsim.cli import main
 from flashsim.masks import patterns
+from flashsim.masks.patterns import butterfly
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.tracing import Trace
 from flashsim.tracing import film as filming
+from flashsim.tracing import page as paging
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.film import film
 from flashsim.tracing.writing import as_json
@@ -538,17 +541,26 @@ def test_what_is_made_on_chip_is_not_shown_as_loaded(open_page: Opener) -> None:
     assert {at["Q"] for at in shown} | {at["K"] for at in shown} == {"", "loaded"}
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}])
-def test_what_is_said_of_the_reference_names_it_and_what_it_leaves_out(
-    options: dict[str, Any], open_page: Opener
+@pytest.mark.parametrize(
+    ("name", "options", "asked", "said_as"),
+    [
+        ("flash", {}, {}, ""),
+        ("q_outer", {"causal": True}, {"causal": True}, "with causal "),
+        ("block_sparse", {"block_mask": butterfly}, {"block_mask": butterfly}, "with block_mask butterfly "),
+        ("sliding_window", {"window": (4, 0)}, {}, "without SlidingWindow(4, 0) "),
+    ],
+)
+def test_what_is_said_of_the_reference_names_it_and_its_mask(
+    name: str, options: dict[str, Any], asked: dict[str, Any], said_as: str
 ) -> None:
-    """Where a run has a mask, the factor at the reference's sizes is without it, and is said to be."""
-    said = open_page(recorded(**options)).inner_text(".versus")
-    asked: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "M": 25_600, "sizing": "fit"}
-    standard, flash = (flashsim.theory.exact(name, **asked).accesses for name in ("standard", "flash"))
-    left_out = "without causal " if options else ""
-    sizes = f"at N = {REFERENCE_N:,}, d = {REFERENCE_D}, M = 25,600 {left_out}it is {standard / flash:.2f} times."
-    assert f"{sizes} The factor follows M/d²." in " ".join(said.split())
+    """The factor at the reference's sizes is with the run's mask, where that has every length; else without, as is said."""
+    size: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "M": 25_600, "sizing": "fit"}
+    standard = flashsim.theory.exact("standard", **size).accesses
+    its = flashsim.theory.exact(name, **size, **asked)
+    sizes = (
+        f"; at N = {REFERENCE_N:,}, d = {REFERENCE_D}, M = 25,600 {said_as}it is {standard / its.accesses:.2f} times."
+    )
+    assert paging._wins(recorded(name, **options)) == f"{sizes} The factor follows M/d²"
 
 
 def test_what_is_spoken(open_page: Opener) -> None:
@@ -1225,7 +1237,7 @@ def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
     class Arrow(FancyArrowPatch):
         def __init__(self, start: Any, end: Any, **how: Any) -> None:
             super().__init__(start, end, **how)
-            drawn["arrows"].append((start[0] > 4.8, end[0] > 4.8))
+            drawn["arrows"].append((start[0] > filming.HBM_LEFT, end[0] > filming.HBM_LEFT))
 
     def imshow(self: Any, shown: Any, **how: Any) -> None:
         drawn["values"].append(shown)
@@ -1297,14 +1309,30 @@ def test_names_in_a_film_are_set_in_print(name: str, shown: str) -> None:
     assert filming._math(name) == shown
 
 
+def test_a_film_s_words_are_of_ten_pixels_at_least_on_a_phone() -> None:
+    trace = recorded(n=6, d=2)
+    camera = filming._Camera(trace, trace.steps)
+    for step in trace.steps[::5]:
+        camera.frame(step)
+        found = [text for text in camera._figure.findobj(Text) if text.get_visible() and text.get_text()]
+        words = [text for text in found if text.axes is None or text.axes.axison or text in text.axes.texts]
+        assert len(words) > 8
+        phone = 358 / (72 * filming.WIDE)  # pixels of the phone that a point becomes
+        assert min(float(text.get_fontsize()) for text in words) * phone >= 9.9
+        wide, tall = camera._figure.bbox.size
+        boxes = [text.get_window_extent() for text in words]
+        assert all(box.x0 >= 0 and box.x1 <= wide and box.y0 >= 0 and box.y1 <= tall for box in boxes)
+
+
 def test_a_film_shows_the_whole_of_a_long_line(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(2, 2))
     trace = flashsim.trace("flash", X, X, X, blocks=(2, 2), M=10**4)
     step = next(step.number for step in trace.steps if step.label == "line 15")
     with Image.open(film(trace, step, step, tmp_path / "one.gif")) as gif:
         frame = np.asarray(gif.convert("L"))
-    assert (frame[35:58, 795:] > 250).all()
-    assert (frame[35:58, 700:790] < 128).any()
+    assert (frame[45:110, 795:] > 250).all()
+    assert (frame[45:110, 500:790] < 128).any()
+    assert (frame[75:110] < 128).any()  # its second line
 
 
 @pytest.mark.parametrize(("n", "d", "blocks"), [(4, 100, (4, 4)), (100, 50, (100, 100))], ids=["wide", "not recorded"])
@@ -1314,5 +1342,5 @@ def test_a_film_keeps_within_sram_whatever_the_tiles(n: int, d: int, blocks: tup
     step = next(step.number for step in trace.steps if step.label == "line 10")  # nothing moves there
     with Image.open(film(trace, step, step, tmp_path / "one.gif")) as gif:
         frame = np.asarray(gif.convert("L"))
-    assert (frame[70:, 433:478] == 255).all()  # between the two memories
-    assert (frame[440:, :] == 255).all()  # below them
+    assert (frame[116:, 413:432] == 255).all()  # between the two memories
+    assert (frame[557:, :] == 255).all()  # below them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -39,7 +40,9 @@ from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays
 from flashsim.plots.footprint import memory_data, plot_memory
 from flashsim.plots.fusing import pays_from
+from flashsim.plots.gpu import plot_figure_3, plot_ladder
 from flashsim.plots.lower import lower_backward_data, lower_data
+from flashsim.plots.saving import figure_of
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
 from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
 from flashsim.plots.traffic import plot_traffic, traffic_data
@@ -63,11 +66,6 @@ def area(ax: Axes, gid: str) -> PolyCollection:
     (found,) = [x for x in ax.collections if x.get_gid() == gid]
     assert isinstance(found, PolyCollection)
     return found
-
-
-def figure_of(ax: Axes) -> Figure:
-    assert isinstance(ax.figure, Figure)
-    return ax.figure
 
 
 def legend_texts(ax: Axes) -> list[str]:
@@ -469,6 +467,27 @@ def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
         assert not drawn
 
 
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("pareto", "all block sizes"),
+        ("cache_size", "the best blocks that fit"),
+        ("lower", "the best blocks that fit"),
+        ("lower_backward", "the best blocks that fit"),
+        ("fusing", "the largest blocks that fit"),
+    ],
+)
+def test_figures_of_all_M_name_their_setting(name: str, blocks: str) -> None:
+    """N, d, M, the dtype, who chose the blocks, and how many heads: below each axis, or along it."""
+    record = json.loads((Path(__file__).parents[1] / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+    said = [text for ax in plots.FIGURES[name].draw(record["data"]).axes if (text := ax.get_xlabel())]
+    assert said
+    for text in said:
+        for part in ("N", f"d = {record['data']['d']:,}", "float32", blocks, "one head"):
+            assert part in text, text
+        assert "M = " in text or "M / d²" in text or "size M" in text
+
+
 @pytest.mark.parametrize("name", ["arrays", "appendix_b5", "sparsity", "l2"])
 def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> None:
     """By default the picture says that blocks fit; with line 1's it says what share of M they need."""
@@ -531,7 +550,10 @@ def test_run_takes_runs_one_or_equal_ones_and_refuses_none() -> None:
 def test_the_main_figure_is_of_one_head(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:
     size: dict[str, Any] = {"N": 64, "d": 8, "M": 400}
     runs = {name: flashsim.count(name, **size, sizing="fit", heads=6) for name in ("standard", "flash_basic")}
-    by_array, by_block = plots.run_figure(runs, heads=6, **size, dtype="float32").axes
+    figure = plots.run_figure(runs, heads=6, **size, dtype="float32")
+    assert figure.get_figwidth() == 3.5
+    assert_readable(figure)
+    by_array, by_block = figure.axes
     one = flashsim.count("flash_basic", **size, sizing="fit").hbm
     assert f"flash_basic: {one.accesses:,}" in [text.get_text() for text in by_array.texts]
     at = dict(xy(by_block, "theory"))
@@ -584,6 +606,52 @@ def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
     assert figure.get_figheight() < 9
     assert_readable(figure)
     assert chart.what
+
+
+GPU_PICTURES: Any = runpy.run_path(str(ROOT / "scripts" / "gpu_figures.py"))["DRAWN"]
+
+
+@pytest.mark.parametrize(
+    ("record", "draw_it"),
+    [
+        pytest.param(record, draw_it, id=name)
+        for record, pictures in GPU_PICTURES.items()
+        for name, draw_it in pictures.items()
+    ],
+)
+def test_a_gpu_s_picture_names_it_and_is_readable_on_a_phone(record: str, draw_it: Any) -> None:
+    """One printed column, 3.5 inches: on a phone 8 points are 11 pixels."""
+    measured = json.loads((ROOT / "figures" / f"{record}.json").read_text(encoding="utf-8"))
+    figure = figure_of(draw_it(measured))
+    assert figure.get_figwidth() == 3.5
+    assert_readable(figure)
+    assert any(measured["machine"]["gpu"] in said for said in words(figure))
+
+
+def keys(figure: Figure) -> dict[str, Any]:
+    """Return what each word of the figure's keys stands beside."""
+    legends = [*figure.legends, *(legend for ax in figure.axes if (legend := ax.get_legend()) is not None)]
+    return {
+        text.get_text(): handle for key in legends for text, handle in zip(key.texts, key.legend_handles, strict=True)
+    }
+
+
+def test_grey_bands_and_the_colours_of_bars_have_keys() -> None:
+    records = {
+        name: json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("gpu_figure_3", "gpu_ladder")
+    }
+    for figure in (
+        figure_of(plot_figure_3(records["gpu_figure_3"])),
+        plots.FIGURES["approximate"].draw(kept("approximate")["data"]),
+    ):
+        (band,) = (patch for ax in figure.axes for patch in ax.patches if patch.get_gid() == "paper")
+        assert keys(figure)["the paper's crossings"].get_facecolor() == band.get_facecolor()
+    figure = figure_of(plot_ladder(records["gpu_ladder"]))
+    shown = {bar.get_facecolor() for bar in figure.axes[0].patches}
+    keyed = [handle.get_facecolor() for handle in keys(figure).values() if isinstance(handle, Rectangle)]
+    assert len(shown) == 3
+    assert sorted(shown) == sorted(keyed)
 
 
 SMALL: dict[str, Any] = {"N": 96, "d": 8, "M": 4000, "blocks": (8, 12)}

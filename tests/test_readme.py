@@ -23,14 +23,14 @@ from flashsim.learn.exercises import exercises
 from flashsim.learn.gallery import pages
 from flashsim.tracing.film import STAY
 
-from .pages import OWN, README, ROOT, blocks, links, said, table, text_of
+from .pages import OWN, README, ROOT, blocks, links, pictures, said, table, text_of
 
 TEXT = text_of(README)
 
 
 def test_it_is_short_and_its_two_commands_are_what_they_were() -> None:
     assert len(TEXT.splitlines()) <= 150
-    assert len(re.findall(r"^!\[", TEXT, re.MULTILINE)) == 3
+    assert len(pictures(TEXT)) == 3
     assert blocks(README, "sh")[:2] == ["pip install . && flashsim run\n", 'pip install ".[test]" && pytest\n']
 
 

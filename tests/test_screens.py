@@ -59,6 +59,37 @@ def test_all_grows_with_the_screen(opened: Opener) -> None:
     assert drawn == pytest.approx(1.5 * wide, abs=2)  # as sharp as the screen
 
 
+def test_the_lessons_list_grows_with_the_screen(opened: Opener) -> None:
+    index = dict(gallery.files())["index.html"]
+    desk, hall = (opened(index, viewport) for viewport in (DESK, HALL))
+    for part in ("h1", "nav svg", "nav .faint", "article h2"):
+        assert box(hall, part)["height"] == pytest.approx(1.5 * box(desk, part)["height"], abs=1), part
+    hall.set_viewport_size(DESK)
+    until(hall, "getComputedStyle(document.body).zoom === '1'")
+
+
+SMALLEST = """(() => {
+  const zoom = parseFloat(getComputedStyle(document.body).zoom);
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const sizes = [];
+  while (texts.nextNode()) {
+    const around = texts.currentNode.parentElement;
+    const seen = texts.currentNode.textContent.trim() && around.checkVisibility();
+    if (seen) sizes.push(parseFloat(getComputedStyle(around).fontSize));
+  }
+  return zoom * Math.min(...sizes);
+})()"""
+
+
+@pytest.mark.parametrize("name", ["flash_basic", "pinned"])
+def test_no_word_in_a_hall_is_below_eleven_pixels(name: str, opened: Opener) -> None:
+    """Nor an index of an index: the "new" of m_new in an exponent. One run and two."""
+    page = opened(dict(gallery.files([name]))[f"{name}.html"], HALL, "#t=0")
+    for step in (0, 28, 31):
+        page.evaluate(f"player.go({step})")
+        assert page.evaluate(SMALLEST) >= 11, step
+
+
 def test_a_mouse_finds_there_what_it_finds_at_a_desk(opened: Opener) -> None:
     told = []
     for viewport, times in ((DESK, 1), (HALL, 1.5)):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import serving
+from flashsim import plots, serving
 from flashsim.algorithms.program import Bug
-from flashsim.machine.memory import MemoryModelError
+from flashsim.machine.memory import Event, MemoryModelError
 from flashsim.serving.api import finished
 from flashsim.serving.programs import programs
 from flashsim.tracing.planting import mutated
@@ -72,6 +72,15 @@ def test_lines_are_labelled_as_the_listing_says(name: str) -> None:
     with open(program.run.__code__.co_filename, encoding="utf-8") as file:
         labelled = {int(number) for number in re.findall(r"# line (\d+)", file.read())}
     assert listed == labelled
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_what_happens_is_at_a_line_of_the_listing(name: str) -> None:
+    events: list[Event] = []
+    for seed in range(5):
+        drawn(name, seed).run.call.run(0, [events.append])
+    unlabelled = {event.name for event in events if event.kind in ("load", "compute", "store") and event.label is None}
+    assert unlabelled <= {"O_parts"} | {f"{X}_i" for X in "Olm"} if name == "paged_split" else not unlabelled
 
 
 @pytest.mark.parametrize("name", sorted(DRAWN))
@@ -154,6 +163,9 @@ def test_what_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -
         ({"queries": [1]}, "queries has 1 lengths; expected 2, one for each sequence, as keys has"),
         ({"keys": [3, -1]}, r"keys\[1\] is -1; expected at least 0"),
         ({"heads": 3, "kv_heads": 2}, "heads is 3; expected a multiple of kv_heads = 2"),
+        ({"pages": 2}, r"options of 'paged' are page, pages; expected page, tail \(may be left out\)"),
+        ({"name": "varlen"}, "options of 'varlen' are page; expected none"),
+        ({"name": "cascade", "page": 1}, r"options of 'cascade' are page; expected prefix \(may be left out\), levels"),
     ],
 )
 def test_lengths_that_make_no_sense_are_refused(changed: dict[str, Any], message: str) -> None:
@@ -174,3 +186,20 @@ def test_types_are_the_inputs(dtype: str) -> None:
     assert exact.hbm == run.hbm
     assert run.hbm.by_array["table"].itemsize == 4
     assert run.hbm.by_array["L"].itemsize == 4
+
+
+# ------------------------------------------------------------------------------------------------- what it amounts to
+
+
+def test_the_figure_has_what_is_counted() -> None:
+    """Its numbers are those of the claims: a table is 0.05% at p = 16, a prefix saves B_r times at most, Stream-K is even."""
+    data = plots.FIGURES["serving"].data()
+    assert [round(share, 4) for page, _, share in data["pages"] if page in (1, 16)] == [0.0078, 0.0005]
+    assert [round(waste, 3) for page, waste, _ in data["pages"] if page in (16, 256)] == [0.015, 0.255]
+    for _, times in data["prefix"]:
+        assert all(found < most for found, most in zip(times, (16, 64, 128), strict=True))
+    assert data["prefix"][0][1][0] < 1 < data["prefix"][-1][1][0]
+    assert np.allclose(data["padding"][0][1], 1, rtol=1e-4)  # without padding, but for the words
+    assert np.allclose(data["padding"][-1][1], (2.6, 1.6, 1.2), rtol=0.03)
+    assert data["splits"][0] == (0, 1, 138)
+    assert data["splits"][64] == (64, 1, 2048)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import re
+import runpy
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from flashsim.cli import COMMANDS, parsers
 from flashsim.learn import gallery
 from flashsim.run import api
 
+from .conftest import PHONE
 from .pages import ROOT, text_of
 
 pytest.importorskip("sphinx", reason='needs the site\'s tools: pip install ".[docs]"')
@@ -24,8 +28,10 @@ pytest.importorskip("myst_parser", reason='needs the site\'s tools: pip install 
 sys.path.insert(0, str(ROOT / "docs" / "_site"))
 docstrings: Any = __import__("docstrings")
 lessons: Any = __import__("lessons")
+made: Any = __import__("made")
 commands: Any = __import__("commands")
 
+pytestmark = pytest.mark.packages
 CONF = f"""
 import runpy
 globals().update(runpy.run_path({str(ROOT / "docs" / "conf.py")!r}))
@@ -111,6 +117,36 @@ def test_a_docstring_that_names_nothing_fails_the_build(tmp_path: Path, monkeypa
 def test_a_missing_picture_and_a_link_in_raw_html_fail_it(tmp_path: Path, page: str, gone: str) -> None:
     with pytest.raises(Exception, match=rf"docs/page\.html: there is no {gone}"):
         built(tmp_path, page)
+
+
+def test_docs_named_as_the_source_is_the_repository() -> None:
+    """`sphinx-build docs out`: what it then builds, the strict build above does."""
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    for source in (ROOT / "docs", ROOT):
+        app = SimpleNamespace(srcdir=source)
+        conf["setup"](app)
+        assert app.srcdir == ROOT
+
+
+def test_the_matrix_of_the_kit_can_be_read_and_clicked(browser: Any, tmp_path: Path) -> None:
+    data = json.loads(text_of(ROOT / "figures" / "kit_matrix.json"))["data"]
+    shown = made.matrix(data)
+    targets = set(re.findall(r'<a id="([^"]+)"></a>', made.anchored(text_of(ROOT / "figures" / "kit_matrix.md"))))
+    assert targets == set(re.findall(r'href="#([^"]+)"', shown))
+    assert len(targets) == len(data["checks"]) + len(data["mutants"])
+    (tmp_path / "a.html").write_text(f"<style>{text_of(ROOT / 'docs' / '_site' / 'site.css')}</style>{shown}", "utf-8")
+    page = browser.new_page(viewport=PHONE)
+    page.goto((tmp_path / "a.html").as_uri())
+    row = page.locator("tr", has_text="lse times ln 2").locator("td").all_inner_texts()
+    (known,) = (row for row in data["mutants"] if row["name"] == "lse_times_ln_2")
+    assert [int(cell) for cell in row if cell] == [
+        round(100 * known["failed"][name] / known["tried"][name])
+        for name in data["checks"]
+        if known["failed"].get(name)
+    ]
+    assert float(page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)")) >= 11
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.close()
 
 
 NOTHING: Any = docstrings.Names({})

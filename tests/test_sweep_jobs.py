@@ -8,6 +8,7 @@ import pytest
 
 import flashsim
 
+pytestmark = pytest.mark.packages
 ARGUMENTS: dict[str, Any] = {
     "algorithms": ["flash", "standard"],
     "N": range(8, 508),

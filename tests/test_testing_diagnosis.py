@@ -229,6 +229,23 @@ def test_an_unknown_bug_is_no_known_one() -> None:
     assert diagnosed(Subject(raises, SPEC), "oracle", 30) == []
 
 
+@pytest.mark.parametrize("contradicted", [False, True])
+def test_one_failing_case_that_contradicts_a_bug_clears_it(contradicted: bool) -> None:
+    """Of nine failing cases, eight give the bug's numbers, and one gives others."""
+    (suspect,) = FAMILIES["scale_missing"]
+    exact = kernel_with(suspect)
+
+    def kernel(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+        out = exact.fn(q, k, v, **options)
+        return (out[0] * 1.5 if contradicted and q.shape[-1] == 3 else out[0]), out[1]
+
+    cases = [Case(N_q=n, N_k=n, d=4) for n in range(2, 10)] + [Case(N_q=6, N_k=6, d=3)]
+    findings = [try_check(CHECKS["oracle"], Subject(kernel, SPEC), case) for case in cases]
+    assert all(finding is not None and finding.failed for finding in findings)
+    found = diagnose(Subject(kernel, SPEC), [f for f in findings if f is not None], [])
+    assert families(found) == ([] if contradicted else ["scale_missing"])
+
+
 def test_what_failing_cases_have_in_common_is_said() -> None:
     found = diagnosed(Subject(off_if_long_and_causal, SPEC), "oracle", 200)
     assert [s.says.split(":")[0] for s in found] == ["It fails only with causal and H_q > H_kv"]

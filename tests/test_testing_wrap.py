@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from flashsim.cli import main
-from flashsim.testing.bridges import BRIDGES, Bridge, Sent
+from flashsim.testing.bridges import BRIDGES, Bridge, Sent, _surroundings
 from flashsim.testing.checkup import check_attention
 from flashsim.testing.probe import parameters
 from flashsim.testing.spec import Spec
@@ -318,3 +318,10 @@ def test_an_old_cupy_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -
     q, k, v = inputs(dtype="bfloat16")
     with pytest.raises(ValueError, match="q has dtype bfloat16, which this CuPy"):
         wrap(lambda q, k, v: q, "cupy")(q, k, v)
+
+
+def test_what_a_view_is_a_part_of_is_found() -> None:
+    whole = np.arange(24, dtype=np.uint16).reshape(4, 6)
+    around, first = _surroundings(whole[1:3, 2:5])
+    assert np.array_equal(around, whole.ravel())
+    assert first == 8

@@ -28,6 +28,7 @@ from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 from flashsim.tracing.listing import label_of, listing_of
 from flashsim.tracing.observers import Ledger
 from flashsim.tracing.perfetto import as_perfetto
+from flashsim.tracing.spelled import spelled
 
 from .cases import with_trace
 
@@ -846,3 +847,11 @@ def test_a_masked_or_ragged_dO_is_refused_by_name() -> None:
         flashsim.trace("flash", X, X, X, dO=np.ma.masked_array(X, mask=X > 0))
     with pytest.raises(ValueError, match=r"dO is \[\[1\], \[1, 2\]\]; expected an array"):
         flashsim.trace("flash", X, X, X, dO=[[1], [1, 2]])
+
+
+def test_lines_on_chip_are_spelled_and_others_are_not() -> None:
+    lines = ["    S_ij = on_chip(tau * Q_i @ K_j.T)", "    O_i[0] = on_chip(exp(m_i) + 1, over=O_i)", "    x = Q_i"]
+    assert list(spelled([("a.py", 7, lines), ("b.py", 1, ["no Python"])])) == [
+        ("a.py", 7, 7, "S_ij", ["@", ["*", ["name", "tau", "tau"], ["name", "Q_i", "Q"]], ["T", ["name", "K_j", "K"]]]),
+        ("a.py", 8, 8, "O_i", ["+", ["call", "exp", [["name", "m_i", "m"]]], ["number", 1.0]]),
+    ]

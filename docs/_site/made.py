@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from flashsim.drawing.style import drawn, styled
-from flashsim.plots import FIGURES, figure_of
-from flashsim.plots.kit_matrix import plot_kit_matrix
+from flashsim.plots import FIGURES
+from flashsim.plots.kit_matrix import PARTS, SHADES
 from flashsim.support.files import write_whole
 
-DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
-    **{name: chart.draw for name, chart in FIGURES.items()},
-    "kit_matrix": lambda data: figure_of(plot_kit_matrix(data)),
-}
+DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {name: chart.draw for name, chart in FIGURES.items()}
 """By record: what draws its data."""
 
 
@@ -37,12 +37,49 @@ def png(name: str, data: dict[str, Any]) -> bytes:
 
 
 def add(app: Any, docname: str, source: list[str]) -> None:
-    """Add the pictures to the page of figures, and to that of the kit's matrix, its table."""
+    """Add the pictures to the page of figures, and the matrix to the page of the kit's."""
     if docname == "docs/figures":
         source[0] += "".join(f"{line}\n" for line in shown(Path(app.srcdir) / "figures"))
     elif docname == "figures/kit_matrix":
+        app.env.note_dependency(app.srcdir / "figures" / "kit_matrix.json")
+        data = json.loads((app.srcdir / "figures" / "kit_matrix.json").read_text(encoding="utf-8"))["data"]
         title, rest = source[0].split("\n", 1)
-        source[0] = f"{title}\n\n![The share of cases in which a check notices a bug](kit_matrix.png)\n{rest}"
+        source[0] = f"{title}\n\n{matrix(data)}\n{anchored(rest)}"
+
+
+def matrix(data: dict[str, Any]) -> str:
+    """Return the shares as HTML, a row a bug, a column a check; their names lead to the page's lines of them, by `anchored`."""
+    heads = "".join(
+        f'<th scope="col"><a href="#check-{name}" title="{html.escape(about)}">{name.replace("_", " ")}</a></th>'
+        for name, about in data["checks"].items()
+    )
+    lines = [
+        f"In % of {data['cases']} cases; a name leads to what it means.",
+        "",
+        f'<div class="matrix"><table class="shares"><thead><tr><th>bug</th>{heads}</tr></thead><tbody>',
+    ]
+    for part, said in PARTS.items():
+        what = said if part == "dropout" else f"bugs of the {said}"
+        lines.append(f'<tr><th class="part" colspan="{len(data["checks"]) + 1}">{what}</th></tr>')
+        for row in (row for row in data["mutants"] if row["part"] == part):
+            name = f'<a href="#bug-{row["name"]}" title="{html.escape(row["bug"])}">{row["name"].replace("_", " ")}</a>'
+            shares = "".join(_cell(row["failed"].get(check, 0), row["tried"].get(check, 0)) for check in data["checks"])
+            lines.append(f'<tr><th scope="row">{name}</th>{shares}</tr>')
+    return "\n".join([*lines, "</tbody></table></div>", ""])
+
+
+def _cell(failed: int, tried: int) -> str:
+    if not failed:
+        return "<td></td>" if tried else "<td>–</td>"
+    share = failed / tried
+    ink = "#fff" if share > 0.5 else "#000"
+    return f'<td style="background:{to_hex(SHADES(share**0.5))};color:{ink}">{max(1, round(100 * share))}</td>'
+
+
+def anchored(text: str) -> str:
+    """Return the page's text with places for the matrix's links: each check's line, and each bug's."""
+    text = re.sub(r"^(\d+\. )`(\w+)`", r'\1<a id="check-\2"></a>`\2`', text, flags=re.M)
+    return re.sub(r"^\| (\w+)(?=( [○●])?: )", r'| <a id="bug-\1"></a>\1', text, flags=re.M)
 
 
 def shown(figures: Path) -> Iterator[str]:
@@ -50,7 +87,9 @@ def shown(figures: Path) -> Iterator[str]:
     for name, chart in FIGURES.items():
         title = chart.what[0].upper() + chart.what[1:]
         command = json.loads((figures / f"{name}.json").read_text(encoding="utf-8"))["command"]
-        yield from ("", f"## {title}", "", f"![{title}](../figures/{name}.png)", "", "```sh", command, "```")
+        shown = f'<div class="wide"><img src="../figures/{name}.png" alt="{title}"></div>'  # a phone scrolls in it
+        picture = shown if chart.columns > 1 else f"![{title}](../figures/{name}.png)"
+        yield from ("", f"## {title}", "", picture, "", "```sh", command, "```")
 
 
 def setup(app: Any) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def finish(app: Any, error: Exception | None) -> None:
 def broken_links(out: Path) -> Iterator[str]:
     """Yield the links of a site that lead to no file: those in raw HTML too, which Sphinx does not look at."""
     for page in sorted(out.rglob("*.html")):
-        for link in sorted(set(re.findall(r'(?:href|src)="([^"#?:]+)[#?"]', page.read_text(encoding="utf-8")))):
+        for link in sorted(set(re.findall(r'(?:href|src|srcset)="([^"#?:]+)[#?"]', page.read_text(encoding="utf-8")))):
             if not (page.parent / unquote(link)).exists():
                 yield f"{page.relative_to(out)}: there is no {link}"
 

@@ -12,10 +12,10 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
-from flashsim.algorithms.listing import Listed, Listing
 from flashsim.algorithms.record import GRADIENTS as GRADIENTS
 from flashsim.algorithms.record import Algorithm as Algorithm
 from flashsim.algorithms.record import Direction
+from flashsim.algorithms.rows import Row, Table
 from flashsim.problem.options import Option
 
 FORWARD: dict[str, Algorithm] = {}
@@ -42,22 +42,21 @@ def options() -> dict[str, list[tuple[str, Option]]]:
     return found
 
 
-def listing() -> Listing:
+def table() -> Table:
     """Return all algorithms, as a table where it is shown; what `flashsim.algorithms()` returns."""
-    return Listing(
-        Listed(name, record, {back: BACKWARD[back] for back in backward_passes(name)})
-        for name, record in FORWARD.items()
+    return Table(
+        Row(name, record, {back: BACKWARD[back] for back in backward_passes(name)}) for name, record in FORWARD.items()
     )
 
 
 class _Callable(ModuleType):
     """This package, which may be called: Python's reference lets a module's `__class__` be set to a class of one's own.
 
-    Type checkers do not know of it: to them, `flashsim.algorithms.listing()` is the same.
+    Type checkers do not know of it: to them, `flashsim.algorithms.table()` is the same.
     """
 
-    def __call__(self) -> Listing:
-        return listing()
+    def __call__(self) -> Table:
+        return table()
 
 
 sys.modules[__name__].__class__ = _Callable

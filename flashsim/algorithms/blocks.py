@@ -151,3 +151,11 @@ class Told:
             raise ValueError(f"sizing returned {shown(sizes)}; expected flashsim.Blocks")
         B_r, B_c = check_count("sizing's B_r", sizes.B_r), check_count("sizing's B_c", sizes.B_c)
         return clipped(problem.shape, B_r, B_c)
+
+
+def who_chose(sizing: Sizing) -> str:
+    """Say who chose the blocks: "fit", "paper", "given", or what a policy of the user's is called."""
+    if isinstance(sizing, Told):
+        return who_chose(sizing.policy)
+    known = {Fit: "fit", Paper: "paper", Fixed: "given"}
+    return known.get(type(sizing)) or getattr(sizing, "__name__", None) or type(sizing).__name__

@@ -56,6 +56,9 @@ class Record:
 
     called: ClassVar[str]
     module: str = ""
+    name: str
+    title: str
+    direction: Any
     run: Callable[..., Any]
 
     def __reduce__(self) -> Any:

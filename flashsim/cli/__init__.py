@@ -31,7 +31,7 @@ from flashsim.version import __version__
 PURPOSES = {
     "start here": "run example",
     "learn": "lessons playground step exercise debug",
-    "measure": "count sweep tune devices plot",
+    "measure": "count sweep tune devices serve plot",
     "prove": "prove verify",
     "test your kernel": "check",
     "GPU": "gpu bench",
@@ -93,6 +93,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, extra = parser.parse_known_args(arguments)
     if extra:
         _refuse(extra, flags)
+    options.words, options.flags = list(arguments), flags
     options.command_line = command_line(["flashsim", *map(name_of, arguments)])
     return options
 

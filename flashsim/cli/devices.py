@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.outputs import finish
 from flashsim.cli.shared import add
-from flashsim.cli.values import whole
+from flashsim.cli.values import positive, several, whole
 from flashsim.support.tables import print_paragraphs, print_table, problem, sram
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add_options(parser: Any) -> None:
     known = f"{', '.join(PROGRAMS)}. Default: all but the last, side by side"
     parser.add_argument("program", nargs="?", choices=PROGRAMS, metavar="NAME", help=known)
     parser.add_argument(
-        "--P", type=whole(), metavar="P", help="devices. Default: 4; under torchrun or mpiexec, the processes"
+        "--P", type=several(whole()), metavar="P", help="devices. Default: 4; under torchrun or mpiexec, the processes"
     )
     add(parser, "--N", required=True)
     add(parser, "--N-q", help="queries, if not as many as keys: of tree, which decodes")
@@ -44,9 +44,18 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--columns", type=whole(), metavar="C", help="of the mesh. Default: those with the fewest words"
     )
-    add(parser, "--backward", help="the backward pass, of the ring")
+    add(parser, "--backward", help="the backward pass, not of tree, which decodes")
     add(parser, "--causal", "--M", "--blocks")
     add(parser, "--seed", help="of the random numbers, on real processes. Default: 0")
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="by formula alone, for one P or more, 4:4096:x4; beside the lower bound on words",
+    )
+    parser.add_argument(
+        "--flops", type=positive, metavar="F", help="of a plan, in time: operations a second, such as 312e12"
+    )
+    parser.add_argument("--link", type=positive, metavar="B", help="of a plan, in time: bytes a second, such as 300e9")
     add(parser, "--json")
 
 
@@ -54,11 +63,18 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 unless counts and theory, or processes and simulation, differ, then 1. Raises ValueError."""
     from flashsim.devices import distributed
 
+    if options.plan:
+        return _plan(options)
+    if options.flops is not None or options.link is not None:
+        raise ValueError("argument --flops, --link: expected with --plan")
+    if len(options.P or [4]) > 1:
+        raise ValueError("argument --P: expected one number without --plan")
+    options.P = options.P[0] if options.P else None
     if distributed.started_by() is not None:
         return _for_real(options)
     from flashsim import devices
 
-    names = [options.program] if options.program else ["ring"] if options.direction == "backward" else PROGRAMS[:3]
+    names = [options.program] if options.program else PROGRAMS[:3]
     asked = {
         name: getattr(options, name)
         for name in (
@@ -118,6 +134,81 @@ def _show(tallies: list[DevicesTally]) -> None:
     print()
     print_paragraphs(
         f"Words are elements on links between devices; HBM accesses are apart. Theory gives the same numbers.{said}"
+    )
+
+
+def _plan(options: argparse.Namespace) -> int:
+    """Print the plans, with the lines of two papers beside them; return 0."""
+    from flashsim.attention.problem import Problem
+    from flashsim.devices.planning import PLANNED, hidden_from, plan
+
+    if options.direction == "backward" or options.N_q is not None or options.blocks is not None:
+        raise ValueError("argument --plan: expected a forward pass, without --N-q and --blocks")
+    names = [options.program] if options.program else PLANNED
+    arguments = ("N", "d", "d_v", "dtype", "heads", "kv_heads", "M", "causal")
+    asked = {name: getattr(options, name) for name in arguments}
+    of = Problem.of(**asked)
+    speeds, rows, plans = {"flops": options.flops, "link": options.link}, [], []
+    for P in options.P or [4]:
+        for name in names:
+            if name == "ulysses" and of.heads < P and not options.program:
+                continue
+            columns = options.columns if name == "mesh" or options.program else None
+            found = plan(name, P=P, layout=options.layout, columns=columns, **asked, **speeds)
+            plans.append(found)
+            said = f"mesh, {P // found.columns} × {found.columns}" if name == "mesh" else name
+            rows.append((P, said, found.most_words, found.over_bound, found.room, found.seconds))
+            if name == "ring":
+                rows += _papers(found, of, P)
+
+    def show() -> None:
+        heads = "One head" if of.heads == 1 else f"{of.heads} query heads, {of.heads // of.group} KV heads"
+        print(f"{heads}, {problem(*vars(of.shape).values())}{', causal' if options.causal else ''}")
+        print(sram(of.M, of.dtype.itemsize, of.dtype.name) + "\n")
+        timed = None not in speeds.values()
+        headings = ("P", "program", "words a device", "÷ bound", "its room", "ms")
+        shown = [
+            (P, name, words, "–" if ratio is None else f"{ratio:.3f}", "–" if room is None else room,
+             "–" if seconds is None else f"{seconds * 1e3:.3f}")
+            for P, name, words, ratio, room, seconds in rows
+        ]  # fmt: skip
+        print_table(headings[: 6 if timed else 5], [row[: 6 if timed else 5] for row in shown])
+        print()
+        print_paragraphs(
+            "Words are those of the device that sends most; ÷ bound is of all words. The bound is for devices that do no "
+            "more, and have no more room, than the program's. StarTrail and TASP are by formula."
+        )
+        if timed:
+            n = hidden_from(
+                heads=of.heads,
+                kv_heads=of.heads // of.group,
+                itemsize=of.dtype.itemsize,
+                causal=options.causal,
+                **speeds,
+            )
+            print_paragraphs(f"The ring's messages are hidden from {n:,.0f} rows a device.")
+
+    finish(options, {"plans": [vars(found) | {"bound": found.bound.certificate()} for found in plans]}, show)
+    return 0
+
+
+def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
+    """Return the rows of StarTrail and TASP: a bound for as much room as they like, which is not known of them."""
+    from flashsim.devices.layouts import positions
+    from flashsim.devices.lower import lower_words
+    from flashsim.devices.planning import star_trail
+    from flashsim.devices.share import Share
+
+    where = positions("contiguous", of.shape.N_k, P)
+    share = Share(of, where, where, 1, 1)
+    least, other = lower_words(share, ring.work).words, star_trail(share)
+    if not least:
+        return []
+    rows = [(P, "TASP", ring.most_words, ring.words / least, None, None)]
+    return (
+        rows
+        if other is None
+        else [*rows, (P, f"StarTrail, {other[0]}", -(-other[1] // P), other[1] / least, None, None)]
     )
 
 

@@ -29,7 +29,7 @@ def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
     given = [getattr(options, name, None) for name in ("mask", "points")]
     inputs = [*(getattr(options, "qkv", None) or ()), *filter(None, given)]
     targets = [("-o/--output", path) for path in outputs]
-    for option in ("--json", "--csv"):
+    for option in ("--json", "--csv", "--bundle"):
         path = getattr(options, option[2:], None)
         if path not in (None, "-"):
             for other, written in targets:

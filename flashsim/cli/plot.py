@@ -51,7 +51,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "sizing": ("--sizing", {"default": None, "help": f"{SIZINGS}; the picture says so. Default: fit"}),
     "machine": (
         "--machine",
-        {"choices": MACHINES, "metavar": "NAME", "help": f"{', '.join(MACHINES)}. Default: A100-40GB"},
+        {"metavar": "NAME", "help": f"{', '.join(MACHINES)}; or yours, FILE.json or FILE.toml. Default: A100-40GB"},
     ),
     "M": ("--M", {"help": "SRAM size. Default: 100KB"}),
     "causal": ("--causal", {"default": None, "help": "a causal mask"}),

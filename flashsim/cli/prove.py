@@ -83,7 +83,7 @@ def _show(proof: Any, dtype: str) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from flashsim.optimal.games import certificate as of_optimum
+    from flashsim.optimal.games import checker as of_optimum
     from flashsim.optimal.proving import recount
     from flashsim.theory import certificate
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from flashsim.algorithms import options as declared
 from flashsim.cli import values
+from flashsim.cli.bundle import write_bundle
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import DEFAULT_ALGORITHM, DEFAULT_SIZING, FILE, NAMES, SIZINGS, add, add_declared
@@ -81,8 +82,12 @@ def add_options(parser: Any) -> None:
     add(parser, "--jobs", default=1, help="processes. Default: 1")
     kept = "a file that keeps the rows as they come: after Ctrl-C, the same command goes on from there"
     add(parser, "--resume", metavar="FILE", help=kept)
+    bound = "also find what no schedule moves less than (flashsim prove), and each count divided by it"
+    add(parser, "--bound", action="store_true", help=bound)
     add(parser, "--csv", metavar="FILE", help="write the rows as CSV (-: to stdout, which then has nothing else)")
     add(parser, "--json", "--output")
+    packed = "write rows, picture, the bounds' certificates, versions, and the command that makes them again"
+    add(parser, "--bundle", metavar="OUT.zip", help=packed)
     for flag, what in (
         ("--x", "column along the picture. Default: the argument with most values"),
         ("--y", "column up. Default: accesses"),
@@ -101,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     if options.resume is not None and options.resume in (options.csv, options.json, "-", str(options.points)):
         raise ValueError(f"--resume {options.resume} is another option's file; give it one of its own")
     for name in ("x", "y", "by"):
-        if getattr(options, name) is not None and options.output is None:
+        if getattr(options, name) is not None and options.output is options.bundle is None:
             raise ValueError(f"--{name} is for -o, which draws the rows: give -o STEM")
     algorithms = [*options.named, *options.algorithm]
     if options.jobs > 1:
@@ -119,6 +124,7 @@ def run(options: argparse.Namespace) -> int:
                 seed=options.seed,
                 on_points=told,
                 resume=options.resume,
+                bound=options.bound or options.bundle is not None,
             )
         except TypeError as error:
             raise ValueError(f"argument --points: {error}") from None
@@ -150,15 +156,17 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
     from flashsim.sweeping.answers import sentences
 
     saved: list[Path] = []
+    said = ""
     if options.csv == "-":
         sys.stdout.write(found.to_csv())
     elif options.csv is not None:
         saved.append(write_whole(options.csv, found.to_csv()))
-    if stem is not None and len(found.ok):
-        from flashsim import plots
-
-        data = plots.sweep_data(found, x=options.x, y=options.y or "accesses", by=options.by)
-        saved += plots.save(plots.figure_of(plots.plot_sweep(data)), stem, data, options.command_line)
+    drawn, said = _drawn(found, options) if stem is not None or options.bundle is not None else ({}, "")
+    if stem is not None:
+        saved += [write_whole(stem.with_name(stem.name + suffix), content) for suffix, content in drawn.items()]
+    if options.bundle is not None:
+        pictures = {f"picture{suffix}": content for suffix, content in drawn.items()}
+        saved.append(write_bundle(found, options, pictures))
 
     def show() -> None:
         if options.csv == "-":
@@ -168,9 +176,28 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
         print(f"\n{found.as_text(SHOWN, WIDTH)}")
         if saved:
             print(f"\nSaved {', '.join(map(str, saved))}")
+        if said:
+            print(*wrap(f"The picture: {said}", WIDTH), sep="\n")
 
     finish(options, found.to_dict() if options.json is not None else {}, show)
     return 0 if len(found.ok) else 1
+
+
+def _drawn(found: Any, options: argparse.Namespace) -> tuple[dict[str, str | bytes], str]:
+    """Return the picture's files by suffix, and what it is to be told of its lines; none where there is nothing to draw."""
+    from flashsim import plots
+    from flashsim.plots.saving import contents
+    from flashsim.sweeping.drawing import hint
+
+    try:
+        if not len(found.ok):
+            return {}, ""
+        data = plots.sweep_data(found, x=options.x, y=options.y or "accesses", by=options.by)
+    except ValueError:
+        if options.output is not None or options.x or options.y or options.by:
+            raise
+        return {}, ""  # nothing varies, in a bundle
+    return contents(plots.figure_of(plots.plot_sweep(data)), data, options.command_line), hint(data)
 
 
 def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from flashsim.cli.loading import algorithm
@@ -45,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     with progress(options) as told:
         asked = problem_in(options, "dropout_p", "least")
         tuned = tune(**asked, algorithms=[*options.named, *options.algorithm], on_tried=told)
-    numbers = {"command": options.command_line, **asdict(tuned)}
+    numbers = {"command": options.command_line, **tuned.to_dict()}
     finish(options, numbers, lambda: print_tuned(tuned, options.dtype))
     return 0
 

@@ -1,6 +1,7 @@
 """Attention over several devices: each an HBM, an SRAM, and links, on which blocks travel.
 
 forward, backward   run it on simulated devices         count, exact   what it moves, on lengths alone, and by formula
+plan                what it costs by formula alone, in time too, for thousands of devices
 Device, LinkError   the two verbs, post and wait
 """
 
@@ -19,8 +20,9 @@ from flashsim.devices.api import (
 from flashsim.devices.device import Device, Engine, Link, LinkError, Ticket
 from flashsim.devices.layouts import positions
 from flashsim.devices.network import Network
+from flashsim.devices.planning import Plan, plan
 
 __all__ = [
     "Device", "DeviceCosts", "DevicesGradients", "DevicesRun", "DevicesTally", "Engine", "Link", "LinkError", "Network",
-    "Ticket", "backward", "count", "exact", "forward", "positions",
+    "Plan", "Ticket", "backward", "count", "exact", "forward", "plan", "positions",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from flashsim.devices.network import Network
 from flashsim.devices.programs import programs
 from flashsim.devices.record import DIRECTIONS, DeviceProgram
 from flashsim.devices.share import Share
-from flashsim.machine.memory import Matrix
+from flashsim.machine.memory import Matrix, Observer
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of
 from flashsim.problem.inputs import Array, Inputs, check_dO, check_inputs, check_M, check_range, chip_dtype
@@ -116,7 +116,7 @@ class DevicesGradients(DevicesTally):
 
 
 def forward(
-    name: str,
+    name: str | DeviceProgram,
     Q: Any,
     K: Any,
     V: Any,
@@ -130,23 +130,26 @@ def forward(
     mask: Any = None,
     scale: float | None = None,
     check_finite: bool = True,
+    observers: Sequence[Sequence[Observer]] = (),
 ) -> DevicesRun:
     """Run attention over P simulated devices, each with an SRAM of M elements.
 
     Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; N is shared out over the devices.
 
-    name     "ring", "ulysses", "mesh", or "tree", where all queries, fewer perhaps than keys, are on device 0
+    name     "ring", "ulysses", "mesh", or "tree", where all queries, fewer perhaps than keys, are on device 0; or a record like
+             theirs, of a function changed
     layout   which rows a device has: "contiguous", "striped" or "zigzag" (`flashsim.devices.layouts`); None: the program's own
     columns  of the mesh, a divisor of P; None: those with the fewest words sent
     blocks   (B_r, B_c) on every device; None: line 1's proportions of q_outer, the largest that fit M
     mask     a mask of positions: `flashsim.Causal`, `SlidingWindow`, padding; not one that must be in HBM
+    observers  `observers[p]` are told of each event of device p's memory, and of what it posts and waits for
 
     Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M, `LinkError` for a program that
     breaks a rule of the links.
     """
     given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
     program, share, columns = asked(name, "forward", problem, P, layout, columns, blocks)
-    network, returned = _launched(program, share, columns, {X: by_rows(getattr(given, X)) for X in "QKV"})
+    network, returned = _launched(program, share, columns, {X: by_rows(getattr(given, X)) for X in "QKV"}, observers)
     O = _gathered(share, [O for O, _ in returned])
     L = _gathered(share, [L for _, L in returned], program.whole_heads)
     return DevicesRun(
@@ -160,19 +163,20 @@ def backward(
     run: DevicesRun,
     dO: Any,
     *,
+    columns: int | None = None,
     M: Size | None = None,
     blocks: tuple[int, int] | None = None,
     check_finite: bool = True,
 ) -> DevicesGradients:
     """Run the backward pass of a run, whichever program made it, on the same devices and rows, for dO (..., H_q, N, d_v).
 
-    M by default the run's; blocks as in `forward`. Raises ValueError as there.
+    M by default the run's; columns and blocks as in `forward`. Raises ValueError as there.
     """
     if not isinstance(run, DevicesRun):
         raise ValueError(f"run is a {type(run).__name__}; expected what flashsim.devices.forward returned")
     gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
     problem = run.share.problem if M is None else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
-    program, share, columns = asked(name, "backward", problem, run.P, run.share.where, None, blocks)
+    program, share, columns = asked(name, "backward", problem, run.P, run.share.where, columns, blocks)
     matrices = {X: by_rows(getattr(run.inputs, X)) for X in "QKV"} | {"O": by_rows(run.O), "dO": by_rows(gradient)}
     network, returned = _launched(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
     found: dict[str, Any] = {}
@@ -245,8 +249,10 @@ def asked(
 ) -> tuple[DeviceProgram, Share, int]:
     """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises ValueError."""
     known = programs(check_choice("direction", direction, DIRECTIONS))
+    if isinstance(name, DeviceProgram):
+        known, name = {name.name: name}, name.name
     if is_one_of(name, programs()) and name not in known:
-        raise ValueError(f"{name!r} has no backward pass over devices; {' and '.join(map(repr, known))} has")
+        raise ValueError(f"{name!r} has no backward pass over devices; {', '.join(map(repr, known))} have one")
     program = known[check_choice("name", name, known)]
     shape, P = problem.shape, check_count("P", P)
     if shape.N_q != shape.N_k and not program.at_root:
@@ -270,22 +276,25 @@ def asked(
         return program, share, 1
     divisors = [C for C in range(1, P + 1) if P % C == 0]
     if columns is None:
-        return program, share, theory.fewest_columns(share)
+        return program, share, theory.fewest_columns(share, direction)
     if check_count("columns", columns) not in divisors:
         raise ValueError(f"columns is {columns}; expected a divisor of P = {P}: {', '.join(map(str, divisors))}")
     return program, share, columns
 
 
 def _launched(
-    program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None
+    program: DeviceProgram,
+    share: Share,
+    columns: int,
+    given: Mapping[str, Array] | None,
+    observers: Sequence[Sequence[Observer]] = (),
 ) -> tuple[Network, list[tuple[Matrix, ...]]]:
     """Place each device's rows, and run the program; return what each device returned, too.
 
     `given` is (heads, N, width) by name; None: on lengths alone.
     """
-    network = Network(
-        len(share.where), share.problem.M, dtype=chip_dtype(share.problem.dtype), arithmetic=given is not None
-    )
+    dtype, arithmetic = chip_dtype(share.problem.dtype), given is not None
+    network = Network(len(share.where), share.problem.M, dtype=dtype, arithmetic=arithmetic, observers=observers)
     calls = [call_on(device, program, share, columns, given) for device in network.devices]
     with one_blas_thread():
         returned = network.run(lambda device: calls[device.rank]())
@@ -300,6 +309,12 @@ def call_on(
     widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
     placed = []
     for X in program.operands:
+        if X == "L" and program.whole_heads:
+            heads, order = share.heads(rank), np.concatenate([*share.where])
+            all_rows: Any = (len(heads) * len(share), 1)
+            all_rows = all_rows if given is None else given[X][heads][:, order].reshape(all_rows)
+            placed.append(device.hbm.place(X, all_rows, chip_dtype(problem.dtype)))
+            continue
         rows = (share.where if X in "KV" else share.queries)[rank]
         lengths = ((share.H_kv if X in "KV" else share.H_q) * len(rows), widths[X])
         values: Any = lengths if given is None else given[X][:, rows].reshape(lengths)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from flashsim.machine.memory import HBM, SRAM, Block, Matrix, MemoryModelError
+from flashsim.machine.memory import HBM, SRAM, Block, EventKind, Matrix, MemoryModelError
 from flashsim.machine.source import Site, label_at, site_of
 
 
@@ -64,6 +64,7 @@ class Device:
         self.rank, self.size, self.hbm, self.sram = rank, size, hbm, sram
         self.links: dict[int, Link] = {}
         self._engine, self._posted, self._waiting = engine, 0, dict[int, Ticket]()
+        self._coming: dict[int, list[tuple[Block, str]]] = {}
 
     def post(self, *, sends: Sequence[tuple[Matrix, int]] = (), receives: Sequence[tuple[Matrix, int]] = ()) -> Ticket:
         """Send matrices, or windows of their rows, to other ranks, and receive such from them. Empty ones are no message.
@@ -76,7 +77,9 @@ class Device:
         here = [(whole(matrix), self._other(rank, ticket.site)) for matrix, rank in receives if 0 not in matrix.shape]
         for block, to in there:
             self.links[to] = self.links.get(to, Link()).plus(block)
+            self._tell("post", block, f"→{to}", ticket.site)
         self._waiting[ticket.number] = ticket
+        self._coming[ticket.number] = [(block, f"←{from_}") for block, from_ in here]
         self._engine.post(ticket, there, here)
         return ticket
 
@@ -86,6 +89,14 @@ class Device:
         if not isinstance(ticket, Ticket) or self._waiting.pop(ticket.number, None) is not ticket:
             raise LinkError(f"{said(self.rank, site)} waits for {ticket!r:.80}; expected a ticket of its own, once")
         self._engine.wait(ticket, site)
+        for block, way in self._coming.pop(ticket.number):
+            self._tell("wait", block, way, site)
+
+    def _tell(self, kind: EventKind, block: Block, way: str, site: Site) -> None:
+        """Tell the observers of the memory of what was sent, X→to, or arrived, X←from."""
+        if self.sram._observers:
+            name = block.name.partition("[")[0] + way
+            self.sram._tell(kind, name, block.shape[0] * block.shape[1], None, site)
 
     @property
     def words(self) -> int:

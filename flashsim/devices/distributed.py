@@ -1,4 +1,4 @@
-"""The same programs on real processes, one a device: over torch.distributed (gloo) or MPI.
+"""The same programs on real processes, one a device: over torch.distributed (gloo, or NCCL between GPUs) or MPI.
 
     engine = flashsim.devices.distributed.engine()      # in each process that torchrun or mpiexec has started
     part = flashsim.devices.distributed.forward("ring", Q, K, V, engine=engine, causal=True)     # part.O: own rows
@@ -30,7 +30,7 @@ from flashsim.problem.inputs import Array, chip_dtype
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.sizes import Size
 
-ENGINES = ("torch", "mpi")
+ENGINES = ("torch", "nccl", "mpi")
 STARTED_BY = {"torch": ("TORCHELASTIC_RUN_ID",), "mpi": ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")}
 """Variables that torchrun and mpiexec set in the processes that they start."""
 
@@ -51,46 +51,121 @@ class Processes(Engine, Protocol):
 
 
 class Torch:
-    """torch.distributed, with gloo unless a process group is there already. It does not say how much was received."""
+    """torch.distributed, with gloo or NCCL unless a process group is there already. It does not say how much was received.
 
-    def __init__(self, timeout: float = 60.0) -> None:
+    With NCCL messages go between GPUs, of which a process has the one of its number on the host: `post` copies blocks there.
+    """
+
+    def __init__(self, timeout: float = 60.0, *, nccl: bool = False) -> None:
         import torch
         import torch.distributed as dist
 
         self._torch, self._dist, self._timeout = torch, dist, timedelta(seconds=timeout)
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if nccl else torch.device("cpu")
+        if nccl:
+            if not 0 <= self.device.index < torch.cuda.device_count():
+                raise ValueError(
+                    f"engine is 'nccl', of GPU {self.device.index}; this host has {torch.cuda.device_count()}"
+                )
+            torch.cuda.set_device(self.device)
+            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # where a message and a kernel are ready
         if not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=self._timeout)
+            dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=self._timeout)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.handed, self.received = 0, cast(int | None, None)
-        self._works: dict[int, list[Any]] = {}
+        self._works: dict[int, tuple[list[Any], list[tuple[Any, Any]]]] = {}
 
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
-        """Start all of a ticket's messages together: a lone isend need not be asynchronous."""
+    def start(self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]) -> list[Any]:
+        """Start messages of tensors together, as a lone isend need not be asynchronous; return what to wait for."""
         dist = self._dist
-        operations = [dist.P2POp(dist.irecv, self._torch.from_numpy(_bytes(block)), from_) for block, from_ in receives]
-        for block, to in sends:
-            data = self._torch.from_numpy(_bytes(block))
+        operations = [dist.P2POp(dist.irecv, data, from_) for data, from_ in receives]
+        for data, to in sends:
             self.handed += data.nbytes
             operations.append(dist.P2POp(dist.isend, data, to))
+        return dist.batch_isend_irecv(operations) if operations else []
+
+    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+        """Start all of a ticket's messages."""
+        there, here = ([(self._torch.from_numpy(_bytes(X)), to) for X, to in each] for each in (sends, receives))
         with _Named(ticket.rank, ticket.site):
-            self._works[ticket.number] = dist.batch_isend_irecv(operations) if operations else []
+            travelling = [(data.to(self.device), to) for data, to in there]  # the same memory where that is the CPU
+            arriving = [(data.to(self.device), from_) for data, from_ in here]
+            works = self.start(travelling, arriving)
+        self._works[ticket.number] = works, [(data, into) for (data, _), (into, _) in zip(arriving, here, strict=True)]
 
     def wait(self, ticket: Ticket, site: Site) -> None:
         """Wait for every work: gloo returns one a message."""
         with _Named(ticket.rank, site):
-            for work in self._works.pop(ticket.number):
+            works, arrived = self._works.pop(ticket.number)
+            for work in works:
                 work.wait(self._timeout)
+            for data, into in arrived:
+                if data is not into:
+                    into.copy_(data)
 
     def everyone_s(self, word: Any) -> list[Any]:
         """Return what each process said, in the order of ranks."""
         found = [None] * self.size
-        self._dist.all_gather_object(found, word)
+        with _Alone(self.rank):
+            self._dist.all_gather_object(found, word)
         return found
 
     def close(self) -> None:
         """Leave together: a process that is gone while others still talk to it would end them."""
         self._dist.barrier()
         self._dist.destroy_process_group()
+
+
+class Gloo(Torch):
+    """Torch over gloo, which takes a message that was cut short for a whole one, and ends the process at one that is too long.
+
+    So 8 bytes with its length go before each message, beside `handed`. A message is received from `wait` on, once its length is
+    known to be right; messages from one rank in the order of their posts.
+    """
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        super().__init__(timeout)
+        self._sent: dict[int, list[tuple[Any, Any]]] = {}
+        self._due: list[_Due] = []
+
+    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+        """Send lengths and messages, and ask for lengths."""
+        dist, sent = self._dist, self._sent.setdefault(ticket.number, [])
+        with _Named(ticket.rank, ticket.site):
+            for block, to in sends:
+                data = self._torch.from_numpy(_bytes(block))
+                length = self._torch.tensor([data.nbytes])
+                self.handed += data.nbytes
+                sent += [(dist.isend(each, to, tag=tag), each) for each, tag in ((length, 1), (data, 0))]
+            for block, from_ in receives:
+                length = self._torch.zeros(1, dtype=self._torch.int64)
+                self._due.append(_Due(ticket.number, from_, block, length, dist.irecv(length, from_, tag=1)))
+
+    def wait(self, ticket: Ticket, site: Site) -> None:
+        """Compare lengths, receive the ticket's messages, after what was to come before them, and see its own off."""
+        peers = {due.from_ for due in self._due if due.number == ticket.number}
+        now = [due for due in self._due if due.number <= ticket.number and due.from_ in peers]
+        self._due = [due for due in self._due if due not in now]
+        with _Named(ticket.rank, site):
+            for due in now:
+                due.work.wait(self._timeout)
+                data, found = self._torch.from_numpy(_bytes(due.block)), int(due.length)
+                if found != data.nbytes:
+                    raise _other_length(ticket.rank, site, found, due.from_, data.nbytes)
+                self._dist.irecv(data, due.from_).wait(self._timeout)
+            for work, _ in self._sent.pop(ticket.number):
+                work.wait(self._timeout)
+
+
+@dataclass(frozen=True, eq=False)
+class _Due:
+    """A message of ticket `number` that is to come: `length` holds its bytes once `work` is done."""
+
+    number: int
+    from_: int
+    block: Block
+    length: Any
+    work: Any
 
 
 class Mpi:
@@ -129,13 +204,16 @@ class Mpi:
             found = state.Get_count(self._mpi.BYTE)
             self.received = (self.received or 0) + found
             if found != size:
-                raise LinkError(
-                    f"{said(ticket.rank, site)} received {found:,} bytes from rank {from_}; expected {size:,}"
-                )
+                raise _other_length(ticket.rank, site, found, from_, size)
 
     def everyone_s(self, word: Any) -> list[Any]:
         """Return what each process said, in the order of ranks."""
-        found: list[Any] = self._all.allgather(word)
+        met, end = self._all.Ibarrier(), time.monotonic() + self._timeout
+        with _Alone(self.rank):
+            while not met.Test():
+                if time.monotonic() > end:
+                    raise TimeoutError(f"nothing for {self._timeout:g} s")
+            found: list[Any] = self._all.allgather(word)
         return found
 
     def close(self) -> None:
@@ -166,14 +244,19 @@ def started_by() -> str | None:
 
 
 def engine(name: str | None = None, timeout: float = 60.0) -> Processes:
-    """Return the engine of that name, "torch" or "mpi"; None: the one whose launcher started this process. Raises ValueError."""
+    """Return the engine of that name, "torch" (gloo), "nccl" or "mpi"; None: the one whose launcher started this process.
+
+    Raises ValueError.
+    """
     name = started_by() if name is None else name
     if name not in ENGINES:
         started = "torchrun --standalone --nproc-per-node 4 -m -- flashsim …, or mpiexec -n 4 python -m flashsim …"
         raise ValueError(
             f"engine is {name!r}; expected {' or '.join(map(repr, ENGINES))}, and to be started by {started}"
         )
-    return Torch(timeout) if name == "torch" else Mpi(timeout)
+    if name == "mpi":
+        return Mpi(timeout)
+    return Torch(timeout, nccl=True) if name == "nccl" else Gloo(timeout)
 
 
 def forward(
@@ -237,7 +320,11 @@ class _Named:
     """Turns what an engine raises into LinkError with the rank and the line."""
 
     def __init__(self, rank: int, site: Site) -> None:
-        self.rank, self.site = rank, site
+        self.who = said(rank, site)
+
+    def lost(self, first: str) -> str:
+        """Return what is said of an engine's error."""
+        return f"{self.who} lost its message: {first}"
 
     def __enter__(self) -> None:
         pass
@@ -245,7 +332,21 @@ class _Named:
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, LinkError):
             first = str(error).strip().splitlines()[:1]
-            raise LinkError(f"{said(self.rank, self.site)} lost its message: {''.join(first)}") from error
+            raise LinkError(self.lost("".join(first))) from error
+
+
+class _Alone(_Named):
+    """The same where all processes speak, or should."""
+
+    def __init__(self, rank: int) -> None:
+        self.who = f"rank {rank}"
+
+    def lost(self, first: str) -> str:
+        return f"{self.who} did not hear from all processes: {first}"
+
+
+def _other_length(rank: int, site: Site, found: int, from_: int, expected: int) -> LinkError:
+    return LinkError(f"{said(rank, site)} received {found:,} bytes from rank {from_}; expected {expected:,}")
 
 
 def _bytes(block: Block) -> Array:

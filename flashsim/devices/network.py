@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from flashsim.devices.device import Device, LinkError, Ticket, said
-from flashsim.machine.memory import HBM, SRAM, Block, Tile
+from flashsim.machine.memory import HBM, SRAM, Block, Observer, Tile
 from flashsim.machine.source import Site
 
 
@@ -48,10 +48,17 @@ class _Posted:
 
 
 class Network:
-    """P devices, each with an SRAM of M elements, that run one program."""
+    """P devices, each with an SRAM of M elements, that run one program. `observers[rank]` are told of its memory's events."""
 
     def __init__(
-        self, P: int, M: int, *, dtype: Any = np.float64, enforced: bool = True, arithmetic: bool = True
+        self,
+        P: int,
+        M: int,
+        *,
+        dtype: Any = np.float64,
+        enforced: bool = True,
+        arithmetic: bool = True,
+        observers: Sequence[Sequence[Observer]] = (),
     ) -> None:
         self._turn, self._changed = 0, Condition()
         self._error: BaseException | None = None
@@ -62,8 +69,8 @@ class Network:
         )  # what a rank waits for; gone: it ended
         memories = [HBM(arithmetic=arithmetic) for _ in range(P)]
         self.devices = [
-            Device(rank, P, hbm, SRAM(hbm, M, enforced=enforced, dtype=dtype, fold=False), self)
-            for rank, hbm in enumerate(memories)
+            Device(rank, P, hbm, SRAM(hbm, M, enforced=enforced, dtype=dtype, observers=seen), self)
+            for rank, (hbm, seen) in enumerate(zip(memories, observers or [()] * P, strict=True))
         ]
 
     def run(self, program: Callable[[Device], Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,3 +32,8 @@ class DeviceProgram:
     layout: str = "contiguous"
     whole_heads: bool = False
     at_root: bool = False
+
+    @property
+    def listing(self) -> str:
+        """The docstring of its file, which holds its listing; empty for what was made at a prompt."""
+        return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""

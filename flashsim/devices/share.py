@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.devices.layouts import Positions, blocks_of
 from flashsim.machine.memory import Matrix, Tile
 from flashsim.machine.shape_only import ShapeOnly
+from flashsim.masks.band import Band
 from flashsim.masks.rules import allowed_by
 
 Bools = NDArray[np.bool_]
@@ -83,16 +85,35 @@ class Share:
         """Return head h's rows of a matrix in which heads of n rows lie one below the other."""
         return matrix.rows(h * n, (h + 1) * n)
 
+    def of_heads(self, matrix: Matrix, heads: range, n: int) -> Matrix:
+        """Return the rows of heads that follow one another in such a matrix."""
+        return matrix.rows(heads.start * n, heads.stop * n)
+
     def live(self, rank: int, src: int) -> Bools:
         """Return which tiles of rank's row blocks against src's key blocks hold a pair that the mask allows."""
         if (rank, src) not in self._live:
-            rows, cols = blocks_of(self.queries[rank], self.B_r), blocks_of(self.where[src], self.B_c)
-            live = np.ones((len(rows), len(cols)), bool)
-            if self.problem.mask is not EVERYTHING:
-                for i, j in np.ndindex(live.shape):
-                    live[i, j] = self._allowed(rows[i], cols[j]).any()
-            self._live[rank, src] = live
+            rows, cols, band = self.queries[rank], self.where[src], self.problem.mask.band(self.problem.shape, ())
+            if band is not None and band.positional:
+                self._live[rank, src] = self._touched(rows, cols, band)
+            else:
+                tiles = blocks_of(rows, self.B_r), blocks_of(cols, self.B_c)
+                live = [self._allowed(i, j).any() for i, j in product(*tiles)]
+                self._live[rank, src] = np.array(live, bool).reshape([*map(len, tiles)])
         return self._live[rank, src]
+
+    def _touched(self, rows: Positions, cols: Positions, band: Band) -> Bools:
+        """Return the same for a band: each row's keys are a stretch of `cols`, which goes from one tile to another."""
+        shape, to = self.problem.shape, np.full(len(rows), band.keys)
+        at = rows + shape.N_k - shape.N_q
+        if band.right is not None:
+            to = np.minimum(to, at + band.right + 1)
+        first = np.searchsorted(cols, at - (at if band.left is None else band.left))
+        end = np.searchsorted(cols, np.where(rows < (shape.N_q if band.queries is None else band.queries), to, 0))
+        some = np.flatnonzero(first < end)
+        changes = np.zeros((-(-len(rows) // self.B_r), -(-len(cols) // self.B_c) + 1), int)
+        np.add.at(changes, (some // self.B_r, first[some] // self.B_c), 1)
+        np.add.at(changes, (some // self.B_r, (end[some] - 1) // self.B_c + 1), -1)
+        return changes.cumsum(1)[:, :-1] > 0
 
     def steps(self, rank: int) -> list[list[int]]:
         """Return, for each row block, the ring's steps in which it has a live tile; if none, the first, which writes zeros."""
@@ -106,6 +127,11 @@ class Share:
         """Return which row blocks have something to do in step s of the ring."""
         return np.array([s in steps for steps in self.steps(rank)], bool)
 
+    def kinds(self, rank: int, s: int) -> Sequence[Hashable]:
+        """Return, for each row block, what its cost in step s of the ring depends on: its live tiles, its first and last step."""
+        tiles = alike(self.live(rank, (rank - s) % len(self.where)))
+        return [(kind, s == steps[0], s == steps[-1]) for kind, steps in zip(tiles, self.steps(rank), strict=True)]
+
     def mask(self, S_ij: Tile, rank: int, i: int, src: int, j: int) -> Tile:
         """Return a tile of scores with −∞ where the mask forbids."""
         if self.problem.mask is EVERYTHING or isinstance(S_ij, ShapeOnly):
@@ -115,3 +141,9 @@ class Share:
 
     def _allowed(self, rows: Positions, cols: Positions) -> Any:
         return allowed_by(self.problem.mask, rows, cols, self.problem.shape, ())
+
+
+def alike(*live: Bools) -> Sequence[Hashable]:
+    """For each row of tiles, what its cost depends on: how many are live, and whether the last is, which may be ragged."""
+    kinds = [zip(np.count_nonzero(each[:, :-1], axis=1), each[:, -1:].any(1), strict=True) for each in live]
+    return [*zip(*kinds, strict=True)]

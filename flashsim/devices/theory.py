@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.problem import EVERYTHING
 from flashsim.devices.share import Share
 from flashsim.machine.traffic import ArrayTraffic, Traffic
+from flashsim.masks.rules import Causal
 from flashsim.problem.inputs import chip_dtype
 
 
@@ -40,13 +42,18 @@ class _Tiles:
 
     def live(self, p: int, y: int) -> Any:
         """(T_r, T_c) of device p's row blocks and device y's key blocks."""
-        share, shape = self.share, self.share.problem.shape
+        share, shape, mask = self.share, self.share.problem.shape, self.share.problem.mask
         rows, cols = share.queries[p], share.where[y]
         if not len(rows) or not len(cols):
             return np.zeros((len(self.rows(p)), len(self.cols(y))), bool)
-        allowed = share.problem.mask.allows(rows, cols, shape, ())
-        down = np.logical_or.reduceat(allowed, np.arange(0, len(rows), share.B_r), axis=0)
-        return np.logical_or.reduceat(down, np.arange(0, len(cols), share.B_c), axis=1)
+        row_blocks, col_blocks = np.arange(0, len(rows), share.B_r), np.arange(0, len(cols), share.B_c)
+        if type(mask) is Causal and mask.offset is None:  # the last row may attend to the first key, or no row to any
+            last, first = np.maximum.reduceat(rows, row_blocks), np.minimum.reduceat(cols, col_blocks)
+            return last[:, None] + shape.N_k - shape.N_q >= first
+        if mask is EVERYTHING:
+            return np.ones((len(row_blocks), len(col_blocks)), bool)
+        down = np.logical_or.reduceat(mask.allows(rows, cols, shape, ()), row_blocks, axis=0)
+        return np.logical_or.reduceat(down, col_blocks, axis=1)
 
     def keys(self, p: int, y: int) -> int:
         """Σ over row blocks of the keys of their live tiles."""
@@ -120,13 +127,100 @@ def ring_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
     return ExactDevice(ring_words(share, p, passes=2), Traffic(arrays))
 
 
+def ulysses_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
+    """The ring's tiles, of own heads and all rows; then own rows of dK, dV are summed, a part of each device that shares them."""
+    t, where, heads, kv = _Tiles(share), range(len(share.where)), share.heads(p), share.kv_heads(p)
+    d, d_v, n, own, own_kv = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), len(heads), len(kv)
+    b, parts = _bytes(share), [len(share.kv_heads(x)) for x in where]
+    arrays = _own_rows(share, p)
+    for x in where:
+        m, here = share.rows(x), x == p
+        A = own * sum(int((t.rows(x) @ t.live(x, y)).sum()) for y in where)
+        H_q, H_kv = (share.H_q, share.H_kv) if here else (own, own_kv)
+        away = "" if here else f"_{x}"
+        role, out = ("input", "output") if here else ("extra", "extra")
+        first = arrays["dO"].reads if here else 0
+        arrays |= {
+            f"Q{away}": _array(A * d, 0, H_q * m * d, b.stored, role),
+            f"dO{away}": _array(first + A * d_v, 0, H_q * m * d_v, b.stored, role),
+            f"D{away}": _array(A, share.H_q * m if here else 0, H_q * m, b.chip),
+            f"K{away}": _array(own_kv * m * d, 0, H_kv * m * d, b.stored, role),
+            f"V{away}": _array(own_kv * m * d_v, 0, H_kv * m * d_v, b.stored, role),
+            f"dQ{away}": ArrayTraffic(A * d, (A + H_q * m) * d, H_q * m * d, H_q * m * d, b.chip, out),
+        }
+        for name, width in (("dK", d), ("dV", d_v)):
+            mine, from_x = own_kv * m * width, parts[x] * n * width
+            arrays[f"{name}_of_{x}"] = _array(from_x if here else 0, mine, mine, b.chip)
+            if not here:
+                arrays[f"{name}_from_{x}"] = _array(from_x, 0, from_x, b.chip)
+    A = own * sum(int((t.rows(x) @ t.live(x, y)).sum()) for x in where for y in where)
+    arrays["L"] = _array(A, 0, own * len(share), b.chip, "input")
+    return ExactDevice(ulysses_backward_words(share, p), Traffic(arrays))
+
+
+def ulysses_backward_words(share: Share, p: int, columns: int = 1) -> int:
+    """Σ_{x≠p} n_p(h_x(d + d_v + 1) + kv_x·w) + n_x(h_p·d + kv_p·w): rows to each other's heads, and gradients home."""
+    d, w, n = share.problem.shape.d, share.problem.shape.d + share.problem.shape.d_v, share.rows(p)
+    others, own = [x for x in range(len(share.where)) if x != p], len(share.heads(p)) * d + len(share.kv_heads(p)) * w
+    out = sum(len(share.heads(x)) * (w + 1) + len(share.kv_heads(x)) * w for x in others)
+    return n * out + own * sum(share.rows(x) for x in others)
+
+
+def mesh_backward(share: Share, p: int, columns: int) -> ExactDevice:
+    """The ring's tiles, of the row's queries and the column's keys; then own rows of each gradient are summed, part by part."""
+    t, P, H_q, H_kv, C = _Tiles(share), len(share.where), share.H_q, share.H_kv, columns
+    d, d_v, n, b = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _bytes(share)
+    row, column, arrays = range(p - p % C, p - p % C + C), range(p % C, P, C), _own_rows(share, p)
+    for x in row:
+        m, away, role = share.rows(x), "" if x == p else f"_{x}", "input" if x == p else "extra"
+        A = H_q * sum(int((t.rows(x) @ t.live(x, y)).sum()) for y in column)
+        first = arrays["dO"].reads if x == p else 0
+        arrays |= {
+            f"Q{away}": _array(A * d, 0, H_q * m * d, b.stored, role),
+            f"dO{away}": _array(first + A * d_v, 0, H_q * m * d_v, b.stored, role),
+            f"L{away}": _array(A, 0, H_q * m, b.chip, role),
+            f"D{away}": _array(A, H_q * m if x == p else 0, H_q * m, b.chip),
+        }
+        back = H_q * n * d if x == p else 0
+        arrays[f"dQ_of_{x}"] = ArrayTraffic(A * d + back, (A + H_q * m) * d, H_q * m * d, H_q * m * d, b.chip, "extra")
+    for y in column:
+        m, away, role = H_kv * share.rows(y), "" if y == p else f"_{y}", "input" if y == p else "extra"
+        for name, width in (("K", d), ("V", d_v)):
+            arrays[f"{name}{away}"] = _array(m * width, 0, m * width, b.stored, role)
+            arrays[f"d{name}_of_{y}"] = _array(m * width if y == p else 0, m * width, m * width, b.chip)
+    for name, others, heads, width in (("dQ", row, H_q, d), ("dK", column, H_kv, d), ("dV", column, H_kv, d_v)):
+        size = heads * n * width
+        arrays |= {f"{name}_from_{x}": _array(size, 0, size, b.chip) for x in others if x != p}
+        arrays[name] = _array(0, size, size, b.chip, "output")
+    return ExactDevice(mesh_backward_words(share, p, columns), Traffic(arrays))
+
+
+def mesh_backward_words(share: Share, p: int, columns: int) -> int:
+    """(C − 1)·n·(d + d_v + 2)·H_q + (R − 1)·n·w·H_kv go out, and gradients of the others' rows come back."""
+    P, C, d, w = len(share.where), columns, share.problem.shape.d, share.problem.shape.d + share.problem.shape.d_v
+    out = share.rows(p) * ((C - 1) * (w + 2) * share.H_q + (P // C - 1) * w * share.H_kv)
+    in_row = sum(share.rows(x) for x in range(p - p % C, p - p % C + C) if x != p)
+    return out + in_row * d * share.H_q + sum(share.rows(y) for y in range(p % C, P, C) if y != p) * w * share.H_kv
+
+
+def _own_rows(share: Share, p: int) -> dict[str, ArrayTraffic]:
+    """Return what D_i reads of O and dO, and the gradients of own rows."""
+    shape, n, b = share.problem.shape, share.rows(p), _bytes(share)
+    rows, keys = share.H_q * n * shape.d_v, share.H_kv * n
+    return {
+        "O": _array(rows, 0, rows, b.stored, "input"),
+        "dO": _array(rows, 0, rows, b.stored, "input"),
+        "dK": _array(0, keys * shape.d, keys * shape.d, b.chip, "output"),
+        "dV": _array(0, keys * shape.d_v, keys * shape.d_v, b.chip, "output"),
+    }
+
+
 def ulysses(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """q_outer's on all N rows for each own head. Σ_{x≠p} [n_p(h_x·d + kv_x·w) + n_x·h_p·d_v] words."""
     t, where = _Tiles(share), range(len(share.where))
     d, d_v, n = share.problem.shape.d, share.problem.shape.d_v, share.rows(p)
     kv = share.kv_heads(p)
     keys = {y: sum(t.keys(x, y) for x in where) for y in where}
-    uses = {k: sum(head // share.group == k for head in share.heads(p)) for k in kv}
     b, own = _bytes(share), len(share.heads(p))
     arrays = {
         "Q": _array(own * n * d, 0, share.H_q * n * d, b.stored, "input"),
@@ -136,11 +230,12 @@ def ulysses(share: Share, p: int, columns: int = 1) -> ExactDevice:
         "L": _array(0, own * len(share), own * len(share), b.chip),
     }
     for x in (x for x in where if x != p):
-        m = share.rows(x)
-        arrays |= {f"Q_{x}_{head}": _array(m * d, 0, m * d, b.stored) for head in share.heads(p)}
-        arrays |= {f"K_{x}_{k}": _array(uses[k] * keys[x] * d, 0, m * d, b.stored) for k in kv}
-        arrays |= {f"V_{x}_{k}": _array(uses[k] * keys[x] * d_v, 0, m * d_v, b.stored) for k in kv}
-        arrays |= {f"O_{x}_{head}": _array(0, m * d_v, m * d_v, b.stored) for head in share.heads(p)}
+        m, read = share.rows(x), own * keys[x]
+        for name, reads, writes, size in (
+            ("Q", own * m * d, 0, own * m * d), ("K", read * d, 0, len(kv) * m * d), ("V", read * d_v, 0, len(kv) * m * d_v),
+            ("O", 0, own * m * d_v, own * m * d_v),
+        ):  # fmt: skip
+            arrays[f"{name}_{x}"] = _array(reads, writes, size, b.stored)
     return ExactDevice(ulysses_words(share, p), Traffic(arrays))
 
 
@@ -150,6 +245,14 @@ def ulysses_words(share: Share, p: int) -> int:
     Q_out = n * shape.d * sum(len(share.heads(x)) for x in others)
     KV_out = n * (shape.d + shape.d_v) * sum(len(share.kv_heads(x)) for x in others)
     return Q_out + KV_out + len(share.heads(p)) * shape.d_v * sum(share.rows(x) for x in others)
+
+
+def ulysses_kept_backward_words(share: Share, p: int) -> int:
+    """The same where each device has kept its heads, as on GPUs: rows of dO out, rows of dQ, dK, dV back."""
+    shape, others, n = share.problem.shape, [x for x in range(len(share.where)) if x != p], share.rows(p)
+    dO_out = n * shape.d_v * sum(len(share.heads(x)) for x in others)
+    back = len(share.heads(p)) * shape.d + len(share.kv_heads(p)) * (shape.d + shape.d_v)
+    return dO_out + back * sum(share.rows(x) for x in others)
 
 
 def mesh(share: Share, p: int, columns: int) -> ExactDevice:
@@ -190,11 +293,18 @@ def mesh_words(share: Share, p: int, columns: int) -> int:
     return out + sum(share.rows(x) * (shape.d_v + 2) * share.H_q for x in others)
 
 
-def fewest_columns(share: Share) -> int:
+def mesh_total(share: Share, columns: int, direction: str = "forward") -> int:
+    """Return what all devices of a mesh send together: each row goes, and comes back, C − 1 times, each key R − 1 times."""
+    H_q, H_kv, d, w = share.H_q, share.H_kv, share.problem.shape.d, share.problem.shape.d + share.problem.shape.d_v
+    by_row = (w + 2) * H_q if direction == "forward" else (w + 2 + d) * H_q
+    by_key = w * H_kv if direction == "forward" else 2 * w * H_kv
+    return len(share) * ((columns - 1) * by_row + (len(share.where) // columns - 1) * by_key)
+
+
+def fewest_columns(share: Share, direction: str = "forward") -> int:
     """Return the columns of the mesh with the fewest words sent by all devices, a divisor of how many devices there are."""
     P = len(share.where)
-    words = {C: sum(mesh_words(share, p, C) for p in range(P)) for C in range(1, P + 1) if P % C == 0}
-    return min(words, key=words.__getitem__)
+    return min((C for C in range(1, P + 1) if P % C == 0), key=lambda C: mesh_total(share, C, direction))
 
 
 def tree(share: Share, p: int, columns: int = 1) -> ExactDevice:
@@ -244,7 +354,9 @@ FORMS: Mapping[tuple[str, str], DeviceForm] = {
     ("ring", "forward"): DeviceForm(ring, tile_peak),
     ("ring", "backward"): DeviceForm(ring_backward, backward_peak),
     ("ulysses", "forward"): DeviceForm(ulysses, tile_peak),
+    ("ulysses", "backward"): DeviceForm(ulysses_backward, backward_peak),
     ("mesh", "forward"): DeviceForm(mesh, mesh_peak),
+    ("mesh", "backward"): DeviceForm(mesh_backward, backward_peak),
     ("tree", "forward"): DeviceForm(tree, mesh_peak),
 }
 

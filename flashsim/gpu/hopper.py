@@ -19,9 +19,9 @@ from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, hopper_variants
 from flashsim.gpu.launching import DROPOUT, Launch, Prepared, counter, dropout, ready, section, totals, warn
-from flashsim.gpu.listing import computed, live_tiles, to_gpu
 from flashsim.gpu.masking import in_tiles
 from flashsim.gpu.tensor_maps import contiguous, mask_map, tensor_map
+from flashsim.gpu.tile_lists import computed, live_tiles, to_gpu
 from flashsim.problem.shapes import Blocks, Shape
 
 FILE = "hopper.cu"

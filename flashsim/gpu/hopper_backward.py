@@ -15,10 +15,10 @@ import numpy as np
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options, hopper_variants
 from flashsim.gpu.launching import DROPOUT, Launches, Prepared, dropout, ready, section, totals
-from flashsim.gpu.listing import computed, live_tiles, to_gpu
 from flashsim.gpu.masking import in_tiles, with_causal
 from flashsim.gpu.tensor_core import ELEMENTS, LOG2_E
 from flashsim.gpu.tensor_maps import contiguous, mask_map, tensor_map
+from flashsim.gpu.tile_lists import computed, live_tiles, to_gpu
 from flashsim.problem.shapes import Blocks, Shape
 
 FILE = "hopper_backward.cu"

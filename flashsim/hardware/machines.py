@@ -1,6 +1,6 @@
 """Machines by their public numbers, and the roofline: how long a run takes at least, and what binds it.
 
-    >>> from flashsim.machines import MACHINES, predict
+    >>> from flashsim.hardware.machines import MACHINES, predict
     >>> predict(MACHINES["H100"], "standard", N=4096, d=128, dtype="float16").bound
     'bandwidth'
 
@@ -27,10 +27,10 @@ _KB, _MB, _GB = 1024, 1024**2, 1024**3
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU.
+    """One GPU, or another accelerator, whose cores are called SMs here.
 
     sram_per_sm  bytes of shared memory that one SM's programs can use; `sms`: how many SMs
-    l2           bytes of the last cache before DRAM, shared by all SMs
+    l2           bytes of the last cache before DRAM, shared by all SMs; 0: there is none
     hbm          bytes of DRAM, of whatever kind; `bandwidth` in bytes/s
     peak         dense FLOP/s by dtype: tensor cores for 16 bits; plain arithmetic for float32 and float64 (tensor cores
                  would compute float32 in TF32, which has 10 bits of mantissa)
@@ -73,6 +73,15 @@ _HOPPER = "NVIDIA H100 Tensor Core GPU Architecture (whitepaper): H100 SXM5"
 _HOPPER_TUNING = "https://docs.nvidia.com/cuda/hopper-tuning-guide/: shared memory of up to 228 KB per SM"
 _H100 = "https://www.nvidia.com/en-us/data-center/h100/ specifications: H100 SXM, 80 GB, 3.35 TB/s"
 _H200 = "https://www.nvidia.com/en-us/data-center/h200/ specifications: H200 SXM, 141 GB, 4.8 TB/s; H100's FLOP/s"
+_BLACKWELL_TUNING = (
+    "https://docs.nvidia.com/cuda/blackwell-tuning-guide/: up to 228 KB per SM, L2 of 126 MB, HBM up to 180 GB"
+)
+_BLACKWELL = "NVIDIA Blackwell Architecture Technical Brief (2024): HGX B200"
+_B200 = "what one B200 says of itself: https://github.com/pytorch/ao/pull/4002"
+_MI300X = "AMD Instinct MI300X Accelerator data sheet (2023)"
+_ROCM = "https://rocm.docs.amd.com/en/latest/reference/gpu-arch-specs.html: LDS, compute units, L3"
+_V5P = "https://cloud.google.com/tpu/docs/v5p"
+_PALLAS = "https://docs.jax.dev/en/latest/pallas/tpu/hardware.html: VMEM of a TensorCore; CMEM 0"
 _M2 = "https://www.apple.com/newsroom/2022/06/apple-unveils-m2-with-breakthrough-performance-and-capabilities/"
 _METAL = "https://developer.apple.com/metal/Metal-Feature-Set-Tables.pdf: maximum threadgroup memory, family Apple8"
 
@@ -120,6 +129,42 @@ MACHINES: dict[str, Machine] = {
                 "l2": "what one H200 says of itself",
             },
             notes="NVIDIA's data sheet gives no L2 size; many tables repeat the H100's 50 MB.",
+        ),
+        Machine(
+            "B200",
+            sram_per_sm=228 * _KB,
+            sms=148,
+            l2=126 * _MB,
+            hbm=180 * 10**9,
+            bandwidth=8.0e12,
+            peak={"float16": 2.25e15, "bfloat16": 2.25e15, "float32": 80e12, "float64": 40e12},
+            sources={"sram_per_sm, l2, hbm": _BLACKWELL_TUNING, "sms": _B200, "bandwidth, peak": _BLACKWELL},
+            notes="NVIDIA gives no number of SMs. One B200 reports a bus of 7,680 bits, which makes 7.67e12 bytes/s. Its tensor "
+            "memory of 256 KB per SM, for accumulators, is not counted as SRAM. The brief says 192 GB.",
+        ),
+        Machine(
+            "MI300X",
+            sram_per_sm=64 * _KB,
+            sms=304,
+            l2=256 * _MB,
+            hbm=192 * _GB,
+            bandwidth=5.3e12,
+            peak={"float16": 1307.4e12, "bfloat16": 1307.4e12, "float32": 163.4e12, "float64": 81.7e12},
+            sources={"sram_per_sm, sms, l2": _ROCM, "hbm, bandwidth, peak": _MI300X},
+            notes="An SM is a compute unit, its SRAM the local data share. The last cache before DRAM is the Infinity Cache; "
+            "before it each of the 8 dies has an L2 of 4 MB. Matrix cores reach 163.4e12 in float64.",
+        ),
+        Machine(
+            "TPU v5p",
+            sram_per_sm=64 * _MB,
+            sms=2,
+            l2=0,
+            hbm=95 * _GB,
+            bandwidth=2.765e12,
+            peak={"bfloat16": 459e12},
+            sources={"sms, hbm, bandwidth, peak": _V5P, "sram_per_sm, l2": _PALLAS},
+            notes="An SM is a TensorCore, its SRAM the vector memory. There is no cache before DRAM. Google gives no peak for "
+            "float32.",
         ),
         Machine(
             "M2",

@@ -345,7 +345,7 @@ class HBM:
 
 # -------------------------------------------------------------------------------------------------------------- SRAM
 
-EventKind = Literal["init", "load", "compute", "store", "evict", "enter", "turn", "turn end", "leave"]
+EventKind = Literal["init", "load", "compute", "store", "evict", "enter", "turn", "turn end", "leave", "post", "wait"]
 
 
 @dataclass(frozen=True, slots=True)

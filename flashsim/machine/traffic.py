@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from flashsim.support.exporting import Exported, table
+from flashsim.support.exporting import ByArray, table
 
 Role = Literal["input", "output", "extra"]
 ADDED = ("reads", "writes", "init_writes", "size")
@@ -56,7 +56,7 @@ class ArrayTraffic:
 
 
 @dataclass(frozen=True, repr=False)
-class Traffic(Exported):
+class Traffic(ByArray):
     """HBM accesses of a whole run: totals, and `by_array["K"]` for each named array."""
 
     by_array: Mapping[str, ArrayTraffic] = field(default_factory=dict)

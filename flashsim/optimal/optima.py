@@ -3,7 +3,7 @@
 found = flashsim.optimum(N=4, d=4, M=24)
 found.upper, found.schedule                   # 128 elements, and the turns that move them
 flashsim.trace(found.replay, Q, K, V)         # on the memory, with real numbers
-found.certificate()                           # for flashsim.optimal.games.certificate, which checks it on its own
+found.certificate()                           # for flashsim.optimal.games.checker, which checks it on its own
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer, SramOverflow
-from flashsim.optimal.games.certificate import MOST, game_of, text_of
+from flashsim.optimal.games.checker import MOST, game_of, text_of
 from flashsim.optimal.games.replay import REPLAY, Schedule, turns
 from flashsim.optimal.games.search import Search
 from flashsim.optimal.proving import Proof, prove
@@ -181,7 +181,7 @@ class Optimum:
         return states, states * products / 30_000
 
     def certificate(self) -> dict[str, Any]:
-        """Return what `flashsim.optimal.games.certificate.check` needs. Raises ValueError before the bounds meet."""
+        """Return what `flashsim.optimal.games.checker.check` needs. Raises ValueError before the bounds meet."""
         if self.lower < self.upper:
             raise ValueError(f"the optimum is from {self.lower} to {self.upper}; expected a search that has ended")
         gap = self.upper - self.compulsory

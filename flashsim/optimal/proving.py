@@ -17,7 +17,7 @@ from flashsim.machine.memory import SramOverflow
 from flashsim.optimal.tune import bound_of, tune
 from flashsim.problem.arguments import check_count, check_direction
 from flashsim.run.api import count
-from flashsim.support.exporting import table
+from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
 from flashsim.theory.lower import LowerBound
 from flashsim.theory.lower_backward import BackwardBound
@@ -45,7 +45,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, repr=False)
-class Proof:
+class Proof(Exported):
     """A lower bound, and the best schedule known here; None where none fits M.
 
     allowed   "all", "causal", or "given": which pairs of query and key there are
@@ -115,6 +115,10 @@ class Proof:
         more = {"queries": self.queries, "keys": self.keys, "allowed": self.allowed, "bound": self.bound.accesses}
         kind = {"kind": "lower bound", "direction": self.direction, "class": self.schedules}
         return {**kind, **at, **more, "schedule": schedule}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the certificate: what `flashsim prove --json` writes, and `flashsim prove --check` reads."""
+        return self.certificate()
 
 
 def prove(

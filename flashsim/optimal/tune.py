@@ -32,7 +32,7 @@ from flashsim.optimal.allowed import allowed_pairs
 from flashsim.problem.arguments import check_callback, check_count, check_direction, shown
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count
-from flashsim.support.exporting import table
+from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
 from flashsim.theory.counts import peak_of
 from flashsim.theory.lower import LowerBound
@@ -54,7 +54,7 @@ class Choice:
 
 
 @dataclass(frozen=True, repr=False)
-class Tuned:
+class Tuned(Exported):
     """What `tune` found.
 
     mask        as it is written, "Causal()"; "" for none
@@ -100,6 +100,10 @@ class Tuned:
         if self.bound is not None:
             notes.append(f"lower bound: {self.bound:,} elements; no schedule moves less")
         return table(f"Fewest: {self._asked}", ("name", "loops", "B_r × B_c", "accesses", "peak of M"), rows, notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was found as plain data: what `flashsim tune --json` writes."""
+        return asdict(self)
 
     @property
     def _asked(self) -> str:

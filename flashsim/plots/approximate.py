@@ -21,6 +21,7 @@ from flashsim.support.sizes import Size
 
 EXACT = ("standard", "flash", "q_outer")
 BETWEEN = (512, 1024)
+BAND: Any = {"color": GREY, "alpha": 0.2, "linewidth": 0, "gid": "paper", "label": "the paper's crossings"}
 PAPER = {
     "source": "FlashAttention, arXiv:2205.14135, Section 4.3: runtimes of forward + backward on an A100 begin to cross",
     "between": BETWEEN,
@@ -164,7 +165,8 @@ def plot_approximate(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
         panel.set_ylabel(label)
         ticks(panel.xaxis, LogLocator(4), lambda x, _: f"{x:,.0f}")
         ticks(panel.yaxis, LogLocator(100), EngFormatter(sep=""))
-    axes[0].axvspan(*data["paper"]["between"], color=GREY, alpha=0.2, linewidth=0, gid="paper")
+    axes[0].axvspan(*data["paper"]["between"], **BAND)
+    axes[0].legend(handles=axes[0].patches, loc="lower right")
     for name in _TOLD:
         at = data["crosses"][name]["q_outer"]
         if at is not None:

@@ -92,16 +92,16 @@ def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
 
 @styled
 def run_figure(run_by_name: Mapping[str, Counted], *, heads: int = 1, **shape: Any) -> Figure:
-    """Return the main job's figure, of one head: what each run moved, beside accesses against block size at that shape.
+    """Return the main job's figure, of one head: what each run moved, above accesses against block size at that shape.
 
     `run_by_name`: runs of `heads` heads by the algorithm's name, with its `title` if the run has one. `shape` is passed on to
     `plot_blocks`: N, N_q, d, d_v, dtype, M.
     """
-    figure = column_figure(3.5, 2.1)
-    by_array, by_block = figure.subplots(1, 2)
+    bars = 0.8 + 0.7 * len(run_by_name)
+    figure = column_figure(bars + 3.7)
+    by_array, by_block = figure.subplots(2, 1, height_ratios=(bars, 3.7))
     plot_run({getattr(run, "title", name): run for name, run in run_by_name.items()}, ax=by_array, heads=heads)
     labels = looks(run_by_name)
-    by_array.set_title(point_of({labels[name].label: run for name, run in run_by_name.items()}), pad=18)
+    by_array.set_title(point_of({labels[name].label: run for name, run in run_by_name.items()}), pad=18, x=-0.2)
     plot_blocks(blocks_data(**shape, backward=False), ax=by_block)
-    by_block.set_title(by_block.get_title(loc="left").replace("\n", " "), x=0)  # there is room for one line here
     return figure

@@ -16,7 +16,7 @@ from flashsim.drawing.style import GREY, compared, hang, looks, ticks
 from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Chart
 from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
+from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N
 
 
 def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: S
     return {
         "N": N,
         "d": d,
+        "dtype": DEFAULT_DTYPE,
         "M": rooms,
         "series": series,
         "bound": [min(theory.theorem_2_flash(N, d, M), theory.theorem_saha_ye(N, d, M)) for M in rooms],
@@ -78,7 +79,7 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
     ax.set_title(_point(data), x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), EngFormatter(sep=""))
-    ax.set_xlabel(f"SRAM size M (elements)\nN = {N:,}, d = {d}, one head\nthe best blocks that fit")
+    ax.set_xlabel(f"SRAM size M (elements)\nN = {N:,}, d = {d}, {data['dtype']}\nthe best blocks that fit, one head")
     ax.set_ylabel("HBM accesses (elements)")
 
 

@@ -15,6 +15,7 @@ from flashsim.beyond import mlp
 from flashsim.drawing.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
 from flashsim.plots.chart import Chart
 from flashsim.problem.arguments import check_count
+from flashsim.problem.inputs import DEFAULT_DTYPE
 from flashsim.theory.program import ExactProgram
 
 _WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"
@@ -39,6 +40,7 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
         "N": N,
         "d": d,
         "f": 4 * d,
+        "dtype": DEFAULT_DTYPE,
         "M": rooms,
         "mlp": {
             name: [_moved(mlp.exact(N=N, d=d, f=4 * d, M=M, **how)) for M in rooms] for name, (how, _) in _WAYS.items()
@@ -76,7 +78,8 @@ def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
         ticks(panel.yaxis, LogLocator(10), lambda y, _: f"{y:g}")
     below_each_other = axes[0].get_shared_x_axes().joined(*axes)
     for panel in axes[1:] if below_each_other else axes:
-        panel.set_xlabel(f"SRAM size M / d²\nN = {N:,}, d = {d:,}, f = {data['f']:,}\nthe largest blocks that fit")
+        shape = f"N = {N:,}, d = {d:,}, f = {data['f']:,}, {data['dtype']}"
+        panel.set_xlabel(f"SRAM size M / d²\n{shape}\nthe largest blocks that fit, one head")
     axes[0].set_title(_point(data, "mlp", ["fused"], "An MLP: fusing its two layers"), x=hang(axes[0], -0.2))
     axes[1].set_title(_point(data, "attention", _FUSED, "Attention: fusing"), x=hang(axes[1], -0.2))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.drawing.style import (
@@ -29,7 +30,7 @@ from flashsim.drawing.style import (
     tint,
 )
 from flashsim.gpu.rungs import ladder
-from flashsim.plots.approximate import BETWEEN
+from flashsim.plots.approximate import BAND, BETWEEN
 from flashsim.plots.saving import figure_of
 
 _PEERS = {
@@ -143,15 +144,13 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
     """Draw TFLOP/s over N, log-log, of every contestant: forward, causal, backward, backward causal (Figure 3, left, as rates).
 
     `record`: what `flashsim bench --json` wrote. `ax`: axes for each of these four that it has, and each d, row by row; None: new
-    ones, a column for each d.
+    ones, a column for each d, one printed column wide in all: it is read on a phone, too.
     """
     heads = {r["d"]: r["H"] for r in reversed(record["results"])}
     widths, passes = sorted(heads), list(dict.fromkeys(r["direction"] for r in record["results"]))
     cases = [(direction, causal, d) for direction in passes for causal in (False, True) for d in widths]
     if ax is None:
-        ax = Panels(
-            column_figure(4.5 * len(passes), len(widths)), 2 * len(passes), len(widths), sharex=True, sharey="row"
-        )
+        ax = Panels(column_figure(4.4 * len(passes) + 0.4), 2 * len(passes), len(widths), sharex=True, sharey="row")
     for panel, (direction, causal, d) in zip(ax, cases, strict=True):
         dress(panel, x=2, y=10)
         for name, rates in _by_length(record, lambda _, t: t["tflops"], d, direction, causal).items():
@@ -161,17 +160,19 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
                 gid=f"{direction} {causal} {name}",
                 **LOOKS[name].line,
             )
-        panel.set_title(f"{direction}{', causal' if causal else ''}, d = {d}")
-        panel.xaxis.set_major_formatter(_in_k)
+        panel.set_title(f"{direction}{', causal' if causal else ''}\nd = {d}, {heads[d]} heads")
+        ticks(panel.xaxis, LogLocator(4), _in_k)
         panel.set_ylabel("TFLOP/s")
-        panel.set_xlabel(f"N ({heads[d]} heads, {record['results'][0]['dtype']})")
+        panel.set_xlabel("N")
         panel.label_outer()
     for panel in ax:
         low, high = panel.get_ylim()
         ticks(panel.yaxis, LogLocator(10, (1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 5, 6)), lambda y, _: f"{y:g}")
     known = {label: handle for panel in ax for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     shown = [look.label for look in LOOKS.values() if look.label in known]
-    figure_of(ax).legend([known[label] for label in shown], shown, loc="outside upper center", ncols=4)
+    figure_of(ax).legend([known[label] for label in shown], shown, loc="outside lower center", ncols=2)
+    said = f"{record['machine']['gpu']}, {record['results'][0]['dtype']}: rates"
+    figure_of(ax).suptitle(said, x=0.02, ha="left", fontsize=8.5, fontweight="bold")
     return ax
 
 
@@ -211,7 +212,7 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
 
 
 def _over_N(ax: Axes, d: int, record: Mapping[str, Any]) -> None:
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2, borderpad=0.1)
     ax.xaxis.set_major_formatter(_in_k)
     ax.set_xlabel(f"N (d = {d}, {record['results'][0]['H']} heads)")
 
@@ -224,10 +225,11 @@ def plot_figure_3(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """
     ax = plot_runtime(record, ax=ax)
     first, last = BETWEEN
-    ax.axvspan(first, last, color=GREY, alpha=0.2, linewidth=0, gid="paper")
+    ax.axvspan(first, last, **BAND)
+    _over_N(ax, 64, record)  # the key, with this
     window, butterfly = (f"{pays_from(record, f'hopper_{name}', 'hopper'):,}" for name in ("window", "butterfly"))
     since = window if window == butterfly else f"{window} (window), {butterfly} (butterfly)"
-    ax.set_title(f"Faster than exact attention\nfrom N = {since} on, {record['machine']['gpu']}", x=-0.17)
+    ax.set_title(f"Sparse is faster than exact attention\nfrom N = {since} on, {record['machine']['gpu']}", x=-0.17)
     return ax
 
 
@@ -336,47 +338,59 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
 def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
     """Draw a step a row, peers last: its rate; and what it moves, by the model and by the hardware's counters, log.
 
-    `record`: what `flashsim bench --ladder --json` wrote. `ax`: two axes with the same rows; None: new ones, side by side.
+    `record`: what `flashsim bench --ladder --json` wrote. `ax`: two axes with the same rows; None: new ones, side by side, one
+    printed column wide.
     """
     steps = [step for step in record["steps"] if not step["failed"]]
     if ax is None:
-        figure = column_figure(0.8 + 0.24 * len(steps))
-        figure.set_figwidth(2 * figure.get_figwidth())
-        ax = Panels(figure, 1, 2, sharey=True)
+        ax = Panels(column_figure(1.8 + 0.2 * len(steps)), 1, 2, sharey=True, width_ratios=(1, 1.6))
     rates, moved = ax
     places = range(len(steps))
     for panel in ax:
         dress(panel)
-    colours = [BLACK if "simulated" not in s else VERMILLION if s["name"].startswith("hopper") else BLUE for s in steps]
-    rates.barh(places, [s["tflops"] for s in steps], color=[tint(colour) for colour in colours])
+    whose = [_whose(step) for step in steps]
+    rates.barh(places, [s["tflops"] for s in steps], color=[_BARS[who] for who in whose])
     for place, step in zip(places, steps, strict=True):
         rates.text(step["tflops"], place, f" {step['tflops']:.0f}", va="center")
-    labels = [LOOKS[s["name"]].label if "simulated" not in s else s["name"] for s in steps]
+    labels = [LOOKS[s["name"]].label if "simulated" not in s else s["name"].removeprefix("hopper, ") for s in steps]
     rates.set_yticks(list(places), labels)
     rates.invert_yaxis()
-    rates.set_xlim(0, 1.15 * max(s["tflops"] for s in steps))
-    setting = record["setting"]
-    rates.set_xlabel(
-        f"TFLOP/s, N = {setting['N']:,}, d = {setting['d']}{', causal' if setting['causal'] else ''}, {setting['dtype']}"
-    )
-    rates.set_title(f"{record['machine']['gpu']}: rate, forward")
+    rates.set_xlim(0, 1.45 * max(s["tflops"] for s in steps))
+    rates.set_xlabel("TFLOP/s")
     own = {place: step for place, step in zip(places, steps, strict=True) if "simulated" in step}
     kinds: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
         "simulated accesses × an input's bytes": (
             {"marker": "s", "mfc": "none", "color": BLACK},
             lambda step: step["width"] * sum(step["simulated"].values()),
         ),
-        "L2 ↔ multiprocessors": (
+        "counted, L2 ↔ multiprocessors": (
             {"marker": "o", "color": ORANGE},
             lambda step: step["seen"]["l2_reads"] + step["seen"]["l2_writes"],
         ),
-        "DRAM": ({"marker": "D", "color": BLUE}, lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"]),
+        "counted, DRAM": (
+            {"marker": "D", "color": BLUE},
+            lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"],
+        ),
     }
     for name, (look, of) in kinds.items():
         moved.plot([*map(of, own.values())], [*own], linestyle="none", label=name, gid=name, **look)
     moved.set_xscale("log")
-    ticks(moved.xaxis, LogLocator(10, (1, 2, 5)), EngFormatter("B", sep=""))
+    ticks(moved.xaxis, LogLocator(10, (1, 3)), EngFormatter("B", sep=""))
     moved.set_xlabel("reads + writes")
-    moved.set_title("traffic")
-    figure_of(ax).legend(*moved.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    setting = record["setting"]
+    causal = ", causal" if setting["causal"] else ""
+    said = f"N = {setting['N']:,}, d = {setting['d']}{causal}, {setting['dtype']}"
+    title = f"{record['machine']['gpu']}: rate and traffic, forward\n{said}"
+    figure_of(ax).suptitle(title, x=0.02, ha="left", fontsize=8.5, fontweight="bold")
+    bars = [Patch(facecolor=colour, label=who) for who, colour in _BARS.items() if who in whose]
+    figure_of(ax).legend(handles=[*bars, *moved.get_lines()], loc="outside lower left")
     return ax
+
+
+_BARS = {"flashsim's kernels": tint(BLUE), "flashsim's kernels for Hopper": tint(VERMILLION), "peers": tint(BLACK)}
+"""The colours of a ladder's bars: whose kernel."""
+
+
+def _whose(step: Mapping[str, Any]) -> str:
+    any_gpu, hopper, peers = _BARS
+    return peers if "simulated" not in step else hopper if step["name"].startswith("hopper") else any_gpu

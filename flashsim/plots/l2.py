@@ -13,7 +13,8 @@ from matplotlib.ticker import LogLocator
 from flashsim.algorithms.own import chosen
 from flashsim.drawing.style import GREY, hang, looks, ticks
 from flashsim.hardware.cache import L2
-from flashsim.hardware.machines import MACHINES
+from flashsim.hardware.machines import MACHINES, Machine
+from flashsim.hardware.reading import machine_of
 from flashsim.machine.memory import Event
 from flashsim.plots.chart import Chart, said, setting
 from flashsim.problem.arguments import check_callback
@@ -35,12 +36,14 @@ def l2_data(
     blocks: tuple[int, int] | None = None,
     sizing: str = "fit",
     algorithms: Sequence[Any] = (),
+    machine: str | Machine | None = None,
     on_done: OnDone | None = None,
 ) -> dict[str, Any]:
     """Return DRAM traffic (elements, one head) of standard and FlashAttention against the size of the L2 (elements).
 
     `accesses`: the model's HBM accesses, what SMs and L2 exchange. `compulsory`: what is left when the L2 holds
-    everything, by array. A line is a row of Q. `per_sm`: an SM's share of the L2 of some machines, in elements of `dtype`.
+    everything, by array. A line is a row of Q. `per_sm`: an SM's share of the L2 of `machine` (a name, a file, or
+    a `Machine`; by default an A100's and an H200's), in elements of `dtype`.
     `sizing`: "paper" for line 1's blocks. `blocks`: (B_r, B_c) of all; M enforced. `sram_peak`: the
     most that FlashAttention has on chip. `algorithms`: others to run, one's own too. It takes a time of order N², four seconds
     at N = 1024, and minutes where tiles are of single rows, as for M = 300. `on_done` is called with (percent of the accesses,
@@ -71,7 +74,8 @@ def l2_data(
             "dram_writes": [l2.dram_writes for l2 in caches],
             "compulsory": {array: moved.dram_accesses for array, moved in everything.by_array.items()},
         }
-    shares = {name: MACHINES[name].l2_share(shape["dtype"]) for name in _MARKED}
+    marked = [MACHINES[name] for name in _MARKED] if machine is None else [machine_of(machine)]
+    shares = {on.name: on.l2_share(shape["dtype"]) for on in marked}
     return {**shape, "sram_peak": peak, "line": d, "sizes": _SIZES, "per_sm": shares, "curves": curves}
 
 

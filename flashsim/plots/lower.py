@@ -14,7 +14,7 @@ from flashsim.drawing.style import GREY, Look, hang, looks, ticks
 from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Chart
 from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import REFERENCE_D, check_M, float_dtype
+from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, check_M, float_dtype
 from flashsim.theory import lower_bound, lower_bound_backward
 
 FORWARD = ("standard", "flash", "q_outer", "q_outer_pinned", "small_cache", "small_cache_hybrid")
@@ -53,7 +53,7 @@ def lower_backward_data(*, N: int = 16_384, d: int = REFERENCE_D) -> dict[str, A
         moved = _moved(BACKWARD, N=N, d=d, M=M, direction="backward")
         return {"M": M, "bound": lower_bound_backward(N=N, d=d, M=M).accesses, "accesses": moved}
 
-    return {"N": N, "d": d, "by_M": [at(max(int(part * d * d), 1)) for part in CACHES]}
+    return {"N": N, "d": d, "dtype": DEFAULT_DTYPE, "by_M": [at(max(int(part * d * d), 1)) for part in CACHES]}
 
 
 def _moved(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
@@ -77,14 +77,14 @@ def plot_lower(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     above.legend(loc="upper left", ncols=2, columnspacing=1.0)
     above.set_ylim(0.9, above.get_ylim()[1] * 2.5)
     ticks(above.xaxis, FixedLocator([2.0**e for e in range(8, 17, 2)]), "{x:,.0f}")
-    above.set_xlabel(f"N\nd = {d}, M = {data['M']:,}, one head\nthe best blocks that fit")
+    above.set_xlabel(f"N\nd = {d}, M = {data['M']:,}, {data['dtype']}\nthe best blocks that fit, one head")
     above.set_title(
         "No schedule moves less than 1:\nwith Q outermost, nearly nothing is left to gain", x=hang(above, -0.13)
     )
     below.axvline(1, color=GREY, linestyle="--", linewidth=0.8, gid="Saha and Ye's border")
     below.text(1.06, below.get_ylim()[1] / 1.1, "M = d²: Saha and\nYe's border", color=GREY, va="top")
     ticks(below.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), _share)
-    below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}, one head\nthe best blocks that fit")
+    below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}, {data['dtype']}\nthe best blocks that fit, one head")
     below.set_title(
         "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged", x=hang(below, -0.13)
     )
@@ -103,7 +103,7 @@ def plot_lower_backward(data: Mapping[str, Any], ax: Axes) -> None:
     x = [point["M"] / data["d"] ** 2 for point in data["by_M"]]
     ax.set_ylim(0.9, _draw_ratios(ax, x, data["by_M"], drawn) * 4)
     ticks(ax.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), _share)
-    ax.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {data['d']}, one head\nthe best blocks that fit")
+    ax.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {data['d']}, {data['dtype']}\nthe best blocks that fit, one head")
     ax.legend(loc="upper left", ncols=2, columnspacing=1.0)
     ax.set_title(
         "Backward, from M = 2 d² up, two passes with\nrows streamed are nearest to what none can beat",

@@ -99,7 +99,8 @@ def plot_pareto(data: Mapping[str, Any], ax: Axes) -> None:
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), EngFormatter(sep=""))
     ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)
-    ax.set_xlabel(f"most elements on chip at once \nN = {data['N']:,}, d = {data['d']}, {data['dtype']}, one head")
+    shape = f"N = {data['N']:,}, d = {data['d']}, M = {M:,}, {data['dtype']}"
+    ax.set_xlabel(f"most elements on chip at once\n{shape}\nall block sizes, one head")
     ax.set_ylabel("HBM accesses (elements)")
 
 

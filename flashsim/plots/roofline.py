@@ -16,9 +16,9 @@ from flashsim.algorithms.own import backward_of, chosen
 from flashsim.algorithms.record import Direction
 from flashsim.drawing.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 from flashsim.hardware.cache import L2
-from flashsim.hardware.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
+from flashsim.hardware.machines import Machine, Roofline, kv_tile, predict, roofline
+from flashsim.hardware.reading import machine_of
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.problem.arguments import is_one_of, shown
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.run.api import backward, count, forward
 
@@ -27,7 +27,7 @@ _THROUGH_L2 = ("standard", "flash")
 
 def roofline_data(
     *,
-    machine: str = "A100-40GB",
+    machine: str | Machine = "A100-40GB",
     N: int = REFERENCE_N,
     d: int = REFERENCE_D,
     dtype: str = "float32",
@@ -42,11 +42,9 @@ def roofline_data(
     32 × 32 and decode, d = 128, 2 bytes; `intensity` exactly, `printed` as the chapter divides. `sizing`: "paper" for
     line 1's blocks. `sram_peak`: the most that FlashAttention has on chip. `blocks`: (B_r, B_c) of all; M enforced.
     `algorithms`: others, one's own too, backward where they have such a pass; their names are `others`. Raises ValueError for
-    a machine that is not in `MACHINES` or cannot compute in `dtype`.
+    a machine that is neither in `MACHINES` nor in a file (`flashsim.hardware.reading`), or cannot compute in `dtype`.
     """
-    if not is_one_of(machine, MACHINES):
-        raise ValueError(f"unknown machine {shown(machine)}; known: {', '.join(MACHINES)}")
-    on = MACHINES[machine]
+    on = machine_of(machine)
     shape = setting(N=N, d=d, M=on.M(dtype), dtype=dtype, blocks=blocks, sizing=sizing)
     counts = {name: value for name, value in shape.items() if name != "M"}
     others: dict[str, dict[str, str | Algorithm]] = {"forward": {}, "backward": {}}
@@ -73,7 +71,7 @@ def roofline_data(
         for name, t in tiles.items()
     }
     return {
-        "machine": machine,
+        "machine": on.name,
         "bandwidth": on.bandwidth,
         "peak": on.peak_for(dtype),
         "ridge": on.ridge(dtype),

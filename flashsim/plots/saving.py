@@ -36,7 +36,16 @@ def save(
     numbers were measured; None for counts, which are the same anywhere.
     """
     stem = Path(stem)
-    png, svg, numbers = (stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".json"))
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    files = contents(figure, data, command, machine=machine)
+    return [write_whole(stem.with_name(stem.name + suffix), content) for suffix, content in files.items()]
+
+
+@styled
+def contents(
+    figure: Figure, data: dict[str, Any], command: str, *, machine: str | None = None
+) -> dict[str, str | bytes]:
+    """Return what `save` writes, by suffix."""
     record = {
         "command": command,
         "made_with": {
@@ -50,6 +59,4 @@ def save(
     }
     text = json.dumps(record, indent=1, ensure_ascii=False)
     text = re.sub(r'\n\s*(?=[^\[\]{}"]*\])', " ", text)  # a list of numbers on one line
-    contents: dict[Path, str | bytes] = {png: drawn(figure, "png"), svg: drawn(figure, "svg"), numbers: text + "\n"}
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    return [write_whole(path, content) for path, content in contents.items()]
+    return {".png": drawn(figure, "png"), ".svg": drawn(figure, "svg"), ".json": text + "\n"}

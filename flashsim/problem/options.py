@@ -42,6 +42,10 @@ class Options(TypedDict, total=False):
     window: Any
 
 
+class NoOptions(TypedDict):
+    """For type checkers: no keyword but those that a function names. It takes any, to say what is meant."""
+
+
 class HasOptions(Protocol):
     """An algorithm's record, or its form."""
 

@@ -14,7 +14,7 @@ from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_callback, check_flag, check_observers
 from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned, turning
-from flashsim.problem.options import Options, check_options
+from flashsim.problem.options import NoOptions, Options, check_how, check_options
 from flashsim.run.gather import gather_gradients, gather_tally
 from flashsim.run.launch import OnHead, finished, launch, launch_all
 from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan
@@ -109,6 +109,7 @@ def backward(
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
+    **unknown: Unpack[NoOptions],
 ) -> Gradients:
     """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., H_q, N_q, d_v).
 
@@ -127,6 +128,7 @@ def backward(
 
     Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
+    check_how(backward, unknown, ())
     algorithm = chosen(name, "backward")
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
     run = check_run(algorithm, run)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms import GRADIENTS
+from flashsim.algorithms.blocks import who_chose
 from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.machine.memory import HBM, SRAM, Observer
 from flashsim.machine.traffic import Traffic
@@ -59,7 +60,7 @@ def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequen
         if summed_over(bias, plan.together, plan.problem.shape.N_q) is not None:
             shapes, stored = {"dB": (plan.together, prod(bias.matrix))}, chip_dtype(plan.problem.dtype)
             cost = cost.with_sums(launch_sums(plan, [shapes], stored, observers)[1])
-    return Tally(**cost_of(plan, cost), flops=cost.flops)
+    return Tally(**cost_of(plan, cost), flops=cost.flops, sizing=who_chose(plan.sizing))
 
 
 def launch_sums(

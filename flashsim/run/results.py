@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.blocks import who_chose
 from flashsim.algorithms.record import Algorithm
 from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Flops, Occupancy, Traffic
@@ -14,14 +15,14 @@ from flashsim.problem.arguments import shown
 from flashsim.problem.inputs import HEADS_FIRST, Array, Inputs
 from flashsim.problem.shapes import Blocks
 from flashsim.run.plan import Plan
-from flashsim.support.exporting import Exported
+from flashsim.support.exporting import ByArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, repr=False)
-class Costs(Exported):
+class Costs(ByArray):
     """What a tally and a finished pass have in common: how they show, plot, and hand on, what they moved."""
 
     _arrays: ClassVar[Sequence[str]] = ()
@@ -44,6 +45,7 @@ class Costs(Exported):
             "hbm": self.hbm.to_dict(),
             "sram": asdict(self.sram),
             "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else asdict(self.blocks),
+            **({"sizing": self.sizing} if hasattr(self, "sizing") else {}),
             **({"flops": asdict(self.flops)} if hasattr(self, "flops") else {}),
         }
 
@@ -54,8 +56,10 @@ class Costs(Exported):
         return self.hbm.table(f"{self.algorithm}: HBM accesses, in elements", [self._costs()])
 
     def _costs(self) -> str:
-        blocks = self.blocks if isinstance(self.blocks, Mapping) else f"blocks {self.blocks.B_r} × {self.blocks.B_c}"
-        return f"{blocks}, {self.sram}"
+        if isinstance(self.blocks, Mapping):
+            return f"{self.blocks}, {self.sram}"
+        who = getattr(self, "sizing", "")
+        return f"blocks {self.blocks.B_r} × {self.blocks.B_c}{f' ({who})' if who else ''}, {self.sram}"
 
     def __repr__(self) -> str:
         arrays = {name: getattr(self, name) for name in self._arrays}
@@ -66,10 +70,14 @@ class Costs(Exported):
 
 @dataclass(frozen=True, repr=False)
 class Tally(Costs):
-    """What a run costs. `hbm`: accesses by array. `sram`: peak and capacity. `blocks`: B_r, B_c, T_r, T_c. `flops`."""
+    """What a run costs. `hbm`: accesses by array. `sram`: peak and capacity. `blocks`: B_r, B_c, T_r, T_c. `flops`.
+
+    sizing  who chose the blocks: "fit", "paper", "given", or what a policy is called
+    """
 
     blocks: Blocks
     flops: Flops
+    sizing: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -81,6 +89,11 @@ class Finished(Costs):
 
     blocks: Blocks
     plan: Plan
+
+    @property
+    def sizing(self) -> str:
+        """Who chose the blocks: "fit", "paper", "given", or what a policy is called."""
+        return who_chose(self.plan.sizing)
 
     def _asked(self) -> dict[str, Any]:
         plan, problem, plain = self.plan, self.plan.problem, bool | int | float | str | None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.blocks import most_rows
+from flashsim.algorithms.blocks import clipped, most_rows
 from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
 from flashsim.machine.traffic import ArrayTraffic, Occupancy, Traffic
 from flashsim.problem.arguments import (
@@ -23,7 +24,7 @@ from flashsim.problem.arguments import (
     shown,
 )
 from flashsim.problem.inputs import Array, check_M, chip_dtype, float_dtype
-from flashsim.problem.shapes import Sizes
+from flashsim.problem.shapes import Shape, Sizes
 from flashsim.run.interleaving import by_head, interleave
 from flashsim.run.results import Costs
 from flashsim.serving.batch import Batch, Operands
@@ -33,6 +34,9 @@ from flashsim.serving.record import ServingProgram
 from flashsim.serving.theory import forms
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.sizes import Size
+from flashsim.tracing.about import trace_of
+from flashsim.tracing.recording import Recorder
+from flashsim.tracing.traces import Trace
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,12 @@ class Call:
         return [
             name for name, value in self.operands.items() if not isinstance(value, tuple) and value.dtype == np.uint32
         ]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of one KV head's operands."""
+        of = ((name, given if isinstance(given, tuple) else given.shape[-2:]) for name, given in self.operands.items())
+        return {name: (rows, columns) for name, (rows, columns) in of}
 
     def run(self, head: int | None, observers: Sequence[Observer] = ()) -> tuple[HBM, SRAM, Sequence[Matrix]]:
         """Run it for one KV head; None: on lengths alone. Return its memory, and the matrices that it returned."""
@@ -77,6 +87,27 @@ class ServingTally(Costs):
     def batch(self) -> Batch:
         """The lengths, heads and widths."""
         return self.call.batch
+
+    def traced(self, recorder: Recorder) -> Trace:
+        """Return the trace of the first KV head. Keys are those of the pool, or of the prefixes, where there are such."""
+        batch, shapes = replace(self.batch, heads=self.batch.group, kv_heads=1), self.call.shapes
+        first = "p" if "K_p" in shapes else ""
+        keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
+        rows = {
+            "Q": "d",
+            "dQ": "d",
+            **dict.fromkeys(("O", "O_new", "dO"), "d_v"),
+            **dict.fromkeys(("L", "L_new", "D"), "1"),
+        }
+        kinds = {**dict.fromkeys(shapes, ("", "")), **keys, **{name: ("N_q", w) for name, w in rows.items()}}
+        shape = Shape(shapes["Q"][0], shapes[next(iter(keys))][0], batch.d, batch.d_v)
+        follows = ("m", "l", "O", "L") if self.call.program.direction == "forward" else ("D", "dQ")
+        return trace_of(
+            recorder, self.call.program, kinds, shape, exact(replace(self, call=replace(self.call, batch=batch))),
+            blocks=clipped(shape, batch.B_r, batch.B_c), M=batch.M, enforced=True, stored=batch.dtype.name,
+            options=", ".join(f"{name} {shown(value)}" for name, value in self.call.options.items()),
+            follows=tuple((name, kinds.get(name, ("N_q", "1"))) for name in follows),
+        )  # fmt: skip
 
     def _asked(self) -> dict[str, Any]:
         batch, plain = self.batch, bool | int | float | str | None
@@ -115,6 +146,12 @@ def called(
 
     `given` returns the operands, of the checked options.
     """
+    taken = [*signature(program.options).parameters.values()][1:]
+    if {one.name for one in taken if one.default is one.empty} - {*options} or {*options} - {one.name for one in taken}:
+        expected = ", ".join(one.name + " (may be left out)" * (one.default is not one.empty) for one in taken)
+        raise ValueError(
+            f"options of {program.name!r} are {', '.join(options) or 'none'}; expected {expected or 'none'}"
+        )
     found = program.options(batch, **options)
     form = forms()[program.name, program.direction]
     rows_in_all, most = max(batch.shapes()["Q"][0], 1), found.get("page") or max(1, *batch.keys)
@@ -248,8 +285,7 @@ def exact(tally: ServingTally) -> ServingExact:
     """Return by formula what was counted, with which it agrees by `==`."""
     call, batch = tally.call, tally.batch
     form = forms()[call.program.name, call.program.direction]
-    chip, arrays = chip_dtype(batch.dtype).itemsize, {}
-    shapes = {name: given if isinstance(given, tuple) else given.shape[-2:] for name, given in call.operands.items()}
+    chip, shapes, arrays = chip_dtype(batch.dtype).itemsize, call.shapes, {}
     for name, moved in form.moved(batch, **call.options).items():
         size = moved.size if name not in shapes else prod(shapes[name])
         if isinstance(size, tuple):

@@ -14,7 +14,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
 class Exported:
-    """What has `to_dict`, as JSON; and, where its HBM accesses are by array, as a table of them."""
+    """What has `to_dict`, as JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data: dictionaries, lists, numbers, text."""
@@ -34,6 +34,10 @@ class Exported:
         record = plain({**self.to_dict(), "made_with": made_with()})
         text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         return given(text, path)
+
+
+class ByArray(Exported):
+    """What has HBM accesses by array, as a table of them, too."""
 
     def to_pandas(self) -> Any:
         """Return HBM accesses as a `pandas.DataFrame`, a row for each array; all else is in its `attrs`.

@@ -25,6 +25,8 @@ ARGUMENTS: Mapping[str, str] = {
     "enforce": "whether to exceed M is an error, where that was said",
     "sizing": "who chose the blocks; empty where they were given",
 }
+FOLLOWS: Mapping[str, str] = {"N_q": "N", "N_k": "N", "d_v": "d", "kv_heads": "heads"}
+"""Arguments that are another one by default; a table of points, such as a sweep's, has both."""
 FOUND: Mapping[str, str] = {
     "status": "ok, does not fit, or refused",
     "reason": "why there are no counts",
@@ -40,6 +42,9 @@ FOUND: Mapping[str, str] = {
     "extra_elements": "kept in HBM besides inputs and outputs",
     "compulsory_elements": "inputs read once, outputs written once: no exact algorithm moves less",
     "over_compulsory": "accesses ÷ compulsory",
+    "lower_bound_elements": "no schedule moves less (flashsim.prove); of all heads, one KV head after another",
+    "over_bound": "accesses ÷ lower bound",
+    "no_bound": "why there is none",
     "theta_elements": "the theorem's expression, without its constant: N²d²/M, for standard attention Nd + N²",
     "peak_elements": "the most in SRAM at once",
     "peak_over_M": "the same ÷ M",
@@ -49,6 +54,10 @@ FOUND: Mapping[str, str] = {
     "checked": "whether a count was made as well, and was equal",
     "flashsim": "version",
 }
+OF_BOUND = ("lower_bound_elements", "over_bound", "no_bound")
+"""Those that only a sweep that was asked for bounds has."""
+CERTIFICATE = "certificate"
+"""Of a row's bound: kept beside the columns."""
 OF_ARRAYS: Mapping[str, str] = {
     "reads_elements": "of this array, read from HBM",
     "writes_elements": "of this array, written to HBM",

@@ -26,9 +26,14 @@ class Kept:
     Raises ValueError for a file that is of another sweep, or of none.
     """
 
-    def __init__(self, path: str | os.PathLike[str], pieces: Sequence[list[Point]]) -> None:
+    def __init__(self, path: str | os.PathLike[str], pieces: Sequence[list[Point]], bound: bool = False) -> None:
         self.path, self._pieces = Path(path), pieces
-        self._head = {"flashsim": __version__, "sweep": _known_by(pieces), "points": sum(map(len, pieces))}
+        self._head = {
+            "flashsim": __version__,
+            "sweep": _known_by(pieces),
+            "points": sum(map(len, pieces)),
+            "bound": bound,
+        }
         self.rows: dict[int, list[Row]] = self._read() if self.path.exists() else {}
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -14,17 +15,15 @@ from typing import TYPE_CHECKING, Any, overload
 from flashsim.problem.arguments import check_count, near, shown
 from flashsim.support.exporting import Exported, given, in_csv, to_pandas
 from flashsim.sweeping.answers import where_fewer
-from flashsim.sweeping.columns import meaning
+from flashsim.sweeping.columns import CERTIFICATE, FOLLOWS, meaning
 from flashsim.sweeping.rows import Row
-from flashsim.sweeping.showing import as_html, as_text
+from flashsim.sweeping.showing import as_html, as_text, said_fixed
 from flashsim.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN = 10
-FOLLOWS = {"N_q": "N", "N_k": "N", "d_v": "d", "kv_heads": "heads"}
-"""Arguments that are another one by default; a table of points, such as a sweep's, has both."""
 KINDS = {
     "ok": "with counts",
     "does_not_fit": "that do not fit M",
@@ -88,6 +87,11 @@ class Sweep(Exported, Sequence[Row]):
         names = [name for name in self.columns if name == "algorithm" or (name in self.given and name not in follows)]
         values = {name: list(dict.fromkeys(row.get(name) for row in self.rows)) for name in names}
         return {name: several for name, several in values.items() if len(several) > 1}
+
+    @property
+    def fixed(self) -> str:
+        """What all rows have in common, in words: "flash, forward, d = 64, M = 25,600, heads = 1, float32, sizing = fit"."""
+        return said_fixed(self)
 
     def column(self, name: str) -> list[Any]:
         """Return a column's values by its name; the unit may be left out, as in "accesses". ValueError for no such column."""
@@ -153,6 +157,12 @@ class Sweep(Exported, Sequence[Row]):
         from flashsim.sweeping.drawing import plot_sweep, sweep_data
 
         return plot_sweep(sweep_data(self, x=x, y=y, by=by), ax=ax)
+
+    @property
+    def certificates(self) -> list[dict[str, Any]]:
+        """The certificates of the rows' bounds (`flashsim.prove`), each once: each is of one KV head."""
+        found = [row[CERTIFICATE] for row in self.rows if CERTIFICATE in row]
+        return list({json.dumps(each): each for each in found}.values())
 
     # --------------------------------------------------------------------------------------------------------- exports
 

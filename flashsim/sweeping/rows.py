@@ -21,7 +21,8 @@ from flashsim.problem.inputs import check_M, float_name
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count
 from flashsim.support.entry import one_line
-from flashsim.sweeping.columns import ARGUMENTS, FOUND, is_found
+from flashsim.sweeping import bounds
+from flashsim.sweeping.columns import ARGUMENTS, CERTIFICATE, FOUND, OF_BOUND, is_found
 from flashsim.sweeping.points import Point
 from flashsim.theory import Exact, NoClosedForm, exact
 from flashsim.theory.form import forms
@@ -103,9 +104,10 @@ def _said(error: Exception) -> str:
     return one_line(f"{kind}{error}{notes}")
 
 
-def rows_of(points: Sequence[Point]) -> list[Row]:
-    """Return the row of each point; what there is nothing to say of is None, or not there."""
-    return [_row(point, outcome(point)) for point in points]
+def rows_of(points: Sequence[Point], bound: bool = False) -> list[Row]:
+    """Return the row of each point, with its lower bound if asked; what there is nothing to say of is None, or not there."""
+    found = [(point, outcome(point)) for point in points]
+    return [_row(*one) | (_bound(*one) if bound else {}) for one in found]
 
 
 def _row(point: Point, found: Outcome) -> Row:
@@ -154,6 +156,12 @@ def _counts(point: Point, hbm: Traffic, matmul: Any, shape: Any) -> Row:
     return counts
 
 
+def _bound(point: Point, found: Outcome) -> Row:
+    if found.hbm is None or found.sram is None or found.blocks is None:
+        return dict.fromkeys(OF_BOUND)
+    return bounds.columns(point, found.blocks, found.sram.peak, found.hbm.accesses)
+
+
 def columns_of(rows: Sequence[Row], given: Container[str]) -> tuple[str, ...]:
     """Return the columns of these rows, where arguments named `given` were: what arrays there are, options that there are.
 
@@ -161,8 +169,9 @@ def columns_of(rows: Sequence[Row], given: Container[str]) -> tuple[str, ...]:
     """
     names = dict.fromkeys(chain.from_iterable(rows))
     asked = [name for name in ARGUMENTS if name in given or name not in ("label", "mask", "blocks", "enforce")]
-    options = [name for name in names if name not in ARGUMENTS and not is_found(name)]
-    return (*asked, *options, *FOUND, *(name for name in names if is_found(name) and name not in FOUND))
+    options = [name for name in names if name not in ARGUMENTS and name != CERTIFICATE and not is_found(name)]
+    found = [name for name in FOUND if name in names or name not in OF_BOUND]
+    return (*asked, *options, *found, *(name for name in names if is_found(name) and name not in FOUND))
 
 
 def _compulsory(point: Point, shape: Shape) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Any
 
-from flashsim.problem.arguments import check_callback, check_count
+from flashsim.problem.arguments import check_callback, check_count, check_flag
 from flashsim.support.jobs import in_any_order
 from flashsim.sweeping import keeping
 from flashsim.sweeping.points import ARGUMENTS, LABEL, Point, points_of
@@ -55,6 +55,7 @@ def sweep(
     jobs: int | Over | None = 1,
     on_points: OnPoints | None = None,
     resume: str | os.PathLike[str] | None = None,
+    bound: bool = False,
     **options: Any,
 ) -> Sweep:
     """Return what each algorithm moves at each of many points: `flashsim.count` of every combination, as rows.
@@ -74,6 +75,8 @@ def sweep(
                Ray cluster, serves for both. Or a function, as `flashsim.support.jobs.in_any_order` with its `jobs`
     on_points  called with (points done, points in all)
     resume     a file that keeps the rows as they come: after Ctrl-C, the same call goes on from there
+    bound      also find what no schedule moves less than (`flashsim.prove`), in the columns `lower_bound_elements` and
+               `over_bound`; some milliseconds for each size. `no_bound` says why where none is known
 
     A point has its closed form (`flashsim.theory.exact`), or is counted where there is none. One that makes no sense, or does not
     fit M, is a row with the reason, and without counts.
@@ -84,15 +87,17 @@ def sweep(
     asked = {name: value for name, value in locals().items() if name in ARGUMENTS and value is not None} | options
     over = jobs if callable(jobs) else partial(_over_joblib, None if jobs is None else check_count("jobs", jobs))
     check, seed = check_count("check", check, 0), check_count("seed", seed, 0, 2**64 - 1)
+    bound = check_flag("bound", bound)
     on_points = check_callback("on_points", on_points)
     all_points = points_of(algorithms, points, asked, sweep)
     at_once = AT_ONCE if resume is None else keeping.AT_ONCE
     pieces = [all_points[first : first + at_once] for first in range(0, len(all_points), at_once)]
-    kept = None if resume is None else keeping.Kept(resume, pieces)
+    kept = None if resume is None else keeping.Kept(resume, pieces, bound)
+    work: Work = partial(rows_of, bound=True) if bound else rows_of
     found: dict[int, list[Row]] = {}
     done = 0
     try:
-        for number, of_piece in over(rows_of, pieces) if kept is None else kept.rest(rows_of, over):
+        for number, of_piece in over(work, pieces) if kept is None else kept.rest(work, over):
             found[number] = of_piece
             done += len(of_piece)
             if on_points is not None:

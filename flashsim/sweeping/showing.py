@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashsim.support.exporting import table
 from flashsim.support.tables import aligned, cell
+from flashsim.sweeping.columns import ARGUMENTS, FOLLOWS
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep
 
 Row = dict[str, Any]
 T = TypeVar("T")
+SILENT = {None, False, "separate"}
 WIDTH = 80
 REASONS = 5
 WITHOUT = {"does not fit": ("does not fit", "do not fit"), "refused": ("makes no sense", "make no sense")}
@@ -50,14 +52,33 @@ def as_html(sweep: Sweep, most: int) -> str:
     return table(sweep.summary, shown.headings, shown.cells, shown.notes)
 
 
+def said_fixed(sweep: Sweep) -> str:
+    """Return `Sweep.fixed`. Nothing is said of what follows another argument, and of defaults that change nothing."""
+    rows = sweep.rows
+    fixed = {
+        name: {row.get(name) for row in rows} for name in sweep.columns if name in ARGUMENTS or name in sweep.given
+    }
+    for name, of in FOLLOWS.items():
+        if all(row[name] == row[of] for row in rows):
+            del fixed[name]
+    return ", ".join(_word(name, *values) for name, values in fixed.items() if len(values) == 1 and not values & SILENT)
+
+
+def _word(name: str, value: Any) -> str:
+    if name in ("algorithm", "direction", "dtype", "mask"):
+        return str(value)
+    return name if value is True else f"{name} = {cell(value)}"
+
+
 def _shown(sweep: Sweep, most: int, width: int) -> Shown:
     rows, axes = list(sweep), list(sweep.axes)
     with suppress(ValueError):
         axes.sort(key=[sweep.longest_axis()].count)  # it is the last
-    beside = _beside(rows, axes, most) if "algorithm" in axes else None
-    if beside is not None and len(beside.lines[1]) <= width:
-        return beside
-    return _below(rows, axes or ["algorithm"], most, width)
+    shown = _beside(rows, axes, most) if "algorithm" in axes else None
+    if shown is None or len(shown.lines[1]) > width:
+        shown = _below(rows, axes or ["algorithm"], most, width)
+    notes = [*shown.notes, f"{sweep.fixed}; HBM accesses in elements", *_reasons(rows), *_without_bound(rows)]
+    return replace(shown, notes=notes)
 
 
 def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown | None:
@@ -78,8 +99,14 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown | None
         least = [name for name, count in counts.items() if count == min(counts.values())]
         fewest = "" if len(counts) < 2 else " = ".join(least) if len(least) < len(counts) else "all equal"
         cells.append([*map(cell, values), *(cell(counts.get(name)) for name in names), fewest])
-    notes = [*_omitted(len(cells), len(lines)), "in elements of HBM accesses", *_reasons(rows)]
-    return Shown([*axes, *names, "fewest"], cells, notes)
+        if _has_bounds(rows):
+            bounds = [
+                row["lower_bound_elements"] for row in by_name.values() if row["lower_bound_elements"] is not None
+            ]
+            ratios = [row["over_bound"] for row in by_name.values() if row["over_bound"] is not None]
+            cells[-1] += [cell(max(bounds, default=None)), _ratio(min(ratios, default=None), 1)]
+    bounded = ["bound", "least ÷ bound"] if _has_bounds(rows) else []
+    return Shown([*axes, *names, "fewest", *bounded], cells, _omitted(len(cells), len(lines)))
 
 
 def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> Shown:
@@ -93,12 +120,14 @@ def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> S
     columns["accesses"] = [cell(row["accesses_elements"]) for row in chosen]
     if "algorithm" not in axes:
         columns["÷ first"] = [_ratio(row["accesses_elements"], first.get(_group(row, axes))) for row in chosen]
+    if _has_bounds(rows):
+        columns["lower bound"] = [cell(row["lower_bound_elements"]) for row in chosen]
+        columns["÷ bound"] = [_ratio(row["over_bound"], 1) for row in chosen]
     columns["÷ compulsory"] = [_ratio(row["over_compulsory"], 1) for row in chosen]
     columns["peak ÷ M"] = [_ratio(row["peak_over_M"], 1) for row in chosen]
     columns["B_r × B_c"] = ["–" if row["B_r"] is None else f"{row['B_r']:,} × {row['B_c']:,}" for row in chosen]
-    notes = [*_omitted(len(chosen), len(rows)), *_reasons(rows)]
     while True:
-        shown = Shown(list(columns), list(zip(*columns.values(), strict=True)), notes)
+        shown = Shown(list(columns), list(zip(*columns.values(), strict=True)), _omitted(len(chosen), len(rows)))
         if len(shown.lines[1]) <= width or len(columns) <= len(axes) + 1:
             return shown
         columns.popitem()
@@ -127,6 +156,24 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
         for (status, reason), number in found.most_common(REASONS)
     ]
     return [*lines, *([f"and {len(found) - REASONS:,} other reasons"] if len(found) > REASONS else [])]
+
+
+def _has_bounds(rows: Sequence[Row]) -> bool:
+    return any("over_bound" in row for row in rows)
+
+
+def _without_bound(rows: Sequence[Row]) -> list[str]:
+    """Return why points have no bound, each reason once; and what to make of points below theirs."""
+    found = Counter(row["no_bound"] for row in rows if row.get("no_bound"))
+    lines = [
+        f"{number:,} point{'s' * (number > 1)} without a bound: {why}" for why, number in found.most_common(REASONS)
+    ]
+    below = [row["algorithm"] for row in rows if (row.get("over_bound") or 1) < 1]
+    if below:
+        names = ", ".join(dict.fromkeys(below))
+        points = f"{len(below):,} point{'s' * (len(below) > 1)}"
+        lines.append(f"{points} below the bound: {names} computes less than attention, or in another way")
+    return lines
 
 
 def _ratio(value: Any, of: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 MOST_CELLS = 10**6
 SIZES = ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys", "bound")
-PHASES = {"forward": ("Y", "n", "a", "b", "H"), "backward": ("Y", "n", "H")}
+PHASES = {"forward": ("Y", "n", "last", "a", "b", "H"), "backward": ("Y", "n", "last", "H")}
 MADE = {"command", "made_with"}
 WORDS = ("direction", "class", "allowed", "schedule")
 
@@ -52,7 +52,7 @@ def check(certificate: Mapping[str, Any]) -> str:
         if type(value) is not int or not 0 <= value < 10**60:
             raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number below 10⁶⁰")
     N_q, N_k, d, d_v, M, pairs, queries, keys, bound = (int(certificate[name]) for name in SIZES)
-    Y, n, *most = (int(certificate[name]) for name in PHASES[direction])
+    Y, n, last, *most = (int(certificate[name]) for name in PHASES[direction])
     if min(N_q - queries, N_k - keys, d - 1, d_v - 1, M - 1, pairs - queries, pairs - keys, queries * keys - pairs) < 0:
         raise ValueError("there is no such problem")
     allowed = certificate["allowed"]
@@ -71,36 +71,48 @@ def check(certificate: Mapping[str, Any]) -> str:
         how = "Every input that matters is read once, and every output written once"
     elif n < 2 or Y <= M:
         raise ValueError(f"n = {n} phases of Y = {Y} with M = {M} prove nothing: expected n ≥ 2 and Y > M")
-    elif bound > Y + (n - 2) * (Y - M):
-        raise ValueError(f"bound is {bound}; {n} phases of Y = {Y} prove {Y + (n - 2) * (Y - M)}")
+    elif bound > Y + (n - 2) * (Y - M) + last:
+        proved = f"{n} phases of Y = {Y}, with {last} charges in the last, prove {Y + (n - 2) * (Y - M) + last}"
+        raise ValueError(f"bound is {bound}; {proved}")
     elif direction == "forward":
-        how = by_phases(d, d_v, M, pairs, Y, n, *most)
+        how = by_phases(d, d_v, M, pairs, Y, n, last, *most)
     else:
-        how = by_phases_backward(min(d, d_v), pairs * (2 * d + d_v), Y, n, *most)
+        how = by_phases_backward(min(d, d_v), M, pairs * (2 * d + d_v), Y, n, last, *most)
     given = f"{pairs} allowed pairs, taken as given" if allowed == "given" else allowed
     sizes = f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, M = {M}, {given}"
     backward = "backward " if direction == "backward" else ""
     return f"{how}: no {backward}schedule moves fewer than {bound} elements ({sizes})"
 
 
-def by_phases(d: int, d_v: int, M: int, pairs: int, Y: int, n: int, a: int, b: int, H: int) -> str:
-    """Return how it is known that there are n phases, by weights a, b and H. Raises ValueError if fewer may do."""
+def by_phases(d: int, d_v: int, M: int, pairs: int, Y: int, n: int, last: int, a: int, b: int, H: int) -> str:
+    """Return how it is known that there are n phases, the last with so many charges, by weights a, b and H.
+
+    Raises ValueError if fewer may do. A last phase of last − 1 charges touches M + last − 1 elements.
+    """
     if b < 1:
         raise ValueError(f"b is {b}; expected a weight of at least 1")
+    T, work = pairs * d_v, pairs * (a * d + b * d_v)
     if not a and not H:
-        if fewer_phases(pairs * d_v, d, Y) < n - 1:
-            raise ValueError(f"{n - 1} phases of Y = {Y} are enough: they may have all {pairs * d_v} terms")
-        return f"There are at least {n} phases, which touch {Y} elements each"
-    if (n - 1) * H >= pairs * (a * d + b * d_v):
+        if (n - 1) * most_terms(d, Y) >= T:
+            raise ValueError(f"{n - 1} phases of Y = {Y} are enough: they may have all {T} terms")
+        if last > 1 and (n - 1) * most_terms(d, Y) + most_terms(d, M + last - 1) >= T:
+            raise ValueError(f"a last phase of {last - 1} charges is enough: it may have the terms that are left")
+        return f"There are at least {n} phases, which touch {Y} elements each, and the last has {last} charges"
+    if (n - 1) * H >= work:
         raise ValueError(f"{n - 1} phases are enough, if each may give H = {H}")
     if not most_in_a_phase(Y, d, M, a, b, H):
         raise ValueError(f"a phase may give more than H = {H}")
-    return f"There are at least {n} phases, which touch {Y} elements each and multiply no more than H = {H} allows"
+    if last > 1 and not most_in_a_phase(M + last - 1, d, M, a, b, work - (n - 1) * H - 1):
+        raise ValueError(f"a last phase of {last - 1} charges is enough: it may give the {work - (n - 1) * H} left")
+    return (
+        f"There are at least {n} phases, which touch {Y} elements each and multiply no more than H = {H} allows, "
+        f"and the last has {last} charges"
+    )
 
 
-def fewer_phases(T: int, d: int, Y: int) -> int:
-    """Return the most phases that together have fewer than T terms: each has Y²/16d at most, or (Y/3)^{3/2}."""
-    return min((16 * d * T - 1) // Y**2, isqrt((27 * T**2 - 1) // Y**3))
+def most_terms(d: int, Y: int) -> int:
+    """Return the most terms of a phase that touches Y elements: Y²/16d, or (Y/3)^{3/2}; or one, that there be an end."""
+    return max(Y**2 // (16 * d), isqrt(Y**3 // 27), 1)
 
 
 def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
@@ -130,13 +142,19 @@ def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
     return not cells
 
 
-def by_phases_backward(delta: int, T: int, Y: int, n: int, H: int) -> str:
+def by_phases_backward(delta: int, M: int, T: int, Y: int, n: int, last: int, H: int) -> str:
     """Return the same of T terms backward, by H."""
     if (n - 1) ** 2 * H >= T * T:
         raise ValueError(f"{n - 1} phases are enough for {T} terms, if each may have √H, H = {H}")
     if not most_in_a_phase_backward(Y, delta, H):
         raise ValueError(f"a phase may have more than √H terms, H = {H}")
-    return f"There are at least {n} phases, which touch {Y} elements each and have at most √H terms, H = {H}"
+    left = T - (n - 1) * isqrt(H)
+    if last > 1 and not most_in_a_phase_backward(M + last - 1, delta, left**2 - 1):
+        raise ValueError(f"a last phase of {last - 1} charges is enough: it may have the {left} terms left")
+    return (
+        f"There are at least {n} phases, which touch {Y} elements each and have at most √H terms, H = {H}, "
+        f"and the last has {last} charges"
+    )
 
 
 def most_in_a_phase_backward(Y: int, delta: int, H: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from flashsim.attention.problem import Problem
@@ -29,7 +29,7 @@ from flashsim.theory.theorems import products_flops
 class Exact:
     """What theory says a run costs: `hbm`, `sram` and `blocks` must equal a run's and a tally's.
 
-    `matmul` is the FLOPs of the matrix products, a tally's `flops.matmul`.
+    `matmul` is the FLOPs of the matrix products, a tally's `flops.matmul`; `sizing`, who chose the blocks.
     """
 
     algorithm: str
@@ -37,6 +37,7 @@ class Exact:
     sram: Occupancy
     blocks: Blocks
     matmul: int
+    sizing: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
         return f"Exact({self.algorithm!r}: {self.hbm.accesses:,} HBM accesses, {self._costs})"
@@ -46,7 +47,8 @@ class Exact:
 
     @property
     def _costs(self) -> str:
-        return f"blocks {self.blocks.B_r} × {self.blocks.B_c}, {self.sram}"
+        who = f" ({self.sizing})" if self.sizing else ""
+        return f"blocks {self.blocks.B_r} × {self.blocks.B_c}{who}, {self.sram}"
 
     @property
     def reads(self) -> int:
@@ -150,6 +152,7 @@ def exact(
         ),
         sizes,
         problems * (form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, d, shape.d_v)),
+        sizing if fixed is None else "given",
     )
 
 

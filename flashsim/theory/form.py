@@ -106,9 +106,10 @@ class Form:
         given: Arrays = {}
         made: Arrays = {}
         for name, (reads, writes) in self.formulas.items():
-            role, init = ROLES[self.direction].get(name, "extra"), p.size(name) if name in self.initial else 0
+            role, in_hbm = ROLES[self.direction].get(name, "extra"), p.kept(name)
+            init = in_hbm[0] if name in self.initial else 0
             read, written = evaluated(reads, values), evaluated(writes, values) - init
-            moved = p.array(name, role, reads=read, writes=written, init=init, kept=kept.get(name))
+            moved = p.array(name, role, reads=read, writes=written, init=init, kept=kept.get(name, in_hbm))
             (given if role == "input" else made).update(moved)
         return given | p.masks(*passes) | p.generator(self.direction) | p.gradient(passes[0]) | made
 

@@ -7,9 +7,10 @@ P_ik, or a part of either), or a part of O_ic. Left out is algebra that mixes th
 `q_outer`, `split_kv`, `small_cache` and every other forward pass of flashsim are in the class. With a mask only the allowed pairs
 count, `pairs` of them.
 
-Theorem. With T = pairs · d_v and any Y > M, let n be a whole number ≥ 2 with (n − 1) · G(Y) < T, where
-G(Y) = max(Y²/16d, (Y/3)^{3/2}). Then a schedule makes at least Y + (n − 2)(Y − M) accesses. For M ≥ (128/27) d² and Y = 2M
-this is M · ⌈4·pairs·d·d_v / M²⌉, so at least 4 N_q N_k d d_v / M without a mask.
+Theorem. With T = pairs · d_v and any Y > M, let n be a whole number ≥ 2 with (n − 1) · G(Y) < T, where G(Y) is
+max(Y²/16d, (Y/3)^{3/2}), rounded down. Then a schedule makes more than Y + (n − 2)(Y − M) accesses; and at least x more than
+that many if (n − 1) · G(Y) + G(M + x − 1) < T. For M ≥ (128/27) d² and Y = 2M the first is M · ⌈4·pairs·d·d_v / M²⌉, so at
+least 4 N_q N_k d d_v / M without a mask.
 
 Proof.
 1. For each allowed (i, k) and each c fix one multiplication P_ik V_kc that reaches the output. These are T useful terms.
@@ -27,7 +28,8 @@ Proof.
    and Whitney, "An inequality related to the isoperimetric inequality"). So a phase has at most √(p A_V A_O) useful terms.
 6. Most of them. Let B = A_Q + A_K + c. Then p ≤ (B − c)²/4d² + c, which is convex in c, so at most max(B²/4d², B), its ends. With
    B + A_V + A_O ≤ Y the product is largest at B = Y/2 in the first case, at B = Y/3 in the second: G(Y) terms at most.
-7. n − 1 phases of at most G(Y) terms have fewer than T. So there are n at least: one of Y charges, n − 2 of X, and one more.  ∎
+7. n − 1 phases of at most G(Y) terms have fewer than T. So there are n at least: one of Y charges, n − 2 of X, and one more,
+   with a charge at least. With x − 1 charges or fewer, it would touch M + x − 1 elements, and could not have the terms left.  ∎
 
 Combined bound. Count the multiplications Q_ic K_kc too, pairs · d useful ones, and charge each write of something of a pair. In
 a phase these are points (i, k, c) with shadows in Q, in K, and among the pairs that take a useful term. Those pairs were there at
@@ -38,7 +40,8 @@ A_V = A_O, and if w is made part of c. With s = A_Q + A_K and t = A_V + A_O it i
     a·T₁ + b·T₂ ≤ a · s/2 · √(s²/4d² + c + M) + b · t/2 · √(s²/4d² + c) ≤ H.
 It grows in s, t and c. So in a cell of (s, c) it is at most what its upper corner gives, t taken at the lower one; cells are
 halved until each is at most H, roots rounded up (`flashsim.theory.certificate`). Then n is any whole number with
-(n − 1) · H < pairs · (a·d + b·d_v), and the rest is step 7. It is the better one from about M = 5 d² down.
+(n − 1) · H < pairs · (a·d + b·d_v), and the rest is step 7, for the last phase with an H of its own. It is the better one from
+about M = 5 d² down.
 
 The weights and Y are looked for in floating point: a worse choice is a weaker bound, never a wrong one. What is proved is whole
 numbers. The theorem is proved in Rocq too (scripts/proofs), the combined bound by hand; a machine checks its arithmetic.
@@ -46,7 +49,10 @@ numbers. The theorem is proved in Rocq too (scripts/proofs), the combined bound 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import cbrt, ceil, isqrt
 from typing import Any
 
@@ -55,7 +61,7 @@ from numpy.typing import NDArray
 
 from flashsim.problem.arguments import check_count, check_shape
 from flashsim.problem.shapes import Shape
-from flashsim.theory.certificate import fewer_phases, most_in_a_phase
+from flashsim.theory.certificate import most_in_a_phase, most_terms
 
 Floats = NDArray[Any]
 COMBINED_BELOW = 6  # of M / d²: above, the theorem alone is as good
@@ -67,7 +73,7 @@ class Phases:
     """No schedule of a class moves fewer elements than `accesses`, of which the phases say `phases`, and inputs `compulsory`.
 
     pairs       (query, key) pairs that are allowed
-    Y, n        the phases: Y touched in each, n of them. Where phases say nothing, both 0
+    Y, n, last  the phases: Y touched in each, n of them, the last with so many charges. Where phases say nothing, all 0
     """
 
     N_q: int
@@ -79,11 +85,12 @@ class Phases:
     compulsory: int
     Y: int = 0
     n: int = 0
+    last: int = 0
 
     @property
     def phases(self) -> int:
         """What n phases have at least."""
-        return self.Y + (self.n - 2) * (self.Y - self.M) if self.n else 0
+        return self.Y + (self.n - 2) * (self.Y - self.M) + self.last if self.n else 0
 
     @property
     def accesses(self) -> int:
@@ -138,6 +145,14 @@ def lower_bound(
     return max(best, _combined(found), key=lambda at: at.phases) if COMBINED_BELOW * shape.d**2 > M else best
 
 
+def most_charges(most: int, too_little: Callable[[int], bool], M: int) -> int:
+    """Return how many charges the last phase has at least, `most` at most: with one less, what it touches is `too_little`.
+
+    One is sure, as the phases before it are not enough.
+    """
+    return 1 + bisect_left(range(1, most), True, key=lambda less: not too_little(M + less)) if most > 1 else 1
+
+
 def spread(low: int, high: int) -> list[int]:
     """Return about 200 whole numbers from low to high, evenly by ratio."""
     ratio = (high / low) ** (1 / 200)
@@ -151,17 +166,27 @@ def _by_terms(given: LowerBound) -> LowerBound:
     low, high, best = M + 1, most, given
     for _ in range(4):
         for Y in sorted({2 * M, *spread(low, high)}):
-            if fewer := fewer_phases(T, d, Y):
-                as_many = min(
-                    isqrt((16 * d * T - 1) // fewer), int(cbrt((27 * T * T - 1) / fewer**2))
-                )  # phases, up to there
-                Y = max(Y, as_many)
-                best = max(best, replace(given, Y=Y, n=fewer_phases(T, d, Y) + 1), key=lambda at: at.phases)
+            if (fewer := (T - 1) // most_terms(d, Y)) < 1:
+                continue
+            as_many = min(
+                isqrt((16 * d * T - 1) // fewer), int(cbrt((27 * T * T - 1) / fewer**2))
+            )  # phases, up to there
+            best = max((best, *(_ended(given, T, at, best) for at in {Y, max(Y, as_many)})), key=lambda at: at.phases)
         if not best.n:
             break
         ratio = (high / low) ** (1 / 200)
         low, high = max(M + 1, ceil(best.Y / ratio)), min(most, ceil(best.Y * ratio))
     return best
+
+
+def _ended(given: LowerBound, T: int, Y: int, best: LowerBound) -> LowerBound:
+    """Return what phases of Y prove, with a last phase for what the others leave; as given, if that is not above the best."""
+    M, d = given.M, given.d
+    fewer, left = divmod(T - 1, most_terms(d, Y))  # left is one term less than they leave
+    if fewer < 1 or Y + fewer * (Y - M) <= best.phases:
+        return given
+    last = most_charges(Y - M, lambda touched: most_terms(d, touched) <= left, M)
+    return replace(given, Y=Y, n=fewer + 1, last=last)
 
 
 def _combined(given: LowerBound) -> LowerBound:
@@ -178,9 +203,20 @@ def _combined(given: LowerBound) -> LowerBound:
     for slack in (2e-4, 2e-3, 2e-2):
         whole = ceil(H * (1 + slack)) + 1
         if most_in_a_phase(Y, d, M, a, b, whole):
-            n = (pairs * (a * d + b * d_v) - 1) // whole + 1
-            return replace(given, Y=Y, n=n, a=a, b=b, H=whole) if n >= 2 else given
+            fewer, left = divmod(pairs * (a * d + b * d_v) - 1, whole)  # left is less by one than fewer phases leave
+            if not fewer:
+                return given
+            found = replace(given, Y=Y, n=fewer + 1, last=1, a=a, b=b, H=whole)
+            last = most_charges(Y - M, partial(_gives_at_most, found, left), M)
+            sure = last == 1 or most_in_a_phase(M + last - 1, d, M, a, b, left)
+            return replace(found, last=last) if sure else found
     return given
+
+
+def _gives_at_most(phases: LowerBound, left: int, touched: int) -> bool:
+    """Say whether a phase that touches so many elements gives no more than is left, as it seems."""
+    a, b, Y = (np.array([[float(each)]]) for each in (phases.a, phases.b, touched))
+    return 1.0002 * float(_about(a, b, Y, phases.d, phases.M, fine=12)[0, 0]) <= left
 
 
 def _about(a: Floats, b: Floats, Y: Floats, d: int, M: int, fine: int = 3) -> Floats:

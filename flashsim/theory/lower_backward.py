@@ -13,8 +13,8 @@ could be multiplied by Q and K one after the other. No algorithm of flashsim doe
 With a mask only the allowed pairs count, `pairs` of them. T = pairs · (2d + d_v), and δ is the smaller of d and d_v.
 
 Theorem. Let G² ≥ (Y − A − c)(A³/(12√3 δ²) + A c) for all A, c ≥ 0 with A + c ≤ Y, let Y > M, and let n be a whole number ≥ 2
-with (n − 1) · G < T. Then a schedule makes at least Y + (n − 2)(Y − M) accesses. For M ≥ 2.7√3 d², d_v = d and Y = 2M this is
-M · ⌈8·3^¼ · pairs · d² / M²⌉, so at least 10.52 N_q N_k d² / M without a mask.
+with (n − 1) · G < T. Then a schedule makes more than Y + (n − 2)(Y − M) accesses; with the last phase's as in `lower`. For
+M ≥ 2.7√3 d², d_v = d and Y = 2M this is M · ⌈8·3^¼ · pairs · d² / M²⌉, so at least 10.52 N_q N_k d² / M without a mask.
 
 Proof. Phases, charges and step 7 are `lower`'s; what differs is what a phase can do.
 1. For each allowed (i, k) fix, for each c, one multiplication that reaches dV_kc, one that reaches dK_kc, and one that reaches
@@ -35,7 +35,8 @@ Proof. Phases, charges and step 7 are `lower`'s; what differs is what a phase ca
        qko + st(q + k) ≤ (m² − a²)(n + b) + (m − a)(n − b)(m + a + n + b) = 2n(m² − a²) + (m − a)(n² − b²) ≤ mn(2m + n).
    As m + n = A/2, this is at most A³/(12√3): three factors (1 + √3)m, (2 + √3)n and 2m + n have the sum (3 + √3)A/2, and
    their product is at most the cube of a third of it. With x + y + z ≤ Y − A − c, a phase has at most G useful terms.
-7. n − 1 phases of at most G terms have fewer than T. So there are n at least: one of Y charges, n − 2 of Y − M, and one more. ∎
+7. n − 1 phases of at most G terms have fewer than T. So there are n at least: one of Y charges, n − 2 of Y − M, and one more,
+   which has the terms that the others leave. ∎
 
 The constant. Let W = A²/(12√3 δ²) and P = Y − A. Of all c, A(P − c)(W + c) is largest at c = (P − W)/2, or at 0 if W ≥ P: there
 it is A·P·W, and A(P + W)²/4 where W < P. For Y ≥ 5.4√3 δ² the latter grows with A until W = P, where both are equal: its
@@ -58,7 +59,7 @@ from math import ceil, isqrt, sqrt
 
 from flashsim.problem.arguments import check_count, check_shape
 from flashsim.theory.certificate import most_in_a_phase_backward
-from flashsim.theory.lower import Phases, check_pairs, spread
+from flashsim.theory.lower import Phases, check_pairs, most_charges, spread
 
 BETA = 1 / sqrt(432)  # 1/12√3
 
@@ -104,8 +105,11 @@ def lower_bound_backward(
         return found
     if not most_in_a_phase_backward(best.Y, delta, best.H):  # as rounding, or its number of steps, may have it
         best = _phases(found, T, best.Y, delta, slack=1e-4)
-        return best if best.n and most_in_a_phase_backward(best.Y, delta, best.H) else found
-    return best
+        if not best.n or not most_in_a_phase_backward(best.Y, delta, best.H):
+            return found
+    left = T - (best.n - 1) * isqrt(best.H)
+    sure = best.last <= 1 or most_in_a_phase_backward(best.M + best.last - 1, delta, left**2 - 1)
+    return best if sure else replace(best, last=1)
 
 
 def most(Y: float, delta: int) -> float:
@@ -126,4 +130,8 @@ def _phases(given: BackwardBound, T: int, Y: int, delta: int, slack: float = 1e-
     """Return what phases of Y prove, if a phase has at most √H terms; as given, where one phase is enough."""
     H = int(most(Y, delta) * (1 + slack)) + 1
     n = isqrt((T * T - 1) // H) + 1
-    return replace(given, Y=Y, n=n, H=H) if n >= 2 else given
+    if n < 2:
+        return given
+    left = T - (n - 1) * isqrt(H)
+    last = most_charges(Y - given.M, lambda touched: most(touched, delta) * (1 + slack) + 1 < left**2, given.M)
+    return replace(given, Y=Y, n=n, last=last, H=H)

@@ -156,8 +156,13 @@ class OneHead:
 
     def size(self, name: str) -> int:
         """Return the elements of a matrix (`flashsim.problem.matrices`); of an unknown one, those of a column."""
-        rows, columns = KINDS.get(name, COLUMN).shape(self)
-        return rows * columns
+        return self.kept(name)[0]
+
+    def kept(self, name: str) -> Kept:
+        """Return what a matrix of that name has in HBM: its elements, and how they are stored."""
+        kind = KINDS.get(name, COLUMN)
+        rows, columns = kind.shape(self)
+        return rows * columns, kind.type
 
     def array(
         self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0, kept: Kept | None = None
@@ -169,7 +174,7 @@ class OneHead:
         for moved in (reads, writes, init):
             if not isinstance(moved, int) or moved < 0:
                 raise TypeError(f"{name} has {reads=}, {writes=}, {init=}; expected whole numbers, from 0")
-        size, stored = kept or (self.size(name), KINDS.get(name, COLUMN).type)
+        size, stored = kept or self.kept(name)
         itemsize = self.stored if stored == "inputs" else ITEMSIZES.get(stored, self.chip)
         return {name: ArrayTraffic(reads, init + writes, init, size, itemsize, role)}
 

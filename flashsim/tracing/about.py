@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms.program import Program
-from flashsim.algorithms.record import Algorithm
+from flashsim.algorithms.record import Algorithm, Record
 from flashsim.machine.memory import SRAM, MemoryModelError
 from flashsim.masks.rules import All, Causal
 from flashsim.problem.inputs import Array
@@ -27,14 +26,23 @@ from flashsim.tracing.traces import Trace
 LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by tile
 
 
-def traced(recorder: Recorder, run: Finished | ProgramRun) -> Trace:
+class Tells(Protocol):
+    """A run that says itself what there is to say of it."""
+
+    def traced(self, recorder: Recorder) -> Trace:
+        """Return its trace, `trace_of` what it is of."""
+
+
+def traced(recorder: Recorder, run: Finished | ProgramRun | Tells) -> Trace:
     """Return the trace of a run that the recorder was an observer of, with what there is to say of it.
 
     Raises ValueError where the recorder saw nothing of it.
     """
     if recorder.sram is None:
         raise ValueError(f"the run has no head number {recorder.head}, counted from 0")
-    return _traced_program(recorder, run.launch) if isinstance(run, ProgramRun) else _traced(recorder, run.plan)
+    if isinstance(run, ProgramRun):
+        return _traced_program(recorder, run.launch)
+    return _traced(recorder, run.plan) if isinstance(run, Finished) else run.traced(recorder)
 
 
 def _traced(recorder: Recorder, plan: Plan) -> Trace:
@@ -44,7 +52,7 @@ def _traced(recorder: Recorder, plan: Plan) -> Trace:
     kinds, tiles = symbols(algorithm.matrices), None
     if shape.N_q * shape.N_k <= LARGEST_MASK:
         tiles = tiles_of(plan.row_mask.whole(shape, (0,) * len(plan.leading)), blocks)
-    return _trace(
+    return trace_of(
         recorder,
         algorithm,
         kinds,
@@ -79,7 +87,7 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
         )
     except theory.NoClosedForm:
         exact = None
-    return _trace(
+    return trace_of(
         recorder,
         program,
         kinds,
@@ -97,10 +105,13 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
     )
 
 
-def _trace(
-    recorder: Recorder, of: Algorithm | Program, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any
+def trace_of(
+    recorder: Recorder, of: Record, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any
 ) -> Trace:
-    """Return the trace of a run with what is said of an algorithm as of a program; `exact` is its closed form, or None."""
+    """Return the trace of a run with what is said of whatever has a record, `of`; `exact` is its closed form, or None.
+
+    `about` has the other fields of an `About`.
+    """
     sram = recorder.sram
     assert sram is not None
     said = About(

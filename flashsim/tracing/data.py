@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flashsim.machine.source import Site
 from flashsim.problem.shapes import Blocks, Shape
 
-DATA = ("init", "load", "compute", "store")
+DATA = ("init", "load", "compute", "store", "post", "wait")
 KINDS = (*DATA, "evict", "enter", "turn", "turn end", "leave")
 Resident = tuple[tuple[str, int], ...]
 Span = tuple[int, int]

@@ -10,6 +10,7 @@ from io import BytesIO
 from itertools import starmap
 from math import isqrt
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,12 @@ from flashsim.tracing.steps import Recording, Step, quantity
 MOST_STEPS = 300
 MOVES = ("load", "store")
 LOAD, CHIP, CURRENT, DONE = "#2563b0", "#357244", "#b3261e", "#cfe3f7"
-WIDE, TALL = 8.0, 4.5  # inches
+WIDE, TALL = 8.0, 5.6  # inches
+HEAD = 1.15  # of them for the words above
+CHIP_RIGHT, HBM_LEFT, RIGHT, FLOOR = 4.1, 4.35, 7.9, TALL - HEAD - 0.05  # the boxes' sides
+POINTS = 18  # of all words: on a phone, where 8 inches are 358 pixels, 11 pixels
 COLOURS = 96
-ASIDE = 0.3  # inches below HBM's upper part
+ASIDE = 0.68  # inches below HBM's upper part
 STAY, MOVE = 700, 90  # milliseconds of a step, and of a picture of blocks on their way
 ON_THE_WAY = (0.2, 0.5, 0.8)
 Point = tuple[float, float]
@@ -84,17 +88,20 @@ class _Camera:
         self._beside = [a.name for a in arrays if a.kind[0] == "N_q" and a.kind[1] != "N_k"]
         self._above = [a.name for a in arrays if a.kind[0] == "N_k"]
         self._stored = any(a.kind == ("N_q", "N_k") for a in arrays)  # a matrix as large as the scores is in HBM
-        self._pitch = min(0.2, 1.0 / max(len(self._beside), len(self._above), 1))
-        self._left = 5.05 + self._pitch * len(self._beside)
-        self._top = 0.6 + self._pitch * len(self._above) + (0 if self._stored else ASIDE)
+        self._pitch = min(0.32, 1.7 / max(len(self._beside), len(self._above), 1))
+        letters = max((len(name) for name in self._beside), default=1)
+        self._label = min(POINTS, 72 * self._pitch / (0.8 * letters))
+        self._left = HBM_LEFT + 0.3 + self._pitch * len(self._beside)
+        self._top = 1.0 + self._pitch * len(self._above) + (0.4 if self._stored else ASIDE)
         self._next = 0  # the first event that is not in `_values` yet
 
     @property
     def _outline(self) -> list[Point]:
         """HBM's corners: around the matrix where that is stored; else above and beside it."""
         edge, under = self._left - 0.1, self._top - ASIDE
-        inner = [(7.9, under), (edge, under), (edge, 3.8)]
-        return [(4.8, 0.05), (7.9, 0.05), *([(7.9, 3.8)] if self._stored else inner), (4.8, 3.8)]
+        inner = [(RIGHT, under), (edge, under), (edge, FLOOR)]
+        corner = [(RIGHT, FLOOR)] if self._stored else inner
+        return [(HBM_LEFT, 0.05), (RIGHT, 0.05), *corner, (HBM_LEFT, FLOOR)]
 
     def _shape(self, name: str, size: int) -> tuple[int, ...]:
         """Return a tile's shape; one too large to be recorded is a square of about its area."""
@@ -117,24 +124,23 @@ class _Camera:
         self._next = step.last + 1
         self._figure.clear()
         loops = ", ".join(f"{_math(name)} = {index + 1}" for name, index in step.loops)
-        self._figure.text(
-            0.02, 0.94, " · ".join(filter(None, (f"step {step.number}", step.label, loops))), size=11, weight="bold"
-        )
-        said = self._figure.text(0.02, 0.885, self._listing.get(step.label, "").split(". ")[0], size=10)
-        renderer = self._canvas.get_renderer()  # type: ignore[no-untyped-call]
-        wide = said.get_window_extent(renderer).width / (100 * WIDE)
-        said.set_fontsize(10 * min(1, 0.96 / max(wide, 0.01)))
-        axes: Axes = self._figure.add_axes((0.0, 0.0, 1.0, 0.87), xlim=(0, WIDE), ylim=(TALL * 0.87, 0))
+        said = " · ".join(filter(None, (f"step {step.number}", step.label, loops)))
+        self._figure.text(0.02, 1 - 0.1 / TALL, said, size=POINTS, weight="bold", va="top")
+        line = self._listing.get(step.label, "").split(". ")[0]
+        self._figure.text(0.02, 1 - 0.45 / TALL, fill(line, 56), size=POINTS - 2, va="top", linespacing=1.05)
+        below = (TALL - HEAD, 0)
+        axes: Axes = self._figure.add_axes((0.0, 0.0, 1.0, below[0] / TALL), xlim=(0, WIDE), ylim=below)
         axes.axis("off")
         last = trace.events[step.last]
-        used = f"SRAM: {last.occupancy:,} of M = {trace.about.M:,}"
-        moved = f"HBM: {last.reads + last.writes:,} of {self._accesses:,} accesses"
-        box = [(0.1, 0.05), (4.3, 0.05), (4.3, 3.8), (0.1, 3.8)]
+        used = f"SRAM: {last.occupancy:,} of\nM = {trace.about.M:,}"
+        moved = f"HBM: {last.reads + last.writes:,} of\n{self._accesses:,} accesses"
+        box = [(0.1, 0.05), (CHIP_RIGHT, 0.05), (CHIP_RIGHT, FLOOR), (0.1, FLOOR)]
         for outline, name in ((box, used), (self._outline, moved)):
             axes.add_patch(Polygon(outline, fill=False, ec="#5d616b", lw=1.2))
-            axes.text(outline[0][0] + 0.08, 0.25, name, size=9.5, weight="bold")
+            axes.text(outline[0][0] + 0.08, 0.12, name, size=POINTS, weight="bold", va="top")
         if not self._stored:
-            axes.text(self._left, self._top - 0.07, "S: computed by tiles, never stored", size=8, color="#5d616b")
+            words = "S: by tiles,\nnever stored"
+            axes.text(self._left, self._top - 0.05, words, size=POINTS, color="#5d616b", linespacing=1)
         moves = [event for event in trace.of(step) if event.kind in MOVES]
         places = self._hbm(axes, step, moves)
         coming = {event.name for event in moves if event.kind == "load" and share < 1}
@@ -142,7 +148,7 @@ class _Camera:
         for event, place in zip(moves, places, strict=True):
             alike = [name for name in slots if quantity(name) == event.array]  # what is stored was made last
             held = event.name if event.kind == "load" else alike[-1] if alike else None
-            slot = slots.get(held or "", (2.2, 3.2))
+            slot = slots.get(held or "", (CHIP_RIGHT / 2, FLOOR - 0.6))
             ends = (place, slot) if event.kind == "load" else (slot, place)
             colour = LOAD if event.kind == "load" else CHIP
             axes.add_patch(
@@ -150,7 +156,7 @@ class _Camera:
             )
             if share < 1:
                 self._tile(axes, event.name, event.elements, _between(*ends, share), colour)
-        axes.set(xlim=(0, WIDE), ylim=(TALL * 0.87, 0))
+        axes.set(xlim=(0, WIDE), ylim=below)
         self._canvas.draw()  # type: ignore[no-untyped-call]
         return np.asarray(self._canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
 
@@ -159,14 +165,18 @@ class _Camera:
         about = self._trace.about
         (N_q, N_k), blocks = (about.shape.N_q, about.shape.N_k), about.blocks
         beside, above, pitch, left, top = self._beside, self._above, self._pitch, self._left, self._top
-        x, y = (7.75 - left) / N_k, (3.65 - top) / N_q
+        x, y = (RIGHT - 0.15 - left) / N_k, (FLOOR - 0.15 - top) / N_q
 
         def place(name: str, rows: Span, cols: Span) -> tuple[tuple[float, float], float, float]:
             """Return the corner, width and height of a part of an array; one that is not beside the scores is on them."""
             if name in beside:
-                return (4.9 + beside.index(name) * pitch, top + rows[0] * y), pitch * 0.75, (rows[1] - rows[0]) * y
+                return (
+                    (HBM_LEFT + 0.1 + beside.index(name) * pitch, top + rows[0] * y),
+                    pitch * 0.75,
+                    (rows[1] - rows[0]) * y,
+                )
             if name in above:
-                return (left + rows[0] * x, 0.45 + above.index(name) * pitch), (rows[1] - rows[0]) * x, pitch * 0.75
+                return (left + rows[0] * x, 0.85 + above.index(name) * pitch), (rows[1] - rows[0]) * x, pitch * 0.75
             return (left + cols[0] * x, top + rows[0] * y), (cols[1] - cols[0]) * x, (rows[1] - rows[0]) * y
 
         for i in range(blocks.T_r):
@@ -188,8 +198,8 @@ class _Camera:
                 axes.add_patch(Rectangle((at, down), *size, fill=False, ec="#5d616b", lw=0.8))
                 if span is not None and name in on_chip:
                     axes.add_patch(Rectangle(*place(name, span, (0, 0)), color=on_chip[name]))
-                where = (at, top - 0.06) if names is beside else (left - 0.08, down + pitch * 0.7)
-                axes.text(*where, _math(name), size=8, ha="left" if names is beside else "right")
+                where = (at, top - 0.06) if names is beside else (left - 0.08, down + pitch * 0.75)
+                axes.text(*where, _math(name), size=self._label, ha="left" if names is beside else "right")
         parts = (place(event.array or "", *(event.where or ((0, 0), (0, 0)))) for event in moves)
         return [(x + width / 2, y + height / 2) for (x, y), width, height in parts]
 
@@ -203,7 +213,7 @@ class _Camera:
             if name not in coming:
                 edge = CURRENT if name in fresh else LOAD if "[" in name else CHIP
                 self._tile(axes, name, size, middles[name], edge, 2 if name in fresh else 1)
-                axes.text(x, y - 0.05, _math(name), size=9)
+                axes.text(x, y - 0.03, _math(name), size=POINTS, va="bottom")
         return middles
 
     def _tile(self, axes: Axes, name: str, size: int, middle: Point, edge: str, line: float = 1.5) -> None:
@@ -224,11 +234,11 @@ def _between(start: Point, end: Point, share: float) -> Point:
 
 def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[float, float]], float]:
     """Return each block's upper left corner, and where the lowest ends."""
-    x, y, tall, corners = 0.2, 0.62, 0.0, []
+    x, y, tall, corners = 0.2, 1.15, 0.0, []
     for rows, columns in shapes:
-        width = max(columns * cell, 0.32) + 0.1
-        if x + width > 4.3 and x > 0.2:
-            x, y, tall = 0.2, y + tall + 0.34, 0.0
+        width = max(columns * cell, 0.62) + 0.1
+        if x + width > CHIP_RIGHT and x > 0.2:
+            x, y, tall = 0.2, y + tall + 0.46, 0.0
         corners.append((x, y))
         x, tall = x + width, max(tall, rows * cell)
     return corners, y + tall
@@ -236,7 +246,7 @@ def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[fl
 
 def _fits(shapes: Sequence[tuple[int, ...]], cell: float) -> bool:
     """Return whether blocks of these shapes are within SRAM."""
-    return _laid(shapes, cell)[1] < 3.7 and all(columns * cell <= 4.0 for _, columns in shapes)
+    return _laid(shapes, cell)[1] < FLOOR - 0.1 and all(columns * cell <= CHIP_RIGHT - 0.3 for _, columns in shapes)
 
 
 def _math(name: str) -> str:

@@ -34,7 +34,8 @@ class Layout {
     const [left, top, width, height] = this.hbm;
     const [down, above] = this.run.beside;
     const { shape, blocks } = this.run.about;
-    this.pitch = clamp((width * 0.3) / Math.max(down.length, 1), 7, 17);
+    const names = down.map((array) => write(this.pen, typeset(array), 0, 0, 12, false, true));
+    this.pitch = clamp((width * 0.3) / Math.max(down.length, 1), 7, Math.max(17, ...names));
     this.pitchAbove = clamp((height * 0.3) / Math.max(above.length, 1), 7, 15);
     this.x0 = left + 8 + down.length * this.pitch + 20;
     this.y0 = top + 22 + Math.max(above.length * this.pitchAbove, 14) + 3 + (this.run.stored ? 0 : ASIDE);

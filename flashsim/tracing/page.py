@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from flashsim import theory
+from flashsim.masks.patterns import butterfly
 from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.tracing.data import MAXIMUM, STANDARD
 from flashsim.tracing.lesson import Lesson
@@ -23,9 +24,11 @@ from flashsim.tracing.writing import as_json, zipped
 LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
 SCRIPTS = (
-    *("model", "alignment", "elements", "pens", "formula"),
-    *("telling", "layout", "legend", "stage", "sparks", "memory", "values", "view", "lesson", "controls"),
+    *("model", "alignment", "magnify", "elements", "pens", "formula"),
+    *("telling", "layout", "legend", "stage", "lanes", "sparks", "memory", "values", "view", "lesson", "controls"),
 )
+ANY_LENGTH: dict[str, dict[str, Any]] = {"causal": {"causal": True}, "block_mask butterfly": {"block_mask": butterfly}}
+"""Of options as a page says them, those that are the same mask at the reference's length."""
 OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
 PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
 
@@ -93,6 +96,7 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
         **{name: [getattr(s, name) for s in steps] for name in OF_STEPS},
         "pairs": {name: [values(name, 0), values(name, 1)] for name, _ in trace.about.follows},
     }
+    data["lanes"] = trace.lanes
     data["wins"] = _wins(trace)
     data["turns"] = _turns(trace)
     data["spelled"] = [] if left_out else list(spelled(trace.about.source))
@@ -112,13 +116,14 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
 def _wins(trace: Recording) -> str:
     """Say what standard attention makes at the reference, and, where this run saves nothing, why; "" if there is no form."""
     about, N, d = trace.about, REFERENCE_N, REFERENCE_D
+    asked = ANY_LENGTH.get(about.options)
     M = check_M(None, float_dtype(DEFAULT_DTYPE).itemsize)
     if about.standard is None or any(array.exact is None for array in about.arrays):
         return ""
     try:
         mine, its = (
-            theory.exact(name, N=N, d=d, M=M, sizing="fit", direction=about.direction).accesses
-            for name in (about.algorithm, STANDARD)
+            theory.exact(name, N=N, d=d, M=M, sizing="fit", direction=about.direction, **options).accesses
+            for name, options in ((about.algorithm, asked or {}), (STANDARD, {}))
         )
     except ValueError:
         return ""
@@ -127,8 +132,8 @@ def _wins(trace: Recording) -> str:
         if trace.events[-1].reads + trace.events[-1].writes >= sum(about.standard)
         else ""
     )
-    without = f"without {about.options} " if about.options else ""
-    return f"{small}; at N = {N:,}, d = {d}, M = {M:,} {without}it is {its / mine:.2f} times. The factor follows M/d²"
+    told = f"{'without' if asked is None else 'with'} {about.options} " if about.options else ""
+    return f"{small}; at N = {N:,}, d = {d}, M = {M:,} {told}it is {its / mine:.2f} times. The factor follows M/d²"
 
 
 def _turns(trace: Recording) -> dict[str, dict[str, int]]:

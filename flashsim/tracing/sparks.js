@@ -5,6 +5,10 @@ class Sparks {
   constructor(runs, canvas) {
     this.runs = runs;
     this.canvas = canvas;
+    this.lanes = runs[0].lanes && new Lanes(runs[0].lanes, this);
+    if (!this.lanes) return;
+    canvas.style.height = `${CURVES + this.lanes.height}px`;
+    canvas.setAttribute("aria-label", "HBM accesses, SRAM occupancy, and a lane for each device, over the steps");
   }
 
   /** Over how many steps each run is drawn: over as many as the longer has, or each over its own. */
@@ -16,6 +20,7 @@ class Sparks {
   measure() {
     this.width = this.canvas.clientWidth;
     this.height = this.canvas.clientHeight;
+    this.curves = this.height - (this.lanes?.height ?? 0);
     this.pixels = (window.devicePixelRatio || 1) * magnified;
     this.ink = inks();
     sharpPen(this.canvas, this.width, this.height);
@@ -28,6 +33,7 @@ class Sparks {
       this.line(pen, run.accesses, most, this.ink.spark, n, 1.8);
     });
     this.name(pen, most, full);
+    this.lanes?.base(pen);
   }
 
   at(t, n) {
@@ -40,7 +46,7 @@ class Sparks {
     pen.setLineDash(n ? SVG_DASH : []);
     pen.beginPath();
     for (let t = 0; t < column.length; t++)
-      pen.lineTo(this.at(t, n), this.height - 2 - (column[t] / most) * (this.height - 17));
+      pen.lineTo(this.at(t, n), this.curves - 2 - (column[t] / most) * (this.curves - 17));
     pen.stroke();
   }
 
@@ -53,6 +59,7 @@ class Sparks {
       [`━ ${moved}, up to ${count(most)}`, this.ink.spark],
       [`─ ${held}, up to ${count(full)}${dashes}`, this.ink["spark-2"]],
     ];
+    if (this.lanes) texts.push(["▪ post", this.ink.hot], ["▪ wait", this.ink.cold], ["━ in flight", this.ink.current]);
     let x = 8;
     for (const [text, fill] of texts) {
       pen.fillStyle = fill;
@@ -72,6 +79,7 @@ class Sparks {
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
     pen.drawImage(this.base, 0, 0);
+    this.lanes?.flying(pen, steps[0]);
     pen.strokeStyle = this.ink.current;
     pen.lineWidth = 2 * this.pixels;
     steps.forEach((t, n) => {

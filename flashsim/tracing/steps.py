@@ -59,6 +59,8 @@ class Recording:
 
     about: About
     events: tuple[TraceEvent, ...] = field(repr=False)
+    lanes: Mapping[str, Any] | None = field(default=None, repr=False, kw_only=True)
+    """Of one of several devices: "rank"; "kinds", what each's steps do; "messages", (from, its step, to, its step, name)."""
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -111,8 +113,9 @@ def _spans(events: tuple[TraceEvent, ...]) -> Iterator[tuple[int, int, int]]:
 
 
 def _begins(first: TraceEvent, previous: TraceEvent, event: TraceEvent) -> bool:
-    """Say whether an event begins a new step: another line, or the same one, done with loading."""
-    return event.label != first.label or (previous.kind == "load" and event.kind != "load")
+    """Say whether an event begins a new step: another line, or the same one, done with loading, or with messages."""
+    done = previous.kind in ("load", "post", "wait") and event.kind != previous.kind
+    return event.label != first.label or done or (event.kind == "wait" != previous.kind)
 
 
 class _Follower:

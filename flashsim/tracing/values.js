@@ -5,7 +5,7 @@ const OF_BLOCK = 8;
 const OF_TILE = 16;
 const OF_GRADIENT = 16; // rows, columns; and rows that take two lines each
 const AGES = ["old", "new"];
-const VERBS = { init: "initialise", load: "load", compute: "compute", store: "store" };
+const VERBS = { init: "initialise", load: "load", compute: "compute", store: "store", post: "post", wait: "wait for" };
 
 class Values {
   constructor(run, root) {

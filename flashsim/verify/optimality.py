@@ -14,7 +14,7 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.record import Algorithm
 from flashsim.masks.rules import Causal
-from flashsim.optimal.games.certificate import check as check_optimum
+from flashsim.optimal.games.checker import check as check_optimum
 from flashsim.optimal.optima import optimum
 from flashsim.optimal.proving import Proof
 from flashsim.optimal.tune import best_of

@@ -71,7 +71,7 @@ def page_waste(full: bool) -> Claim:
 
 def pool_bytes(page: int, lengths: Sequence[int], row: int, word: int = 0) -> int:
     """Return the bytes of pages that are kept for these sequences, of `row` bytes a token, and of their table's words."""
-    rows = serving.count("paged", queries=0, keys=lengths, d=1, page=page).hbm.by_array["K"].size
+    rows = serving.count("paged", queries=0, keys=lengths, d=1, page=page, blocks=(1, 1)).hbm.by_array["K"].size
     return rows * row + rows // page * word
 
 
@@ -89,8 +89,8 @@ def cascade_saving(full: bool) -> Claim:
 
 
 def cascade_break_even(full: bool) -> Claim:
-    """vLLM's use_cascade_attention. It asks for a prefix of 256 keys and 8 requests; by accesses a tenth of that pays: what it costs,
-    R·d + 4R(d_v + 1), few keys repay."""
+    """vLLM's use_cascade_attention. It asks for a prefix of 256 keys and 8 requests; by accesses a tenth of that pays: few keys
+    repay what it costs, R·d + 4R(d_v + 1)."""
     least = {}
     for g in (1, 4, 8):
         how: dict[str, Any] = {"queries": 1, "d": 128, "heads": g, "kv_heads": 1, "M": 10**6, "blocks": (64, 64)}

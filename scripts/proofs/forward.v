@@ -1,5 +1,5 @@
-(* How many accesses to HBM every run of attention makes: phases_bound, compulsory and forward_bound. model.v says what a run is.
-   The numbers of steps are those of the proof in flashsim/theory/lower.py. *)
+(* How many accesses to HBM every run of attention makes: phases_bound, last_phase, compulsory and forward_bound. model.v says
+   what a run is. The numbers of steps are those of the proof in flashsim/theory/lower.py. *)
 
 From Coq Require Import Lia.
 Set Warnings "-notation-overridden".
@@ -72,35 +72,58 @@ apply: (IH _ _ _ chain2 waits2 room2).
 by apply: leq_trans (leq_add room2 few2) _; rewrite mulSn addnA subnKC.
 Qed.
 
+(* A run makes all terms of allowed pairs. *)
+Lemma terms_are_made steps : attention M allowed steps -> #|allowed| * d_v <= #|points (trace set0 steps)|.
+Proof.
+move=> legal_steps; have -> : #|allowed| * d_v = #|setX allowed [set: 'I_d_v]| by rewrite cardsX cardsT card_ord.
+apply/subset_leq_card/subsetP => -[[i k] c]; rewrite !inE andbT /= => wanted.
+case: (@term_is_made _ _ _ _ _ _ _ _ _ i k c legal_steps wanted) => [[s _]|[s _]|//]; first by rewrite !inE.
+by rewrite inE.
+Qed.
+
+(* A phase that touches Y words has g terms at most. *)
+Definition at_most Y g := Y * Y < 16 * d * g.+1 /\ Y * Y * Y < 27 * (g.+1 * g.+1).
+
+Lemma few_terms Y g chip waiting l : at_most Y g -> chained M chip waiting l -> waiting \subset outs chip ->
+  #|chip| + charges l <= Y -> #|points l| <= g.
+Proof.
+case=> wide deep chain waits few; rewrite leqNgt; apply/negP => many.
+case: (phase_terms chain waits few) => [bound|bound].
+- by move: wide; rewrite ltnNge => /negP; apply; apply: leq_trans bound; rewrite leq_mul.
+- by move: deep; rewrite ltnNge => /negP; apply; apply: leq_trans bound; rewrite !leq_mul.
+Qed.
+
 (* Step 7, and what `flashsim prove` certifies: there are n phases at least, one of Y charges, n - 2 of Y - M, and one more. *)
-Theorem phases_bound Y n steps : attention M allowed steps ->
-  M < Y -> 2 <= n -> let T := #|allowed| * d_v in
-  n.-1 * (Y * Y) < 16 * d * T -> n.-1 * n.-1 * (Y * Y * Y) < 27 * (T * T) ->
+Theorem phases_bound Y n g steps : attention M allowed steps ->
+  M < Y -> 2 <= n -> at_most Y g -> n.-1 * g < #|allowed| * d_v ->
   Y + (n - 2) * (Y - M) < accesses steps.
 Proof.
-move=> legal_steps more_Y phases2 T few_wide few_deep; rewrite ltnNge; apply/negP => few.
-case: n phases2 few_wide few_deep few => [//|[//|m]] _; rewrite /= subn2 /= => few_wide few_deep few.
-have T_positive : 0 < T by case: T few_deep {few_wide}.
-set l := trace set0 steps.
-have chain : chained M set0 (pend set0 steps) l by apply: trace_chained legal_steps.
-have all_terms : T <= #|points l|.
-  have -> : T = #|setX allowed [set: 'I_d_v]| by rewrite cardsX cardsT card_ord.
-  apply/subset_leq_card/subsetP => -[[i k] c]; rewrite !inE andbT /= => wanted.
-  case: (@term_is_made _ _ _ _ _ _ _ _ _ i k c legal_steps wanted) => [[s _]|[s _]|//]; first by rewrite !inE.
-  by rewrite inE.
-suff most : #|points l| <= m.+1 * (T.-1 %/ m.+1).
-  rewrite mulnC in most; have := leq_trans all_terms (leq_trans most (leq_trunc_div _ _)).
-  by rewrite leqNgt prednK ?leqnn.
-apply: (phases_terms (ltnW more_Y)) chain (pend_outs _ _) _ _; rewrite ?cards0 //; last first.
+move=> legal_steps more_Y phases2 most few_all; rewrite ltnNge; apply/negP => few.
+case: n phases2 few_all few => [//|[//|m]] _; rewrite /= subn2 /= => few_all few.
+have chain : chained M set0 (pend set0 steps) (trace set0 steps) by apply: trace_chained legal_steps.
+move: few_all; rewrite ltnNge => /negP; apply; apply: leq_trans (terms_are_made legal_steps) _.
+apply: (phases_terms (ltnW more_Y)) chain (pend_outs _ _) _ _; rewrite ?cards0 //.
+  by move=> chip waiting l; apply: few_terms.
+by apply: leq_trans few; apply: leq_trans (charges_are_accesses set0 steps); rewrite leq_addr.
+Qed.
+
+(* Its last phase: with x charges it would touch M + x words, and have too few terms. *)
+Theorem last_phase Y n g x h steps : attention M allowed steps ->
+  M < Y -> 2 <= n -> at_most Y g -> at_most (M + x) h -> n.-1 * g + h < #|allowed| * d_v ->
+  Y + (n - 2) * (Y - M) + x < accesses steps.
+Proof.
+move=> legal_steps more_Y phases2 most most_last few_all; rewrite ltnNge; apply/negP => few.
+case: n phases2 few_all few => [//|[//|m]] _; rewrite /= subn2 /= => few_all few.
+have chain : chained M set0 (pend set0 steps) (trace set0 steps) by apply: trace_chained legal_steps.
+move: few_all; rewrite ltnNge => /negP; apply; apply: leq_trans (terms_are_made legal_steps) _.
+have few_charges : charges (trace set0 steps) <= (Y + m * (Y - M)) + x.
   by apply: leq_trans few; apply: leq_trans (charges_are_accesses set0 steps); rewrite leq_addr.
-move=> chip waiting {few}l' chain' waits' few'.
-rewrite leq_divRL // -ltnS prednK // ltnNge; apply/negP => many.
-case: (phase_terms chain' waits' few') => [wide|deep].
-- move: few_wide; rewrite ltnNge => /negP; apply.
-  by rewrite (leq_trans _ (leq_mul (leqnn _) wide)) // mulnCA leq_mul // mulnC.
-- move: few_deep; rewrite ltnNge => /negP; apply.
-  rewrite (leq_trans _ (leq_mul (leqnn _) deep)) // [X in _ <= X]mulnCA leq_mul // mulnACA.
-  by rewrite leq_mul // mulnC.
+have room : #|(set0 : {set word})| <= M by rewrite cards0.
+have [l1 [l2 [chip2 [waiting2 [-> [chain1 few1] few2 [chain2 waits2 room2]]]]]] := cut chain (pend_outs _ _) room few_charges.
+rewrite points_cat (leq_trans (leq_card_setU _ _)) // leq_add //.
+  apply: (phases_terms (ltnW more_Y)) chain1 (pend_outs _ _) _ _; rewrite ?cards0 //.
+  by move=> chip waiting l; apply: few_terms.
+by apply: few_terms most_last chain2 waits2 _; rewrite leq_add.
 Qed.
 
 (* ---------------------------------------------------------------------------------------------------- what must be moved *)
@@ -206,18 +229,31 @@ Qed.
 
 (* -------------------------------------------------------------------------------------------- the theorem of docs/prove.md *)
 
+(* Of T terms, one less divided by m phases, where 16 d T and 27 T^2 say that m phases are not enough. *)
+Lemma a_part Y m T : 0 < m -> m * (Y * Y) < 16 * d * T -> m * m * (Y * Y * Y) < 27 * (T * T) ->
+  at_most Y (T.-1 %/ m) /\ m * (T.-1 %/ m) < T.
+Proof.
+move=> m_positive wide deep; have T_positive : 0 < T by case: T deep {wide}.
+have enough : T <= m * (T.-1 %/ m).+1 by rewrite -{1}(prednK T_positive) mulnC ltn_ceil.
+split; last by rewrite -{2}(prednK T_positive) ltnS mulnC leq_trunc_div.
+split; first by rewrite -(ltn_pmul2l m_positive) (leq_trans wide) // mulnCA leq_mul.
+have square : 0 < m * m by rewrite muln_gt0 m_positive.
+by rewrite -(ltn_pmul2l square) (leq_trans deep) // [X in _ <= X]mulnCA leq_mul // mulnACA leq_mul.
+Qed.
+
 (* For M >= 128/27 d^2 and Y = 2M: M accesses for each of n = m + 1 phases, where m < 4 * pairs * d * d_v / M^2. *)
 Corollary large_memory m steps : attention M allowed steps -> 128 * (d * d) <= 27 * M ->
   1 <= m -> m * (M * M) < 4 * d * (#|allowed| * d_v) -> m.+1 * M < accesses steps.
 Proof.
 move=> legal_steps large m_positive few; set T := #|allowed| * d_v in few.
 have M_positive : 0 < M by apply/ltP; apply: (@some_memory d _ T (m * (M * M))); [apply/leP | apply/ltP].
-have bound := @phases_bound (2 * M) m.+1 steps legal_steps.
+have [||most all] := @a_part (2 * M) m T m_positive.
+- by apply/ltP; move/ltP: few; rewrite -?multE; lia.
+- by apply/ltP; apply: (@deep_phases m M d); [apply/leP | apply/ltP].
 have double : 2 * M - M = M by rewrite mul2n -addnn addnK.
 have -> : m.+1 * M = 2 * M + (m.+1 - 2) * M by rewrite -mulnDl subSS addnBA // add2n subn1.
-rewrite double in bound; apply: bound => //; first by rewrite mul2n -addnn -{1}[M]addn0 ltn_add2l.
-  by apply/ltP; move/ltP: few; rewrite /= -/T -?multE; lia.
-by apply/ltP; apply: (@deep_phases m M d); [apply/leP | apply/ltP].
+have := @phases_bound (2 * M) m.+1 _ steps legal_steps _ _ most all; rewrite double; apply=> //.
+by rewrite mul2n -addnn -{1}[M]addn0 ltn_add2l.
 Qed.
 
 (* The same without n, and where one phase might do: 4 * pairs * d * d_v / M accesses. *)

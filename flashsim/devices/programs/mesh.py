@@ -26,7 +26,7 @@ from __future__ import annotations
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
-from flashsim.devices.share import Share
+from flashsim.devices.share import Share, alike
 from flashsim.machine.memory import Matrix
 
 
@@ -52,10 +52,11 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
     made = {x: _part(device, share, x, f"of_{x}", d_v) for x in in_row}
     got = {x: made[x] if x == rank else _part(device, share, rank, f"from_{x}", d_v) for x in in_row}
     for x in in_row:  # line 2
-        for h in range(H_q):  # line 2
+        kinds = alike(*(share.live(x, y) for y in in_column))
+        for h in sram.loop(H_q):  # line 2
             Q_x = share.head(Q_of[x], h, share.rows(x)).divide(share.B_r)
             O_x, l_x, m_x = (share.head(X, h, share.rows(x)).divide(share.B_r) for X in made[x])
-            for i in sram.loop(len(Q_x)):  # line 2
+            for i in sram.loop(len(Q_x), alike=kinds):  # line 2
                 Q_i = sram.load(Q_x[i])  # line 3
                 O_i = sram.full(O_x[i].shape, 0.0)  # line 3
                 l_i = sram.full(l_x[i].shape, 0.0)  # line 3
@@ -83,14 +84,14 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
         device.post(sends=[(X, x) for x in others for X in made[x]], receives=[(X, x) for x in others for X in got[x]])
     )
     O, L = hbm.empty("O", (H_q * n, d_v), V.dtype, "output"), hbm.empty("L", (H_q * n, 1), sram.dtype)
-    for h in range(H_q):  # line 13
+    for h in sram.loop(H_q):  # line 13
         O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (O, L))
         parts = [[share.head(X, h, n).divide(share.B_r) for X in got[x]] for x in in_row]
         for i in sram.loop(len(O_h)):  # line 13
             O_i = sram.full(O_h[i].shape, 0.0)  # line 14
             l_i = sram.full(L_h[i].shape, 0.0)  # line 14
             m_i = sram.full(L_h[i].shape, float("-inf"))  # line 14
-            for s in sram.loop(C):  # line 14
+            for s in sram.loop(C, alike=range(C)):  # line 14
                 O_s, l_s, m_s = sram.load(*(X[i] for X in parts[s]))  # line 14
                 m_i_new = on_chip(maximum(m_i, m_s))  # line 14
                 O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s, over=O_i)  # line 14

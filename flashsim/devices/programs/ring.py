@@ -55,11 +55,11 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
             right, left = (rank + 1) % P, (rank - 1) % P
             ticket = device.post(sends=[(X, right) for X in cur], receives=[(X, left) for X in new])  # line 3
         src = (rank - s) % P  # line 4
-        for h in range(H_q):  # line 5
+        for h in sram.loop(H_q):  # line 5
             Q_h, O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (Q, O, L))
             parts = [share.head(X, h, n).divide(share.B_r) for X in (O_run, l_run, m_run)]
             K_h, V_h = (share.head(X, h // share.group, share.rows(src)).divide(share.B_c) for X in cur)
-            for i in sram.loop(len(Q_h), where=share.due(rank, s)):  # line 5
+            for i in sram.loop(len(Q_h), where=share.due(rank, s), alike=share.kinds(rank, s)):  # line 5
                 Q_i = sram.load(Q_h[i])  # line 6
                 if s == share.steps(rank)[i][0]:
                     O_i = sram.full(O_h[i].shape, 0.0)  # line 6

@@ -32,7 +32,7 @@ from typing import Any
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
-from flashsim.devices.share import Share
+from flashsim.devices.share import Share, alike
 from flashsim.machine.memory import Matrix
 
 
@@ -44,7 +44,7 @@ def ring_backward(
     H_q, H_kv, g, n, most, tau = share.H_q, share.H_kv, share.group, share.rows(rank), share.most_rows, share.tau
     B_r, B_c, widths = share.B_r, share.B_c, (K.shape[1], V.shape[1])
     D = hbm.empty("D", (H_q * n, 1), sram.dtype)
-    for h in range(H_q):
+    for h in sram.loop(H_q):  # line 1
         O_h, dO_h, D_h = (share.head(X, h, n).divide(B_r) for X in (O, dO, D))
         for i in sram.loop(len(D_h)):  # line 1
             O_i, dO_i = sram.load(O_h[i], dO_h[i])  # line 1
@@ -68,16 +68,17 @@ def ring_backward(
         src = (rank - s) % P  # line 4
         live, rows = share.live(rank, src), share.rows(src)
         due: Any = live.any(axis=0) if s else None  # line 5
-        for h_kv in range(H_kv):  # line 5
+        for h_kv in sram.loop(H_kv):  # line 5
             K_h, V_h = (share.head(X, h_kv, rows).divide(B_c) for X in cur)
             dK_h, dV_h = (share.head(X, h_kv, rows).divide(B_c) for X in acc)
-            for j in sram.loop(len(K_h), where=due):  # line 5
+            for j in sram.loop(len(K_h), where=due, alike=alike(live.T)):  # line 5
                 K_j, V_j = sram.load(K_h[j], V_h[j])  # line 6
                 if s:
                     dK_j, dV_j = sram.load(dK_h[j], dV_h[j])  # line 6
                 else:
                     dK_j, dV_j = sram.full(K_h[j].shape, 0.0), sram.full(V_h[j].shape, 0.0)  # line 6
-                for h in range(g * h_kv, g * (h_kv + 1)):  # line 7
+                for r in sram.loop(g):  # line 7
+                    h = g * h_kv + r
                     Q_h, dO_h, dQ_h, L_h, D_h = (share.head(X, h, n).divide(B_r) for X in (Q, dO, dQ, L, D))
                     for i in sram.loop(len(Q_h), where=live[:, j]):  # line 7
                         Q_i, dO_i, dQ_i, L_i, D_i = sram.load(Q_h[i], dO_h[i], dQ_h[i], L_h[i], D_h[i])  # line 8

@@ -29,7 +29,7 @@ from __future__ import annotations
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
-from flashsim.devices.share import Share
+from flashsim.devices.share import Share, alike
 from flashsim.machine.memory import Matrix
 
 
@@ -44,10 +44,11 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
         device.wait(device.post(receives=[(Q, parent)]))  # line 1
     device.wait(device.post(sends=[(Q, child) for child in children]))  # line 1
     part = [hbm.empty(f"{X}_part", (H_q * N_q, w), sram.dtype) for X, w in (("O", d_v), ("l", 1), ("m", 1))]
-    for h in range(H_q):  # line 2
+    kinds = alike(share.live(0, rank))
+    for h in sram.loop(H_q):  # line 2
         Q_h, O_h, l_h, m_h = (share.head(X, h, N_q).divide(share.B_r) for X in (Q, *part))
         K_h, V_h = (share.head(X, h // share.group, n).divide(share.B_c) for X in (K, V))
-        for i in sram.loop(len(Q_h)):  # line 2
+        for i in sram.loop(len(Q_h), alike=kinds):  # line 2
             Q_i = sram.load(Q_h[i])  # line 3
             O_i = sram.full(O_h[i].shape, 0.0)  # line 3
             l_i = sram.full(l_h[i].shape, 0.0)  # line 3
@@ -69,7 +70,7 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     for child in children:  # line 12
         its = [hbm.empty(f"{X}_of_{child}", own.shape, sram.dtype) for X, own in zip("Olm", part, strict=True)]
         device.wait(device.post(receives=[(X, child) for X in its]))  # line 13
-        for h in range(H_q):  # line 14
+        for h in sram.loop(H_q):  # line 14
             O_h, l_h, m_h, O_c, l_c, m_c = (share.head(X, h, N_q).divide(share.B_r) for X in (*part, *its))
             for i in sram.loop(len(O_h)):  # line 14
                 O_i, l_i, m_i, O_s, l_s, m_s = sram.load(O_h[i], l_h[i], m_h[i], O_c[i], l_c[i], m_c[i])  # line 14
@@ -83,7 +84,7 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     if parent is not None:
         device.wait(device.post(sends=[(X, parent) for X in part]))  # line 16
         return O, L
-    for h in range(H_q):  # line 16
+    for h in sram.loop(H_q):  # line 16
         parts = [share.head(X, h, N_q).divide(share.B_r) for X in part]
         O_h, L_h = (share.head(X, h, N_q).divide(share.B_r) for X in (O, L))
         for i in sram.loop(len(O_h)):  # line 16

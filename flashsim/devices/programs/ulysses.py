@@ -16,7 +16,7 @@
     12 Post O's rows of each x ≠ rank for each own head; receive own rows of x's heads; wait.
 
 Source: "DeepSpeed Ulysses" (Jacobs et al.). Devices may have unequally many heads, and a KV head goes to every device whose query
-heads share it. Copies that a packed message would need are not counted: each head's rows are a message. L stays where it is made.
+heads share it. Heads lie one below the other, so that what goes to a device is one message an array. L stays where it is made.
 """
 
 from __future__ import annotations
@@ -24,47 +24,55 @@ from __future__ import annotations
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
-from flashsim.devices.share import Share
+from flashsim.devices.share import Share, alike
 from flashsim.machine.memory import Matrix
 
 
 def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:
     """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and own heads' L (heads·N, 1), in HBM."""
     hbm, sram, on_chip, rank, P = device.hbm, device.sram, device.sram.on_chip, device.rank, device.size
-    n, tau, d_v, mine = share.rows(rank), share.tau, V.shape[1], share.heads(rank)
-    kv = share.kv_heads(rank)
-    Q_own = {(x, h): _here(device, Q, f"Q_{x}_{h}", share, x, h) for x in range(P) for h in mine}
-    K_own = {(x, h): _here(device, K, f"K_{x}_{h}", share, x, h) for x in range(P) for h in kv}
-    V_own = {(x, h): _here(device, V, f"V_{x}_{h}", share, x, h) for x in range(P) for h in kv}
-    sends: list[tuple[Matrix, int]] = []
-    receives: list[tuple[Matrix, int]] = []
-    for x in (x for x in range(P) if x != rank):
-        for X, own, there, here in (
-            (Q, Q_own, share.heads(x), mine), (K, K_own, share.kv_heads(x), kv), (V, V_own, share.kv_heads(x), kv)
-        ):  # fmt: skip
-            sends += [(share.head(X, h, n), x) for h in there]
-            receives += [(own[x, h], x) for h in here]
-    device.wait(device.post(sends=sends, receives=receives))  # line 1
+    N, n, tau, d_v, mine, kv = (
+        len(share),
+        share.rows(rank),
+        share.tau,
+        V.shape[1],
+        share.heads(rank),
+        share.kv_heads(rank),
+    )
+    others = [x for x in range(P) if x != rank]
+    Q_of, K_of, V_of = (
+        {x: hbm.empty(f"{X.name}_{x}", (len(heads) * share.rows(x), X.shape[1]), X.dtype) for x in others}
+        for X, heads in ((Q, mine), (K, kv), (V, kv))
+    )
+    device.wait(  # line 1
+        device.post(
+            sends=[
+                (share.of_heads(X, heads(x), n), x)
+                for x in others
+                for X, heads in ((Q, share.heads), (K, share.kv_heads), (V, share.kv_heads))
+            ],
+            receives=[(X_of[x], x) for x in others for X_of in (Q_of, K_of, V_of)],
+        )
+    )
+    Q_of[rank], K_of[rank], V_of[rank] = (share.of_heads(X, heads, n) for X, heads in ((Q, mine), (K, kv), (V, kv)))
     O = hbm.empty("O", (share.H_q * n, d_v), V.dtype, "output")
-    L = hbm.empty("L", (len(mine) * len(share), 1), sram.dtype)
-    O_away = {
-        (x, h): hbm.empty(f"O_{x}_{h}", (share.rows(x), d_v), V.dtype) for x in range(P) for h in mine if x != rank
-    }
-    top = 0
-    for h in mine:  # line 2
+    L = hbm.empty("L", (len(mine) * N, 1), sram.dtype)
+    O_of = {x: hbm.empty(f"O_{x}", (len(mine) * share.rows(x), d_v), V.dtype) for x in others}
+    O_of[rank] = share.of_heads(O, mine, n)
+    for h in sram.loop(len(mine)):  # line 2
+        top = h * N
         for x in range(P):  # line 2
-            Q_x, O_x = (
-                Q_own[x, h].divide(share.B_r),
-                (O_away[x, h] if x != rank else share.head(O, h, n)).divide(share.B_r),
-            )
+            Q_x, O_x = (share.head(X_of[x], h, share.rows(x)).divide(share.B_r) for X_of in (Q_of, O_of))
             L_x, top = L.rows(top, top + share.rows(x)).divide(share.B_r), top + share.rows(x)
-            for i in sram.loop(len(Q_x)):  # line 2
+            kinds = alike(*(share.live(x, y) for y in range(P)))
+            for i in sram.loop(len(Q_x), alike=kinds):  # line 2
                 Q_i = sram.load(Q_x[i])  # line 3
                 O_i = sram.full(O_x[i].shape, 0.0)  # line 3
                 l_i = sram.full(L_x[i].shape, 0.0)  # line 3
                 m_i = sram.full(L_x[i].shape, float("-inf"))  # line 3
                 for y in range(P):  # line 4
-                    K_y, V_y = (own[y, h // share.group].divide(share.B_c) for own in (K_own, V_own))
+                    h_kv = (mine.start + h) // share.group - kv.start
+                    K_y, V_y = (share.head(X_of[y], h_kv, share.rows(y)).divide(share.B_c) for X_of in (K_of, V_of))
                     for j in sram.loop(len(K_y), where=share.live(x, y)[i]):  # line 4
                         K_j, V_j = sram.load(K_y[j], V_y[j])  # line 5
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
@@ -80,16 +88,12 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
                 sram.store(O_x[i], O_i)  # line 10
                 sram.store(L_x[i], L_i)  # line 10
     # line 11: end for
-    back = [(share.head(O, h, n), x) for x in range(P) if x != rank for h in share.heads(x)]
-    device.wait(device.post(sends=[(O_away[x, h], x) for x, h in O_away], receives=back))  # line 12
+    device.wait(  # line 12
+        device.post(
+            sends=[(O_of[x], x) for x in others], receives=[(share.of_heads(O, share.heads(x), n), x) for x in others]
+        )
+    )
     return O, L
-
-
-def _here(device: Device, X: Matrix, name: str, share: Share, x: int, h: int) -> Matrix:
-    """Return the rows of head h that device x holds, as they are here: own ones where they are, others in a buffer."""
-    if x == device.rank:
-        return share.head(X, h, share.rows(x))
-    return device.hbm.empty(name, (share.rows(x), X.shape[1]), X.dtype)
 
 
 PROGRAM = DeviceProgram(name="ulysses", title="Ulysses", run=ulysses, whole_heads=True)

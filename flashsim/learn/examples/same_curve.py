@@ -2,7 +2,7 @@
 
 In flashsim: flashsim.forward and flashsim.backward of each algorithm named, and flashsim.gpu's where there is a GPU, in the
 transformer of flashsim.learn.examples.transformer. Its bugs are planted by flashsim.tracing.planting; in a kernel's CUDA, by
-flashsim.gpu.planting. `flashsim plot same_curve` draws it.
+flashsim.gpu.kernel_bugs. `flashsim plot same_curve` draws it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def on_a_gpu(bug: Bug | None, Q: Array, K: Array, V: Array) -> tuple[Array, Back
     import cupy
 
     from flashsim import gpu
-    from flashsim.gpu.planting import planted
+    from flashsim.gpu.kernel_bugs import planted
 
     d = Q.shape[-1]
     wide = [cupy.asarray(np.pad(x, [(0, 0)] * 3 + [(0, 32 - d)])) for x in (Q, K, V)]

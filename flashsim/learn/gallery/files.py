@@ -23,7 +23,7 @@ INTRODUCTION = (
 def index(made: list[Page]) -> str:
     """Return the index as a page. Its script leads from a lesson to the one before or after."""
     style = read("index.css", "flashsim.learn.gallery") + read("typeset.css")
-    script = read("index.js", "flashsim.learn.gallery")
+    script = '"use strict";\n' + read("magnify.js") + read("index.js", "flashsim.learn.gallery")
     parts = {
         "style": style,
         "script": script,

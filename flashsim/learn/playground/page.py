@@ -32,7 +32,7 @@ def page() -> str:
     """Return the page."""
     passes = [(algorithm, form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
     css = f"\n{read('typeset.css')}{_read('playground.css')}\n"
-    js = f"\n{lighter(script(passes) + read('elements.js') + _read('playground.js'))}\n"
+    js = f"\n{lighter(script(passes) + read('magnify.js') + read('elements.js') + _read('playground.js'))}\n"
     parts = {
         "css": css,
         "js": js,

@@ -14,19 +14,19 @@
     10       O_i ← diag(e^{m_i − m_i^new}) O_i + P̃_ij V_j, m_i ← m_i^new.
     11     end for
     12     O_i ← diag(ℓ_i)⁻¹ O_i, L_i = m_i + log ℓ_i.
-    13     Write O_i, L_i to HBM: on the first level as O and L, below it as O' and L'.
+    13     Write O_i, L_i to HBM: on the first level as O and L, below it as O^new and L^new.
     14   end for
     15   for 1 ≤ i ≤ T_r of all rows, below the first level, do
-    16     Load O_i, L_i, O'_i, L'_i from HBM to on-chip SRAM.
-    17     m_i = max(L_i, L'_i), z_i = e^{L_i − m_i} + e^{L'_i − m_i}.
-    18     O_i ← diag(z_i)⁻¹ (e^{L_i − m_i} O_i + e^{L'_i − m_i} O'_i), L_i ← m_i + log z_i.
+    16     Load O_i, L_i, O_i^new, L_i^new from HBM to on-chip SRAM.
+    17     m_i = max(L_i, L_i^new), z_i = e^{L_i − m_i} + e^{L_i^new − m_i}.
+    18     O_i ← diag(z_i)⁻¹ (e^{L_i − m_i} O_i + e^{L_i^new − m_i} O_i^new), L_i ← m_i + log z_i.
     19     Write O_i, L_i to HBM.
     20   end for
     21 end for
     22 Return O, L.
 
 Sources: "Cascade Inference" of FlashInfer's authors (Ye et al.), "Hydragen: High-Throughput LLM Inference with Shared
-Prefixes" (Juravsky et al.); the listing is ours. Where both states are empty, L_i = L'_i = −∞, z is 0: O = 0, L = −∞.
+Prefixes" (Juravsky et al.); the listing is ours. Where both states are empty, L_i = L_i^new = −∞, z is 0: O = 0, L = −∞.
 """
 
 from __future__ import annotations
@@ -93,14 +93,13 @@ def cascade(
                 sram.store(O_s[i], O_i)  # line 13
                 sram.store(L_s[i], L_i)  # line 13
         # line 14: end for
-        O_r, L_r, O_n, L_n = (X.divide(B_r) for X in (O, L, O_new, L_new))
+        O_r, L_r, O_more, L_more = (X.divide(B_r) for X in (O, L, O_new, L_new))
         for i in sram.loop(len(O_r) if level else 0):  # line 15
-            O_i, L_i, O_new_i, L_new_i = sram.load(O_r[i], L_r[i], O_n[i], L_n[i])  # line 16
-            m_i = on_chip(maximum(L_i, L_new_i))  # line 17
-            z_i = on_chip(exp(L_i - finite(m_i)) + exp(L_new_i - finite(m_i)))  # line 17
-            O_i = on_chip(
-                (exp(L_i - finite(m_i)) * O_i + exp(L_new_i - finite(m_i)) * O_new_i) / nonzero(z_i), over=O_i
-            )  # line 18
+            O_i, L_i, O_n, L_n = sram.load(O_r[i], L_r[i], O_more[i], L_more[i])  # line 16
+            m_i = on_chip(maximum(L_i, L_n))  # line 17
+            z_i = on_chip(exp(L_i - finite(m_i)) + exp(L_n - finite(m_i)))  # line 17
+            O_i = on_chip(exp(L_i - finite(m_i)) * O_i + exp(L_n - finite(m_i)) * O_n, over=O_i)  # line 18
+            O_i = on_chip(O_i / nonzero(z_i), over=O_i)  # line 18
             L_i = on_chip(m_i + log(z_i), over=L_i)  # line 18
             sram.store(O_r[i], O_i)  # line 19
             sram.store(L_r[i], L_i)  # line 19
@@ -128,7 +127,7 @@ PROGRAM = ServingProgram(
     options=check_options,
     operands=operands,
     bugs=(
-        Bug("parts are merged unweighted", "exp(L_new_i - finite(m_i)) * O_new_i", "O_new_i"),
+        Bug("parts are merged unweighted", "exp(L_n - finite(m_i)) * O_n", "O_n"),
         Bug(
             "empty and empty is NaN",
             "L_i = on_chip(m_i + log(z_i), over=L_i)",
@@ -140,7 +139,7 @@ PROGRAM = ServingProgram(
             "if last else S_ij  # line 7",
             "if False else S_ij  # line 7",
         ),
-        Bug("L of the level above is lost", "sram.store(L_r[i], L_i)", "sram.store(L_r[i], L_new_i)"),
+        Bug("L of the level above is lost", "sram.store(L_r[i], L_i)", "sram.store(L_r[i], L_n)"),
         Bug("the prefix is causal, too", "if last else n\n", "if True else n\n"),
         Bug(
             "each sequence reads the prefix anew",

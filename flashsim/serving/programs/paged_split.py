@@ -103,9 +103,12 @@ def paged_split(
     return O, L  # line 20
 
 
-def check_options(batch: Batch, *, splits: Any, **options: Any) -> Mapping[str, Any]:
+def check_options(batch: Batch, *, page: Any, tail: Any = "rows", splits: Any) -> Mapping[str, Any]:
     """Return the same as of "paged", and in how many runs each row block's pages are."""
-    return {**paged.check_options(batch, **options), "splits": check_count("splits", splits, most=MOST_SPLITS)}
+    return {
+        **paged.check_options(batch, page=page, tail=tail),
+        "splits": check_count("splits", splits, most=MOST_SPLITS),
+    }
 
 
 PROGRAM = ServingProgram(

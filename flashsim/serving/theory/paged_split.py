@@ -1,8 +1,10 @@
 """Paged attention in t splits: paged.py's, but Q and lengths are read by each split, and parts go to HBM and back.
 
-reads   Q: t·R·d   lengths: t words a row block   parts: t·R(d_v + 2)
-writes  parts: t·R(d_v + 2)
-peak    that of paged.py; or merging, b(2d_v + 5)
+    reads   Q: t·R·d   lengths: t words a row block   parts: t·R(d_v + 2)
+    writes  parts: t·R(d_v + 2)
+    peak    that of paged.py; or merging, b(2d_v + 5)
+
+All else is as in paged.py.
 """
 
 from __future__ import annotations

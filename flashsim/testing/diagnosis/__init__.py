@@ -40,7 +40,7 @@ def diagnose(
 
 def _explaining(found: Sequence[Suspicion]) -> list[Suspicion]:
     """Return the bugs that explain most, and those that explain what they do not; of equal ones the first three."""
-    ranked = sorted(found, key=lambda bug: (bug.leaves - len(bug.explains) - bug.besides, bug.leaves))
+    ranked = sorted(found, key=lambda bug: -len(bug.explains) - bug.besides)
     chosen: list[Suspicion] = []
     for bug in ranked:
         so_far = frozenset().union(*(other.explains for other in chosen))

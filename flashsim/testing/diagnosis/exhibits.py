@@ -29,7 +29,6 @@ class Suspicion:
     threads   where it was seen
     evidence  what speaks for it
     explains  the numbers of the findings that it explains
-    leaves    how many it does not
     besides   of the failing cases with N_q and N_k exchanged, how many it explains
     """
 
@@ -37,7 +36,6 @@ class Suspicion:
     threads: tuple[str, ...]
     evidence: str
     explains: frozenset[int] = frozenset()
-    leaves: int = 0
     besides: int = 0
 
 

@@ -23,6 +23,7 @@ def by_model(
 ) -> list[Suspicion]:
     """Return the suspects whose answers are the kernel's wherever they are wrong, of each family the best.
 
+    One case is enough to clear a suspect: where it is wrong, and the kernel is right or wrong in another way, beyond rounding.
     Failing cases are tried with N_q and N_k exchanged as well: what the kernel does there speaks for a suspect or against it.
     """
     failing = [finding.case for finding in findings]
@@ -31,15 +32,8 @@ def by_model(
     alibis = _Seen(subject, findings[0], _alike(passing, failing))
     best: dict[str, Suspicion] = {}
     for suspect in suspects(subject.spec):
-        matched, mismatched = set(), 0
-        for number, exhibit in ordered:
-            verdict = exhibit.verdict(_answers(suspect, exhibit))
-            if verdict:
-                matched.add(number)
-            mismatched += verdict is False
-            if mismatched > max(0, (len(ordered) - mismatched) // 4):
-                break
-        if not matched or len(matched) < 4 * mismatched:
+        matched = _matched(suspect, ordered)
+        if not matched:
             continue
         beside = [other for n in matched for other in exhibits[n].beside if other.right]
         if any(
@@ -47,18 +41,28 @@ def by_model(
         ):
             continue
         verdicts = [wrong.verdict(_answers(suspect, wrong)) for wrong in turned.wrong]
-        if verdicts.count(False) > len(verdicts) // 5:
+        if False in verdicts:
             continue
         wrong_in = {exhibits[n].question.aspect for n in matched}
         says = f"In the backward pass: {suspect.says}" if wrong_in == {"gradients"} else suspect.says
         of = f"{len(matched)} of {failing_cases(len(exhibits))}"
         evidence = f"a model with this bug gives the same wrong numbers in {of}"
         known = best.get(suspect.family)
-        if known is None or len(matched) - mismatched > len(known.explains) - known.leaves:
-            leaves = mismatched + verdicts.count(False)
-            made = Suspicion(says, suspect.threads, evidence, frozenset(matched), leaves, verdicts.count(True))
-            best[suspect.family] = made
+        if known is None or len(matched) > len(known.explains):
+            best[suspect.family] = Suspicion(says, suspect.threads, evidence, frozenset(matched), verdicts.count(True))
     return list(best.values())
+
+
+def _matched(suspect: Suspect, ordered: Sequence[tuple[int, Exhibit]]) -> set[int]:
+    """Return the numbers of the exhibits that a suspect explains; of one that any of them contradicts, none."""
+    matched = set()
+    for number, exhibit in ordered:
+        verdict = exhibit.verdict(_answers(suspect, exhibit))
+        if verdict is False:
+            return set()
+        if verdict:
+            matched.add(number)
+    return matched
 
 
 def _answers(suspect: Suspect, exhibit: Exhibit) -> list[Arrays]:

@@ -32,7 +32,7 @@ def teach(trace: Trace) -> str:
     softmax = exact("q_outer", **long, sizing="fit", mask=Causal()).accesses
     return f"""
         Take the softmax away, and attention is a product of three matrices, (QKᵀ)V = Q(KᵀV), causal or not. All keys
-        and values that are past then fit into one matrix, S = Σ_j k_jᵀ v_j, of d × e numbers, however many they are.
+        and values that are past then fit into one matrix, S = Σ_j k_jᵀ v_j.
         Softmax has no such state: e^{{q·k}} does not come apart into a part of q and a part of k.
 
         Queries come in chunks of {C}. What is in a chunk is done as ever, with a tile A_i and a mask, and what is before
@@ -48,7 +48,7 @@ def teach(trace: Trace) -> str:
 
         [line 6] A_i: {C} × {C} products, and zeros above the diagonal, where keys lie ahead.
         [line 7] The first chunk: S is still 0, so O_i is A_i V_i alone.
-        [line 9] S takes the chunk’s keys and values in. They will not be needed again.
+        [line 9] S takes the chunk’s keys and values in.
         [read Q, i = 1] The next chunk: queries, keys and values of its own rows, and no others.
         [line 7, i = 1] O_i = Q_i S + A_i V_i. S stands for the {C} keys that are past.
         [last step] S holds all {N} keys and values in {size} numbers. {moved(trace)} accesses: each array once.

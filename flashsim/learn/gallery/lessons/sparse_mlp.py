@@ -47,9 +47,11 @@ def teach(trace: Trace) -> str:
         attention. The same loop removes it: a tile of H is made, passed through relu, multiplied by its rows of W2, and
         forgotten. Tiles of the picture are H’s; none is ever in HBM.
 
-        The weights come in blocks of 2 × 2, and half of W1’s are zeros. Lines 8 and 13 load live blocks only. Where a
-        whole column of W1’s blocks is dead, line 6 leaves the tile out. This run moves {moved(trace)} elements; with H
-        in HBM and the same blocks it would be {unfused.accesses}.
+        The weights come in blocks of 2 × 2, and half of W1’s are zeros, which are never loaded. This run moves
+        {moved(trace)} elements; with H in HBM and the same blocks it would be {unfused.accesses}.
+
+        » Where a whole column of W1’s blocks is dead, line 6 leaves the tile out: {len(hidden)} tiles of H pass before
+        Y_i is done.
 
         It does not always pay. Rows of X and of Y share the chip, so fewer of them fit, and the weights are read more
         often. A dense MLP 1,024 → 4,096 → 1,024 with M = d²/9 moves {large["fused", M // 9]:g} elements for each of H’s
@@ -60,7 +62,7 @@ def teach(trace: Trace) -> str:
         [line 12] relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is
         {short(after.max())}. H_ij is complete, on chip and nowhere else.
         [read W2] W2’s rows for this tile. Nothing was written in between.
-        [line 15] Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done.
+        [line 15] Y_i takes in H_ij W2_jk, and stays on chip.
         [line 7 @ {passed.number}] From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead.
         [write Y] Y_i is written once; its first element is {short(Y[0, 0])}.
         [last step] {moved(trace)} accesses; H’s {N * f} elements were never among them.

@@ -11,7 +11,7 @@ HEADINGS = ("name", "what it is", "back", "options")
 
 
 @dataclass(frozen=True, repr=False)
-class Listed:
+class Row:
     """One algorithm: its name, its forward pass, its backward passes by name, and what it takes.
 
     options        of its own, by name
@@ -47,8 +47,8 @@ class Listed:
         return f"<{self.name}: {self.forward.title}{backward}>"
 
 
-class Listing(tuple[Listed, ...]):
-    """All algorithms: a table where it is shown, and a tuple of `Listed`."""
+class Table(tuple[Row, ...]):
+    """All algorithms: a table where it is shown, and a tuple of `Row`."""
 
     @property
     def notes(self) -> list[str]:

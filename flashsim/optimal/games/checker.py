@@ -1,6 +1,6 @@
 """Check the certificate of an optimum, with the rules of the game (game.py, beside it) and nothing else: it does not search.
 
-    python -m flashsim.optimal.games.certificate FILE
+    python -m flashsim.optimal.games.checker FILE
 
 Reached: the steps are played, and what they cost is added up. Nothing below: a table says of states what evictions have cost
 at most when they are reached. The start is in it, for 0. Each move from a state of the table leads to one of the table, for

@@ -1,0 +1,81 @@
+"""`flashsim serve`: what a ragged batch moves, with keys in pages, shared prefixes, packed, or by a schedule."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from flashsim.cli.outputs import finish
+from flashsim.cli.shared import add, by_name
+from flashsim.cli.values import whole
+from flashsim.support.tables import print_paragraphs, print_table, sram
+
+SUMMARY = "Count what attention of a ragged batch moves: keys in pages, shared prefixes, packed batches, schedules."
+EXAMPLES = (
+    "flashsim serve paged --keys 2048 500 90 --d 128 --heads 32 --kv-heads 8 --page 16\n"
+    "flashsim serve cascade --keys 128 64 7 --prefix 4096 --d 128 --blocks 64 64\n"
+    "flashsim serve varlen --queries 500 7 90 --keys 500 7 90 --d 64 --backward\n"
+    "flashsim serve decode --keys 500 4000 90 --d 64 --workers 8 --json -"
+)
+PROGRAMS = ("paged", "paged_split", "cascade", "varlen", "decode")
+OWN = {
+    "page": (whole(), "rows of a page, for paged and paged_split"),
+    "splits": (
+        whole(),
+        "runs of each row block's pages, for paged_split, or of its tiles, for decode with --schedule fixed",
+    ),
+    "prefix": (whole(0), "keys that all sequences share, for cascade"),
+    "workers": (whole(), "who share the tiles of a KV head, for decode"),
+}
+
+
+def add_options(parser: Any) -> None:
+    parser.add_argument("program", choices=PROGRAMS, metavar="NAME", help=", ".join(PROGRAMS))
+    lengths = {"type": whole(0), "nargs": "+", "metavar": "N"}
+    parser.add_argument("--keys", required=True, **lengths, help="keys of each sequence")
+    parser.add_argument("--queries", **lengths, help="queries of each sequence, or of all. Default: 1")
+    add(parser, "--d", "--d-v", "--dtype")
+    add(parser, "--heads", default=1, help="query heads")
+    add(parser, "--kv-heads", help="KV heads, where query heads share them")
+    for name, (reads, said) in OWN.items():
+        parser.add_argument(f"--{name}", type=reads, metavar="N", help=said)
+    parser.add_argument("--tail", choices=("rows", "page"), help="how much of a last page is loaded. Default: rows")
+    parser.add_argument("--schedule", choices=("stream_k", "fixed"), help="for decode. Default: stream_k")
+    parser.add_argument("--full", action="store_true", help="every query sees every key. Default: causal")
+    add(parser, "--backward", help="the backward pass, of varlen")
+    add(parser, "--M", "--blocks", "--json")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return 0 unless counts and theory differ, then 1. Raises ValueError."""
+    from flashsim import serving
+
+    given = by_name(options, *OWN, "tail", "schedule")
+    queries = options.queries or [1]
+    tally = serving.count(
+        options.program,
+        queries=queries[0] if len(queries) == 1 else queries,
+        causal=not options.full,
+        **by_name(options, "keys", "d", "d_v", "dtype", "heads", "kv_heads", "direction", "M", "blocks"),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    exact = serving.exact(tally)
+    agree = (exact.hbm, exact.sram) == (tally.hbm, tally.sram)
+    finish(options, {"agrees": agree, **tally.to_dict()}, lambda: _show(tally))
+    if not agree:
+        print("The counts differ from theory.", file=sys.stderr)
+    return 0 if agree else 1
+
+
+def _show(tally: Any) -> None:
+    batch, program = tally.batch, tally.call.program
+    heads = "one head" if batch.heads == 1 else f"{batch.heads} query heads, {batch.kv_heads} KV heads"
+    print(f"{program.title}: {len(batch)} sequences, {heads}, d = {batch.d}, {tally.blocks}")
+    print(sram(batch.M, batch.dtype.itemsize, batch.dtype.name) + f", at most {tally.sram.peak:,} in use\n")
+    rows: list[Any] = [(name, a.reads, a.writes, a.bytes) for name, a in tally.hbm.by_array.items()]
+    print_table(
+        ("array", "reads", "writes", "bytes"), [*rows, ("total", tally.hbm.reads, tally.hbm.writes, tally.hbm.bytes)]
+    )
+    print()
+    print_paragraphs("In elements; words are of 4 bytes. Theory gives the same numbers.")

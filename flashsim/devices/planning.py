@@ -1,0 +1,202 @@
+"""What attention over P devices costs by formula alone, also in time: quick for thousands of devices.
+
+Time is a model. A device does `flops` operations a second, 2(d + d_v) for each pair of a query head's row and a key, and sends
+`link` bytes a second. Devices go in step. A step of the ring takes as long as its arithmetic or as its messages, if that is
+longer; Ulysses and the mesh wait for their messages before and after. HBM is taken to keep up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flashsim.algorithms.blocks import by_queries, most_rows
+from flashsim.attention.problem import EVERYTHING, Problem
+from flashsim.devices import theory
+from flashsim.devices.layouts import positions
+from flashsim.devices.lower import WordsBound, lower_words, most_work
+from flashsim.devices.programs import programs
+from flashsim.devices.share import Share
+from flashsim.masks.rules import Causal
+from flashsim.problem.arguments import check_choice, check_count, check_number
+
+PLANNED = ("ring", "ulysses", "mesh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one program costs on P devices.
+
+    words, most_words  that all send together, and one at most
+    accesses           HBM accesses of the device with the most rows, or heads; None: a mask is not counted here
+    room               elements that such a device has in HBM, and M
+    work, mean         pairs of heads' rows that the busiest device does, and a device on average
+    bound              on words, for devices that do no more and have no more room
+    compute, links, seconds  of arithmetic, of messages, and of both as they overlap; None without speeds
+    """
+
+    name: str
+    P: int
+    columns: int
+    layout: str
+    words: int
+    most_words: int
+    accesses: int | None
+    room: int
+    work: int
+    mean: float
+    bound: WordsBound
+    compute: float | None = None
+    links: float | None = None
+    seconds: float | None = None
+
+    @property
+    def over_bound(self) -> float | None:
+        """Words ÷ bound; None where nothing need be sent."""
+        return self.words / self.bound.words if self.bound.words else None
+
+
+def plan(
+    name: str,
+    *,
+    P: int,
+    N: int,
+    d: int,
+    d_v: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    dtype: Any = "float32",
+    M: Any = None,
+    layout: str | None = None,
+    columns: int | None = None,
+    causal: bool = False,
+    flops: float | None = None,
+    link: float | None = None,
+) -> Plan:
+    """Return the costs of a forward pass under "ring", "ulysses" or "mesh", with no mask or a causal one.
+
+    flops, link  operations, and bytes over all its links, that a device does and sends in a second; None: no time
+    Other arguments as in `flashsim.devices.count`. Raises ValueError.
+    """
+    check_choice("name", name, PLANNED)
+    for key, value in (("flops", flops), ("link", link)):
+        if value is not None:
+            check_number(key, value, "a number above 0", lambda number: number > 0)
+    program, P = programs()[name], check_count("P", P)
+    asked = {"N": N, "d": d, "d_v": d_v, "M": M, "heads": heads, "kv_heads": kv_heads, "dtype": dtype}
+    problem, layout = Problem.of(**asked, causal=causal), layout or program.layout
+    where, shape = positions(layout, problem.shape.N_k, P), problem.shape
+    form, longest = theory.FORMS[name, "forward"], max(map(len, where))
+    rows = most_rows(
+        lambda rows, M: form.peak(*by_queries(rows, d), d, shape.d_v) <= M, problem.M, longest, name, str(shape)
+    )
+    B_r, B_c = by_queries(rows, d)
+    share = Share(problem, where, where, min(B_r, N), min(B_c, N))
+    columns = (columns or theory.fewest_columns(share)) if program.columns else 1
+    if P % columns:
+        raise ValueError(f"columns is {columns}; expected a divisor of P = {P}")
+    if name == "ulysses" and share.H_q < P:
+        raise ValueError(f"P is {P}; expected at most {share.H_q} devices under Ulysses, one for each query head")
+    words = [_words(share, p, name, columns) for p in range(P)]
+    largest = max(range(P), key=lambda p: _size(share, p, name, columns))
+    open_share = Share(Problem.of(**asked), where, where, share.B_r, share.B_c)
+    hbm = form.exact(open_share, largest, columns).hbm
+    room = sum(array.size for array in hbm.by_array.values()) + problem.M
+    work = most_work(program, share, columns)
+    bound = lower_words(share, work, S=room)
+    found = Plan(
+        name=name, P=P, columns=columns, layout=layout, words=sum(words), most_words=max(words),
+        accesses=None if causal else hbm.accesses, room=room, work=work, mean=bound.pairs * share.H_q / P, bound=bound,
+    )  # fmt: skip
+    if flops is None or link is None:
+        return found
+    each, size = 2 * (shape.d + shape.d_v) / flops, problem.dtype.itemsize / link
+    compute, links = work * each, max(words) * size
+    seconds = compute + links
+    if name == "ring":
+        steps = np.array(lock_step(share, layout)) * share.H_q * each
+        hop = longest * share.H_kv * (shape.d + shape.d_v) * size
+        compute, seconds = float(steps.sum()), float(np.maximum(steps[:-1], hop).sum() + steps[-1])
+    return Plan(**{**vars(found), "compute": compute, "links": links, "seconds": seconds})
+
+
+def lock_step(share: Share, layout: str) -> list[int]:
+    """Return the most pairs of one head that a device does in each step of the ring, with no mask or a causal one."""
+    P, sizes = len(share.where), np.array([*map(len, share.where)])
+    if share.problem.mask is EVERYTHING:
+        return [int((sizes * np.roll(sizes, s)).max()) for s in range(P)]
+    if type(share.problem.mask) is not Causal:
+        raise ValueError(f"mask is {share.problem.mask!r}; expected none or a causal one")
+    if len({*sizes.tolist()}) == 1 and P > 1 and (layout != "zigzag" or sizes[0] % 2 == 0):
+        return [_causal_step(share, layout, 0), *[_causal_step(share, layout, 1)] * (P - 1)]
+    return [_causal_step(share, layout, s) for s in range(P)]
+
+
+def _causal_step(share: Share, layout: str, s: int) -> int:
+    """Σ over rows a ≤ i < a + h of the keys b ≤ j < b + k with j ≤ i: T(a + h − b) − T(a − b), less those beyond b + k."""
+    P, N = len(share.where), len(share)
+    x = np.arange(P)
+    y = (x - s) % P
+    if layout == "striped":
+        n = np.array([*map(len, share.where)])
+        return int((n * (n - 1) // 2 + n * (y <= x)).max())
+    chunk = -(-N // P) if layout == "contiguous" else -(-N // (2 * P))
+    starts = [lambda p: p * chunk] + [lambda p: (2 * P - 1 - p) * chunk] * (layout == "zigzag")
+    met = np.zeros(P, np.int64)
+    for of_rows in starts:
+        for of_keys in starts:
+            a, b = np.minimum(of_rows(x), N), np.minimum(of_keys(y), N)
+            h, k = np.minimum(a + chunk, N) - a, np.minimum(b + chunk, N) - b
+            met += _triangle(a + h - b) - _triangle(a - b) - _triangle(a + h - b - k) + _triangle(a - b - k)
+    return int(met.max())
+
+
+def _triangle(m: Any) -> Any:
+    m = np.maximum(m, 0)
+    return m * (m + 1) // 2
+
+
+def hidden_from(*, heads: int, kv_heads: int, itemsize: int, flops: float, link: float, causal: bool = False) -> float:
+    """Return from how many rows a device a step's arithmetic takes longer than its messages: H_kv·bytes·F / (2·H_q·B).
+
+    From twice as many under a causal mask with zigzag or striped rows, whose steps do half.
+    """
+    return (2 if causal else 1) * kv_heads * itemsize * flops / (2 * heads * link)
+
+
+def _size(share: Share, p: int, name: str, columns: int) -> int:
+    """Return what says which device has most in HBM: own rows, those of heads, or of a mesh's row and column, and parts."""
+    shape, n = share.problem.shape, share.rows(p)
+    if name == "ring":
+        return n
+    if name == "ulysses":
+        h, kv, w = len(share.heads(p)), len(share.kv_heads(p)), shape.d + shape.d_v
+        return w * ((share.H_q + share.H_kv) * n + (h + kv) * (len(share) - n)) + h * len(share)
+    row = sum(share.rows(x) for x in range(p - p % columns, p - p % columns + columns))
+    column = sum(share.rows(y) for y in range(p % columns, len(share.where), columns))
+    of_queries = row * (shape.d + shape.d_v + 2) + n * (columns * (shape.d_v + 2) - 1)
+    return share.H_q * of_queries + share.H_kv * column * (shape.d + shape.d_v)
+
+
+def _words(share: Share, p: int, name: str, columns: int) -> int:
+    if name == "mesh":
+        return theory.mesh_words(share, p, columns)
+    return theory.ring_words(share, p) if name == "ring" else theory.ulysses_words(share, p)
+
+
+def star_trail(share: Share) -> tuple[int, int] | None:
+    """Return (C, words of all devices) of StarTrail with the fewest words, C > 1 and C² | P; None if there is none.
+
+    "StarTrail" (Liu et al., arXiv 2407.00611), as read here: a team of C devices gathers its rows of Q, K and V; its members
+    begin at C places of the sequence, to which K and V of a team travel; then these go P/C² steps round a ring of their own;
+    parts of O, with ℓ and m, are summed in the team.
+    """
+    P, N, w = len(share.where), len(share), share.problem.shape.d + share.problem.shape.d_v
+    totals = {
+        C: N * ((C - 1) * (w + 2) * share.H_q + (P // C + C - 2) * w * share.H_kv)
+        for C in range(2, P + 1)
+        if P % C**2 == 0
+    }
+    return min(totals.items(), key=lambda each: each[1]) if totals else None

@@ -1,0 +1,72 @@
+"""Traces of programs over devices, by the observer that traces all else: one device's run, with a lane for each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from flashsim.devices.api import DevicesRun, exact, forward
+from flashsim.problem.arguments import check_count
+from flashsim.problem.shapes import Blocks, Shape
+from flashsim.tracing.about import trace_of
+from flashsim.tracing.recording import Recorder
+from flashsim.tracing.steps import Recording
+from flashsim.tracing.traces import Trace
+
+FOLLOWS = (("m", ("N_q", "1")), ("l", ("N_q", "1")), ("O", ("N_q", "d_v")))
+
+
+def trace(name: str, Q: Any, K: Any, V: Any, *, P: int, rank: int = 0, **options: Any) -> Trace:
+    """Run `flashsim.devices.forward(name, Q, K, V, P=P, **options)` on one head; return device `rank`'s trace.
+
+    Its page has a lane for each device: what its steps do, and messages, from the step that posts one to the step that has waited
+    for it. The steps are each device's own, as if all ran side by side. Messages in flight at the step that is shown are thick.
+    Raises ValueError as `forward` does, and for several heads.
+    """
+    check_count("rank", rank, 0, P - 1)
+    recorders = [Recorder() for _ in range(P)]
+    run = forward(name, Q, K, V, P=P, observers=[[recorder] for recorder in recorders], **options)
+    if run.share.H_q > 1:
+        raise ValueError(f"Q has {run.share.H_q} heads; a trace is of one head")
+    traces = [_of(run, p, recorder) for p, recorder in enumerate(recorders)]
+    return replace(traces[rank], lanes={"rank": rank, **lanes_of(traces)})
+
+
+def lanes_of(traces: Sequence[Recording]) -> dict[str, Any]:
+    """Return what each device's steps do, and the messages: between two devices the first that is posted arrives first."""
+    kinds = [[one.events[step.first].kind for step in one.steps] for one in traces]
+    ends: dict[str, dict[tuple[int, int], list[tuple[int, str]]]] = {
+        "post": defaultdict(list),
+        "wait": defaultdict(list),
+    }
+    for p, one in enumerate(traces):
+        for step in one.steps:
+            for event in one.of(step):
+                if event.kind in ends:
+                    name, _, other = event.name.replace("←", "→").partition("→")
+                    pair = (p, int(other)) if event.kind == "post" else (int(other), p)
+                    ends[event.kind][pair].append((step.number, name))
+    messages = [
+        (*(pair[0], posted), pair[1], arrived, name)
+        for pair, sent in ends["post"].items()
+        for (posted, name), (arrived, _) in zip(sent, ends["wait"][pair], strict=True)
+    ]
+    return {"kinds": kinds, "messages": sorted(messages, key=lambda message: message[1])}
+
+
+def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:
+    """Return device p's own trace: its queries, and as many keys as it has at a time."""
+    share, of = run.share, run.share.problem.shape
+    shape = Shape(len(share.queries[p]), share.most_rows, of.d, of.d_v)
+    kinds: dict[str, tuple[str, str]] = {}
+    for array, matrix in ((name, recorder.sram.hbm.matrix(name)) for name in recorder.sram.hbm.traffic.by_array):
+        narrow = {1: "1", of.d: "d"}.get(matrix.shape[1], "d_v")
+        kinds[array] = ("N_k" if array[0] in "KV" else "N_q", "d_v" if array[0] in "VO" else narrow)
+    return trace_of(
+        recorder, run.program, kinds, shape, SimpleNamespace(hbm=exact(run)[p].hbm, sram=SimpleNamespace(peak=None)),
+        blocks=Blocks(share.B_r, share.B_c, -(-shape.N_q // share.B_r), -(-shape.N_k // share.B_c)), M=share.problem.M,
+        enforced=True, stored=share.problem.dtype.name, options=f"device {p} of {run.P}", follows=FOLLOWS,
+    )  # fmt: skip

@@ -1,0 +1,126 @@
+"""What serving moves: against the size of pages, the length of a prefix, the share of padding, and the number of splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentFormatter
+
+from flashsim import serving
+from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, hang, ticks
+from flashsim.masks.paddings import KeyPadding
+from flashsim.plots.chart import Chart
+from flashsim.problem.arguments import check_count
+from flashsim.run.api import count
+from flashsim.serving.schedules import schedule_of
+from flashsim.verify.serving import document_stream
+
+_COLOURS = (BLUE, VERMILLION, GREEN)
+ROOM = 10**7  # no block that is asked for here fails to fit
+
+
+def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
+    """Return what the four panels show. Lengths and blocks are fixed; d is of keys and values.
+
+    pages    for each p: rows kept that are empty, a share of those filled, and the table's bytes, of what K and V move
+    prefix   for each length: how many times fewer accesses a cascade makes, by B_r
+    padding  for each share of rows that are padding: accesses over those of a packed batch
+    splits   for each t: the busiest worker's tiles over ⌈T/G⌉, and parts; first of Stream-K
+
+    Raises ValueError.
+    """
+    d, workers = check_count("d", d), check_count("workers", workers)
+    found: dict[str, Any] = {"d": d, "workers": workers, "pages": [], "prefix": [], "padding": [], "splits": []}
+    lengths = range(373, 629)
+    for page in [2**power for power in range(9)]:
+        tally = serving.count("paged", queries=1, keys=lengths, d=d, dtype="float16", page=page, blocks=(1, 1), M=ROOM)
+        moved = tally.hbm.by_array
+        share = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
+        found["pages"].append((page, moved["K"].size / (d * sum(lengths)) - 1, share))
+    for n in [4**power for power in range(9)]:
+        times = []
+        for B_r in (16, 64, 128):
+            how: dict[str, Any] = {"queries": 1, "d": d, "dtype": "float16", "M": ROOM, "blocks": (B_r, 64)}
+            shared = serving.count("cascade", keys=[128] * 128, prefix=n, **how)
+            times.append(serving.count("cascade", keys=[128 + n] * 128, **how).hbm.accesses / shared.hbm.accesses)
+        found["prefix"].append((n, times))
+    N, whole = 512, count("q_outer", N=512, d=d, blocks=(64, 64), M=ROOM).hbm.accesses
+    for least in range(512, 0, -56):
+        of = np.linspace(least, N, 64).round().astype(int).tolist()
+        packed = serving.count("varlen", queries=of, keys=of, d=d, blocks=(64, 64), M=ROOM, causal=False).hbm.accesses
+        live = sum(count("q_outer", N=N, d=d, blocks=(64, 64), M=ROOM, mask=KeyPadding(n)).hbm.accesses for n in of)
+        moves = (64 * whole, live, document_stream(of, d, 64))
+        found["padding"].append((1 - sum(of) / (64 * N), [each / packed for each in moves]))
+    batch = serving.count("decode", queries=1, keys=[4096] * 32, d=d, workers=workers, M=ROOM, blocks=(1, 64)).batch
+    best = schedule_of(batch, "stream_k", workers, 1)
+    fixed = [(t, schedule_of(batch, "fixed", workers, t)) for t in range(1, 65)]
+    found["splits"] = [(t, one.busiest / best.busiest, one.parts) for t, one in ((0, best), *fixed)]
+    return found
+
+
+@partial(Chart, "serving", serving_data, "what serving moves: pages, a shared prefix, padding, splits", 8.9, panels=4)
+def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+    """Draw the four panels below each other."""
+    pages, prefix, padding, splits = axes
+    _lines(
+        pages,
+        data["pages"],
+        ("rows kept and empty", "the table's bytes"),
+        [(waste or np.nan, share) for _, waste, share in data["pages"]],
+    )
+    pages.set_xscale("log", base=2)
+    pages.set_yscale("log")
+    ticks(pages.xaxis, FixedLocator([row[0] for row in data["pages"]]), "{x:g}")
+    ticks(pages.yaxis, LogLocator(10), lambda y, _: f"{100 * y:g}%")
+    pages.set_xlabel(f"rows of a page (n = 373 … 628, d = {data['d']}, fp16)")
+    pages.set_ylabel("share of K and V")
+    _lines(prefix, data["prefix"], ("B_r = 16", "B_r = 64", "B_r = 128"), [times for _, times in data["prefix"]])
+    for B_r, colour in zip((16, 64, 128), _COLOURS, strict=True):
+        prefix.axhline(B_r, color=colour, linewidth=0.6, linestyle=":")
+    prefix.axhline(1, color=GREY, linewidth=0.6)
+    prefix.set_xscale("log", base=2)
+    prefix.set_yscale("log", base=2)
+    ticks(prefix.xaxis, FixedLocator([row[0] for row in data["prefix"][::2]]), "{x:,.0f}")
+    ticks(prefix.yaxis, FixedLocator([1, 4, 16, 64, 128]), "{x:g}×")
+    prefix.set_xlabel("keys of the prefix (128 sequences, suffixes of 128)")
+    prefix.set_ylabel("fewer accesses")
+    names = ("padded", "padded, live tiles", "one stream, document mask")
+    _lines(padding, data["padding"], names, [times for _, times in data["padding"]])
+    padding.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    ticks(padding.yaxis, FixedLocator([1, 1.5, 2, 2.5]), "{x:g}×")
+    padding.set_xlabel("rows that are padding (64 sequences, up to 512)")
+    padding.set_ylabel("accesses over packed")
+    best, *fixed = data["splits"]
+    splits.plot(
+        [row[2] for row in fixed], [row[1] for row in fixed], ".", color=BLUE, label="fixed, t = 1 … 64", gid="fixed"
+    )
+    splits.plot([best[2]], [best[1]], "D", color=ORANGE, label="Stream-K", gid="stream_k")
+    for t, by in ((1, (5, -2)), (3, (-30, -3)), (64, (-22, -11))):
+        splits.annotate(f"t = {t}", (fixed[t - 1][2], fixed[t - 1][1]), by, textcoords="offset points", fontsize=8)
+    splits.set_xscale("symlog", linthresh=64)
+    ticks(splits.xaxis, FixedLocator([0, 64, 256, 1024]), "{x:,.0f}")
+    splits.set_ylim(0.7, 1.1 * max(row[1] for row in fixed))
+    splits.set_xlabel(f"parts written (32 problems of 64 tiles, {data['workers']} workers)")
+    splits.set_ylabel("busiest worker")
+    ticks(splits.yaxis, FixedLocator([1, 1.5, 2, 2.5, 3]), "{x:g}×")
+    titles = (
+        "Pages: small ones waste least",
+        "A prefix: B_r times at most",
+        "Padding",
+        "Splits: balance against parts",
+    )
+    for panel, title in zip(axes, titles, strict=True):
+        panel.set_title(title, x=hang(panel, -0.2))
+        panel.legend(loc="best", frameon=False)
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_minor_locator(NullLocator())
+
+
+def _lines(panel: Axes, rows: Sequence[Any], names: Sequence[str], values: Sequence[Sequence[float]]) -> None:
+    """Draw a line for each name, against the first of each row."""
+    for name, colour, line in zip(names, _COLOURS, zip(*values, strict=True), strict=False):
+        panel.plot([row[0] for row in rows], line, color=colour, marker="o", markersize=3, label=name, gid=name)

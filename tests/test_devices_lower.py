@@ -1,0 +1,125 @@
+"""What devices must receive at least: below every program's words, below optima that a search finds, and checked apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import devices
+from flashsim.attention.problem import Problem
+from flashsim.devices import certificate
+from flashsim.devices.certificate import check
+from flashsim.devices.layouts import LAYOUTS, positions
+from flashsim.devices.lower import lower_words, most_work
+from flashsim.devices.programs import programs
+from flashsim.devices.share import Share
+
+
+def bound_of(tally: devices.DevicesTally, S: int | None = None) -> Any:
+    """The bound for devices that do as much as this program's."""
+    most = most_work(tally.program, tally.share, tally.columns)
+    return lower_words(tally.share, most, at_root=tally.program.at_root, S=S)
+
+
+@pytest.mark.parametrize("name", sorted(programs()))
+@given(st.data())
+def test_no_program_sends_less(name: str, data: st.DataObject) -> None:
+    H_kv, g, N = (data.draw(st.integers(1, most)) for most in (3, 3, 24))
+    masks = (None, flashsim.Causal(), flashsim.SlidingWindow(3, 1), flashsim.KeyPadding(max(N - 2, 0)))
+    tally = devices.count(
+        name, P=data.draw(st.integers(1, 8)), N=N, d=data.draw(st.integers(1, 6)), d_v=data.draw(st.integers(1, 6)),
+        heads=g * H_kv, kv_heads=H_kv, M=1000, blocks=(4, 4), mask=data.draw(st.sampled_from(masks)),
+        layout=data.draw(st.sampled_from(LAYOUTS)),
+    )  # fmt: skip
+    room = max(sum(array.size for array in one.hbm.by_array.values()) + 1000 for one in tally.devices)
+    for S in (None, room):
+        bound = bound_of(tally, S)
+        assert bound.words <= tally.words
+        check(bound.certificate())
+
+
+def test_it_is_reached() -> None:
+    """By the mesh but for ℓ and m, by Ulysses but for 1/P, by the ring in groups of P; decoding by the tree but for ℓ and m."""
+
+    def ratio(name: str, **asked: Any) -> float:
+        tally = devices.count(name, d=4, M=1000, **asked)
+        return round(tally.words / bound_of(tally).words, 4)
+
+    assert ratio("mesh", N=256, P=16) == 1 + 1 / (2 * 4)
+    assert ratio("ulysses", N=256, P=16, heads=16) == 1 + 1 / 16
+    assert ratio("ring", N=256, P=8, heads=64, kv_heads=8) == 1
+    assert ratio("tree", N=256, P=8, N_q=1, heads=8, kv_heads=2) == 1 + 1 / 4
+
+
+@pytest.mark.parametrize(("N", "P", "heads", "d", "d_v"), [(3, 3, 1, 2, 1), (2, 2, 2, 1, 2), (2, 2, 3, 1, 1)])
+def test_it_is_below_the_optimum_of_whole_pairs(N: int, P: int, heads: int, d: int, d_v: int) -> None:
+    """Each way to give pairs to devices, as many to each, costs the rows that they touch and do not have."""
+    share = share_of(N, P, heads, d, d_v)
+    pairs = [*product(range(heads), range(N), range(N))]
+    owner = [p for p, rows in enumerate(share.where) for _ in rows]
+    most, best = -(-len(pairs) // P), 10**9
+    ways = (way for way in product(range(P), repeat=len(pairs)) if max(map(way.count, range(P))) <= most)
+    for way in ways:
+        rows = {(p, h, i) for p, (h, i, _) in zip(way, pairs, strict=True) if owner[i] != p}
+        keys = {(p, h, j) for p, (h, _, j) in zip(way, pairs, strict=True) if owner[j] != p}
+        best = min(best, (len(rows) + len(keys)) * (d + d_v))
+    assert 0 < lower_words(share).words <= best
+
+
+def share_of(N: int, P: int, heads: int = 1, d: int = 4, d_v: int = 4) -> Share:
+    where = positions("contiguous", N, P)
+    return Share(Problem.of(N=N, d=d, d_v=d_v, heads=heads, M=1000), where, where, 1, 1)
+
+
+def test_little_room_binds_where_devices_are_many() -> None:
+    """Room for twice own rows: the second theorem is above the first from some P on, and a certificate of its own holds."""
+    share = share_of(4096, 512)
+    room = 2 * 4 * 8 * 4
+    free, bound = lower_words(share), lower_words(share, S=room)
+    assert bound.words > free.words > 0
+    assert "room for 256 words" in check(bound.certificate())
+    for change in ({"words": bound.words + 1}, {"S": room * 2}, {"Y": bound.Y * 2}):
+        with pytest.raises(ValueError, match="prove"):
+            check(bound.certificate() | change)
+
+
+def test_a_certificate_that_says_too_much_is_refused() -> None:
+    """Whatever case of λ binds: the corner, the curve, an end of it, one's own rows."""
+    bounds = [
+        lower_words(share)
+        for share in (
+            share_of(64, 8, 16),
+            share_of(64, 8),
+            share_of(64, 9),
+            share_of(60, 4, 2),
+            share_of(8, 4, d=1, d_v=1),
+        )
+    ]
+    for bound in bounds:
+        check(bound.certificate())
+        near = round(bound.up * 1.07) + 1
+        for change in ({"words": bound.words + 1}, {"up": near}):
+            with pytest.raises(ValueError, match=r"proves|too large"):
+                check(bound.certificate() | change)
+    for change in ({"n": 1}, {"W": 1}, {"q": 1}, {"pairs": 10**9}, {"P": 0}, {"kind": "lower bound"}, {"up": 0.5}):
+        with pytest.raises(ValueError, match=r"too few|no such|not a certificate|expected a whole"):
+            check(bounds[0].certificate() | change)
+
+
+def test_the_checker_runs_alone(tmp_path: Path) -> None:
+    file = tmp_path / "words.json"
+    bound = lower_words(share_of(64, 4))
+    for words, code in ((bound.words, 0), (bound.words + 1, 1)):
+        file.write_text(json.dumps(replace(bound, words=words).certificate()))
+        done = subprocess.run([sys.executable, certificate.__file__, str(file)], capture_output=True, check=False)
+        assert done.returncode == code

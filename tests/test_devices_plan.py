@@ -1,0 +1,160 @@
+"""Costs by formula alone: what is counted, quickly for thousands of devices, and time by the model."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashsim import devices, plots
+from flashsim.attention.problem import Problem
+from flashsim.cli import main
+from flashsim.devices import theory
+from flashsim.devices.layouts import LAYOUTS, positions
+from flashsim.devices.lower import allowed, most_work
+from flashsim.devices.planning import PLANNED, hidden_from, lock_step, plan, star_trail
+from flashsim.devices.programs import programs
+from flashsim.devices.share import Share
+
+
+@pytest.mark.parametrize("name", PLANNED)
+@given(st.data())
+def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
+    H_kv, g, N = (data.draw(st.integers(1, most)) for most in (3, 3, 40))
+    asked: dict[str, Any] = {
+        "P": data.draw(st.integers(1, min(8, H_kv * g) if name == "ulysses" else 8)), "N": N, "d": 3, "d_v": 2, "heads": g * H_kv,
+        "kv_heads": H_kv, "M": 200, "causal": data.draw(st.booleans()), "layout": data.draw(st.sampled_from(LAYOUTS)),
+    }  # fmt: skip
+    tally, found = devices.count(name, **asked), plan(name, **asked)
+    share = tally.share
+    assert found.words == tally.words
+    assert found.most_words == max(one.words for one in tally.devices)
+    assert found.columns == tally.columns
+    assert found.room == max(sum(array.size for array in one.hbm.by_array.values()) for one in tally.devices) + 200
+    if found.accesses is not None:
+        assert found.accesses in [one.hbm.accesses for one in tally.devices]
+    if name == "ring":
+        for s, most in enumerate(lock_step(share, asked["layout"])):
+            each = [allowed(share, share.where[p], share.where[(p - s) % found.P]) for p in range(found.P)]
+            assert most == max(each)
+    if name == "mesh":
+        for C in (C for C in range(1, found.P + 1) if found.P % C == 0):
+            for direction, of in (("forward", theory.mesh_words), ("backward", theory.mesh_backward_words)):
+                assert theory.mesh_total(share, C, direction) == sum(of(share, p, C) for p in range(found.P))
+            rows = [np.concatenate([*share.where[p : p + C]]) for p in range(0, found.P, C)]
+            cols = [np.concatenate([*share.where[c::C]]) for c in range(C)]
+            assert most_work(tally.program, share, C) == g * H_kv * max(
+                allowed(share, r, c) for r in rows for c in cols
+            )
+
+
+def test_thousands_of_devices_take_a_second() -> None:
+    for name in ("ring", "mesh"):
+        for causal in (False, True):
+            began = time.process_time()
+            found = plan(name, P=4096, N=2**20, d=128, heads=64, kv_heads=8, causal=causal, flops=1e15, link=1e11)
+            assert time.process_time() - began < 3  # under a second on a quiet machine
+            assert found.words == 4096 * found.most_words
+
+
+def test_time_by_hand() -> None:
+    """4 devices of 4 rows, d = d_v = 2, float32: a tile of 16 pairs is 128 operations, a hop 64 bytes."""
+    asked: dict[str, Any] = {"P": 4, "N": 16, "d": 2, "M": 100, "flops": 128.0}
+    ring = plan("ring", **asked, link=64.0)
+    assert (ring.compute, ring.links, ring.seconds) == (4, 3, 4)
+    assert plan("ring", **asked, link=32.0).seconds == 3 * 2 + 1
+    mesh = plan("mesh", **asked, link=64.0, columns=2)
+    assert (mesh.compute, mesh.links, mesh.seconds) == (4, 2.5, 6.5)  # 4·2 + 4·4 + 4·(2 + 2) words
+    ulysses = plan("ulysses", **asked, link=96.0, heads=4)
+    assert (ulysses.compute, ulysses.links, ulysses.seconds) == (16, 4, 20)  # 96 words
+
+
+def test_what_a_causal_ring_wastes() -> None:
+    """In step, contiguous rows cost as much as no mask but in the first step; zigzag and striped ones half."""
+    asked: dict[str, Any] = {"P": 8, "N": 4096, "d": 64, "flops": 1e12, "link": 1e30, "causal": True}
+    wasted = {layout: 1 - plan("ring", layout=layout, **asked).mean * 256 / 1e12 / plan("ring", layout=layout, **asked).seconds
+              for layout in LAYOUTS}  # fmt: skip
+    assert [round(wasted[layout], 3) for layout in LAYOUTS] == [0.467, 0.002, 0.0]
+
+
+def test_from_where_messages_are_hidden() -> None:
+    """One row less than said, and a hop takes longer than its tile; at the row said, it does not."""
+    speeds = {"flops": 312e12, "link": 300e9}
+    assert hidden_from(heads=1, kv_heads=1, itemsize=2, **speeds) == 1040
+    assert hidden_from(heads=8, kv_heads=2, itemsize=2, causal=True, **speeds) == 520
+    for rows, hidden in ((1039, False), (1040, True)):
+        found = plan("ring", P=4, N=4 * rows, d=64, dtype="float16", layout="contiguous", **speeds)
+        assert (found.seconds == found.compute) is hidden
+
+
+def test_star_trail_by_hand() -> None:
+    """C = 2 of 4 devices: each gathers the other's Q, K, V; half pass the team's K, V on; no ring; parts of O come back."""
+    where = positions("contiguous", 16, 4)
+    share = Share(Problem.of(N=16, d=2, M=100), where, where, 1, 1)
+    assert star_trail(share) == (2, 4 * (4 * 2 + 4 * 4 + 4 * (2 + 2)) + 2 * 8 * 4)
+    assert star_trail(Share(share.problem, where[:3], where[:3], 1, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("tree", {}, "name is 'tree'; expected"),
+        ("ulysses", {"P": 3}, "P is 3; expected at most 2 devices under Ulysses"),
+        ("mesh", {"columns": 3}, "columns is 3; expected a divisor of P = 2"),
+        ("ring", {"link": 0}, "link is 0; expected a number above 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(name, **({"P": 2, "N": 8, "d": 2, "heads": 2, "M": 100, "flops": 1.0, "link": 1.0} | change))
+
+
+def test_programs_that_are_planned_are_programs() -> None:
+    assert {*PLANNED} == {*programs()} - {"tree"}
+
+
+def test_the_command_prints_plans_beside_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["devices", "--plan", "--P", "4:8:x2", "--N", "4096", "--d", "64", "--flops", "1e14", "--link", "1e11"]
+    assert main(arguments) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:1] in ("4", "8")]
+    assert [row[1].rstrip(",") for row in rows] == [
+        "ring",
+        "TASP",
+        "StarTrail",
+        "mesh",
+        "ring",
+        "TASP",
+        "StarTrail",
+        "mesh",
+    ]
+    found = plan("mesh", P=4, N=4096, d=64, flops=1e14, link=1e11)
+    assert found.seconds is not None
+    assert rows[3][-4:] == [f"{found.most_words:,}", "1.008", f"{found.room:,}", f"{found.seconds * 1e3:.3f}"]
+    assert rows[0][-3] == rows[1][-3] == "1.500"
+    for wrong in (["--P", "4:8"], ["--flops", "1e12"], ["--plan", "--backward"]):
+        assert main(["devices", "--N", "64", "--d", "4", *wrong]) == 2
+
+
+def test_the_figure_of_time_has_plans_over_the_arithmetic_alone() -> None:
+    data = plots.FIGURES["devices_time"].data(N=256, d=4, heads=8, kv_heads=2, P=(4, 16), links=(1e9,), flops=1e12)
+    lines = data["panels"][0]["lines"]
+    asked: dict[str, Any] = {"N": 256, "d": 4, "heads": 8, "kv_heads": 2, "dtype": "bfloat16", "causal": True}
+    found = plan("ring", P=4, layout="contiguous", flops=1e12, link=1e9, **asked)
+    assert found.seconds is not None
+    alone = 8 * (256 * 257 // 2) * 16 / 4 / 1e12
+    assert lines["ring, contiguous"][0] == round(found.seconds / alone, 4)
+    assert lines["ulysses"][1] is None
+
+
+def test_the_error_of_a_ring_grows_with_hops_where_unfinished_rows_are_kept_in_16_bits() -> None:
+    kept = plots.FIGURES["hops"].data(N=96, d=8, P=(1, 12))["kept"]
+    assert (
+        kept["float32"][0]
+        == pytest.approx(kept["float32"][1], rel=0.02)
+        == pytest.approx(kept["bfloat16"][0], rel=0.02)
+    )
+    assert kept["bfloat16"][1] > 1.8 * kept["float32"][1]

@@ -1,0 +1,70 @@
+"""Traces of programs over devices: the observer that traces all else, and a lane for each device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim import devices
+from flashsim.devices.programs import programs
+from flashsim.devices.tracing import trace
+
+HOW: dict[str, Any] = {"blocks": (2, 2), "M": 64}
+
+
+def operands(N: int = 12) -> Any:
+    return np.random.default_rng(0).normal(size=(3, N, 2))
+
+
+@pytest.mark.parametrize("name", sorted(programs()))
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_trace_counts_what_the_run_does_and_its_messages_are_the_links(name: str, rank: int) -> None:
+    run = devices.forward(name, *operands(), P=4, **HOW)
+    found = trace(name, *operands(), P=4, rank=rank, **HOW)
+    moved = {array.name: (array.reads, array.writes) for array in found.about.arrays}
+    assert moved == {X: (a.reads, a.writes) for X, a in run.devices[rank].hbm.by_array.items()}
+    assert all(array.exact == (array.reads, array.writes) for array in found.about.arrays)
+    assert found.lanes is not None
+    sent: dict[tuple[int, int], int] = {}
+    for from_, posted, to, arrived, _ in found.lanes["messages"]:
+        sent[from_, to] = sent.get((from_, to), 0) + 1
+        assert found.lanes["kinds"][from_][posted] == "post"
+        assert found.lanes["kinds"][to][arrived] == "wait"
+    assert sent == {(p, to): link.messages for p, one in enumerate(run.devices) for to, link in one.links.items()}
+
+
+def test_messages_are_in_flight_while_the_ring_computes() -> None:
+    found = trace("ring", *operands(), P=3, layout="contiguous", **HOW)
+    assert found.lanes is not None
+    steps = {step.number: step for step in found.steps}
+    mine = [message for message in found.lanes["messages"] if message[0] == 0]
+    assert [(message[2], message[4]) for message in mine] == [(1, "K"), (1, "V"), (1, "K_0"), (1, "V_0")]
+    for _, posted, _, arrived, _ in mine:
+        assert (steps[posted].label, steps[arrived].label) == ("line 3", "line 15")
+        assert any(found.lanes["kinds"][0][t] == "compute" for t in range(posted, arrived))
+
+
+def test_a_trace_is_of_one_head_and_of_a_rank_that_there_is() -> None:
+    with pytest.raises(ValueError, match="a trace is of one head"):
+        trace("ring", *np.ones((3, 2, 4, 2)), P=2, **HOW)
+    with pytest.raises(ValueError, match="rank is 2"):
+        trace("ring", *operands(), P=2, rank=2, **HOW)
+
+
+def test_the_page_has_a_lane_for_each_device(browser: Any, tmp_path: Path) -> None:
+    """The picture below is higher by four lanes; at a step in which messages are in flight, more of it is red."""
+    file = trace("ring", *operands(16), P=4, layout="contiguous", **HOW).save(tmp_path / "ring.html")
+    page = browser.new_page(viewport={"width": 1280, "height": 860})
+    page.goto(file.as_uri())
+    page.wait_for_function("document.documentElement.dataset.ready")
+    assert page.evaluate("find('#sparks').clientHeight") == 40 + 4 * 15 + 8
+    assert "a lane for each device" in page.locator("#sparks").get_attribute("aria-label")
+    red = """t => { player.go(t); const c = find('#sparks'), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+      let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i] > 140 && d[i + 1] < 90 && d[i + 2] < 90; return n }"""
+    flying, none = page.evaluate(red, 8), page.evaluate(red, 80)
+    assert flying > 2 * none > 0
+    assert "post" in page.evaluate("player.go(0), find('.now').textContent")
+    page.close()

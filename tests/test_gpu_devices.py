@@ -1,0 +1,245 @@
+"""Attention over several GPUs: its pieces, its messages over gloo without a GPU, and all of it where there are two or more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim import devices
+from flashsim.attention.problem import Problem
+from flashsim.devices import theory
+from flashsim.devices.share import Share
+from flashsim.gpu.compiling import MissingGPU, compile_file
+from flashsim.gpu.devices import tiles
+from flashsim.gpu.devices.pieces import pieces
+from flashsim.plots import gpu_devices
+from tests.test_distributed import ROOT, started
+
+WORKER = Path(__file__).with_name("over_gpus.py")
+FLOAT16, BFLOAT16 = 6e-4, 5e-3  # of ‖found − right‖ / ‖right‖: two or three roundings
+
+
+def share(where: list[Any], causal: bool = True) -> Share:
+    N = sum(map(len, where))
+    return Share(Problem.of(N=N, d=8, causal=causal), where, where, N, N)
+
+
+def seen(share: Share, rank: int, src: int) -> Any:
+    """How often each pair of rows and keys is in a piece."""
+    found = np.zeros((share.rows(rank), share.rows(src)), int)
+    for piece in pieces(share, rank, src):
+        rows = piece.end - piece.first
+        allowed = np.tri(rows, piece.keys, piece.keys - rows, int) if piece.causal else 1
+        found[piece.first : piece.end, : piece.keys] += allowed
+    return found
+
+
+@pytest.mark.parametrize("layout", devices.layouts.LAYOUTS)
+@pytest.mark.parametrize(("N", "P"), [(64, 4), (65, 4), (67, 3), (3, 4), (1, 2), (40, 1)])
+def test_one_piece_at_most_holds_every_allowed_pair_once(layout: str, N: int, P: int) -> None:
+    where = devices.positions(layout, N, P)
+    for rank, src in np.ndindex(P, P):
+        allowed = where[rank][:, None] >= where[src]
+        assert np.array_equal(seen(share(where), rank, src), allowed)
+        assert len(pieces(share(where), rank, src)) <= 1 + (N % (2 * P) > 0)
+        assert (seen(share(where, causal=False), rank, src) == 1).all()
+
+
+def test_pieces_of_rows_that_are_anywhere() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        owner = rng.integers(3, size=rng.integers(1, 40))
+        where = [np.flatnonzero(owner == p) for p in range(3)]
+        for rank, src in np.ndindex(3, 3):
+            assert np.array_equal(seen(share(where), rank, src), where[rank][:, None] >= where[src])
+
+
+@pytest.mark.parametrize("variant", tiles.VARIANTS, ids=lambda variant: variant.functions[0])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_merging_kernel_compiles(variant: Any, arch: str) -> None:
+    try:
+        compiled = compile_file(variant.file, variant.functions, dict(variant.defines), arch)
+    except MissingGPU as error:
+        pytest.skip(str(error))
+    assert all((r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0) for r in compiled.resources.values())
+
+
+def found_on(engine: str, processes: int, examples: int) -> dict[str, Any]:
+    """What the worker's processes found."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = started([*torchrun, str(WORKER), engine, str(examples)])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("FOUND "))
+    found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
+    return found
+
+
+def look_at(found: dict[str, Any], processes: int) -> None:
+    for tried in found["cases"]:
+        most = BFLOAT16 if tried["case"].get("dtype") else FLOAT16
+        assert max(tried["errors"].values()) < most, tried
+        assert tried["errors"].get("lse", 0) < 1e-6
+        assert tried["agree"] == [[True, True]] * processes  # words, and bytes handed over
+    assert found["kit"]["ok"], found["kit"]["said"]
+    expected = (
+        "name is 'mesh'; expected 'ring' or 'ulysses'", "expected (H_q, n, d) and twice (H_kv, n, d)",
+        "expected all float16 or all bfloat16", "rows are shared out", "the processes were asked for different things",
+        "rows are shared out",
+    )  # fmt: skip
+    for said, part in zip(found["refused"], expected, strict=True):
+        assert part in said
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install flashsim[dist]")
+def test_messages_and_pieces_make_up_attention_on_three_processes() -> None:
+    """PyTorch's arithmetic in the kernels' place; of three parts O is summed in float32."""
+    look_at(found_on("torch", 3, 3), 3)
+
+
+def gpus() -> int:
+    """How many GPUs PyTorch sees here."""
+    if find_spec("torch") is None:
+        return 0
+    count = "import torch; print(torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0)"
+    return int(subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True).stdout)
+
+
+def test_attention_over_all_gpus_of_this_host() -> None:
+    """Kernels and NCCL; and the simulation's program, whose blocks travel between GPUs; and both passes as a graph."""
+    P = gpus()
+    if P < 2:
+        pytest.skip(f"{P} GPUs with PyTorch and NCCL; expected 2 or more")
+    found = found_on("nccl", P, 12)
+    look_at(found, P)
+    assert found["same bits"] == found["captured"] == [True] * P
+
+
+RECORD: dict[str, Any] = json.loads((ROOT / "figures" / "devices_gpu.json").read_text(encoding="utf-8"))
+
+
+def test_the_record_is_of_every_length_and_way() -> None:
+    lengths = sorted({result["N"] for result in RECORD["results"]})
+    assert (lengths[0], lengths[-1], RECORD["heads"], RECORD["d"]) == (2048, 65_536, 16, 128)
+    ways = [(r["N"], r["causal"], r["direction"]) for r in RECORD["results"]]
+    assert ways == [(N, causal, way) for N in lengths for causal in (False, True) for way in ("forward", "backward")]
+    assert RECORD["machine"]["gpus"] >= 2
+    assert len(RECORD["commit"]) == 40
+    for result in RECORD["results"]:
+        names = set(gpu_devices.LOOKS) | {"one GPU", "kernels alone", "messages alone"}
+        assert set(result["ms"]) >= {name for name in names if result["causal"] or "context" not in name}
+        assert all(0 < least <= median <= most for median, least, most in result["ms"].values())
+
+
+def model(program: str, N: int) -> dict[str, list[int]]:
+    """The bytes that each GPU sends."""
+    P = RECORD["machine"]["gpus"]
+    where = devices.positions("contiguous" if program == "ulysses" else "zigzag", N, P)
+    of = Share(Problem.of(N=N, d=RECORD["d"], heads=RECORD["heads"]), where, where, N, N)
+    if program == "ulysses":
+        return {
+            "forward": [2 * theory.ulysses_words(of, p) for p in range(P)],
+            "backward": [2 * theory.ulysses_kept_backward_words(of, p) for p in range(P)],
+        }
+    once, twice = ([theory.ring_words(of, p, passes) for p in range(P)] for passes in (1, 2))
+    return {
+        "forward": [2 * words for words in once],
+        "backward": [2 * a + 4 * (b - a) for a, b in zip(once, twice, strict=True)],  # dK and dV in 32 bits
+    }
+
+
+def test_bytes_handed_over_are_the_model_s_and_nvlink_s_within_a_hundredth() -> None:
+    for result in RECORD["results"]:
+        for name, of in result["bytes"].items():
+            assert of["handed"] == of["model"] == model(name.split(",")[0], result["N"])[result["direction"]]
+    assert len(RECORD["counters"]) == 4 * len({result["N"] for result in RECORD["results"]})
+    for counted in RECORD["counters"]:
+        modelled = [counted["repeats"] * sent for sent in model(counted["program"], counted["N"])[counted["direction"]]]
+        assert counted["model"] == modelled
+        for end in ("sent", "received"):
+            assert counted[end] == pytest.approx(modelled, rel=0.01)
+
+
+def test_what_a_device_sends_backward_under_ulysses() -> None:
+    """3 devices of 4, 3 and 3 rows; 6 query heads, 3 KV heads: counted by hand for device 0."""
+    where = devices.positions("contiguous", 10, 3)
+    of = Share(Problem.of(N=10, d=8, heads=6, kv_heads=3), where, where, 10, 10)
+    dO, dQ, dKV = 4 * 4 * 8, 6 * 2 * 8, 6 * 1 * 16
+    assert theory.ulysses_kept_backward_words(of, 0) == dO + dQ + dKV
+
+
+def test_the_page_says_what_was_measured() -> None:
+    page = " ".join((ROOT / "docs" / "devices.md").read_text(encoding="utf-8").split())
+    results = RECORD["results"]
+
+    def most(name: str, of: str, names: tuple[str, ...]) -> str:
+        of_name = (r["errors"][each] for r in results for each in r["errors"] if each.split(",")[0] == name)
+        return f"{max(errors[X][of] for errors in of_name for X in errors if X in names):.1e}"
+
+    grads = "dQ", "dK", "dV"
+    errors = most("ring", "one GPU", ("O",)), most("ring", "float64", ("O",)), most("one GPU", "float64", ("O",))
+    assert (
+        f"from one GPU's by {errors[0]} at most, and from float64's, of two heads, by {errors[1]}, where one GPU's differs by "
+        f"{errors[2]}. Its gradients differ from one GPU's by {most('ring', 'one GPU', grads)} at most"
+    ) in page
+    assert {most("ulysses", "one GPU", (X,)) for X in ("O", "dK", "dV")} == {"0.0e+00"}
+    ratios = [
+        [a / b for c in RECORD["counters"] for a, b in zip(c[end], c["model"], strict=True)]
+        for end in ("sent", "received")
+    ]
+    sent, received = (f"{min(each):.4f} to {max(each):.4f}" for each in ratios)
+    assert f"sent {sent} times as much, and received {received} times" in page
+    operations, bytes_sent = gpu_devices.rates(RECORD, causal=False)
+    assert f"sends {bytes_sent / 1e9:.0f} GB/s and attends at {operations / 1e12:.0f} TFLOP/s" in page
+    for say in (gpu_devices.predicted, gpu_devices.measured):
+        assert f"from N = {say(RECORD, False):,.0f} on, and {say(RECORD, True):,.0f} causally" in page
+    (one,) = (r for r in gpu_devices.results_of(RECORD, "forward", True) if r["N"] == 16_384)
+    alone, ring, without = (gpu_devices.median(one, name) for name in ("kernels alone", "ring", "ring, no overlap"))
+    assert (
+        f"of {gpu_devices.median(one, 'messages alone'):.2f} ms at N = 16,384, causally, {ring - alone:.2f} ms with overlap, "
+        f"and {without - alone:.2f} ms without"
+    ) in page
+    last = gpu_devices.results_of(RECORD, "forward", True)[-1]
+    theirs, of_one, ours = (
+        gpu_devices.median(last, name) for name in ("context_parallel, allgather", "one GPU, PyTorch", "ring")
+    )
+    assert (
+        f"is {of_one / theirs:.2f} times as fast as PyTorch on one GPU, forward, and the ring takes {ours:.1f} ms"
+        in page
+    )
+    assert f"where it takes {theirs:.1f}" in page
+    assert [5 * sent for sent in model("ulysses", last["N"])["backward"]] == model("ring", last["N"])["backward"]
+
+
+def test_messages_hide_where_the_lines_cross() -> None:
+    ms = {2048: (4.0, 1.0), 8192: (1.0, 4.0)}  # messages, kernels of two steps
+    results = [
+        {
+            "N": N,
+            "causal": False,
+            "direction": "forward",
+            "ms": {"messages alone": [m], "kernels alone": [k]},
+            "bytes": {},
+        }
+        for N, (m, k) in ms.items()
+    ]
+    record = {"machine": {"gpus": 2}, "results": results}
+    assert gpu_devices.measured(record, False) == pytest.approx(2048 * 4 ** (3 / 4))  # 8 falls to 1/2
+    with pytest.raises(ValueError, match=r"8\.00 to 8\.00 times"):
+        gpu_devices.measured({**record, "results": results[:1]}, False)
+
+
+def test_the_figure_has_a_line_for_each_contestant() -> None:
+    axes = gpu_devices.plot_devices(RECORD)
+    for panel, (direction, causal) in zip(axes, gpu_devices.CASES, strict=True):
+        results = gpu_devices.results_of(RECORD, direction, causal)
+        drawn = {str(line.get_gid()): line for line in panel.get_lines()}
+        ring = drawn[f"{direction} {causal} ring"]
+        assert [*ring.get_ydata()] == [r["ms"]["one GPU"][0] / r["ms"]["ring"][0] for r in results]
+        assert (f"{direction} {causal} context_parallel, allgather" in drawn) == causal
