@@ -186,7 +186,7 @@ def test_lengths_that_make_no_sense_are_refused(changed: dict[str, Any], message
 def test_types_are_the_inputs(dtype: str) -> None:
     case = drawn("paged", 3)
     batch, operands = case.run.batch, case.run.call.operands
-    of_type = {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in operands.items()}  # type: ignore[union-attr]
+    of_type = {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in operands.items()}
     call = replace(case.run.call, batch=replace(batch, dtype=np.dtype(dtype)), operands=of_type)
     run = finished(call)
     assert {O.dtype for O in run.O} == {np.dtype(dtype)}
@@ -223,9 +223,10 @@ def test_a_sequence_in_a_batch_is_the_sequence_alone() -> None:
     )
     cu_q, cu_k = [0, 3, 4, 4], [0, 7, 12, 14]
     how: dict[str, Any] = {"M": 1000, "blocks": (4, 3)}
+    Q_all, K_all, V_all = (np.concatenate(X, axis=1) for X in (Q, K, V))
     whole = [
         serving.decode(Q, K, V, workers=3, schedule="fixed", splits=2, **how),
-        serving.varlen(*(np.concatenate(X, axis=1) for X in (Q, K, V)), cu_q, cu_k, **how),
+        serving.varlen(Q_all, K_all, V_all, cu_q, cu_k, **how),
         serving.cascade(Q, [*zip(K, V, strict=True)], **how),
     ]
     for s in range(3):
@@ -258,7 +259,7 @@ def test_gradients_are_finite_differences() -> None:
     dO = [rng.normal(size=(2, n, 2)) for n in (3, 2)]
 
     def run(**changed: Any) -> serving.ServingRun:
-        return serving.varlen(*(given | changed).values(), [0, 3, 5], [0, 4, 6], M=200, blocks=(2, 2))
+        return serving.varlen(**given | changed, cu_q=[0, 3, 5], cu_k=[0, 4, 6], M=200, blocks=(2, 2))
 
     found = serving.varlen_backward(run(), dO)
     for name, X in given.items():
