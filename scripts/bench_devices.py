@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def measured(engine: Any, mesh: Any, whole: list[Any], causal: bool, rounds: int
     """Yield results forward and backward: errors, bytes, and [median, least, most] of each contestant's ms."""
     q, k, v, do = whole
     N, sizes = q.shape[1], {"N": q.shape[1], "causal": causal}
-    right = dict(zip(("O", "dQ", "dK", "dV"), exact(*whole, causal), strict=True))
+    right = dict(zip(("O", "dQ", "dK", "dV"), exact(q, k, v, do, causal), strict=True))
     o, lse = gpu.forward(q[None], k[None], v[None], causal=causal, return_lse=True)
     grads = gpu.backward(q[None], k[None], v[None], o, lse, do[None], causal=causal)
     one = dict(zip(right, (X[0] for X in (o, *grads)), strict=True))
@@ -155,9 +156,9 @@ def contestants(
     engine: Any, mesh: Any, whole: list[Any], parts: Any, causal: bool, direction: str, saved: Any, within: Any
 ) -> tuple[Calls, dict[str, Any]]:
     """Return calls by name, and what is to be said of PyTorch's."""
-    q, k, v, do = (X[None] for X in whole)
+    (q, k, v, do), (o, lse) = (X[None] for X in whole), saved
     run = {"forward": partial(gpu.forward, q, k, v, causal=causal, return_lse=True)}
-    run["backward"] = partial(gpu.backward, q, k, v, *saved, do, causal=causal)
+    run["backward"] = partial(gpu.backward, q, k, v, o, lse, do, causal=causal)
     calls: Calls = {"one GPU": Captured(run[direction])}
 
     def ours(name: str, links: Any) -> Callable[[], Any]:
@@ -245,7 +246,7 @@ def race(engine: Any, calls: Calls, rounds: int) -> dict[str, list[float]]:
             call()
         end.record()
         torch.cuda.synchronize()
-        return start.elapsed_time(end) / launches
+        return float(start.elapsed_time(end)) / launches
 
     for call in calls.values():
         turn(call, 2)
@@ -289,8 +290,7 @@ def counted(engine: Any, whole: list[Any]) -> Iterator[dict[str, Any]]:
 
 def nvlink(engine: Any) -> list[int]:
     """Return the bytes that this GPU has sent, and received, over all its links, by NVML."""
-    import pynvml
-
+    pynvml = import_module("pynvml")
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(int(os.environ["LOCAL_RANK"]))
     found = []

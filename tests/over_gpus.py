@@ -75,7 +75,7 @@ def gathered(engine: Any, X: Any, share: Any) -> Any:
 
 def tried(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Errors of O, L and gradients, relative to float64's of the same inputs, and whether words and bytes are the model's."""
-    asked = {"dtype": "float16", "causal": False, "scale": None, "overlap": True, "layout": None} | case
+    asked: dict[str, Any] = {"dtype": "float16", "causal": False, "scale": None, "overlap": True, "layout": None} | case
     (H_q, H_kv), N, d, P = asked["heads"], asked["N"], 64, engine.size
     rng = np.random.default_rng(0)
     whole = [
@@ -98,9 +98,9 @@ def tried(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     there = 2 * sum(words)
     if asked["name"] == "ring":  # dK and dV travel in float32
         there += 2 * (words[1] - words[0])
-    scale = share.tau
-    O, lse = attend(*(X.double() for X in whole[:3]), causal=asked["causal"], scale=scale)
-    right = gradients(*(X.double() for X in whole[:3]), O, lse, whole[3].double(), causal=asked["causal"], scale=scale)
+    Q, K, V, dO = (X.double() for X in whole)
+    O, lse = attend(Q, K, V, causal=asked["causal"], scale=share.tau)
+    right = gradients(Q, K, V, O, lse, dO, causal=asked["causal"], scale=share.tau)
     found = {"O": (gathered(engine, part.O, share), O)}
     if asked["name"] == "ring":
         found["lse"] = gathered(engine, part.lse, share), lse
@@ -183,8 +183,8 @@ def main() -> None:
     engine: Any = distributed.engine(sys.argv[1])
     real = engine.device.type == "cuda"
     if not real:
-        tiles.attend, tiles.gradients, tiles.merge = attend, gradients, merge  # type: ignore[assignment]
-        tiles.pause = lambda device: None  # type: ignore[assignment]
+        tiles.attend, tiles.gradients, tiles.merge = attend, gradients, merge
+        tiles.pause = lambda device: None
         torch.set_num_threads(1)
     found: dict[str, Any] = {
         "cases": [

@@ -72,8 +72,10 @@ def backward(part: Part, do: Any) -> tuple[Any, Any, Any]:
         )
     do = do.contiguous()
     if part.name == "ring":
-        return ring.ring_backward(part.links, part.share, *part.saved, part.O, part.lse, do)
-    dq, dk, dv = ulysses.ulysses_backward(part.links, part.share, *part.saved, do)
+        q, k, v = part.saved
+        return ring.ring_backward(part.links, part.share, q, k, v, part.O, part.lse, do)
+    (heads,) = part.saved
+    dq, dk, dv = ulysses.ulysses_backward(part.links, part.share, heads, do)
     return dq, dk, dv
 
 
