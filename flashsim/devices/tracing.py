@@ -46,8 +46,8 @@ def lanes_of(traces: Sequence[Recording]) -> dict[str, Any]:
         for step in one.steps:
             for event in one.of(step):
                 if event.kind in ends:
-                    name, _, other = event.name.replace("←", "→").partition("→")
-                    pair = (p, int(other)) if event.kind == "post" else (int(other), p)
+                    name, _, way = event.name.partition("[")  # X[→2], or X[←2]
+                    pair = (p, int(way[1:-1])) if event.kind == "post" else (int(way[1:-1]), p)
                     ends[event.kind][pair].append((step.number, name))
     messages = [
         (*(pair[0], posted), pair[1], arrived, name)
