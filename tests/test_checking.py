@@ -262,11 +262,11 @@ def test_names_of_other_packages_and_of_the_commands_are_understood() -> None:
             call(backward=True)
 
 
-@pytest.mark.parametrize("name", ["forward", "backward"])
-def test_where_tracing_went_is_said(name: str) -> None:
-    said = rf"^{name} takes no argument 'trace'; flashsim\.trace\(…\) returns a run's trace$"
+@pytest.mark.parametrize("call", [forward, backward])
+def test_where_tracing_went_is_said(call: Any) -> None:
+    said = rf"^{call.__name__} takes no argument 'trace'; flashsim\.trace\(…\) returns a run's trace$"
     with pytest.raises(TypeError, match=said):
-        {"forward": forward, "backward": backward}[name](trace=True)
+        call(trace=True)
 
 
 @pytest.mark.parametrize("call", [flashsim.count, theory.exact, flashsim.Problem.of])
