@@ -105,20 +105,7 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
     )
 
 
-class Told(Protocol):
-    """What has a name, a title, a direction and a listing."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def direction(self) -> Any: ...
-    @property
-    def listing(self) -> str: ...
-
-
-def trace_of(recorder: Recorder, of: Told, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any) -> Trace:
+def trace_of(recorder: Recorder, of: Any, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any) -> Trace:
     """Return the trace of a run with what is said of whatever has a record, `of`; `exact` is its closed form, or None.
 
     `about` has the other fields of an `About`.
