@@ -150,6 +150,7 @@ def test_without_a_launcher_the_error_says_how_to_start_it() -> None:
     from flashsim.devices import distributed
 
     with pytest.raises(
-        ValueError, match=r"engine is None; expected 'torch' or 'nccl' or 'mpi', .*torchrun --standalone --nproc-per-node 4"
+        ValueError,
+        match=r"engine is None; expected 'torch' or 'nccl' or 'mpi', .*torchrun --standalone --nproc-per-node 4",
     ):
         distributed.engine()

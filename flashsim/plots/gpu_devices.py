@@ -75,10 +75,10 @@ def measured(record: Mapping[str, Any], causal: bool) -> float:
 def plot_devices(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
     """Draw how many times as fast as one GPU each contestant is, against N: forward and backward, full and causal.
 
-    `record`: what `scripts/bench_devices.py` wrote. `ax`: four axes; None: new ones, two by two.
+    `record`: what `scripts/bench_devices.py` wrote. `ax`: four axes; None: a new column.
     """
     if ax is None:
-        ax = Panels(column_figure(5.2, 2), 2, 2, sharex=True, sharey=True)
+        ax = Panels(column_figure(8.4), 4, 1, sharex=True)
     P = record["machine"]["gpus"]
     for panel, (direction, causal) in zip(ax, CASES, strict=True):
         dress(panel, x=2)
@@ -100,7 +100,7 @@ def plot_devices(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None)
         panel.set_ylabel(f"speed of {P} GPUs ÷ one's")
         panel.label_outer()
     known = {label: line for panel in ax for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    figure_of(ax).legend(known.values(), known, loc="outside upper center", ncols=3)
+    figure_of(ax).legend(known.values(), known, loc="outside upper center", ncols=2)
     return ax
 
 
