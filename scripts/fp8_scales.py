@@ -65,7 +65,8 @@ def numbers(name: str) -> list[Array]:
 
 def off(exact: Array, given: tuple[Array, ...], rows: int | None, causal: bool) -> float:
     """Return the relative error of attention of what rounding makes of arrays, with a scale for so many rows; 0: without."""
-    found = attention(*(rounded(X, rows) for X in given), causal)
+    q, k, v = (rounded(X, rows) for X in given)
+    found = attention(q, k, v, causal)
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -54,7 +54,7 @@ class Drawn:
     """A run; what each sequence attends to by itself; and how `serving.count` is asked for the same."""
 
     run: Any
-    wanted: list[tuple[Array, ...]]
+    wanted: Sequence[tuple[Array, ...]]
     asked: Mapping[str, Any]
     given: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
@@ -151,8 +151,8 @@ def cascade(rng: np.random.Generator) -> Drawn:
     run = serving.cascade(Q, [*zip(K, V, strict=True)], levels=levels, **how)
     wanted = []
     for s in range(b):
-        whole = [np.concatenate([*found, X[s]], axis=1) for found, X in zip(before[s], (K, V), strict=True)]
-        wanted.append(attention(Q[s], *whole, how["causal"], shared=whole[0].shape[1] - K[s].shape[1]))
+        k, v = (np.concatenate([*found, X[s]], axis=1) for found, X in zip(before[s], (K, V), strict=True))
+        wanted.append(attention(Q[s], k, v, how["causal"], shared=k.shape[1] - K[s].shape[1]))
     lengths = [[(a, end, K.shape[1]) for a, end, K, _ in level] for level in levels]
     return Drawn(run, wanted, {**asked, **how, "levels": lengths})
 

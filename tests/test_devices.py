@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsim
@@ -76,6 +76,7 @@ def test_numbers_are_one_device_s_and_counts_are_theory_s(
 
 
 @pytest.mark.parametrize("name", sorted(programs("backward")))
+@settings(max_examples=40)
 @given(problems())
 def test_gradients_are_one_device_s_and_counts_are_theory_s(
     name: str, drawn: tuple[dict[str, Any], dict[str, Any]]

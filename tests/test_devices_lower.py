@@ -51,7 +51,7 @@ def test_no_program_sends_less(name: str, data: st.DataObject) -> None:
 def test_it_is_reached() -> None:
     """By the mesh but for ℓ and m, by Ulysses but for 1/P, by the ring in groups of P; decoding by the tree but for ℓ and m."""
 
-    def ratio(name: str, **asked: Any) -> float:
+    def ratio(name: str, **asked: Any) -> Any:
         tally = devices.count(name, d=4, M=1000, **asked)
         return round(tally.words / bound_of(tally).words, 4)
 
@@ -111,9 +111,18 @@ def test_a_certificate_that_says_too_much_is_refused() -> None:
         for change in ({"words": bound.words + 1}, {"up": near}):
             with pytest.raises(ValueError, match=r"proves|too large"):
                 check(bound.certificate() | change)
-    for change in ({"n": 1}, {"W": 1}, {"q": 1}, {"pairs": 10**9}, {"P": 0}, {"kind": "lower bound"}, {"up": 0.5}):
+    wrong: list[dict[str, Any]] = [
+        {"n": 1},
+        {"W": 1},
+        {"q": 1},
+        {"pairs": 10**9},
+        {"P": 0},
+        {"kind": "lower bound"},
+        {"up": 0.5},
+    ]
+    for other in wrong:
         with pytest.raises(ValueError, match=r"too few|no such|not a certificate|expected a whole"):
-            check(bounds[0].certificate() | change)
+            check(bounds[0].certificate() | other)
 
 
 def test_the_checker_runs_alone(tmp_path: Path) -> None:

@@ -531,6 +531,29 @@ def test_the_scores_are_in_HBM_only_where_they_are_stored(viewport: dict[str, in
         assert len(page.evaluate(CORNERS)) == (5 if stored else 7)
 
 
+def test_strips_of_the_scores_that_pass_through_HBM_are_said_to(open_page: Opener, tmp_path: Path) -> None:
+    for name, kept in (("small_cache", "stored in strips"), ("flash", "never stored")):
+        trace = recorded(name)
+        assert (trace.about.arrays[-1].name == "S") == (name == "small_cache")
+        label = open_page(trace, at="#t=3").get_attribute(".grid", "aria-label")
+        assert f"tiles, computed, {kept}:" in label
+        camera = filming._Camera(trace, trace.steps)
+        camera.frame(trace.steps[3])
+        assert any(kept in text.get_text() for text in camera._figure.findobj(Text))
+
+
+def test_names_of_arrays_beside_the_scores_have_room(open_page: Opener) -> None:
+    """A name with a superscript is as large as the others, or nearly: 12 pixels of the picture, and never below 10."""
+    page = open_page(recorded("split_kv", n=16, blocks=(16, 4)), at="#t=3")
+    assert any(page.evaluate("player.views[0].run.beside[0].map((name) => name.endsWith('parts'))"))
+    sizes = page.evaluate(
+        """(() => { const { grid, run } = player.views[0];
+        return run.beside[0].map((name) =>
+          12 * (grid.layout.pitch + 1) / write(grid.pen, typeset(name), 0, 0, 12, false, true)); })()"""
+    )
+    assert min(sizes) >= 10
+
+
 def test_what_is_made_on_chip_is_not_shown_as_loaded(open_page: Opener) -> None:
     """An output that is never read is "made" on chip, at every step; queries and keys are "loaded"."""
     trace = recorded("q_outer")

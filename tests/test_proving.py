@@ -409,6 +409,22 @@ def test_the_last_phase_has_the_terms_that_are_left() -> None:
         certificate.by_phases(1, 1, 4, 15, 8, 4, 4, 0, 1, 0)
 
 
+def test_the_command_refuses_what_no_certificate_says_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An optimum of another class of schedules; a schedule that is none; a number of 5,000 digits."""
+    found, held = flashsim.optimum(N=2, d=2, M=12).certificate(), json.loads(proved_of_few("forward"))
+    forged = {
+        "its class of schedules is not that of the row game": json.dumps({**found, "class": "All schedules."}),
+        "its schedule cannot be counted: it is 7; expected its algorithm, B_r, B_c and accesses": json.dumps(
+            {**held, "schedule": 7}
+        ),
+        "it has a number of more than 4300 digits": '{"bound": ' + 5000 * "9" + "}",
+    }
+    for said, text in forged.items():
+        (file := tmp_path / "forged.json").write_text(text, encoding="utf-8")
+        assert main(["prove", "--check", str(file)]) == 1
+        assert f"proves nothing: {said}" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_last_phase_of_the_combined_bound_has_what_is_left() -> None:
     """Two phases of all that Y = 9 allow; what is left is just what a last phase of two charges gives, or one more."""
     most, of_two = (next(H for H in range(1, 99) if most_in_a_phase(Y, 1, 4, 0, 1, H)) for Y in (9, 6))

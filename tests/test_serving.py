@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import flashsim
-from flashsim import plots, serving
+from flashsim import serving
 from flashsim.algorithms.program import Bug
+from flashsim.cli import main
+from flashsim.cli import serve as command
 from flashsim.machine.memory import Event, MemoryModelError
 from flashsim.serving.api import finished
 from flashsim.serving.programs import programs
+from flashsim.serving.schedules import schedule_of
 from flashsim.tracing.planting import mutated
 from tests.ragged import DRAWN, Drawn, in_pages
 
 PROGRAMS = {**programs(), **{f"{name}, backward": program for name, program in programs("backward").items()}}
+ROOT = Path(__file__).resolve().parents[1]
 BUGS = [(name, bug) for name, program in PROGRAMS.items() for bug in program.bugs]
 
 
@@ -178,7 +186,7 @@ def test_lengths_that_make_no_sense_are_refused(changed: dict[str, Any], message
 def test_types_are_the_inputs(dtype: str) -> None:
     case = drawn("paged", 3)
     batch, operands = case.run.batch, case.run.call.operands
-    of_type = {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in operands.items()}  # type: ignore[union-attr]
+    of_type = {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in operands.items()}
     call = replace(case.run.call, batch=replace(batch, dtype=np.dtype(dtype)), operands=of_type)
     run = finished(call)
     assert {O.dtype for O in run.O} == {np.dtype(dtype)}
@@ -193,13 +201,138 @@ def test_types_are_the_inputs(dtype: str) -> None:
 
 def test_the_figure_has_what_is_counted() -> None:
     """Its numbers are those of the claims: a table is 0.05% at p = 16, a prefix saves B_r times at most, Stream-K is even."""
-    data = plots.FIGURES["serving"].data()
+    data = json.loads((ROOT / "figures" / "serving.json").read_text(encoding="utf-8"))[
+        "data"
+    ]  # test_plots makes it anew
     assert [round(share, 4) for page, _, share in data["pages"] if page in (1, 16)] == [0.0078, 0.0005]
     assert [round(waste, 3) for page, waste, _ in data["pages"] if page in (16, 256)] == [0.015, 0.255]
     for _, times in data["prefix"]:
         assert all(found < most for found, most in zip(times, (16, 64, 128), strict=True))
     assert data["prefix"][0][1][0] < 1 < data["prefix"][-1][1][0]
     assert np.allclose(data["padding"][0][1], 1, rtol=1e-4)  # without padding, but for the words
-    assert np.allclose(data["padding"][-1][1], (2.6, 1.6, 1.2), rtol=0.03)
-    assert data["splits"][0] == (0, 1, 138)
-    assert data["splits"][64] == (64, 1, 2048)
+    assert np.allclose(data["padding"][-1][1], (2.6, 1.6, 1.2), rtol=0.05)
+    assert data["splits"][0] == [0, 1, 138]
+    assert data["splits"][64] == [64, 1, 2048]
+
+
+def test_a_sequence_in_a_batch_is_the_sequence_alone() -> None:
+    """The same bits: nothing of another sequence comes near."""
+    rng = np.random.default_rng(4)
+    Q, K, V = (
+        [rng.normal(size=(h, n, 4)) for n in lengths] for h, lengths in ((4, (3, 1, 0)), (2, (7, 5, 2)), (2, (7, 5, 2)))
+    )
+    cu_q, cu_k = [0, 3, 4, 4], [0, 7, 12, 14]
+    how: dict[str, Any] = {"M": 1000, "blocks": (4, 3)}
+    Q_all, K_all, V_all = (np.concatenate(X, axis=1) for X in (Q, K, V))
+    whole = [
+        serving.decode(Q, K, V, workers=3, schedule="fixed", splits=2, **how),
+        serving.varlen(Q_all, K_all, V_all, cu_q, cu_k, **how),
+        serving.cascade(Q, [*zip(K, V, strict=True)], **how),
+    ]
+    for s in range(3):
+        alone = [
+            serving.decode(Q[s : s + 1], K[s : s + 1], V[s : s + 1], workers=3, schedule="fixed", splits=2, **how),
+            serving.varlen(Q[s], K[s], V[s], [0, Q[s].shape[1]], [0, K[s].shape[1]], **how),
+            serving.cascade(Q[s : s + 1], [(K[s], V[s])], **how),
+        ]
+        for one, run in zip(alone, whole, strict=True):
+            assert np.array_equal(one.O[0], run.O[s])
+            assert np.array_equal(one.lse[0], run.lse[s])
+
+
+def test_stream_k_does_each_tile_once_and_evenly() -> None:
+    """Over any number of workers, those that have nothing to do included."""
+    tally = serving.count("decode", queries=[3, 0, 1, 2], keys=[40, 9, 0, 17], d=2, workers=1, blocks=(2, 3), M=100)
+    for workers in range(1, 40):
+        plan = schedule_of(tally.batch, "stream_k", workers, 1)
+        done = [tile for mine in plan.workers for one in mine for tile in range(one.first, one.end)]
+        tiles = [one[-1].end for one in plan.problems]
+        assert len(done) == sum(tiles)
+        assert plan.busiest == -(-sum(tiles) // workers)
+        assert all(a.end == b.first for one in plan.problems for a, b in pairwise(one))
+        assert {one[0].first for one in plan.problems} == {0}
+
+
+def test_gradients_are_finite_differences() -> None:
+    rng = np.random.default_rng(6)
+    given = {"Q": rng.normal(size=(2, 5, 3)), "K": rng.normal(size=(1, 6, 3)), "V": rng.normal(size=(1, 6, 2))}
+    dO = [rng.normal(size=(2, n, 2)) for n in (3, 2)]
+
+    def run(**changed: Any) -> serving.ServingRun:
+        return serving.varlen(**given | changed, cu_q=[0, 3, 5], cu_k=[0, 4, 6], M=200, blocks=(2, 2))
+
+    found = serving.varlen_backward(run(), dO)
+    for name, X in given.items():
+        step = rng.normal(size=X.shape) * 1e-6
+        both = [sum((O * d).sum() for O, d in zip(run(**{name: X + h}).O, dO, strict=True)) for h in (step, -step)]
+        slope = (np.concatenate(getattr(found, f"d{name}"), axis=1) * step).sum()
+        assert (both[0] - both[1]) / 2 == pytest.approx(slope, rel=1e-6)
+
+
+def test_a_tree_of_prefixes_by_hand() -> None:
+    """4 rows in blocks of 2: the root's 5 keys pass twice, those of the first three sequences, 2 of them, twice, too."""
+    levels = [[(0, 4, 5)], [(0, 3, 2)]]
+    tally = serving.count("cascade", queries=1, keys=[1, 0, 3, 2], d=2, levels=levels, blocks=(2, 2), M=100)
+    assert moved(tally) == {
+        "Q": (3 * 4 * 2, 0), "K_p": (2 * (2 * 5 + 2 * 2), 0), "V_p": (2 * (2 * 5 + 2 * 2), 0), "K": (2 * 6, 0), "V": (2 * 6, 0),
+        "O": (2 * 4 * 2, 3 * 4 * 2), "L": (2 * 4, 3 * 4), "O_new": (2 * 4 * 2, 2 * 4 * 2), "L_new": (2 * 4, 2 * 4),
+    }  # fmt: skip
+
+
+def test_a_table_that_is_not_checked_is_seen() -> None:
+    """What the refusals are for: without them a run reads a page that is another's."""
+    unchecked = mutated(
+        PROGRAMS["paged"].run, ("b = check_word(", "b = (lambda name, s, j, word, pages: word % pages)(")
+    )
+    call = one_page().call
+    words = np.array([[1, 2**32 - 1], [3, 0]], np.uint32)
+    assert finished(
+        replace(call, program=replace(call.program, run=unchecked), operands={**call.operands, "table": words})
+    )
+    with pytest.raises(ValueError, match="sequence 0 has keys on its page 1"):
+        finished(replace(call, operands={**call.operands, "table": words}))
+
+
+X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: serving.varlen(X, X, X, [0, 4], [0, 3]), r"cu_q\[1\] is 4, where sequence 0 ends; .* to 3, the rows of Q"),
+        (lambda: serving.varlen(X, X, X, [0, 2, 1], [0, 3]), r"cu_q\[2\] is 1, where sequence 1 ends; expected 2"),
+        (lambda: serving.varlen(X, X, X, [0, 2, 3], [0, 3]), "cu_k has 2 ends; expected 3, as cu_q has"),
+        (lambda: serving.varlen(X, X, X, [0], [0, 3]), r"cu_q is \[0\]; expected where each sequence begins"),
+        (lambda: serving.varlen(X, Y, X, [0, 3], [0, 2]), r"K has shape \(1, 2, 2\) and V has shape \(1, 3, 2\)"),
+        (lambda: serving.varlen_backward(one_page(), [X]), "expected what flashsim.serving.varlen returned"),
+        (lambda: serving.varlen_backward(serving.varlen(X, X, X, [0, 3], [0, 3]), [Y]), r"dO\[0\] has shape \(1, 2, 2\)"),
+        (lambda: serving.decode([X], [X, X], [X], workers=2), "K has 2 sequences; expected 1, as Q has"),
+        (lambda: serving.decode([X], [X], [Y], workers=2), r"K\[0\] has shape \(1, 3, 2\) and V\[0\] has shape \(1, 2, 2\)"),
+        (lambda: serving.decode([X], [X], [X], workers=0), "workers is 0; expected at least 1"),
+        (lambda: serving.decode([X], [X], [X], workers=2, splits=3), "splits is 3; expected 1, as schedule 'stream_k' cuts"),
+        (lambda: serving.cascade([X], [(X, X)], prefix=(X, Y)), r"prefix,K has shape .* and prefix,V has shape \(1, 2"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 2, X, X)]]), r"levels\[0\]\[0\] is of sequences 0 to 2"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X, X), (0, 1, X, X)]]), r"levels\[0\]\[1\] is of .* 0 to 1"),
+        (lambda: serving.paged([X], Y, Y, [[0]], [2], page=2, splits=0), "splits is 0; expected at least 1"),
+    ],
+)  # fmt: skip
+def test_ragged_inputs_that_make_no_sense_are_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_command_counts_and_says_whether_theory_agrees(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(command.PROGRAMS) == set(programs())
+    asked = ["serve", "decode", "--keys", "500", "90", "--d", "64", "--workers", "8", "--json", "-"]
+    assert main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    tally = serving.count("decode", queries=1, keys=[500, 90], d=64, workers=8)
+    assert (found["agrees"], found["hbm"]["accesses"]) == (True, tally.hbm.accesses)
+
+
+def test_the_command_fails_where_theory_differs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serving, "exact", lambda tally: replace(tally, hbm=tally.hbm.times(2)))
+    assert main(["serve", "varlen", "--keys", "9", "--d", "4"]) == 1
+    assert "The counts differ from theory." in capsys.readouterr().err

@@ -77,7 +77,8 @@ def _ended(arguments: Sequence[str], own: str, ending: Ending) -> int:
     if ending.status is not None:
         return ending.status
     if ending.words:
-        return COMMANDS["check"].ended(parse(arguments), ending)
+        status: int = COMMANDS["check"].ended(parse(arguments), ending)
+        return status
     raise ValueError(f"{own.rpartition('=')[2]} ended the process ({ending.how})")
 
 

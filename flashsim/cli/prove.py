@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from flashsim.cli.optimum import SEARCHED, run_optimum
@@ -84,6 +85,7 @@ def _show(proof: Any, dtype: str) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     from flashsim.optimal.games import checker as of_optimum
+    from flashsim.optimal.optima import CLASS
     from flashsim.optimal.proving import recount
     from flashsim.theory import certificate
 
@@ -102,9 +104,13 @@ def _check(options: argparse.Namespace) -> int:
             raise ValueError("it holds no JSON object")
         exact = held.get("kind") == "optimum"
         said = (of_optimum if exact else certificate).check(held)
+        if exact and held["class"] != CLASS:
+            raise ValueError("its class of schedules is not that of the row game")
         schedule = "" if exact else recount(held)
     except (ValueError, RecursionError) as error:
         why = "it holds no JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else error
+        if "set_int_max_str_digits" in str(error):
+            why = f"it has a number of more than {sys.get_int_max_str_digits()} digits"
         print_words(f"{options.check} proves nothing: {why}")
         return 1
     print_words(f"{said}. {SEARCHED if exact else HOW_SURE}")

@@ -77,9 +77,9 @@ class Device:
         here = [(whole(matrix), self._other(rank, ticket.site)) for matrix, rank in receives if 0 not in matrix.shape]
         for block, to in there:
             self.links[to] = self.links.get(to, Link()).plus(block)
-            self._tell("post", block, f"→{to}", ticket.site)
+            self._tell("post", block, f"[→{to}]", ticket.site)
         self._waiting[ticket.number] = ticket
-        self._coming[ticket.number] = [(block, f"←{from_}") for block, from_ in here]
+        self._coming[ticket.number] = [(block, f"[←{from_}]") for block, from_ in here]
         self._engine.post(ticket, there, here)
         return ticket
 
@@ -93,7 +93,7 @@ class Device:
             self._tell("wait", block, way, site)
 
     def _tell(self, kind: EventKind, block: Block, way: str, site: Site) -> None:
-        """Tell the observers of the memory of what was sent, X→to, or arrived, X←from."""
+        """Tell the observers of the memory of what was sent, X[→to], or arrived, X[←from]."""
         if self.sram._observers:
             name = block.name.partition("[")[0] + way
             self.sram._tell(kind, name, block.shape[0] * block.shape[1], None, site)

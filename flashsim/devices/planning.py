@@ -143,11 +143,10 @@ def _causal_step(share: Share, layout: str, s: int) -> int:
         n = np.array([*map(len, share.where)])
         return int((n * (n - 1) // 2 + n * (y <= x)).max())
     chunk = -(-N // P) if layout == "contiguous" else -(-N // (2 * P))
-    starts = [lambda p: p * chunk] + [lambda p: (2 * P - 1 - p) * chunk] * (layout == "zigzag")
     met = np.zeros(P, np.int64)
-    for of_rows in starts:
-        for of_keys in starts:
-            a, b = np.minimum(of_rows(x), N), np.minimum(of_keys(y), N)
+    for rows in (x, 2 * P - 1 - x)[: 1 + (layout == "zigzag")]:
+        for keys in (y, 2 * P - 1 - y)[: 1 + (layout == "zigzag")]:
+            a, b = np.minimum(rows * chunk, N), np.minimum(keys * chunk, N)
             h, k = np.minimum(a + chunk, N) - a, np.minimum(b + chunk, N) - b
             met += _triangle(a + h - b) - _triangle(a - b) - _triangle(a + h - b - k) + _triangle(a - b - k)
     return int(met.max())

@@ -145,5 +145,5 @@ class Share:
 
 def alike(*live: Bools) -> Sequence[Hashable]:
     """For each row of tiles, what its cost depends on: how many are live, and whether the last is, which may be ragged."""
-    kinds = [zip(np.count_nonzero(each[:, :-1], axis=1), each[:, -1:].any(1), strict=True) for each in live]
+    kinds = [zip(np.count_nonzero(each[:, :-1], axis=1), each[:, -1:].sum(1), strict=True) for each in live]
     return [*zip(*kinds, strict=True)]

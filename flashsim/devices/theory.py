@@ -138,7 +138,7 @@ def ulysses_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
         A = own * sum(int((t.rows(x) @ t.live(x, y)).sum()) for y in where)
         H_q, H_kv = (share.H_q, share.H_kv) if here else (own, own_kv)
         away = "" if here else f"_{x}"
-        role, out = ("input", "output") if here else ("extra", "extra")
+        role: Any = "input" if here else "extra"
         first = arrays["dO"].reads if here else 0
         arrays |= {
             f"Q{away}": _array(A * d, 0, H_q * m * d, b.stored, role),
@@ -146,7 +146,9 @@ def ulysses_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
             f"D{away}": _array(A, share.H_q * m if here else 0, H_q * m, b.chip),
             f"K{away}": _array(own_kv * m * d, 0, H_kv * m * d, b.stored, role),
             f"V{away}": _array(own_kv * m * d_v, 0, H_kv * m * d_v, b.stored, role),
-            f"dQ{away}": ArrayTraffic(A * d, (A + H_q * m) * d, H_q * m * d, H_q * m * d, b.chip, out),
+            f"dQ{away}": ArrayTraffic(
+                A * d, (A + H_q * m) * d, H_q * m * d, H_q * m * d, b.chip, "output" if here else "extra"
+            ),
         }
         for name, width in (("dK", d), ("dV", d_v)):
             mine, from_x = own_kv * m * width, parts[x] * n * width

@@ -46,8 +46,8 @@ def lanes_of(traces: Sequence[Recording]) -> dict[str, Any]:
         for step in one.steps:
             for event in one.of(step):
                 if event.kind in ends:
-                    name, _, other = event.name.replace("←", "→").partition("→")
-                    pair = (p, int(other)) if event.kind == "post" else (int(other), p)
+                    name, _, way = event.name.partition("[")  # X[→2], or X[←2]
+                    pair = (p, int(way[1:-1])) if event.kind == "post" else (int(way[1:-1]), p)
                     ends[event.kind][pair].append((step.number, name))
     messages = [
         (*(pair[0], posted), pair[1], arrived, name)
@@ -62,6 +62,7 @@ def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:
     share, of = run.share, run.share.problem.shape
     shape = Shape(len(share.queries[p]), share.most_rows, of.d, of.d_v)
     kinds: dict[str, tuple[str, str]] = {}
+    assert recorder.sram is not None
     for array, matrix in ((name, recorder.sram.hbm.matrix(name)) for name in recorder.sram.hbm.traffic.by_array):
         narrow = {1: "1", of.d: "d"}.get(matrix.shape[1], "d_v")
         kinds[array] = ("N_k" if array[0] in "KV" else "N_q", "d_v" if array[0] in "VO" else narrow)

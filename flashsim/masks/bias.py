@@ -35,7 +35,7 @@ class Bias(ArrayMask):
             raise ValueError("Bias's array has NaN or ∞ in it; expected finite numbers, and a mask to forbid keys")
 
     @property
-    def bias(self) -> Bias:  # type: ignore[override]
+    def bias(self) -> Bias:
         return self
 
     @property

@@ -296,7 +296,7 @@ class Both(Mask):
         return self.b.tree if self.a.tree is None else self.a.tree
 
     @property
-    def bias(self) -> Any:  # type: ignore[override]
+    def bias(self) -> Any:
         return self.b.bias if self.a.bias is None else self.a.bias
 
     def __repr__(self) -> str:

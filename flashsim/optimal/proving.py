@@ -15,7 +15,7 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import SramOverflow
 from flashsim.optimal.tune import bound_of, tune
-from flashsim.problem.arguments import check_count, check_direction
+from flashsim.problem.arguments import check_count, check_direction, shown
 from flashsim.run.api import count
 from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
@@ -158,6 +158,9 @@ def recount(certificate: Mapping[str, Any]) -> str:
         return ""
     sizes = {name: certificate[name] for name in ("N_q", "N_k", "d", "d_v", "M")}
     try:
+        if not isinstance(certificate["schedule"], dict) or {*certificate["schedule"]} != {*Schedule.__annotations__}:
+            fields = "its algorithm, B_r, B_c and accesses"
+            raise ValueError(f"it is {shown(certificate['schedule'])}; expected {fields}")
         said = Schedule(**certificate["schedule"])
         B_r, B_c, accesses = (check_count(name, getattr(said, name)) for name in ("B_r", "B_c", "accesses"))
         record = (FORWARD if direction == "forward" else BACKWARD).get(said.algorithm)

@@ -40,7 +40,15 @@ def devices_time_data(
     """
     N, d, counts = check_count("N", N), check_count("d", d), [check_count("P", size) for size in P]
     heads, kv_heads = check_heads(heads, kv_heads)
-    asked = {"N": N, "d": d, "heads": heads, "kv_heads": kv_heads, "dtype": dtype, "causal": True, "flops": flops}
+    asked: dict[str, Any] = {
+        "N": N,
+        "d": d,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "dtype": dtype,
+        "causal": True,
+        "flops": flops,
+    }
     panels = []
     for link in links:
         lines: dict[str, list[float | None]] = {name: [] for name in LINES}

@@ -37,7 +37,9 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     found: dict[str, Any] = {"d": d, "workers": workers, "pages": [], "prefix": [], "padding": [], "splits": []}
     lengths = range(373, 629)
     for page in [2**power for power in range(9)]:
-        tally = serving.count("paged", queries=1, keys=lengths, d=d, dtype="float16", page=page, blocks=(1, 1), M=ROOM)
+        tally = serving.count(
+            "paged", queries=1, keys=lengths, d=d, dtype="float16", page=page, blocks=(1, page), M=ROOM
+        )
         moved = tally.hbm.by_array
         share = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
         found["pages"].append((page, moved["K"].size / (d * sum(lengths)) - 1, share))
@@ -50,11 +52,11 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
         found["prefix"].append((n, times))
     N, whole = 512, count("q_outer", N=512, d=d, blocks=(64, 64), M=ROOM).hbm.accesses
     for least in range(512, 0, -56):
-        of = np.linspace(least, N, 64).round().astype(int).tolist()
+        of = np.linspace(least, N, 16).round().astype(int).tolist()
         packed = serving.count("varlen", queries=of, keys=of, d=d, blocks=(64, 64), M=ROOM, causal=False).hbm.accesses
         live = sum(count("q_outer", N=N, d=d, blocks=(64, 64), M=ROOM, mask=KeyPadding(n)).hbm.accesses for n in of)
-        moves = (64 * whole, live, document_stream(of, d, 64))
-        found["padding"].append((1 - sum(of) / (64 * N), [each / packed for each in moves]))
+        moves = (16 * whole, live, document_stream(of, d, 64))
+        found["padding"].append((1 - sum(of) / (16 * N), [each / packed for each in moves]))
     batch = serving.count("decode", queries=1, keys=[4096] * 32, d=d, workers=workers, M=ROOM, blocks=(1, 64)).batch
     best = schedule_of(batch, "stream_k", workers, 1)
     fixed = [(t, schedule_of(batch, "fixed", workers, t)) for t in range(1, 65)]
@@ -92,7 +94,7 @@ def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     _lines(padding, data["padding"], names, [times for _, times in data["padding"]])
     padding.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     ticks(padding.yaxis, FixedLocator([1, 1.5, 2, 2.5]), "{x:g}×")
-    padding.set_xlabel("rows that are padding (64 sequences, up to 512)")
+    padding.set_xlabel("rows that are padding (16 sequences, up to 512)")
     padding.set_ylabel("accesses over packed")
     best, *fixed = data["splits"]
     splits.plot(

@@ -50,8 +50,9 @@ class Roundoffs(NamedTuple):
 
 def roundoffs(stored: DTypeLike) -> Roundoffs:
     """Return those of a run on matrices that are stored so."""
-    chip = chip_dtype(float_dtype(stored))
-    return Roundoffs(roundoff(chip), roundoff(stored), smallest_step(chip), smallest_step(stored))
+    dtype = float_dtype(stored)
+    chip = chip_dtype(dtype)
+    return Roundoffs(roundoff(chip), roundoff(dtype), smallest_step(chip), smallest_step(dtype))
 
 
 def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -209,8 +209,8 @@ def gradients(call: Call, observers: Sequence[Observer] = ()) -> ServingGradient
     """Run a call of a backward pass."""
     batch, (costs, found) = call.batch, launched(call, check_observers(observers))
     keys = [slice(*batch.cols(s)) for s in range(len(batch))]
-    of_keys = {name: [found[name][:, own] for own in keys] for name in ("dK", "dV")}
-    return ServingGradients(**costs, dQ=by_sequence(batch, found["dQ"]), **of_keys)
+    dK, dV = ([found[name][:, own] for own in keys] for name in ("dK", "dV"))
+    return ServingGradients(**costs, dQ=by_sequence(batch, found["dQ"]), dK=dK, dV=dV)
 
 
 def by_sequence(batch: Batch, packed: Array) -> list[Array]:

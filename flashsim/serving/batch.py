@@ -102,10 +102,10 @@ class Batch:
 
     def launched(self, s: int) -> Sequence[Hashable]:
         """Return the same of as many row blocks as the longest sequence has: the last one's own, and those that are not there."""
-        own = [*self.rows_alike(s)]
-        last = [("last", own.pop())] if own else []
+        own = self.rows_alike(s)
+        last: list[Hashable] = [("last", own.pop())] if own else []
         return [*own, *last, *[None] * (ceil_div(self.longest, self.B_r) - len(own) - len(last))]
 
-    def rows_alike(self, s: int) -> Sequence[Hashable]:
+    def rows_alike(self, s: int) -> list[int]:
         """Return, for each row block of a sequence, the keys that it sees, as those of equally many cost alike."""
         return [self.seen(s, i, self.keys[s]) for i in range(self.row_blocks(s))]

@@ -45,8 +45,8 @@ def varlen(
     ends_k = check_ends("cu_k", cu_k, K.shape[1], "K")
     if len(ends_q) != len(ends_k):
         raise ValueError(f"cu_k has {len(ends_k)} ends; expected {len(ends_q)}, as cu_q has")
-    lengths = (np.diff(ends.astype(np.int64)).tolist() for ends in (ends_q, ends_k))
-    batch = batch_of(Q, K, V, *lengths, M, causal, scale, (tuple(ends_q.tolist()), tuple(ends_k.tolist())))
+    N, n = (np.diff(ends.astype(np.int64)).tolist() for ends in (ends_q, ends_k))
+    batch = batch_of(Q, K, V, N, n, M, causal, scale, (tuple(ends_q.tolist()), tuple(ends_k.tolist())))
     words = {"cu_q": ends_q[:, None], "cu_k": ends_k[:, None]}
     operands = {"Q": interleave(Q, batch.group), "K": K, "V": V, **words}
     return finished(called(programs()["varlen"], batch, blocks, {}, lambda _: operands), observers)

@@ -43,16 +43,17 @@ def cascade(
     K = check_sequences("suffixes, K", [pair[0] for pair in suffixes], ("Q", queries))
     V = check_sequences("suffixes, V", [pair[1] for pair in suffixes], ("Q", queries))
     tree = [[(0, len(queries), *prefix)]] if prefix is not None else levels
-    lengths, shared = [], ([K[0][:, :0]], [V[0][:, :0]])
+    lengths: list[list[tuple[int, int, int]]] = []
+    shared = [K[0][:, :0]], [V[0][:, :0]]
     for number, level in enumerate(tree):
         lengths.append([])
         for k, (first, end, *pair) in enumerate(level):
             name = "prefix" if prefix is not None else f"levels[{number}][{k}]"
-            both = [check_packed(f"{name}, {X}", array) for X, array in zip("KV", pair, strict=True)]
-            check_fit(queries[0], *both, f"Q[0] {name},K {name},V")
-            lengths[-1].append((first, end, both[0].shape[1]))
-            for found, array in zip(shared, both, strict=True):
-                found.append(array)
+            K_n, V_n = (check_packed(f"{name}, {X}", array) for X, array in zip("KV", pair, strict=True))
+            check_fit(queries[0], K_n, V_n, f"Q[0] {name},K {name},V")
+            lengths[-1].append((first, end, K_n.shape[1]))
+            shared[0].append(K_n)
+            shared[1].append(V_n)
     for s in range(len(queries)):
         check_fit(queries[s], K[s], V[s], f"Q[{s}] K[{s}] V[{s}]")
     batch = batch_of(queries[0], K[0], V[0], [q.shape[1] for q in queries], [k.shape[1] for k in K], M, causal, scale)

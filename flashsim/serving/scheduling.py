@@ -42,8 +42,8 @@ def decode(
     keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
     for s in range(len(queries)):
         check_fit(queries[s], keys[s], values[s], f"Q[{s}] K[{s}] V[{s}]")
-    lengths = ([array.shape[1] for array in of] for of in (queries, keys))
-    batch = batch_of(queries[0], keys[0], values[0], *lengths, M, causal, scale)
+    N, n = ([array.shape[1] for array in of] for of in (queries, keys))
+    batch = batch_of(queries[0], keys[0], values[0], N, n, M, causal, scale)
     operands = {
         "Q": packed(batch, queries), "K": np.concatenate(keys, axis=1), "V": np.concatenate(values, axis=1)
     }  # fmt: skip

@@ -57,9 +57,9 @@ class TraceEvent(NamedTuple):
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The block's indices, counted from 0; () for what is no block, and for one named by its rows, K[3:7] or K[[5, 0]]."""
+        """The block's indices, counted from 0; () for none, and for one named by its rows, K[3:7], or its way, K[→2]."""
         inside = self.name.partition("[")[2].rstrip("]")
-        return tuple(int(index) for index in inside.split(",")) if inside and not {*":["} & {*inside} else ()
+        return tuple(int(index) for index in inside.split(",")) if inside and not {*":[→←"} & {*inside} else ()
 
 
 @dataclass(frozen=True)

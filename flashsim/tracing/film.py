@@ -88,6 +88,8 @@ class _Camera:
         self._beside = [a.name for a in arrays if a.kind[0] == "N_q" and a.kind[1] != "N_k"]
         self._above = [a.name for a in arrays if a.kind[0] == "N_k"]
         self._stored = any(a.kind == ("N_q", "N_k") for a in arrays)  # a matrix as large as the scores is in HBM
+        strips = not trace.about.sizes and any(a.name == "S" for a in arrays)  # not all of S at once
+        self._kept = "stored in strips" if strips else "never stored"
         self._pitch = min(0.32, 1.7 / max(len(self._beside), len(self._above), 1))
         letters = max((len(name) for name in self._beside), default=1)
         self._label = min(POINTS, 72 * self._pitch / (0.8 * letters))
@@ -139,7 +141,7 @@ class _Camera:
             axes.add_patch(Polygon(outline, fill=False, ec="#5d616b", lw=1.2))
             axes.text(outline[0][0] + 0.08, 0.12, name, size=POINTS, weight="bold", va="top")
         if not self._stored:
-            words = "S: by tiles,\nnever stored"
+            words = f"S: by tiles,\n{self._kept}"
             axes.text(self._left, self._top - 0.05, words, size=POINTS, color="#5d616b", linespacing=1)
         moves = [event for event in trace.of(step) if event.kind in MOVES]
         places = self._hbm(axes, step, moves)

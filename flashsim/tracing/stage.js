@@ -210,7 +210,7 @@ class Stage {
       const what = run.about.sizes.length ? "matrix, by tiles" : "S, by tiles";
       const { x0, y0 } = this.layout;
       const room = (text) => write(pen, [text], 0, 0, 11.5, false, true) <= left + width - x0;
-      const said = [`${what}: computed, never stored`, `${what}: never stored`, "never stored"];
+      const said = [`${what}: computed, ${run.kept}`, `${what}: ${run.kept}`, run.kept];
       write(pen, [said.find(room) ?? ""], x0, y0 - 6, 11.5);
     }
     const also = [...run.beside[2], ...run.beside[3]].map(typeset);

@@ -50,7 +50,7 @@ function tellPicture(run, t) {
     counts.part ? `${counts.part} done in part, ` : "",
     `${counts.skipped} skipped, ${counts.ahead} ahead`,
   ];
-  return `Score matrix of ${T_r} by ${T_c} tiles${run.stored ? "" : ", computed, never stored"}: ${fates.join("")}`;
+  return `Score matrix of ${T_r} by ${T_c} tiles${run.stored ? "" : `, computed, ${run.kept}`}: ${fates.join("")}`;
 }
 
 /** The tiles row by row, and what is on chip. */

@@ -62,7 +62,7 @@ def cascade(
         last = level == len(levels)
         nodes = [(s, s + 1, n) for s, n in enumerate(batch.keys)] if last else levels[level]
         O_to, L_to = (O_new, L_new) if level else (O, L)
-        starts = []
+        starts: list[int] = []
         for _, _, n in nodes:
             starts.append(0 if last and not starts else first)
             first = starts[-1] + n

@@ -79,7 +79,8 @@ def varlen_backward(
             sram.store(D_s[i], D_i)  # line 3
     # line 4: end for
     for s in sram.loop(len(batch), alike=batch.alike):  # line 5
-        live = [np.array([e > j * B_c for e in batch.rows_alike(s)], bool) for j in range(ceil_div(batch.keys[s], B_c))]
+        e = np.array(batch.rows_alike(s), np.int64)
+        live = [e > j * B_c for j in range(ceil_div(batch.keys[s], B_c))]
         alike = [(j + 1 == len(live), int(rows.sum())) for j, rows in enumerate(live)]
         T_c = ceil_div(max(batch.keys), B_c)
         for j in sram.loop(T_c, alike=[*alike, *[None] * (T_c - len(alike))]):  # line 5
@@ -150,6 +151,6 @@ PROGRAM = ServingProgram(
         Bug("no gradients where there are no queries", "K_j, V_j = sram.load(K_s[j], V_s[j])  # line 8",
             "K_j, V_j = sram.load(K_s[j], V_s[j])  # line 8\n            if a == a_next: continue"),
         Bug("every tile masked as the first", "i, j * B_c, c_next - c)  # line 11", "i, 0, c_next - c)  # line 11"),
-        Bug("every row block for every key block", "[e > j * B_c for e in", "[True for e in"),
+        Bug("every row block for every key block", "[e > j * B_c for j in", "[e >= 0 * j for j in"),
     ),
 )  # fmt: skip

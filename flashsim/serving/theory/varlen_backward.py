@@ -50,8 +50,8 @@ def peak(p: Batch) -> int:
             c, live = min(p.B_c, s.n - j), s.b[s.e > j]
             top = live.max(initial=0)
             tops.append(int(2 * c * w + top * (w + 2) + 2 * top * c + 4))
-        c = s.first(p.B_c)
-        tops += (s.b * (2 * p.d + p.d_v + 2) + c * w + 2 * s.b * c + 4).tolist()
+        first = s.first(p.B_c)
+        tops += (s.b * (2 * p.d + p.d_v + 2) + first * w + 2 * s.b * first + 4).tolist()
     return max(tops)
 
 

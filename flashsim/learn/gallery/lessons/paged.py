@@ -48,7 +48,7 @@ def teach(trace: Trace) -> str:
 
         [line 3] n: how many keys the sequence has. It is a word of HBM, too.
         [line 7] b, the page’s number. Were it none, or beyond the pool, the run would end here, and name the sequence.
-        [read K @ {reads[0].number}] Rows {reads[0].cols[0]} and {reads[0].cols[1] - 1} of the pool: page {pages[0]}.
+        [read K @ {reads[0].number}] Rows {2 * pages[0]} and {2 * pages[0] + 1} of the pool: page {pages[0]}.
         [read K @ {partial[0].number}] One row: the page has two, and the sequence has no key for the other.
         [write O] The first sequence is done.
         [read K @ {second.number}] The second one begins, on page {pages[3]}.

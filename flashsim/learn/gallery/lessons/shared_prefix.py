@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import flashsim
@@ -34,7 +36,7 @@ def teach(trace: Trace) -> str:
     alone = serving.count("cascade", queries=1, keys=[prefix + n for n in lengths], d=4, M=100, blocks=(3, 3))
     saved, b = {}, 128
     for B_r in (16, 64):
-        how = {"queries": 1, "d": 128, "heads": 32, "dtype": "float16", "M": 10**6, "blocks": (B_r, 64)}
+        how: dict[str, Any] = {"queries": 1, "d": 128, "heads": 32, "dtype": "float16", "M": 10**6, "blocks": (B_r, 64)}
         apart = serving.count("cascade", keys=[32_768 + 128] * b, **how).hbm.accesses
         saved[B_r] = apart / serving.count("cascade", keys=[128] * b, prefix=32_768, **how).hbm.accesses
     return f"""

@@ -1,0 +1,69 @@
+"""Forward: decoding, sliding windows, block-sparse attention, d = 256."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import flashsim
+from flashsim import gpu
+from flashsim.gpu.contestants import Setting, arrays
+from flashsim.masks import patterns
+from hopper_races.calls import captured, copying, normal, peers, race
+
+DECODED = [
+    (32, 8192, 1),
+    (32, 8192, 8),
+    (8, 8192, 1),
+    (8, 8192, 8),
+    (1, 131_072, 1),
+    (1, 131_072, 8),
+]  # sequences, KV, queries
+WINDOWS = [(127, 0), (64, 63), (255, 0)]
+
+
+def decoding() -> Iterator[dict[str, Any]]:
+    """Yield each case: its name, what must move, and everybody's ms."""
+    copied, copy = copying()
+    for B, N_k, N_q in DECODED:
+        q, k, v = normal(B, 64, N_q, 128), normal(B, 8, N_k, 128), normal(B, 8, N_k, 128)
+        ms = race({**copy, "hopper_decode": captured(q, k, v), **peers(q, k, v)})
+        assert gpu.plan(q, k, v).kernel == "hopper_decode"
+        sizes = {"sequences": B, "N_k": N_k, "N_q": N_q, "H_q": 64, "H_kv": 8, "d": 128}
+        yield {"case": "decode", **sizes, "bytes": k.nbytes + v.nbytes, "copied": copied, "ms": ms}
+
+
+def windows() -> Iterator[dict[str, Any]]:
+    """Yield cases as `decoding`."""
+    copied, copy = copying()
+    q, k, v = (normal(2, 128, 8192, 64) for _ in range(3))
+    sizes = {"N": 8192, "heads": 256, "d": 64, "bytes": 4 * q.nbytes, "copied": copied}
+    for window in WINDOWS:
+        mask = flashsim.SlidingWindow(*window)
+        ms = race({**copy, "hopper": captured(q, k, v, mask=mask), **peers(q, k, v, window)})
+        yield {"case": "window", "window": window, **sizes, "ms": ms}
+
+
+def block_sparse() -> Iterator[dict[str, Any]]:
+    """Yield cases: the part of tiles that is live, and ms."""
+    for d, H in ((64, 32), (128, 16)):
+        q, k, v = (normal(1, H, 16_384, d) for _ in range(3))
+        tables = {s: np.random.default_rng(0).random((128, 128)) < s for s in (0.5, 0.25, 0.125, 0.0625)}
+        shares = {f"s = {s}": table for s, table in tables.items()} | {"butterfly": patterns.butterfly(128, 128)}
+        ms = race({"dense": captured(q, k, v), **{s: captured(q, k, v, block_mask=t) for s, t in shares.items()}})
+        live = {"dense": 1.0, **{s: float(table.mean()) for s, table in shares.items()}}
+        yield {"case": "block-sparse", "N": 16_384, "heads": H, "d": d, "live": live, "ms": ms}
+
+
+def heads_of_256() -> Iterator[dict[str, Any]]:
+    """Yield cases as `eight_bits`, of d = 256: H d = 2048, B N = 16384."""
+    for N in (512, 1024, 2048, 4096, 16_384):
+        for causal in (False, True):
+            setting = Setting(N, 256, causal, H=8)
+            q, k, v = arrays(setting, 3)
+            ms = race({"hopper": captured(q, k, v, kernel="hopper", causal=causal), **peers(q, k, v, causal=causal)})
+            tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+            sizes = {"N": N, "d": 256, "causal": causal, "B": setting.batch, "H": 8}
+            yield {"case": "heads256", **sizes, "ms": ms, "tflops": tflops}
