@@ -64,7 +64,15 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     return found
 
 
-@partial(Chart, "serving", serving_data, "what serving moves: pages, a shared prefix, padding, splits", 8.9, panels=4)
+@partial(
+    Chart,
+    "serving",
+    serving_data,
+    "what serving moves: pages, a shared prefix, padding, splits",
+    8.9,
+    panels=4,
+    slide=10.6,
+)
 def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw the four panels below each other."""
     pages, prefix, padding, splits = axes
@@ -120,6 +128,8 @@ def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
         panel.legend(loc="best", frameon=False)
         panel.xaxis.set_minor_locator(NullLocator())
         panel.yaxis.set_minor_locator(NullLocator())
+    for ax in axes:
+        ax.set_xlabel(ax.get_xlabel().replace(" (", "\n("))
 
 
 def _lines(panel: Axes, rows: Sequence[Any], names: Sequence[str], values: Sequence[Sequence[float]]) -> None:

@@ -67,7 +67,7 @@ class Recorded {
     this.sideOf = new Map(this.about.arrays.map(({ name, kind }) => [name, sideOf(...kind)]));
     this.beside = [0, 1, 2, 3].map((side) => this.arrays.filter((name) => this.sideOf.get(name) === side));
     this.stored = this.beside[2].length > 0; // a matrix as large as the scores is in HBM
-    const strips = this.beside[3].includes("S") && !this.about.sizes.length; // rows of S pass through HBM, not all at once
+    const strips = this.beside[3].includes("S") && !this.about.sizes.length; // of S, which pass through HBM
     this.kept = strips ? "stored in strips" : "never stored";
   }
 
