@@ -124,6 +124,14 @@ def test_counts_by_hand() -> None:
         }  # fmt: skip
 
 
+def test_words_are_read_for_each_kv_head_and_kept_once() -> None:
+    how: dict[str, Any] = {"queries": 1, "keys": [3, 2], "d": 4, "page": 2, "M": 1000, "heads": 6}
+    one, three = (serving.count("paged", **how, kv_heads=heads).hbm.by_array for heads in (1, 3))
+    assert (one["table"].reads, one["table"].size) == (3, 4)
+    assert (three["table"].reads, three["table"].size) == (9, 4)
+    assert (three["K"].reads, three["K"].size) == (3 * one["K"].reads, 3 * one["K"].size)
+
+
 def test_permuted_and_shared_pages_change_no_bit() -> None:
     rng = np.random.default_rng(1)
     Q = [rng.normal(size=(2, 1, 4))] * 2

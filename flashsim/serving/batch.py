@@ -87,7 +87,7 @@ class Batch:
         last = np.full((len(S_ij), 1), n - 1)
         if self.causal:
             last = (i * self.B_r + np.arange(len(S_ij))[:, None]) // self.group + n - self.queries[s]
-        allowed = keys <= np.minimum(last, n - 1)
+        allowed = keys <= last
         return S_ij if allowed.all() else np.where(allowed, S_ij, S_ij.dtype.type(-np.inf))
 
     def shapes(self) -> dict[str, tuple[int, int]]:
