@@ -262,11 +262,11 @@ def test_names_of_other_packages_and_of_the_commands_are_understood() -> None:
             call(backward=True)
 
 
-@pytest.mark.parametrize("name", ["forward", "backward"])
-def test_where_tracing_went_is_said(name: str) -> None:
-    said = rf"^{name} takes no argument 'trace'; flashsim\.trace\(…\) returns a run's trace$"
+@pytest.mark.parametrize("call", [forward, backward])
+def test_where_tracing_went_is_said(call: Any) -> None:
+    said = rf"^{call.__name__} takes no argument 'trace'; flashsim\.trace\(…\) returns a run's trace$"
     with pytest.raises(TypeError, match=said):
-        {"forward": forward, "backward": backward}[name](trace=True)
+        call(trace=True)
 
 
 @pytest.mark.parametrize("call", [flashsim.count, theory.exact, flashsim.Problem.of])
@@ -345,11 +345,18 @@ def test_what_is_no_run_is_checked_too(message: str, call: Callable[[], Any]) ->
 
 def test_a_policy_of_ones_own_returns_blocks() -> None:
     class Mine(flashsim.Paper):
+        returned: Any = False
+
         def __call__(self, problem: Any) -> Any:
-            return self.enforced
+            return self.returned
 
     with pytest.raises(ValueError, match=r"sizing returned False; expected flashsim\.Blocks"):
         count(sizing=Mine())
+    Mine.returned = flashsim.Blocks(2, 0, 3, 4)
+    with pytest.raises(ValueError, match="sizing's B_c is 0"):
+        count(sizing=Mine())
+    Mine.returned = flashsim.Blocks(2, 99, 1, 1)  # which are clipped, and counted anew
+    assert count(sizing=Mine()).blocks == count(blocks=(2, 99)).blocks
     with pytest.raises(ValueError, match=r"sizing\.enforced is 3; expected True or False"):
         count(sizing=flashsim.Paper(enforced=3))  # type: ignore[arg-type]
 

@@ -30,12 +30,13 @@ from flashsim.gpu import (
     settling,
 )
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
+from flashsim.gpu.devices import tiles
 from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
 from flashsim.learn.examples import same_curve
 
 LADDER = list(gpu.ladder())
-VARIANTS = [variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants]
+VARIANTS = [*(variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants), *tiles.VARIANTS]
 PROMISE = "no spills, no stack"
 OVERLAPPING = ("hopper.cu", "hopper_backward.cu", "hopper_fp8.cu")  # within a warpgroup; hopper_decode.cu's do not
 pytestmark = pytest.mark.packages

@@ -16,8 +16,6 @@ from flashsim import devices
 from flashsim.attention.problem import Problem
 from flashsim.devices import theory
 from flashsim.devices.share import Share
-from flashsim.gpu.compiling import MissingGPU, compile_file
-from flashsim.gpu.devices import tiles
 from flashsim.gpu.devices.pieces import pieces
 from flashsim.plots import gpu_devices
 from tests.test_distributed import ROOT, started
@@ -59,16 +57,6 @@ def test_pieces_of_rows_that_are_anywhere() -> None:
         where = [np.flatnonzero(owner == p) for p in range(3)]
         for rank, src in np.ndindex(3, 3):
             assert np.array_equal(seen(share(where), rank, src), where[rank][:, None] >= where[src])
-
-
-@pytest.mark.parametrize("variant", tiles.VARIANTS, ids=lambda variant: variant.functions[0])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_the_merging_kernel_compiles(variant: Any, arch: str) -> None:
-    try:
-        compiled = compile_file(variant.file, variant.functions, dict(variant.defines), arch)
-    except MissingGPU as error:
-        pytest.skip(str(error))
-    assert all((r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0) for r in compiled.resources.values())
 
 
 def found_on(engine: str, processes: int, examples: int) -> dict[str, Any]:

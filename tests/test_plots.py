@@ -504,6 +504,18 @@ def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> No
     assert max(peaks.values()) == max(needs)
 
 
+@pytest.mark.parametrize(("name", "direction"), [("theorem2", "forward"), ("theorem5", "backward")])
+def test_each_panel_of_a_theorem_says_what_its_own_blocks_need(name: str, direction: str) -> None:
+    data = kept(name)["data"]
+    for ax, (variable, panel) in zip(plots.FIGURES[name].draw(data).axes, data["panels"].items(), strict=True):
+        sizes = [{**panel["fixed"], variable: value} for value in panel["values"]]
+        tallies = [flashsim.count("flash", **size, direction=direction, sizing="paper") for size in sizes]
+        needs = [tally.sram.peak / size["M"] for tally, size in zip(tallies, sizes, strict=True)]
+        least, most = (f"{share:.0%}" for share in (min(needs), max(needs)))
+        said = least if least == most else f"{least} to {most}"
+        assert ax.get_xlabel().endswith(f"{data['dtype']}, one head\nline 1's blocks: they need {said} of M")
+
+
 def bar_titles(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts if ": " in text.get_text()]
 

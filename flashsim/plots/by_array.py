@@ -102,6 +102,6 @@ def run_figure(run_by_name: Mapping[str, Counted], *, heads: int = 1, **shape: A
     by_array, by_block = figure.subplots(2, 1, height_ratios=(bars, 3.7))
     plot_run({getattr(run, "title", name): run for name, run in run_by_name.items()}, ax=by_array, heads=heads)
     labels = looks(run_by_name)
-    by_array.set_title(point_of({labels[name].label: run for name, run in run_by_name.items()}), pad=18, x=-0.2)
+    by_array.set_title(point_of({labels[name].label: run for name, run in run_by_name.items()}), pad=18, x=-0.18)
     plot_blocks(blocks_data(**shape, backward=False), ax=by_block)
     return figure

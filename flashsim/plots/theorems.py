@@ -65,9 +65,8 @@ def theorem_data(
     panels = {
         variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()
     }
-    needs = max(need for panel in panels.values() for need in panel.pop("needs"))
     said = {"theorem": number, "direction": theorem.direction, "dtype": checked["dtype"], "sizing": "paper"}
-    return {**said, "needs": round(needs, 4), "panels": panels}
+    return {**said, "panels": panels}
 
 
 theorem2_data, theorem5_data = partial(theorem_data, 2), partial(theorem_data, 5)
@@ -102,7 +101,7 @@ def _panel(
         "fixed": {name: value for name, value in fixed.items() if name != variable},
         "values": values,
         **series,
-        "needs": [tally.sram.peak / tally.sram.capacity for tally in tallies[theorem.flash]],
+        "needs": [round(tally.sram.peak / tally.sram.capacity, 4) for tally in tallies[theorem.flash]],
         **({"others": [other.name for other in others]} if others else {}),
         "band": [[c * theory.theorem_2_flash(**x) for c in theorem.constants(x["d"])] for x in at],
         "fits": {name: _fit(values, accesses) for name, accesses in series.items()},
@@ -135,7 +134,9 @@ def plot_theorem(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """
     for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
         _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
-        panel.set_xlabel(f"{panel.get_xlabel()}, one head\nline 1's blocks: they need up to {data['needs']:.0%} of M")
+        needs = dict.fromkeys(f"{share:.0%}" for share in (min(numbers["needs"]), max(numbers["needs"])))
+        said = f"{panel.get_xlabel()}, {data['dtype']}, one head\nline 1's blocks: they need {' to '.join(needs)} of M"
+        panel.set_xlabel(said)
 
 
 def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theorem) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms.record import Algorithm, Record
+from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import SRAM, MemoryModelError
 from flashsim.masks.rules import All, Causal
 from flashsim.problem.inputs import Array
@@ -105,9 +105,7 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
     )
 
 
-def trace_of(
-    recorder: Recorder, of: Record, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any
-) -> Trace:
+def trace_of(recorder: Recorder, of: Any, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any) -> Trace:
     """Return the trace of a run with what is said of whatever has a record, `of`; `exact` is its closed form, or None.
 
     `about` has the other fields of an `About`.
