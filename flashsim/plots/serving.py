@@ -125,7 +125,7 @@ def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     )
     for panel, title in zip(axes, titles, strict=True):
         panel.set_title(title, x=hang(panel, -0.2))
-        panel.legend(loc="center left" if panel is prefix else "best", frameon=False)
+        panel.legend(loc=(0, 0.22) if panel is prefix else "best", frameon=False)
         panel.xaxis.set_minor_locator(NullLocator())
         panel.yaxis.set_minor_locator(NullLocator())
     for ax in axes:
