@@ -30,6 +30,7 @@ from flashsim import Fixed
 from flashsim.algorithms import Algorithm
 from flashsim.beyond import cross_entropy, linear, mlp
 from flashsim.cli import main
+from flashsim.learn.gallery.lessons import online_softmax
 from flashsim.masks import patterns
 from flashsim.masks.patterns import butterfly
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
@@ -401,6 +402,31 @@ def test_the_factor_is_e_to_the_old_less_the_new_maximum(open_page: Opener) -> N
     assert new is not None
     shown = [float(text) for text in page.locator(".pairs .factor").all_inner_texts()]
     np.testing.assert_allclose(shown, np.exp(old - new)[:, 0], atol=6e-5)
+
+
+def test_the_curves_are_named_with_what_they_reach(open_page: Opener) -> None:
+    sizes: dict[str, Any] = {"M": 500, "blocks": (3, 4)}
+    trace = flashsim.trace("flash_basic", *np.random.default_rng(0).standard_normal((3, 12, 4)), **sizes)
+    counted = flashsim.count("flash_basic", N=12, d=4, **sizes)
+    page = open_page(trace)
+    texts = page.evaluate(
+        """() => {
+          const texts = [], prototype = CanvasRenderingContext2D.prototype, drawn = prototype.fillText;
+          prototype.fillText = function (text, ...at) { texts.push(text); drawn.call(this, text, ...at); };
+          player.sparks.base = null;
+          player.go(1);
+          return texts;
+        }"""
+    )
+    assert f"━ HBM accesses so far, up to {counted.hbm.accesses:,}" in texts
+    assert f"─ SRAM in use, up to {counted.sram.peak:,}" in texts  # and not M
+
+
+def test_one_element_is_one_element(open_page: Opener) -> None:
+    page = open_page(*online_softmax.record())
+    assert page.locator(".formula").inner_text() == "HBM → SRAM: 1 element"
+    page.locator("#next-hbm").click()
+    assert page.locator(".formula").inner_text() == "HBM → SRAM: 1 + 1 = 2 elements"
 
 
 def test_links_to_a_step(open_page: Opener) -> None:

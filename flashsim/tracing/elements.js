@@ -38,6 +38,11 @@ function typeset(text) {
   return set ? [...set.cloneNode(true).childNodes] : [text];
 }
 
+/** How many elements, in words. */
+function amount(n) {
+  return `${count(n)} element${n === 1 ? "" : "s"}`;
+}
+
 /** The program's "[0,2]" as the paper counts: "1, 3"; "" for what is no index. */
 function fromOne(index) {
   if (!/^\[\d+(, ?\d+)*\]$/.test(index)) return "";

@@ -32,7 +32,7 @@ class Sparks {
       this.line(pen, run.occupancy, full, this.ink["spark-2"], n, 1);
       this.line(pen, run.accesses, most, this.ink.spark, n, 1.8);
     });
-    this.name(pen, most, full);
+    this.name(pen, most, Math.max(...this.runs.map((run) => run.about.peak)));
     this.lanes?.base(pen);
   }
 
@@ -50,14 +50,14 @@ class Sparks {
     pen.stroke();
   }
 
-  name(pen, most, full) {
+  name(pen, most, peak) {
     pen.font = "11px system-ui, sans-serif";
     const narrow = this.width < 500;
     const dashes = this.runs.length > 1 ? `; dashed: ${narrow ? "second" : "the second run"}` : "";
     const [moved, held] = narrow ? ["HBM", "SRAM"] : ["HBM accesses so far", "SRAM in use"];
     const texts = [
       [`━ ${moved}, up to ${count(most)}`, this.ink.spark],
-      [`─ ${held}, up to ${count(full)}${dashes}`, this.ink["spark-2"]],
+      [`─ ${held}, up to ${count(peak)}${dashes}`, this.ink["spark-2"]],
     ];
     if (this.lanes) texts.push(["▪ post", this.ink.hot], ["▪ wait", this.ink.cold], [narrow ? "━ sent" : "━ in flight", this.ink.current]);
     let x = 8;

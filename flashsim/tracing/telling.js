@@ -104,7 +104,7 @@ function tellStrip(run, array, n, side, [first, end], onChip) {
 
 /** What is on chip under this name, [its index, elements]. */
 function tellResident(run, [name, size]) {
-  return `${counted(run.plain[name])}: ${count(size)} elements`;
+  return `${counted(run.plain[name])}: ${amount(size)}`;
 }
 
 /** The element of a tile that a point of its box lies on. */

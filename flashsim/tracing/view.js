@@ -156,7 +156,7 @@ class View {
       const sizes = events.filter((event) => kind[event] === wanted).map((event) => elements[event]);
       const terms = sizes.length > 1 ? `${sizes.map(count).join(" + ")} = ` : "";
       const sum = sizes.reduce((a, b) => a + b, 0);
-      return make("p", {}, `${MOVED[wanted]}: ${terms}${count(sum)} elements`);
+      return make("p", {}, `${MOVED[wanted]}: ${terms}${amount(sum)}`);
     });
   }
 

@@ -7,7 +7,17 @@ from functools import partial
 
 import numpy as np
 
-from flashsim.learn.exercises.inner_loop import PROBLEMS, SCALED_P, Problem, State, over, scaled, scaled_sum
+from flashsim.learn.exercises.inner_loop import (
+    FACTOR,
+    INVERSE,
+    PROBLEMS,
+    SCALED_P,
+    Problem,
+    State,
+    over,
+    scaled,
+    scaled_sum,
+)
 from flashsim.learn.exercises.judging import Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work, Wrong
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -113,6 +123,7 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
     P = np.exp(S - want.m)
     with np.errstate(all="ignore"):
         a = np.exp(before.m - want.m)
+        inverse = before.l / a
     l, O = before.l, before.O * before.l
     P_sum, PV = P.sum(1, keepdims=True), P @ V
     sums = State(want.m, want.l, want.O * want.l)
@@ -123,6 +134,7 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
         | scaled(want.m, problem),
         "l_i": {
             "The old l_i is not rescaled by exp(m_i - m_new), or m_i was replaced by m_new too early.": l + P_sum,
+            f"The old l_i is {INVERSE}. {FACTOR}.": inverse + P_sum,
             "This is the block's sum alone. Where is the old l_i?": P_sum,
             "The factor multiplies both terms. P_ij is against m_new already.": a * (l + P_sum),
             SCALED_P: a * l + scaled_sum(S - want.m, problem),
@@ -130,7 +142,9 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
         "O_i": {
             "The old O_i is not rescaled: it was summed against the old maximum. The factor is exp(m_i - m_new).": O
             + PV,
-            "O_i began as O[i], in which nothing was written yet. It begins as 0, on chip.": np.full_like(O, np.nan),
+            f"O_i began as O[i], in which nothing was written yet, and not as 0 on chip; or it is {INVERSE}. {FACTOR}.": (
+                np.full_like(O, np.nan)
+            ),
             early: sums.O / sums.l,
             early + " ": (a * before.O + PV) / sums.l,
             "This is the block's product alone. Where is the old O_i?": PV,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flashsim.algorithms.notation import rowmax, rowsum
 from flashsim.learn.exercises.judging import Stage, Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -33,7 +34,8 @@ l_i * O_i:
 13  l_i <- l_i_new, m_i <- m_i_new; all three are written to HBM
 
 It is judged by the paper's own induction: after the turn (j, i), the rows of
-block i hold m, l and O of attention over the keys of blocks 0 to j.
+block i hold m, l and O of attention over the keys of the blocks up to j. The
+check names turns from 1, as the paper does; j and i below count from 0.
 """
 
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
@@ -154,20 +156,29 @@ def run(flash: Callable[..., object], problem: Problem) -> int:
 
 def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
     rows, keys, before, want = problem.at(i, j)
-    S, (m, l, O), l_new = problem.Q[rows] @ problem.K[keys].T, before, want.l
-    m_tilde = S.max(1, keepdims=True)
+    Q_i, K_j, (m, l, O), l_new = problem.Q[rows], problem.K[keys], before, want.l
+    S = Q_i @ K_j.T
+    m_tilde = rowmax(S)
     P_tilde = np.exp(S - m_tilde)
-    l_tilde, PV = P_tilde.sum(1, keepdims=True), P_tilde @ problem.V[keys]
+    l_tilde, PV = rowsum(P_tilde), P_tilde @ problem.V[keys]
     with np.errstate(all="ignore"):
         a, b = np.exp(m - want.m), np.exp(m_tilde - want.m)
+        square = {"K_j is not transposed: line 9 is Q_i K_j^T.": rowmax(Q_i @ K_j)} if S.shape == Q_i.shape else {}
         mistakes = {
             "m": {"This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": m_tilde}
-            | scaled(want.m, problem),
+            | scaled(want.m, problem)
+            | square,
             "l": {
                 f"The old l_i is not rescaled: where the maximum rose, its terms are too large. {FACTOR}.": l
                 + b * l_tilde,
                 f"l~_ij was summed {OWN}. The factor exp(m~_ij - m_new) brings it to m_new.": a * l + l_tilde,
+                "Neither l_i nor l~_ij is rescaled. Each has a factor that brings it to m_new.": l + l_tilde,
                 "l_new is l~_ij alone, so the keys before are forgotten.": b * l_tilde,
+                "P~_ij is against the old m_i. It is against the block's own maximum, m~_ij.": (
+                    a * l + b * rowsum(np.exp(S - m))
+                ),
+                f"The old l_i is {INVERSE}. {FACTOR}.": l / a + b * l_tilde,
+                f"l~_ij is {INVERSE}. The factor is exp(m~_ij - m_new).": a * l + l_tilde / b,
                 SCALED_P: a * l + b * scaled_sum(S - m_tilde, problem),
             },
             "O": {
@@ -177,6 +188,8 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
                 "O_i comes from HBM divided by l_i. Multiply by l_i to have the old sum back.": (a * O + b * PV)
                 / l_new,
                 f"P~_ij V_j was summed {OWN}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV) / l_new,
+                f"The old O_i is {INVERSE}. {FACTOR}, as for l_i.": (l / a * O + b * PV) / l_new,
+                f"P~_ij V_j is {INVERSE}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV / b) / l_new,
                 "O is not divided by l_new.": l * a * O + b * PV,
                 "O is divided by l_new twice.": (l * a * O + b * PV) / l_new**2,
                 "O is divided by the old l_i, and it should be by l_new.": (l * a * O + b * PV) / l,
@@ -205,4 +218,5 @@ def scaled_sum(scores: Array, problem: Problem) -> Array:
 NO_SCALE = "Q is scaled by 1/√d already, before it is loaded"
 SCALED_P = f"What the exponential is taken of is divided by √d. {NO_SCALE}."
 OWN = "against the block's own maximum"
+INVERSE = "rescaled by the inverse of what it should be"
 FACTOR = "The factor is exp(m_i - m_new)"

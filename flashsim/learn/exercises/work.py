@@ -27,6 +27,12 @@ HINTS: tuple[tuple[type[Exception], str, str], ...] = (
         SramOverflow, "",
         "More is on chip at once than SRAM holds. What does not have to be? (sram.loop evicts; range does not.)",
     ),
+    (
+        ValueError, "operands could not be broadcast",
+        "The shapes do not meet. A tile of scores is (queries, keys), products are @, and m and l are columns, (queries, 1), as "
+        "rowmax and rowsum return them.",
+    ),
+    (ValueError, "truth value of an array", "For arrays, the larger of two is maximum(a, b), element by element."),
     (NameError, "", "A name is used that has no value at that point. Is it spelt as it is where it is set?"),
 )  # fmt: skip
 """By the kind of error, and what its text holds."""
