@@ -60,6 +60,16 @@ def test_commands_print_what_is_shown(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_whole_and_outputs_have_single_empty_lines(page: Path) -> None:
+    """Markdown ends a table at an empty line: what follows without a head is shown as text."""
+    for rows in re.findall(r"^(?:\|.*\n)+", text_of(page), re.MULTILINE):
+        head, rule = (rows.splitlines() * 2)[:2]
+        assert re.fullmatch(r"\|(?: ?:?-+:? ?\|)+", rule), rows
+        assert rule.count("|") == head.count("|") - head.count(r"\|"), rows
+    assert not any("\n\n\n" in block for block in blocks(page, "console"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_that_are_named_have_the_options_that_are_named(page: Path) -> None:
     """Those that are shown without their output, in blocks or within a sentence."""
     for command, rest in re.findall(r"(?:^|[`(] ?|&& |\$ )flashsim ([a-z]+)([^`\n#|]*)", text_of(page), re.MULTILINE):

@@ -278,6 +278,16 @@ def test_empty_rows_of_zero_are_told_where_the_mean_is_declared() -> None:
     assert found[0].says == "A row in which every key is masked is 0."
 
 
+def test_without_keys_nan_is_no_mean_of_values() -> None:
+    spec = Spec(zero_keys=True)
+
+    def divides(q: Array, k: Array, v: Array) -> Array:
+        return np.asarray(Problem(q, k, v, spec).solution.O + (0 if k.shape[2] else np.nan))
+
+    found = diagnosed(Subject(divides, spec), "empty_rows")
+    assert ["every key is masked is NaN" in bug.says for bug in found] == [True]
+
+
 def test_a_diagnosis_is_quick() -> None:
     kernel = kernel_with(FAMILIES["causal_off_by_one"][0])
     findings, verdicts = gathered(kernel, "oracle")

@@ -158,6 +158,16 @@ def test_what_nothing_tries_is_doubtful_too(capsys: pytest.CaptureFixture[str]) 
     assert pytest_on("test_packed.py")[0] == 1
 
 
+def test_what_is_declared_and_no_call_takes_is_left_out_and_doubtful(capsys: pytest.CaptureFixture[str]) -> None:
+    """A convention declares what its own function takes, and another function with its names may take less."""
+    assert main(["check", "--init", "mine.py:causal_by_hand", "--masks", "--gqa", "--causal", "top_left"]) == 0
+    out = said(capsys)
+    assert "Doubtful: masks: It does not take mask=: it raised TypeError" in out
+    assert "Doubtful: gqa: It does not take fewer KV heads (2) than query heads (4): it raised ValueError" in out
+    text = Path("causal_by_hand_spec.py").read_text(encoding="utf-8")
+    assert all(line in text for line in ("causal='top_left'", "masks=False", "gqa=False"))
+
+
 def test_a_spec_without_doubt_has_no_such_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
     Path("plain.py").write_text(

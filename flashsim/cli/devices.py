@@ -131,7 +131,6 @@ def _show(tallies: list[DevicesTally]) -> None:
             rows.append((p, share.rows(p), one.words, to, one.hbm.accesses, one.sram.peak))
         print_table(("device", "rows", "words sent", "to", "HBM accesses", "peak"), rows)
     said = " “One device” is the one that has most." if len(tallies) > 1 else ""
-    print()
     print_paragraphs(
         f"Words are elements on links between devices; HBM accesses are apart. Theory gives the same numbers.{said}"
     )
@@ -173,7 +172,6 @@ def _plan(options: argparse.Namespace) -> int:
             for P, name, words, ratio, room, seconds in rows
         ]  # fmt: skip
         print_table(headings[: 6 if timed else 5], [row[: 6 if timed else 5] for row in shown])
-        print()
         print_paragraphs(
             "Words are those of the device that sends most; ÷ bound is of all words. The bound is for devices that do no "
             "more, and have no more room, than the program's. StarTrail and TASP are by formula."

@@ -77,5 +77,4 @@ def _show(tally: Any) -> None:
     print_table(
         ("array", "reads", "writes", "bytes"), [*rows, ("total", tally.hbm.reads, tally.hbm.writes, tally.hbm.bytes)]
     )
-    print()
     print_paragraphs("In elements; words are of 4 bytes. Theory gives the same numbers.")

@@ -44,6 +44,10 @@ def infer(fn: Callable[..., Any], start: Spec | None = None, backward: Callable[
             doubtful.append("dtypes")
         spec = replace(spec, **changes)
         notes |= dict.fromkeys(changes, "found by trying")
+    for missed in mismatches(Subject(fn, spec)) if given else ():  # a convention declares what its own function takes
+        changes = {name: value for name, value in missed.changes.items() if name in given and name not in notes}
+        spec, notes = replace(spec, **changes), notes | dict.fromkeys(changes, missed.says)
+        doubtful += changes
     case = plain(spec)
     more = tuple(d for d in FLOATS if d not in spec.dtypes and there_is(d) and fits(fn, spec, replace(case, dtype=d)))
     if more and "dtypes" not in given:
