@@ -2,6 +2,7 @@
 
     Causal(offset)            keys up to the query's own position: j ≤ i + offset, by default N_k − N_q, bottom-right; 0: top-left
     SlidingWindow(left, right, offset)  keys within `left` before and `right` after that position; −1: no limit on that side
+    Streaming(sinks, window)  the first keys, and a window up to the query's own position
     KeyPadding(lengths)       only the first `length` keys; one length, or one for each head (leading axes)
     QueryPadding(lengths)     only the first `length` queries, likewise
     Dense(array)              any boolean array that broadcasts to (..., N_q, N_k), True = attend
