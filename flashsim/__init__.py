@@ -61,6 +61,9 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.masks.rules import Dense as Dense
     from flashsim.masks.rules import Mask as Mask
     from flashsim.masks.rules import SlidingWindow as SlidingWindow
+    from flashsim.masks.scores import ALiBi as ALiBi
+    from flashsim.masks.scores import SoftCap as SoftCap
+    from flashsim.masks.streaming import Streaming as Streaming
     from flashsim.masks.tree import Tree as Tree
     from flashsim.optimal import tune as tune
     from flashsim.optimal.optima import optimum as optimum

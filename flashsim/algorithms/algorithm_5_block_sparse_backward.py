@@ -86,6 +86,7 @@ def block_sparse_backward(
             D_i = on_chip(rowsum(dO_i * O_i))  # line 19
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 20
             MASK.gradient(dS_ij, i, j)  # line 20
+            dS_ij = MASK.uncapped(dS_ij)  # line 20
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 21
             sram.store(dQ[i], dQ_i_new)  # line 21
             dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j)  # line 22

@@ -76,6 +76,7 @@ def memory_efficient_backward(
             dP_ij = on_chip(dP_dropped_ij * dropout_by_query(P_ij, i, j), over=dP_dropped_ij)  # equation 5
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 5
             MASK_by_query.gradient(dS_ij, i, j)  # equation 5
+            dS_ij = MASK_by_query.uncapped(dS_ij)  # equation 5
             dq_i = on_chip(dq_i + tau * product(dS_ij, k_j), over=dq_i)  # equation 5
         sram.store(dq[i], dq_i)  # equation 5
 
@@ -90,6 +91,7 @@ def memory_efficient_backward(
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 6
             dP_ij = on_chip(dP_dropped_ij * dropout_by_key(P_ij, i, j), over=dP_dropped_ij)  # equation 6
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 6
+            dS_ij = MASK_by_key.uncapped(dS_ij)  # equation 6
             dk_j = on_chip(dk_j + tau * product(dS_ij.T, q_i), over=dk_j)  # equation 6
         sram.store(dk[j], dk_j)  # equation 6
 

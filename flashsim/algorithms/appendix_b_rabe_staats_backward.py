@@ -67,6 +67,7 @@ def rabe_staats_backward(
             whole_i = on_chip(rowsum(dO_i * O_i))  # differentiate
             dS_ij = on_chip(w_ij * gated(P_ij, (dP_ij - own_ij) + (own_ij - whole_i)), over=dP_ij)  # differentiate
             MASK.gradient(dS_ij, i, j)  # differentiate
+            dS_ij = MASK.uncapped(dS_ij)  # differentiate
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # differentiate
             sram.store(dQ[i], dQ_i_new)  # differentiate
             dK_j = on_chip(dK_j + tau * product(dS_ij.T, Q_i), over=dK_j)  # differentiate

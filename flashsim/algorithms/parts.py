@@ -21,6 +21,9 @@ class MaskFunction(Protocol):
     def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
         """Add tile (i, j) of dS to a bias's gradient in HBM; nothing where there is no bias."""
 
+    def uncapped(self, dS_ij: Tile) -> Tile:
+        """Return dS of scores before their soft cap, for the tile that was masked last; dS_ij itself if there is none."""
+
     def divided(self, blocks: Blocks) -> MaskFunction:
         """Return the same mask for tiles of other sizes."""
 

@@ -92,6 +92,7 @@ def q_outer_backward(
             dP_ij = on_chip(dO_i @ V_j.T * Z_ij)  # line 19
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 20
             MASK.gradient(dS_ij, i, j)  # line 20
+            dS_ij = MASK.uncapped(dS_ij)  # line 20
             dQ_i = sram.load(dQ[i])  # line 21
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 21
             sram.store(dQ[i], dQ_i_new)  # line 21

@@ -104,6 +104,7 @@ def q_outer_backward_stored(
             dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_nj.T, dO_n), over=dV_tilde_j)  # line 15
             dS_nj = on_chip(gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj)  # line 16
             MASK.gradient(dS_nj, n, j)  # line 16
+            dS_nj = MASK.uncapped(dS_nj)  # line 16
             sram.store(dS_rows[n, j], dS_nj)  # line 16
             dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_nj.T, Q_n), over=dK_tilde_j)  # line 17
         # line 18: end for

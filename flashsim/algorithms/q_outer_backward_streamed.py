@@ -109,6 +109,7 @@ def q_outer_backward_streamed(
             dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_nj.T, dO_n), over=dV_tilde_j)  # line 15
             dS_nj = on_chip(gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj)  # line 16
             MASK_by_row.gradient(dS_nj, n, j)  # line 16
+            dS_nj = MASK_by_row.uncapped(dS_nj)  # line 16
             dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_nj.T, Q_n), over=dK_tilde_j)  # line 17
         # line 18: end for
         sram.store(dK[j], dK_tilde_j)  # line 19
@@ -122,6 +123,7 @@ def q_outer_backward_streamed(
             S_in = on_chip(tau * (Q_i @ K_n.T))  # line 26
             P_in = on_chip(exp(at_most_0(MASK_by_key(S_in, i, n) - finite(L_i))), over=S_in)  # line 26
             dS_in = on_chip(gated(P_in, dO_i @ V_n.T * dropout_by_key(P_in, i, n) - D_i), over=P_in)  # line 27
+            dS_in = MASK_by_key.uncapped(dS_in)  # line 27
             dQ_tilde_i = on_chip(dQ_tilde_i + tau * product(dS_in, K_n), over=dQ_tilde_i)  # line 28
         # line 29: end for
         sram.store(dQ[i], dQ_tilde_i)  # line 30

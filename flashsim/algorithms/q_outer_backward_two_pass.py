@@ -103,6 +103,7 @@ def q_outer_backward_two_pass(
             dP_ij = on_chip(dO_i @ V_j.T * Z_ij)  # line 16
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 17
             MASK.gradient(dS_ij, i, j)  # line 17
+            dS_ij = MASK.uncapped(dS_ij)  # line 17
             dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j)  # line 18
         # line 19: end for
         sram.store(dK[j], dK_tilde_j)  # line 20
@@ -117,6 +118,7 @@ def q_outer_backward_two_pass(
             P_ij = on_chip(exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij)  # line 27
             dP_ij = on_chip(dO_i @ V_j.T * dropout(P_ij, i, j))  # line 28
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 29
+            dS_ij = MASK.uncapped(dS_ij)  # line 29
             dQ_tilde_i = on_chip(dQ_tilde_i + tau * product(dS_ij, K_j), over=dQ_tilde_i)  # line 30
         # line 31: end for
         sram.store(dQ[i], dQ_tilde_i)  # line 32

@@ -257,7 +257,7 @@ def asked(
     shape, P = problem.shape, check_count("P", P)
     if shape.N_q != shape.N_k and not program.at_root:
         raise ValueError(f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected one length over devices")
-    if problem.in_hbm or problem.mask.per_head:
+    if problem.in_hbm or problem.mask.per_head or problem.mask.scores:
         raise ValueError(f"mask is {problem.mask!r}; expected one of positions, which is the same for all heads")
     where = layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_k, P)
     queries = [np.arange(shape.N_q), *[np.arange(0)] * (P - 1)] if program.at_root else where

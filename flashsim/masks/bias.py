@@ -9,6 +9,7 @@ import numpy as np
 from flashsim.masks.rules import ArrayMask, Head, head_of
 from flashsim.problem.arguments import check_array
 from flashsim.problem.inputs import FLOATS, Array
+from flashsim.problem.shapes import Shape
 
 
 class Bias(ArrayMask):
@@ -44,9 +45,8 @@ class Bias(ArrayMask):
         rows, columns = (1, 1, *self.array.shape)[-2:]
         return rows, columns
 
-    @property
-    def largest(self) -> float:
-        """The largest entry in absolute value."""
+    def largest(self, shape: Shape) -> float:
+        """Return the largest entry in absolute value."""
         return float(np.abs(self.array.astype(np.float64)).max(initial=0.0))
 
     def at(self, head: Head) -> tuple[int, ...]:

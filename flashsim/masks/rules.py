@@ -2,10 +2,12 @@
 
     Causal(offset)            keys up to the query's own position: j ≤ i + offset, by default N_k − N_q, bottom-right; 0: top-left
     SlidingWindow(left, right, offset)  keys within `left` before and `right` after that position; −1: no limit on that side
+    Streaming(sinks, window)  the first keys, and a window up to the query's own position
     KeyPadding(lengths)       only the first `length` keys; one length, or one for each head (leading axes)
     QueryPadding(lengths)     only the first `length` queries, likewise
     Dense(array)              any boolean array that broadcasts to (..., N_q, N_k), True = attend
     Bias(array)               forbids nothing: floats that are added to the scores
+    SoftCap(cap), ALiBi(slopes)  forbid nothing: they change the scores, and are no arrays
     Tree(parents)             the last keys are the nodes of a tree: itself, its ancestors, and all keys before the tree
 
 All but `Dense` and `Tree` are implicit: positions decide, and nothing is read from HBM. A `Dense` array lives in HBM; its
@@ -48,6 +50,8 @@ class Mask(ABC):
     __array_ufunc__ = None  # so that `array & mask` asks the mask
     bias: Any = None
     """The `flashsim.Bias` that must live in HBM, if any."""
+    scores: Any = ()
+    """Score modifications (`flashsim.masks.scores`), in the order in which they are applied."""
 
     def __and__(self, other: Any) -> Mask:
         other = other if isinstance(other, Mask) else Dense(other)
@@ -255,8 +259,10 @@ class Both(Mask):
     b: Mask
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Check both, and that one at most has a tree, and a bias."""
-        for kind, a, b in (("Tree", self.a.tree, self.b.tree), ("Bias", self.a.bias, self.b.bias)):
+        """Check both, and that one at most has a tree, a bias, and a score modification of each kind."""
+        pairs = [("Tree", self.a.tree, self.b.tree), ("Bias", self.a.bias, self.b.bias)]
+        pairs += [(type(a).__name__, a, b) for a in self.a.scores for b in self.b.scores if a.stage == b.stage]
+        for kind, a, b in pairs:
             if a is not None and b is not None:
                 raise ValueError(f"mask combines {a!r} and {b!r}; expected one {kind} at most")
         self.a.check(shape, leading)
@@ -298,6 +304,10 @@ class Both(Mask):
     @property
     def bias(self) -> Any:
         return self.b.bias if self.a.bias is None else self.a.bias
+
+    @property
+    def scores(self) -> tuple[Any, ...]:
+        return tuple(sorted((*self.a.scores, *self.b.scores), key=lambda mod: mod.stage))
 
     def __repr__(self) -> str:
         return f"{self.a!r} & {self.b!r}"

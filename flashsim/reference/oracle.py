@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.arguments import check_p, check_scale
+from flashsim.problem.arguments import check_number, check_p, check_scale
 from flashsim.problem.inputs import Array, check_attention, float_dtype, largest
 
 
@@ -36,12 +36,16 @@ def attention(
     dtype: DTypeLike = np.float64,
     mask: Any = None,
     bias: Any = None,
+    softcap: float | None = None,
     keep: Any = None,
     dropout_p: float = 0.0,
 ) -> Array:
-    """Return dropout(softmax(MASK(scale · QKᵀ + bias))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d."""
+    """Return dropout(softmax(MASK(S))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d.
+
+    S is scale · QKᵀ + bias, or softcap · tanh(scale · QKᵀ / softcap) + bias.
+    """
     return attention_with_statistics(
-        Q, K, V, scale=scale, dtype=dtype, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p
+        Q, K, V, scale=scale, dtype=dtype, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p
     ).O
 
 
@@ -54,32 +58,37 @@ def attention_with_statistics(
     dtype: DTypeLike = np.float64,
     mask: Any = None,
     bias: Any = None,
+    softcap: float | None = None,
     keep: Any = None,
     dropout_p: float = 0.0,
 ) -> Attention:
-    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for S = MASK(scale · QKᵀ + bias)."""
+    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for masked S as in `attention`."""
     check_p(dropout_p)
     stored = float_dtype(dtype)
     Q, K, V = (a.astype(stored) for a in check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias))
-    P, l, m = softmax(Q, K, tau_of(scale, Q), mask, bias)
+    P, l, m, _ = softmax(Q, K, tau_of(scale, Q), mask, bias, softcap)
     P_dropped = P if keep is None else P * Z_of(keep, dropout_p, P.dtype)
     return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
 
 
 def gradients(
     Q: Any, K: Any, V: Any, dO: Any, *,
-    scale: float | None = None, mask: Any = None, bias: Any = None, keep: Any = None, dropout_p: float = 0.0,
+    scale: float | None = None, mask: Any = None, bias: Any = None, softcap: float | None = None, keep: Any = None,
+    dropout_p: float = 0.0,
 ) -> Three:  # fmt: skip
     """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
-    return _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p)[0]
+    return _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p)[
+        0
+    ]
 
 
 def bias_gradient(
     Q: Any, K: Any, V: Any, dO: Any, *,
-    bias: Any, scale: float | None = None, mask: Any = None, keep: Any = None, dropout_p: float = 0.0,
+    bias: Any, scale: float | None = None, mask: Any = None, softcap: float | None = None, keep: Any = None,
+    dropout_p: float = 0.0,
 ) -> Array:  # fmt: skip
     """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was broadcast along."""
-    _, dS = _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p)
+    _, dS = _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p)
     return summed_to(dS, np.shape(bias))
 
 
@@ -91,21 +100,23 @@ def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _gradients(
-    Q: Any, K: Any, V: Any, dO: Any, *, scale: float | None, mask: Any, bias: Any, keep: Any, dropout_p: float
-) -> tuple[Three, Array]:
+    Q: Any, K: Any, V: Any, dO: Any, *, scale: float | None, mask: Any, bias: Any, softcap: float | None, keep: Any,
+    dropout_p: float,
+) -> tuple[Three, Array]:  # fmt: skip
     check_p(dropout_p)
     given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
     Q, K, V, dO = (a.astype(np.float64) for a in given)
     tau = tau_of(scale, Q)
-    P, l, _ = softmax(Q, K, tau, mask, bias)
+    P, l, _, slope = softmax(Q, K, tau, mask, bias, softcap)
     P = P / np.where(l == 0, 1, l)
     Z: Any = 1.0 if keep is None else Z_of(keep, dropout_p, P.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         dP = np.where(P == 0, 0.0, (dO @ V.swapaxes(-1, -2)) * Z)  # P = 0: masked, or as good as
         D = (P * dP).sum(axis=-1, keepdims=True)
         dS = np.where(P == 0, 0.0, P * (dP - D))
-        dS_T, P_dropped_T = dS.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
-        found = Three(tau * _weighted(dS, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO))
+        uncapped = np.where(P == 0, 0.0, dS * slope)
+        dS_T, P_dropped_T = uncapped.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
+        found = Three(tau * _weighted(uncapped, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO))
     for gradient in found:
         _refuse_overflow("gradients", gradient, Q, K, V, dO)
     return found, dS
@@ -117,21 +128,33 @@ def tau_of(scale: float | None, Q: Array) -> Array:
         return np.asarray(check_scale(scale, Q.shape[-1]), Q.dtype)
 
 
-def softmax(Q: Array, K: Array, tau: Array, mask: Any, bias: Any = None) -> tuple[Array, Array, Array]:
-    """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns.
+def softmax(
+    Q: Array, K: Array, tau: Array, mask: Any, bias: Any = None, softcap: float | None = None
+) -> tuple[Array, Array, Array, Any]:
+    """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns, and the cap's slope, 1 without.
 
     Raises ValueError for finite Q and K whose scores overflow.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         S = (tau * Q) @ K.swapaxes(-1, -2)
         _refuse_overflow("scores", S, Q, K)
+        slope: Any = 1.0
+        if (cap := check_softcap(softcap)) is not None:
+            S, slope = cap * np.tanh(S / cap), np.cosh(S / cap) ** -2
         if bias is not None:
             S = S + np.asarray(bias).astype(S.dtype)
         if mask is not None:
             S = np.where(mask, S, np.asarray(-np.inf, S.dtype))
         m = S.max(axis=-1, keepdims=True)
         P = np.exp(S - np.where(m == -np.inf, 0, m))
-    return P, P.sum(axis=-1, keepdims=True), m
+    return P, P.sum(axis=-1, keepdims=True), m, slope
+
+
+def check_softcap(softcap: Any) -> float | None:
+    """Return the cap, a number above 0, or None. Raises ValueError."""
+    if softcap is None:
+        return None
+    return check_number("softcap", softcap, "a number above 0, or None", lambda cap: 0 < cap < np.inf)
 
 
 def _refuse_overflow(what: str, found: Array, *given: Array) -> None:

@@ -84,7 +84,8 @@ def error_bound(
     Q: Any, K: Any, V: Any, *,
     scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
     operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, mask: Any = None, bias: Any = None,
-    keep: Any = None, dropout_p: float = 0.0, chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
+    softcap: float | None = None, keep: Any = None, dropout_p: float = 0.0, chip: DTypeLike | None = None,
+    stored: DTypeLike | None = None, C: float = 2.0,
 ) -> Array:  # fmt: skip
     """Return how far each element of O may lie from exact attention, (..., N_q, d_v), from the data's own condition.
 
@@ -96,6 +97,9 @@ def error_bound(
     allows. The 4 covers the scale, the subtraction of the maximum and the exponential's argument; rescaling factors
     telescope, as the maximum only rises. A masked score is −∞, and exact. A bias adds |b_ij| to what δ is of, and to the 4 two:
     for its loading, perhaps from a wider type, and for its sum with the score; where S is stored, it is once more.
+    A soft cap c·tanh(S/c) changes no score's error for the worse, as its slope is at most 1. It adds 12 to the 4: one for the
+    division, 8 for tanh (four units in the last place, as vector units have), one for the product, two for c; an S/c that
+    underflows loses the chip's smallest subnormal, times c; and where S is stored, it is once more, as with a bias.
     Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely. `operands_stored`
     is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
     `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
@@ -113,8 +117,8 @@ def error_bound(
     """
     return _Bounds(
         Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
-        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
-        stored=stored, C=C,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p,
+        chip=chip, stored=stored, C=C,
     ).of_O(C)  # fmt: skip
 
 
@@ -122,8 +126,8 @@ def gradient_bounds(
     Q: Any, K: Any, V: Any, dO: Any, *,
     scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
     operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, dQ_stores: int | None = None,
-    recombined: bool = False, mask: Any = None, bias: Any = None, keep: Any = None, dropout_p: float = 0.0,
-    chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
+    recombined: bool = False, mask: Any = None, bias: Any = None, softcap: float | None = None, keep: Any = None,
+    dropout_p: float = 0.0, chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
 ) -> Three:  # fmt: skip
     """Return how far each element of dQ, dK, dV may lie from the exact gradients, as arrays of their shapes.
 
@@ -140,6 +144,8 @@ def gradient_bounds(
     D = rowsum(dO∘O), d_v terms: O brings its own rounding: E = |dO|·E(O) + (d_v + 2)·u·|dO|·(P^dropped|V|). Standard attention
     sums P∘dP instead, N_k terms: E = Σ_j ((P + E(P))·E(dP) + E(P)·A_Z) + (N_k + 2)·u·Σ_j P·A_Z.
     dS = P∘(dP − D): E = E(P)·|dP − D| + (P + E(P))·(E(dP) + E(D) + 2u·(A_Z + |D|)), and u_s where it is stored.
+    Before a soft cap it is dS·g, g = 1 − t², t = tanh(S/c): t is off by E(t) = min(δ/c, 2) + 2u, g by E(g) = 2E(t) + E(t)² + 4u
+    or 1, if that is less, and dS·g by E(dS)·(g + E(g)) + |dS|·(E(g) + 2u). A bias's gradient is that of scores after the cap.
     By way of a block's own D_j, which is an average of dP: 4u·max_j A_Z more inside the last bracket.
     dQ = τ dS K, N_k terms: E = |τ|·(E(dS)|K| + (N_k + 4)·u·|dS||K|) and dQ_stores·u_s of that sum. dK likewise: N_q, one store.
     Each rounding to `stored` may lose its smallest subnormal; each term of D, dQ, dK, dV the chip's, which dQ and dK scale by τ;
@@ -148,8 +154,8 @@ def gradient_bounds(
     """
     has = _Bounds(
         Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
-        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
-        stored=stored, C=C,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p,
+        chip=chip, stored=stored, C=C,
     )  # fmt: skip
     return has.of_gradients(dO, dQ_stores, recombined)[0]
 
@@ -158,8 +164,8 @@ def bias_gradient_bound(
     Q: Any, K: Any, V: Any, dO: Any, *,
     bias: Any, scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
     operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, dQ_stores: int | None = None,
-    recombined: bool = False, mask: Any = None, keep: Any = None, dropout_p: float = 0.0, chip: DTypeLike | None = None,
-    stored: DTypeLike | None = None, C: float = 2.0,
+    recombined: bool = False, mask: Any = None, softcap: float | None = None, keep: Any = None, dropout_p: float = 0.0,
+    chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
 ) -> Array:  # fmt: skip
     """Return how far each element of a bias's gradient may lie from the exact one. Arguments as for `gradient_bounds`.
 
@@ -167,8 +173,8 @@ def bias_gradient_bound(
     """
     has = _Bounds(
         Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
-        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip,
-        stored=stored, C=C,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p,
+        chip=chip, stored=stored, C=C,
     )  # fmt: skip
     _, dS, E_dS = has.of_gradients(dO, dQ_stores, recombined)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -220,8 +226,8 @@ class _Bounds:
 
     def __init__(
         self, Q: Any, K: Any, V: Any, *, scale: float | None, steps: int, stores: int | None, scores_stored: bool,
-        operands_stored: bool, flushed: bool, logs_rounded: int, mask: Any, bias: Any, keep: Any, dropout_p: float,
-        chip: DTypeLike | None, stored: DTypeLike | None, C: float,
+        operands_stored: bool, flushed: bool, logs_rounded: int, mask: Any, bias: Any, softcap: Any, keep: Any,
+        dropout_p: float, chip: DTypeLike | None, stored: DTypeLike | None, C: float,
     ) -> None:  # fmt: skip
         Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
         self.dropout_p = check_p(dropout_p)
@@ -235,7 +241,8 @@ class _Bounds:
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
         self.tau = float(tau_of(scale, self.Q))
-        P, l, _ = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias)
+        P, l, _, self.slope = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias, softcap)
+        self.softcap = softcap
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
         self.allowed = np.broadcast_to(True if mask is None else np.asarray(mask), P.shape)
@@ -245,13 +252,17 @@ class _Bounds:
         self.kept = scores_stored or operands_stored
 
         # of a row's weights, their sum and their products with V, without O's own storing
-        (d, N_k), biased = (self.Q.shape[-1], self.K.shape[-2]), bias is not None
+        (d, N_k), biased, capped = (self.Q.shape[-1], self.K.shape[-2]), bias is not None, softcap is not None
         reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
-        delta = ((d + 4 + 2 * biased) * self.u + scores_stored * (1 + biased) * self.u_s) * reach
+        delta = (
+            (d + 4 + 2 * biased + 12 * capped) * self.u + scores_stored * (1 + (biased or capped)) * self.u_s
+        ) * reach
         delta = delta + self.logs_rounded * self.u * (reach + math.log(N_k))
         delta = delta + self.least * d * max(1.0, abs(self.tau))
+        delta = delta + self.least * (1 + (softcap or 0.0)) * capped
         delta = delta + score_reach(1 + np.abs(self.Q), self.K, scale=self.least, mask=mask)
         terms = (N_k + 8 * (self.steps + 1) + 3 * self.dropped) * self.u + self.kept * (1 + self.dropped) * self.u_s
+        self.delta = delta
         with np.errstate(over="ignore"):
             self.relative = np.expm1(2 * delta) + terms
 
@@ -269,7 +280,7 @@ class _Bounds:
         return self._within_range(np.where(self.any_key, np.minimum(off, most) + floor, 0.0), self.mass)
 
     def of_gradients(self, dO: Any, dQ_stores: int | None, recombined: bool) -> tuple[Three, Array, Array]:
-        """Return how far dQ, dK and dV may be off; and |dS| and E(dS), of which a bias's gradient is made."""
+        """Return how far dQ, dK and dV may be off; and |dS| and E(dS) after any cap, of which a bias's gradient is made."""
         dQ_stores = self.steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
         u, u_s, step, least, P, Z, dropped = self.u, self.u_s, self.step, self.least, self.P, self.Z, self.dropped
         u_p, step_p = (u_s, step) if self.kept else (0.0, 0.0)  # what storing P, dP and dS adds
@@ -298,7 +309,8 @@ class _Bounds:
             E_dS = E_P * dP_less_D + (P + E_P) * (E_dP + E_D + 2 * u * (A_Z + D_sum) + 4 * u * detour)
             E_dS = np.where(self.allowed, E_dS + u_p * P * dP_less_D + least + step_p, 0.0)
 
-            tau, dS = abs(self.tau), P * dP_less_D
+            tau, after, E_after = abs(self.tau), P * dP_less_D, E_dS
+            dS, E_dS = self._uncapped(after, E_after, least + step_p)
             dS_T, E_dS_T = dS.swapaxes(-1, -2), E_dS.swapaxes(-1, -2)
             dQ_plain, dK_plain = (dS + E_dS) @ np.abs(self.K), (dS_T + E_dS_T) @ np.abs(self.Q)
             dQ_sum, dK_sum = tau * dQ_plain, tau * dK_plain
@@ -307,7 +319,17 @@ class _Bounds:
             E_dQ = np.where(self.any_key, E_dQ + ((1 + tau) * N_k + dQ_plain) * least, 0.0)
             E_dK, E_dV = E_dK + ((1 + tau) * N_q + dK_plain) * least, E_dV + N_q * least
             pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
-            return Three(*(self._within_range(self.C * bound, most) for bound, most in pairs)), dS, E_dS
+            return Three(*(self._within_range(self.C * bound, most) for bound, most in pairs)), after, E_after
+
+    def _uncapped(self, dS: Array, E_dS: Array, vanished: float) -> tuple[Array, Array]:
+        """Return |dS| and E(dS) of scores before their soft cap."""
+        if self.softcap is None:
+            return dS, E_dS
+        E_t = np.minimum(self.delta / self.softcap, 2) + 2 * self.u
+        E_slope = np.minimum(2 * E_t + E_t * E_t + 4 * self.u, 1)
+        most = np.minimum(self.slope + E_slope, 1)
+        off = E_dS * most + dS * (E_slope + 2 * self.u) + vanished
+        return dS * self.slope, np.where(self.allowed, off, 0.0)
 
     def _within_range(self, bound: Array, most: Array) -> Array:
         """Return the bound, and ∞ where a sum of that size, with its error, may overflow what it is stored in."""

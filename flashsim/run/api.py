@@ -66,8 +66,8 @@ def forward(
              `run.sram.over` says by how much it exceeds M
     causal   key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right
     mask     boolean array that broadcasts to (..., N_q, N_k), True = attend, or a mask object (`flashsim.Causal`,
-             `KeyPadding`, `QueryPadding`, `SlidingWindow`, `Dense`, `Tree`, `Bias`, combined with &). With `causal`, both must
-             allow
+             `KeyPadding`, `QueryPadding`, `SlidingWindow`, `Dense`, `Tree`, `Bias`, `SoftCap`, `ALiBi`, combined with &). With
+             `causal`, both must allow
     dropout_p, seed  drop attention weights with this probability; the mask is `flashsim.dropout.keep_mask`
     gqa      how query heads that share a KV head run ("FlashAttention: Theory and Practice", "GQA Handling in FlashAttention").
              "separate" (its option B): each on its own, streaming K and V of its KV head anew.

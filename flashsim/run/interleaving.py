@@ -15,6 +15,7 @@ import numpy as np
 from flashsim.masks.band import Band
 from flashsim.masks.bias import Bias
 from flashsim.masks.rules import All, Bools, Both, Dense, Head, Index, Mask, allowed_by
+from flashsim.masks.scores import ScoreMod
 from flashsim.masks.tree import Tree
 from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Shape
@@ -46,6 +47,8 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
         return Both(grouped(mask.a, group, N_q), grouped(mask.b, group, N_q))
     if isinstance(mask, Dense | Bias):
         return type(mask)(_grouped_array(mask.array, group, N_q))
+    if isinstance(mask, ScoreMod):
+        return mask.grouped(group)
     return GroupedTree(mask, group) if isinstance(mask, Tree) else GroupedMask(mask, group)
 
 

@@ -26,6 +26,7 @@ from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow
 from flashsim.masks.rules import All, Bools, Head, Mask, as_mask
+from flashsim.masks.scores import cap_of
 from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
 from flashsim.problem.inputs import (
     Array,
@@ -138,8 +139,8 @@ def forward_plan(
     problem = Problem.checked(given.shape, given.leading, given.group, given.dtype, **asked)
     mask = _mask_of(algorithm, problem, options, given.leading)
     if check_finite:
-        stored, bias = problem.dtype if algorithm.stores_scores else None, mask.bias.largest if mask.bias else 0.0
-        check_range(given, problem.scale, problem.dropout_p, stored, bias, "tau" not in algorithm.parts)
+        stored, more = problem.dtype if algorithm.stores_scores else None, mask != All() and _added(mask, problem)
+        check_range(given, problem.scale, problem.dropout_p, stored, more, "tau" not in algorithm.parts)
     return plan_of(algorithm, problem, options, sizing, mask, launched, given=given.copy(), check_finite=check_finite)
 
 
@@ -157,7 +158,7 @@ def backward_plan(
     """Return the plan of a run's backward pass."""
     before, check_finite = run.plan, check_flag("check_finite", check_finite)
     problem, mask, given = before.problem, before.mask, before.given
-    _check_bias(algorithm, mask)
+    _check_scores(algorithm, mask)
     O = turned("O", run.O, run.layout)
     gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
     problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
@@ -196,7 +197,7 @@ def count_plan(
 ) -> Plan:
     """Return the plan of one pass on shapes alone, of one head or group. `of` is the forward pass's record."""
     mask = _mask_of(of, problem, options, ())
-    _check_bias(algorithm, mask)
+    _check_scores(algorithm, mask)
     return plan_of(algorithm, problem, options, sizing, mask, launched)
 
 
@@ -268,13 +269,21 @@ def _mask_of(algorithm: Algorithm, problem: Problem, options: Mapping[str, Any],
     return mask
 
 
-def _check_bias(algorithm: Algorithm, mask: Mask) -> None:
-    if mask.bias is None or algorithm.direction == "forward":
+def _added(mask: Mask, problem: Problem) -> float:
+    """Return the most that a bias and score modifications add to a score's absolute value."""
+    return float(sum(each.largest(problem.shape) for each in (mask.bias, *mask.scores) if each is not None))
+
+
+def _check_scores(algorithm: Algorithm, mask: Mask) -> None:
+    """Raise ValueError for a backward pass that makes no gradient of a bias, or through a soft cap."""
+    if algorithm.direction == "forward":
         return
-    if not algorithm.gives_dS:
-        have = ", ".join(repr(name) for name, known in BACKWARD.items() if known.gives_dS and name in FORWARD)
-        said = f"{algorithm.name!r} ({algorithm.title}) makes no gradient of a bias"
-        raise ValueError(f"{said}; run one of these, forward and backward: {have}")
+    for asked, what, again in ((mask.bias, "of a bias", False), (cap_of(mask.scores), "through a soft cap", True)):
+        makes = [a for a in (algorithm, *BACKWARD.values()) if a.gives_dS and (not again or "MASK" in a.parts)]
+        if asked is not None and algorithm not in makes:
+            have = ", ".join(repr(known.name) for known in makes if known.name in FORWARD)
+            said = f"{algorithm.name!r} ({algorithm.title}) makes no gradient {what}"
+            raise ValueError(f"{said}; run one of these, forward and backward: {have}")
 
 
 def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:

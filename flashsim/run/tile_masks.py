@@ -1,7 +1,8 @@
 """MASK, as the algorithms use it: a mask applied to one tile of S on chip; what of it lives in HBM is loaded and counted.
 
-A bias is added first. The backward pass hands each tile of dS back (`gradient`), from which the bias's gradient is made:
-`BiasGradient`, which standard attention is given by itself, as it has dS in HBM.
+Scores are modified first: by a soft cap, ALiBi, a bias. The backward pass hands each tile of dS back: `gradient` makes the
+bias's, by a `BiasGradient`, which standard attention is given by itself, as it has dS in HBM; `uncapped` makes that of the
+scores before their cap.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.algorithms.notation import gated
 from flashsim.machine.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
 from flashsim.masks.bias import Bias
 from flashsim.masks.rules import All, Dense, Head, Mask, allowed_by
+from flashsim.masks.scores import ScoreMod, SoftCap
 from flashsim.masks.tree import WORD, Tree
 from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Blocks, Shape
@@ -23,7 +26,8 @@ from flashsim.problem.shapes import Blocks, Shape
 class TileMask:
     """MASK, the function of Algorithm 2's line 11, for one head on one chip.
 
-    If it `learns`, a bias's gradient is added to "dB" in HBM: to zeros, or to `dB`, what earlier heads left.
+    If it `learns`, a bias's gradient is added to "dB" in HBM: to zeros, or to `dB`, what earlier heads left; and a soft cap's
+    slope is kept on chip from `__call__` until `uncapped`, in the same turn.
     """
 
     def __init__(
@@ -31,7 +35,10 @@ class TileMask:
         learns: bool = False, dB: Array | None = None,
     ) -> None:  # fmt: skip
         self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
-        self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense | Tree | Bias)
+        self._nothing, self._implicit = (
+            isinstance(mask, All),
+            not isinstance(mask, All | Dense | Tree | Bias | ScoreMod),
+        )
         self._arrays = [hbm.place(f"mask{n or ''}", array, np.bool_) for n, array in enumerate(mask.dense(head))]
         tree, bias = mask.tree, mask.bias
         self._prefix = shape.N_k - len(tree.parents) if tree else 0
@@ -41,6 +48,8 @@ class TileMask:
             self._tree = hbm.place("tree", words, np.uint32)
         self._bias = None if bias is None else hbm.place("bias", bias.of(head))
         self._gradient = None if bias is None or not learns else BiasGradient(bias, sram, dB)
+        self._scores, self._learns = mask.scores, learns
+        self._slope: Tile | None = None
         self._divide(blocks.B_r, blocks.B_c)
 
     def divided(self, blocks: Blocks) -> TileMask:
@@ -56,9 +65,15 @@ class TileMask:
         self._words = None if self._tree is None else self._tree.divide(B_r, 1)
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return S_ij, plus the bias, with −∞ where the mask forbids. Loads what lives in HBM: its block, its words."""
+        """Return S_ij, modified, plus the bias, with −∞ where the mask forbids. Loads what lives in HBM: its block, its words."""
         if self._nothing:
             return S_ij
+        top, left = i * self._B_r, j * self._B_c
+        rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
+        for mod in self._scores:
+            S_ij = mod.modified(S_ij, rows, cols, self._shape, self._head)
+            if self._learns and isinstance(mod, SoftCap):
+                self._slope = self._sram.on_chip(mod.slope(S_ij))
         if self._bias_tiles is not None:
             S_ij = S_ij + self._sram.load(_block(self._bias_tiles, i, j))
         allowed: Any = True
@@ -67,17 +82,18 @@ class TileMask:
         if self._words is not None:
             allowed = self._attends(self._words, i, j * self._B_c, *S_ij.shape) & allowed
         if self._implicit and self._sram.hbm.arithmetic:
-            top, left = i * self._B_r, j * self._B_c
-            rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
             own = allowed_by(self._mask, rows, cols, self._shape, self._head)
             allowed = own if allowed is True else own & allowed
-        if allowed is True and not self._implicit:  # a bias alone
+        if allowed is True and not self._implicit:  # scores are modified, and that is all
             return S_ij
         return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
 
     def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
         if self._gradient is not None:
             self._gradient.add(dS_ij, i, j)
+
+    def uncapped(self, dS_ij: Tile) -> Tile:
+        return dS_ij if self._slope is None else self._sram.on_chip(gated(dS_ij, self._slope), over=dS_ij)
 
     def room(self, rows: int, columns: int) -> int:
         """Return the most elements that masking a tile of that size brings on chip: of c keys, ⌈(c − 1)/32⌉ + 1 words at most."""

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.masks.rules import All, Mask, as_mask
+from flashsim.masks.scores import cap_of
 from flashsim.problem.arguments import (
     check_blocks,
     check_flag,
@@ -121,10 +122,26 @@ def exact(
     learns = direction == "backward" and rule.bias is not None
     if learns and not form.gives_dS:
         raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
+    capped = direction == "backward" and cap_of(rule.scores) is not None
+    if capped and not (form.gives_dS and "P" not in form.formulas):
+        raise ValueError(f"{form.name!r} makes no gradient through a soft cap, backward; 'flash' (Algorithm 4) does")
     n, dense = group * n, arrays_of(rule, group)
     dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
     p = OneHead(
-        n, k, d, shape.d_v, M, stored, masked, dense, bool(asked.dropout_p), rule.tree is not None, own, group, dB
+        n,
+        k,
+        d,
+        shape.d_v,
+        M,
+        stored,
+        masked,
+        dense,
+        bool(asked.dropout_p),
+        rule.tree is not None,
+        own,
+        group,
+        dB,
+        capped,
     )
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")

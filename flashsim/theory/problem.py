@@ -126,7 +126,8 @@ class Stored(NamedTuple):
 class OneHead:
     """One head: lengths, widths, M; itemsizes of what is stored as the inputs are and of statistics; mask and dropout.
 
-    `dense` holds the arrays of masks and of a bias that live in HBM, `learns` the bias's gradient; `tree` says whether the mask
+    `dense` holds the arrays of masks and of a bias that live in HBM, `learns` the bias's gradient; `capped` says
+    whether a backward pass keeps a soft cap's slope, a tile; `tree` says whether the mask
     has a tree, whose bitmask does. `options` are the algorithm's own, by name. N_q counts the rows of all heads where those of
     `group` query heads are interleaved.
     """
@@ -144,6 +145,7 @@ class OneHead:
     options: Mapping[str, Any] = field(default_factory=dict)
     group: int = 1
     learns: Stored | None = None
+    capped: bool = False
 
     def __post_init__(self) -> None:
         for name in ("N_q", "N_k", "d", "d_v", "M", "group"):
@@ -214,8 +216,9 @@ class OneHead:
         return 0 if self.learns is None else self.learns.block(rows, columns)
 
     def mask_tile(self, rows: int, columns: int) -> int:
-        """Return the elements on chip of the mask blocks for one tile of S. A tree's words are the tile's: `Tiles.most`."""
-        return sum(array.block(rows, columns) for array in self.dense)
+        """Return the elements on chip of the mask blocks for one tile of S, and of a cap's slope. A tree's words are the tile's:
+        `Tiles.most`."""
+        return sum(array.block(rows, columns) for array in self.dense) + self.capped * rows * columns
 
     def generator(self, direction: str) -> Arrays:
         """Return R's traffic: two words, written when initialised (forward) and read once (backward)."""
