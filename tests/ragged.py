@@ -201,9 +201,34 @@ def decode(rng: np.random.Generator) -> Drawn:
     return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**asked, **how})
 
 
+def latents(rng: np.random.Generator, absorbed: bool) -> Drawn:
+    """What each sequence attends to is keys of every head, as the model has them; values are latents where W_UK is absorbed."""
+    N, n = lengths(rng)
+    H, d, d_v, u, r = (int(rng.integers(1, 5)) for _ in range(5))
+    r -= 1
+    Q = [rng.normal(size=(H, rows, d + r)) for rows in N]
+    C = [rng.normal(size=(1, rows, u + r)) for rows in n]
+    W_UK, W_UV = rng.normal(size=(H, d, u)), rng.normal(size=(H, d_v, u))
+    how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
+    K = [np.concatenate([c[..., :u] @ W_UK.swapaxes(1, 2), np.repeat(c[..., u:], H, axis=0)], axis=2) for c in C]
+    asked = {**how, "queries": N, "keys": n, "heads": H, "dtype": "float64"}
+    if absorbed:
+        queries = [serving.absorb(q, W_UK) for q in Q]
+        run = serving.mla(queries, C, latent=u, scale=(d + r) ** -0.5, **how)
+        asked |= {"d": u + r, "d_v": u, "kv_heads": 1}
+        V = [np.repeat(c[..., :u], H, axis=0) for c in C]
+    else:
+        run = serving.mla_expanded(Q, C, W_UK, W_UV, **how)
+        asked |= {"d": d + r, "d_v": d_v, "latent": u, "rope": r}
+        V = [c[..., :u] @ W_UV.swapaxes(1, 2) for c in C]
+    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], asked)
+
+
 DRAWN: dict[str, Callable[[np.random.Generator], Drawn]] = {
     "cascade": cascade,
     "decode": decode,
+    "mla": partial(latents, absorbed=True),
+    "mla_expanded": partial(latents, absorbed=False),
     "paged": paged,
     "paged_split": partial(paged, splits=True),
     "varlen": varlen,

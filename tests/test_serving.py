@@ -301,6 +301,64 @@ def test_a_table_that_is_not_checked_is_seen() -> None:
         finished(replace(call, operands={**call.operands, "table": words}))
 
 
+# ------------------------------------------------------------------------------------------------------------- latents
+
+
+def test_latents_by_hand() -> None:
+    """2 tokens of 3 heads are 6 rows, in blocks of 4: both see the second token, so all 5 keys of 4 columns."""
+    tally = serving.count("mla", queries=2, keys=[5], heads=3, kv_heads=1, d=4, d_v=3, blocks=(4, 2), M=100)
+    assert moved(tally) == {"Q": (6 * 4, 0), "C": (2 * 5 * 4, 0), "O": (0, 6 * 3), "L": (0, 6)}
+    assert tally.sram.peak == 4 * (4 + 3) + 2 * 4 + 4 * 2 + 3 * 4
+    own = serving.count(
+        "mla_expanded", queries=2, keys=[5], heads=3, d=4, d_v=3, latent=6, rope=1, blocks=(1, 2), M=100
+    )
+    assert moved(own) == {
+        "Q": (6 * 4, 0), "C": (3 * 2 * 5 * 7, 0), "W_UK": (3 * 3 * 6, 0), "W_UV": (3 * 3 * 6, 0), "K": (3 * 9 * 4, 3 * 5 * 4),
+        "V": (3 * 9 * 3, 3 * 5 * 3), "O": (0, 6 * 3), "L": (0, 6),
+    }  # fmt: skip
+    assert own.hbm.by_array["C"].size == 5 * 7  # one for all heads
+    assert own.sram.peak == 3 * 6 + 2 * (7 + 4)
+
+
+def test_latents_of_deepseek_fit_in_blocks_of_64() -> None:
+    asked = {
+        "queries": 1,
+        "keys": [130],
+        "heads": 128,
+        "kv_heads": 1,
+        "d": 576,
+        "d_v": 512,
+        "dtype": "float16",
+        "M": "227KB",
+    }
+    assert serving.count("mla", **asked, blocks=(64, 64)).sram.peak == 110_784
+    with pytest.raises(flashsim.SramOverflow):
+        serving.count("mla", **asked, blocks=(128, 1))
+
+
+def latent(**changed: Any) -> serving.ServingRun:
+    """2 heads of 3 + 1 columns over 5 latents of 2 + 1."""
+    rng = np.random.default_rng(7)
+    W_UK, C = rng.normal(size=(2, 3, 2)), [rng.normal(size=(1, 5, 3))]
+    Q = [serving.absorb(rng.normal(size=(2, 1, 4)), W_UK)]
+    return serving.mla(**{"Q": Q, "C": C, "latent": 2, "scale": 0.5, "M": 100} | changed)
+
+
+def test_absorbed_and_not_agree_and_the_trace_is_theirs() -> None:
+    rng = np.random.default_rng(8)
+    Q, C = [rng.normal(size=(2, n, 4)) for n in (3, 1)], [rng.normal(size=(1, n, 3)) for n in (5, 0)]
+    W_UK, W_UV = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 5, 2))
+    own = serving.mla_expanded(Q, C, W_UK, W_UV, M=100)
+    run = serving.mla([serving.absorb(q, W_UK) for q in Q], C, latent=2, scale=0.5, M=100)
+    for s in range(2):
+        assert np.allclose(run.O[s] @ W_UV.swapaxes(1, 2), own.O[s], rtol=1e-12)
+        assert np.allclose(run.lse[s], own.lse[s], rtol=1e-12)
+    assert not run.O[1].any()  # of no key
+    trace = flashsim.trace(serving.mla, Q=[serving.absorb(q, W_UK) for q in Q], C=C, latent=2, scale=0.5, M=100)
+    kinds = {array.name: array.kind for array in trace.about.arrays}
+    assert (kinds["C"], trace.about.shape.N_k) == (("N_k", "d"), 5)
+
+
 X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
 
 
@@ -321,6 +379,14 @@ X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
         (lambda: serving.cascade([X], [(X, X)], prefix=(X, Y)), r"prefix,K has shape .* and prefix,V has shape \(1, 2"),
         (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 2, X, X)]]), r"levels\[0\]\[0\] is of sequences 0 to 2"),
         (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X, X), (0, 1, X, X)]]), r"levels\[0\]\[1\] is of .* 0 to 1"),
+        (lambda: latent(scale=None), "scale is None; expected a finite number: that of the model before W_UK was absorbed"),
+        (lambda: latent(latent=4), "latent is 4; expected at most 3"),
+        (lambda: latent(C=[X]), r"Q\[0\] has shape \(2, 1, 3\) and C\[0\] has shape \(1, 3, 2\); expected one d"),
+        (lambda: latent(C=[X, X]), "C has 2 sequences; expected 1, as Q has"),
+        (lambda: serving.absorb(Y, np.ones((1, 3, 2))), r"W_UK has shape \(1, 3, 2\); expected \(1, at most 2, ·\)"),
+        (lambda: serving.mla_expanded([X], [X], Y, X[..., :1]), r"W_UK has shape \(1, 2, 2\) and W_UV \(1, 3, 1\)"),
+        (lambda: serving.mla_expanded([X], [X], X, X), r"Q\[0\] has shape \(1, 3, 2\), C\[0\] .*; expected \(H_q, ·, d \+ r\)"),
+        (lambda: serving.count("mla", queries=1, keys=[1], d=2, d_v=3), "d_v is 3; expected at most d = 2, as V is the first"),
         (lambda: serving.paged([X], Y, Y, [[0]], [2], page=2, splits=0), "splits is 0; expected at least 1"),
     ],
 )  # fmt: skip

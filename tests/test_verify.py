@@ -112,6 +112,8 @@ def longer(count: Callable[..., Any]) -> Callable[..., Any]:
         (serving.hydragen, room, "count", longer),
         (serving.padding, room, "count", tenfold),
         (serving.stream_k, serving, "schedule_of", lambda of: lambda batch, _, *rest: of(batch, "fixed", *rest)),
+        (serving.mla_intensity, room, "count", lambda of: lambda *args, d_v, **rest: of(*args, **rest)),
+        (serving.mla_cache, room, "count", lambda of: lambda *args, kv_heads=None, **rest: of(*args, **rest)),
         (serving.multi_token, serving, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
     ],
 )

@@ -1,4 +1,4 @@
-"""`flashsim serve`: what a ragged batch moves, with keys in pages, shared prefixes, packed, or by a schedule."""
+"""`flashsim serve`: what a ragged batch moves, with keys in pages, shared prefixes, packed, by a schedule, or latents."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from flashsim.cli.shared import add, by_name
 from flashsim.cli.values import whole
 from flashsim.support.tables import print_paragraphs, print_table, sram
 
-SUMMARY = "Count what attention of a ragged batch moves: keys in pages, shared prefixes, packed batches, schedules."
+SUMMARY = (
+    "Count what attention of a ragged batch moves: keys in pages, shared prefixes, packed batches, schedules, latents."
+)
 EXAMPLES = (
     "flashsim serve paged --keys 2048 500 90 --d 128 --heads 32 --kv-heads 8 --page 16\n"
     "flashsim serve cascade --keys 128 64 7 --prefix 4096 --d 128 --blocks 64 64\n"
     "flashsim serve varlen --queries 500 7 90 --keys 500 7 90 --d 64 --backward\n"
-    "flashsim serve decode --keys 500 4000 90 --d 64 --workers 8 --json -"
+    "flashsim serve decode --keys 500 4000 90 --d 64 --workers 8 --json -\n"
+    "flashsim serve mla --keys 4096 --heads 128 --kv-heads 1 --d 576 --d-v 512 --M 227KB --dtype float16"
 )
-PROGRAMS = ("paged", "paged_split", "cascade", "varlen", "decode")
+PROGRAMS = ("paged", "paged_split", "cascade", "varlen", "decode", "mla", "mla_expanded")
 OWN = {
     "page": (whole(), "rows of a page, for paged and paged_split"),
     "splits": (
@@ -27,6 +30,8 @@ OWN = {
     ),
     "prefix": (whole(0), "keys that all sequences share, for cascade"),
     "workers": (whole(), "who share the tiles of a KV head, for decode"),
+    "latent": (whole(), "columns of a latent, for mla_expanded; those of mla are --d-v of --d"),
+    "rope": (whole(0), "columns of rope, of a latent and of --d, for mla_expanded"),
 }
 
 

@@ -89,10 +89,11 @@ class ServingTally(Costs):
         return self.call.batch
 
     def traced(self, recorder: Recorder) -> Trace:
-        """Return the trace of the first KV head. Keys are those of the pool, or of the prefixes, where there are such."""
+        """Return the trace of the first KV head. Keys are those of the pool, of the prefixes, or latents."""
         batch, shapes = replace(self.batch, heads=self.batch.group, kv_heads=1), self.call.shapes
         first = "p" if "K_p" in shapes else ""
         keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
+        keys = {"C": ("N_k", "d"), **keys}
         rows = {
             "Q": "d",
             "dQ": "d",
@@ -100,7 +101,7 @@ class ServingTally(Costs):
             **dict.fromkeys(("L", "L_new", "D"), "1"),
         }
         kinds = {**dict.fromkeys(shapes, ("", "")), **keys, **{name: ("N_q", w) for name, w in rows.items()}}
-        shape = Shape(shapes["Q"][0], shapes[next(iter(keys))][0], batch.d, batch.d_v)
+        shape = Shape(shapes["Q"][0], shapes[next(name for name in keys if name in shapes)][0], batch.d, batch.d_v)
         follows = ("m", "l", "O", "L") if self.call.program.direction == "forward" else ("D", "dQ")
         return trace_of(
             recorder, self.call.program, kinds, shape, exact(replace(self, call=replace(self.call, batch=batch))),
@@ -193,9 +194,9 @@ def launched(call: Call, observers: Sequence[Observer] = ()) -> tuple[dict[str, 
 
 
 def _total(call: Call, traffic: Traffic) -> Traffic:
-    """Return the traffic of all KV heads, which share words."""
-    heads = call.batch.kv_heads
-    return Traffic({name: a.shared(heads) if name in call.words else a for name, a in traffic.by_array.items()})
+    """Return the traffic of all KV heads, which share words, and what else the program says."""
+    heads, shared = call.batch.kv_heads, (*call.words, *call.program.shared)
+    return Traffic({name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()})
 
 
 def finished(call: Call, observers: Sequence[Observer] = ()) -> ServingRun:

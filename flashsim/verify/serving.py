@@ -1,18 +1,23 @@
-"""What serving moves: pages, shared prefixes, packed batches, schedules. Authors' claims, by counts."""
+"""What serving moves: pages, shared prefixes, packed batches, schedules, latents. Authors' claims, by counts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
 
 from flashsim import serving
+from flashsim.algorithms.blocks import most_rows
+from flashsim.hardware.cache import L2
+from flashsim.hardware.machines import MACHINES
 from flashsim.masks.paddings import KeyPadding
 from flashsim.run.api import count
 from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
+from flashsim.serving.theory import mla
 from flashsim.verify.shared import Claim, none_differs
 
 
@@ -21,13 +26,20 @@ def counts(full: bool) -> Claim:
     rng, unequal, runs = np.random.default_rng(21), [], 400 if full else 60
     asked: dict[str, dict[str, Any]] = {
         "paged": {"page": 5}, "paged_split": {"page": 4, "tail": "page", "splits": 3}, "cascade": {"prefix": 37}, "varlen": {},
-        "decode": {"workers": 7},
+        "decode": {"workers": 7}, "mla": {}, "mla_expanded": {"latent": 3, "rope": 1},
     }  # fmt: skip
     known = [*programs().values(), *programs("backward").values()]
     for number in range(runs):
         program, (b, g, H, d, d_v) = known[number % len(known)], rng.integers(1, 9, 5).tolist()
         lengths = {name: rng.integers(0, most, b).tolist() for name, most in (("queries", 12), ("keys", 60))}
-        how = {"heads": g * H, "kv_heads": H, "d": d, "d_v": d_v, "M": 10**6, "blocks": (*rng.integers(1, 20, 2),)}
+        how = {
+            "heads": g * H,
+            "kv_heads": H,
+            "d": d + d_v,
+            "d_v": d_v,
+            "M": 10**6,
+            "blocks": (*rng.integers(1, 20, 2),),
+        }
         options = asked[program.name]
         tally = serving.count(
             program.name, direction=program.direction, **lengths, **how, causal=bool(b % 2), **options
@@ -196,3 +208,53 @@ def multi_token(full: bool) -> Claim:
     said = ", ".join(f"{name} tokens {times:.2g}×" for name, times in reads.items())
     holds = all(times == (1 if "grouped" in name else 8) for name, times in reads.items())
     return Claim("1, 4 and 8 tokens, g = 8, n = 4,096, B_r = 64", f"K is read: {said}", holds, {"reads": reads})
+
+
+MLA: dict[str, Any] = {
+    "queries": 1, "heads": 128, "kv_heads": 1, "d": 576, "d_v": 512, "dtype": "float16", "M": "227KB", "blocks": (64, 64)
+}  # fmt: skip
+"""A step of decoding of DeepSeek-V3, absorbed, in an SM of Hopper."""
+
+
+def mla_intensity(full: bool) -> Claim:
+    """FlashMLA, "A Deep-Dive Into the New Flash MLA Kernel" (2025). Arithmetic binds from h_q·s_q = ½·865/3.35 = 128 rows on,
+    with about 2h_q·s_q FLOPs a byte. Exactly it is h_q·s_q(d_k + d_v)/d_k: at 128 below the ridge. And 128 rows do not fit:
+    in blocks of 64 C passes twice, for half of that, unless an L2 serves the second pass."""
+    ridge, exact, found = 865 / 3.35, 128 * (576 + 512) / 576, {}
+    whole = {**MLA, "M": 10**6, "blocks": (128, 64)}
+    for name, n, how in (("one pass", 2**24, whole), ("one pass of 4,096", 4096, whole), ("two passes", 2**24, MLA)):
+        tally = serving.count("mla", keys=[n], **how)
+        found[name] = tally.call.run(None)[1].flops.matmul / tally.hbm.bytes
+    Q, C, l2 = np.zeros((128, 1, 576), "float16"), np.zeros((1, 4096, 576), "float16"), L2(MACHINES["H100"].l2 // 2)
+    run = serving.mla([Q], [C], latent=512, scale=192**-0.5, M="227KB", blocks=(64, 64), observers=[l2])
+    l2.flush()
+    found["two of 4,096 by an L2"] = 2 * 128 * 4096 * (576 + 512) / l2.dram_bytes(run.hbm)
+    by_one = replace(run.batch, B_c=1)
+    most = most_rows(lambda rows, M: mla.peak(replace(by_one, B_r=rows)) <= M, run.batch.M, 128, "mla", "")
+    said = ", ".join(f"{name} {ratio:.1f}" for name, ratio in found.items())
+    holds = abs(found["one pass"] - exact) < 0.01 and exact < ridge and abs(found["two passes"] - exact / 2) < 0.01
+    return Claim(
+        "128 heads, one query, d_k = 576, d_v = 512, float16, 227 KB on chip, n = 2²⁴ or 4,096, an H100's L2",
+        f"FLOPs a byte: {said}; the ridge is {ridge:.1f}, of {128 * ridge / exact:.1f} rows; {most} rows fit",
+        holds and found["two of 4,096 by an L2"] > 0.99 * found["one pass of 4,096"] and most < 128,
+        {"found": found},
+    )
+
+
+def mla_cache(full: bool) -> Claim:
+    """DeepSeek-V2 (2024), Table 1. A latent is kept for a token, as large as K and V of 2.25 groups. To attend to latents pays
+    only if W_UK and W_UV are absorbed: to make K and V of them at each step moves more than to keep K and V."""
+    own = {**MLA, "keys": [4096], "kv_heads": 128, "d": 192, "d_v": 128, "blocks": (1, 64)}
+    absorbed = serving.count("mla", keys=[4096], **MLA).hbm
+    kept = serving.count("decode", workers=1, **own).hbm
+    made = serving.count("mla_expanded", latent=512, rope=64, **own).hbm
+    row = absorbed.by_array["C"].size / 4096
+    fewer = (kept.by_array["K"].size + kept.by_array["V"].size) / 4096 / row
+    times = {"K and V kept": kept.accesses / absorbed.accesses, "made": made.accesses / absorbed.accesses}
+    said = ", ".join(f"{name} {ratio:.1f}×" for name, ratio in times.items())
+    return Claim(
+        "128 heads of 128 + 64 columns, values of 128, latents of 512 + 64, one query, n = 4,096, 227 KB of float16",
+        f"{row:.0f} numbers a token, {row / 256:.2f} groups of 128, {fewer:.1f}× fewer; accesses over absorbed: {said}",
+        row == 576 and 1 < times["K and V kept"] < times["made"],
+        {"times": times, "fewer": fewer},
+    )

@@ -70,13 +70,15 @@ def sequences(p: Batch) -> Iterator[RowBlocks]:
         yield row_blocks(N, n, p.group, p.B_r, p.causal)
 
 
-def tile_peak(p: Batch, b: Ints, c: Ints, more: int = 0) -> int:
+def tile_peak(p: Batch, b: Ints, c: Ints, more: int = 0, columns: int = 0) -> int:
     """Return the most on chip in the inner loop, where row blocks of b rows meet tiles of c keys, none if c is 0; + `more` words.
+
+    `columns` are those of a row of keys and values together, by default d + d_v.
 
     Q_i O_i K_j V_j, S_ij, ℓ_i m_i m_i^new: (b + c)(d + d_v) + b·c + 3b; without a tile b(d + d_v + 2).
     """
     w = p.d + p.d_v
-    on_chip = (b + c) * w + b * c + np.where(c > 0, 3 * b + more, 2 * b)
+    on_chip = b * w + c * (columns or w) + b * c + np.where(c > 0, 3 * b + more, 2 * b)
     return int(max(on_chip, default=0))
 
 

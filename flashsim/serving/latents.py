@@ -1,0 +1,111 @@
+"""Latent attention (MLA): `mla` attends to latents, `mla_expanded` to the keys and values that it makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from flashsim.machine.memory import Observer
+from flashsim.problem.arguments import check_count, check_number
+from flashsim.problem.inputs import Array
+from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
+from flashsim.serving.checks import check_fit, check_packed, check_sequences
+from flashsim.serving.programs import programs
+from flashsim.support.sizes import Size
+
+
+def absorb(Q: Any, W_UK: Any) -> Array:
+    """Return queries of latents, (H_q, N, u + r), from those of keys, (H_q, N, d + r), and W_UK, (H_q, d, u).
+
+    The last r columns, rope's, stay. Raises ValueError.
+    """
+    Q, W_UK = check_packed("Q", Q), check_packed("W_UK", W_UK)
+    d = W_UK.shape[1]
+    if len(W_UK) != len(Q) or d > Q.shape[2]:
+        raise ValueError(
+            f"W_UK has shape {W_UK.shape}; expected ({len(Q)}, at most {Q.shape[2]}, ·), as Q is {Q.shape}"
+        )
+    return np.concatenate([Q[..., :d] @ W_UK, Q[..., d:]], axis=2)
+
+
+def mla(
+    Q: Any,
+    C: Any,
+    *,
+    latent: int,
+    scale: float,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = True,
+    observers: Sequence[Observer] = (),
+) -> ServingRun:
+    """Run latent attention, absorbed: all heads share the rows of C, which are keys, and values in their first columns.
+
+    Q       a list with (H_q, N_s, w) for each sequence, as `absorb` returns it
+    C       a list with (H_kv, n_s, w), a latent and columns of rope; DeepSeek's has one KV head, 512 + 64 columns
+    latent  u, the columns that are the value
+    scale   τ, that of the model before anything was absorbed: DeepSeek's is 1/√(128 + 64), not 1/√576, so there is no default
+
+    O[s] is (H_q, N_s, u); O[s] @ W_UV, with (H_q, u, d_v), is the heads' output. Raises ValueError for arguments that make no
+    sense, `SramOverflow` where blocks do not fit M.
+
+    Sources: "DeepSeek-V2" (DeepSeek-AI, 2024); FlashMLA's "A Deep-Dive Into the New Flash MLA Kernel".
+    """
+    queries, latents = _sequences(Q, C)
+    for s in range(len(queries)):
+        check_fit(queries[s], latents[s], latents[s], f"Q[{s}] C[{s}] C[{s}]")
+    u = check_count("latent", latent, most=latents[0].shape[2])
+    expected = "a finite number: that of the model before W_UK was absorbed, not 1/√ of C's columns"
+    tau = check_number("scale", scale, expected, isfinite)
+    N, n = ([array.shape[1] for array in of] for of in (queries, latents))
+    batch = batch_of(queries[0], latents[0], latents[0][..., :u], N, n, M, causal, tau)
+    operands = {"Q": packed(batch, queries), "C": np.concatenate(latents, axis=1)}
+    return finished(called(programs()["mla"], batch, blocks, {}, lambda _: operands), observers)
+
+
+def mla_expanded(
+    Q: Any,
+    C: Any,
+    W_UK: Any,
+    W_UV: Any,
+    *,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    observers: Sequence[Observer] = (),
+) -> ServingRun:
+    """Run latent attention, not absorbed: each head makes keys and values of all latents in HBM, and attends to them.
+
+    Q     a list with (H_q, N_s, d + r) for each sequence, the columns of rope, r, last
+    C     a list with (1, n_s, u + r)
+    W_UK  (H, d, u), W_UV (H, d_v, u); H_q is a multiple of H
+
+    Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M.
+
+    Source: "DeepSeek-V2" (DeepSeek-AI, 2024), section 2.1.
+    """
+    queries, latents = _sequences(Q, C)
+    W_UK, W_UV = check_packed("W_UK", W_UK), check_packed("W_UV", W_UV)
+    H, d, u = W_UK.shape
+    rope, w = queries[0].shape[2] - d, latents[0].shape[2]
+    if len(W_UV) != H or W_UV.shape[2] != u or W_UK.dtype != W_UV.dtype or W_UK.dtype != queries[0].dtype:
+        said = f"W_UK has shape {W_UK.shape} and W_UV {W_UV.shape}, of {W_UK.dtype} and {W_UV.dtype}"
+        raise ValueError(f"{said}; expected as many heads and columns, and the type of Q, {queries[0].dtype}")
+    if len(latents[0]) != 1 or rope < 0 or w != u + rope or len(queries[0]) % H:
+        said = f"Q[0] has shape {queries[0].shape}, C[0] {latents[0].shape}, W_UK {W_UK.shape}"
+        raise ValueError(f"{said}; expected (H_q, ·, d + r), (1, ·, u + r), (H, d, u), and H_q a multiple of H")
+    N, n = ([array.shape[1] for array in of] for of in (queries, latents))
+    K = np.broadcast_to(np.concatenate(latents, axis=1), (H, sum(n), w))
+    batch = batch_of(queries[0], W_UK, W_UV.swapaxes(1, 2), N, n, M, causal, scale)
+    operands = {"Q": packed(batch, queries), "C": K, "W_UK": W_UK, "W_UV": W_UV}
+    asked = {"latent": u, "rope": rope}
+    return finished(called(programs()["mla_expanded"], batch, blocks, asked, lambda _: operands), observers)
+
+
+def _sequences(Q: Any, C: Any) -> tuple[list[Array], list[Array]]:
+    queries = check_sequences("Q", Q)
+    return queries, check_sequences("C", C, ("Q", queries))

@@ -1,0 +1,27 @@
+"""Latent attention, absorbed: q_outer's, but keys and values are one row of w columns, of which u are the value.
+
+    reads   Q: R·w   C: w·Σ cover(e_i, B_c)
+    writes  O: R·u   L: R
+    peak    b(w + u) + c·w + b·c + 3b; without a tile b(w + u + 2)
+
+In a batch w is d, and u is d_v.
+"""
+
+from __future__ import annotations
+
+from flashsim.serving.batch import Batch
+from flashsim.serving.theory.form import Moved, ServingForm, results, sequences, tile_peak, whole
+
+
+def moved(p: Batch) -> dict[str, Moved]:
+    """Return what each array of one KV head moves."""
+    keys = sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
+    return {"Q": Moved(p.group * sum(p.queries) * p.d), "C": Moved(keys * p.d), **results(p)}
+
+
+def peak(p: Batch) -> int:
+    """The first tile is the largest."""
+    return max(tile_peak(p, blocks.b, blocks.first(p.B_c), columns=p.d) for blocks in sequences(p))
+
+
+FORM = ServingForm(name="mla", moved=moved, peak=peak)
