@@ -1,7 +1,7 @@
 """Try every mutant of flashsim.testing against every check: figures/kit_matrix (.png, .svg, .json) and .md, the table.
 
     python scripts/kit_matrix.py --jobs 2        # about ten minutes
-    python scripts/kit_matrix.py --new           # the mutants that the record lacks, beside those that it has
+    python scripts/kit_matrix.py --new           # the mutants and the checks that the record lacks, beside what it has
     python scripts/kit_matrix.py --draw          # the picture again, from the record that is there
 
 Counts of cases, not times: the same on every machine with the same versions of Hypothesis, NumPy and flashsim.
@@ -35,7 +35,7 @@ from flashsim.plots.saving import figure_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.mutants import ALL, EARLY, LATE
+from flashsim.testing.mutants import ALL, EARLY, LATE, Mutant
 from flashsim.testing.running import applicable, survey
 from flashsim.testing.subject import Subject
 
@@ -51,13 +51,13 @@ def matrix(
 ) -> dict[str, Any]:
     """Return, for every mutant, how many of 300 cases each check fails on, and when a check-up of 300 examples notices it.
 
-    The check-up is run with five seeds: `first` lists the example that first failed a check, or None. Rows that are `known`
-    are kept.
+    The check-up is run with five seeds: `first` lists the example that first failed a check, or None. Counts that are
+    `known` are kept; a row that lacks some has its check-ups again, in which the checks now take other turns.
     """
     found = {row["name"]: row for row in known}
-    missing = [at for at, mutant in enumerate(ALL) if mutant.name not in found]
+    missing = [at for at, mutant in enumerate(ALL) if _lacking(mutant, found.get(mutant.name))]
     with ProcessPoolExecutor(jobs) as pool:
-        for number, row in enumerate(pool.map(_row, missing), 1):
+        for number, row in enumerate(pool.map(_row, missing, [found.get(ALL[at].name) for at in missing]), 1):
             found[row["name"]] = row
             if progress is not None:
                 progress(number, len(missing))
@@ -75,12 +75,21 @@ def matrix(
     }
 
 
-def _row(at: int) -> dict[str, Any]:
-    mutant = ALL[at]
+def _subject(mutant: Mutant) -> Subject:
     built = mutant.build()
-    kernel = Subject(built, built.spec, built.backward, built.keep)
-    names = [check.name for check in applicable(kernel)[0]]
-    found = survey(kernel, CASES, 0, names)
+    return Subject(built, built.spec, built.backward, built.keep)
+
+
+def _lacking(mutant: Mutant, known: dict[str, Any] | None) -> list[str]:
+    """Return the checks that apply to a mutant and that its row lacks."""
+    had = {} if known is None else known["failed"]
+    return [check.name for check in applicable(_subject(mutant))[0] if check.name not in had]
+
+
+def _row(at: int, known: dict[str, Any] | None) -> dict[str, Any]:
+    mutant = ALL[at]
+    kernel = _subject(mutant)
+    found = survey(kernel, CASES, 0, _lacking(mutant, known))
     first = []
     for seed in range(SEEDS):
         tallies = survey(kernel, EXAMPLES, seed, until_failure=True).tallies.values()
@@ -93,9 +102,9 @@ def _row(at: int) -> dict[str, Any]:
         "part": mutant.part,
         "written": "before" if mutant in EARLY else "after" if mutant in LATE else "since",
         "first": first,
-        "failed": {name: tally.failed for name, tally in found.tallies.items()},
-        "tried": {name: tally.tried for name, tally in found.tallies.items()},
-        "textbook": TEXTBOOK.notices(mutant, built),
+        "failed": ({} if known is None else known["failed"]) | {n: tally.failed for n, tally in found.tallies.items()},
+        "tried": ({} if known is None else known["tried"]) | {n: tally.tried for n, tally in found.tallies.items()},
+        "textbook": TEXTBOOK.notices(mutant, kernel.fn),
     }
 
 
@@ -131,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/kit_matrix"), help="stem of the files")
     parser.add_argument("--jobs", type=whole(), default=1, help="processes. Default: 1")
-    parser.add_argument("--new", action="store_true", help="only the mutants that the record lacks")
+    parser.add_argument("--new", action="store_true", help="only the mutants and checks that the record lacks")
     parser.add_argument("--draw", action="store_true", help="draw the record that is there")
     options = parser.parse_args()
     if options.draw:

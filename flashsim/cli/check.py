@@ -61,6 +61,7 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     },
     "cross": {"action": YES_OR_NO, "help": "it takes N_q ≠ N_k (the default)"},
     "deterministic": {"action": YES_OR_NO, "help": "the same call gives the same bits (the default)"},
+    "batch_invariant": {"action": YES_OR_NO, "help": "a sequence gives the same bits alone and in a batch"},
     "head_dims": {"nargs": "+", "type": whole(), "metavar": "D", "help": "the widths it takes. Default: any"},
     "strides": {"choices": ["any", "last_contiguous", "contiguous"], "help": "which arrays it takes"},
     "accumulate": {"choices": FLOATS, "metavar": "DTYPE", "help": "the type of its sums"},

@@ -236,12 +236,21 @@ def _what_differs(finding: Finding) -> str:
     if np.isnan(got):
         return f"{comparison.what} {where} is nan; expected {want:.9g}"
     if budget == 0:
-        return f"{comparison.what} {where} is {got:.9g}; expected exactly {want:.9g}"
+        bits = f"\n{_first_bit(got, want)}" if got and want and np.isfinite(got) and np.isfinite(want) else ""
+        return f"{comparison.what} {where} is {got:.9g}; expected exactly {want:.9g}{bits}"
     off = abs(got - want)
     return (
         f"{comparison.what} {where} is {got:.9g}; expected {want:.9g} ± {budget:.2g}\n"
         f"off by {off:.3g}, which is {finding.ratio:.3g} × its budget"
     )
+
+
+def _first_bit(got: float, want: float) -> str:
+    """Say where two numbers first differ, from the sign on."""
+    one, other = (int(np.float64(x).view(np.uint64)) for x in (got, want))
+    last = (one ^ other).bit_length()
+    where = "the sign" if last == 64 else "the exponent" if last > 52 else f"bit {53 - last} of the fraction"
+    return f"{got.hex()} and {want.hex()} first differ in {where}"
 
 
 def code(subject: Subject, finding: Finding) -> str:

@@ -52,6 +52,7 @@ class Spec:
     head_dims   the widths d (and d_v) that it takes. None: any
     strides     which arrays it takes: "any", "last_contiguous" (the last axis has stride 1), or "contiguous" ones only
     deterministic  whether the same call gives the same bits again
+    batch_invariant  whether a sequence gives the same bits alone and in a batch of others
     zero_keys   whether it takes N_k = 0, where every row is empty. "forward": its forward pass does, and not its backward pass
     accumulate  the type that sums are kept in. None: float32, and float64 for float64 inputs
     stores      what is rounded to the inputs' dtype on the way, besides the output and the weights as they enter a
@@ -81,6 +82,7 @@ class Spec:
     head_dims: tuple[int, ...] | None = None
     strides: str = "any"
     deterministic: bool = True
+    batch_invariant: bool = False
     zero_keys: bool | str = False
     accumulate: str | None = None
     stores: str = "output"
@@ -93,7 +95,7 @@ class Spec:
             value = getattr(self, name)
             if not (is_one_of(value, known) or (value is None and None in known)):
                 raise ValueError(f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}")
-        flags = ("bias", "gqa", "masks", "scale", "cross", "d_v", "deterministic")
+        flags = ("bias", "gqa", "masks", "scale", "cross", "d_v", "deterministic", "batch_invariant")
         checked: dict[str, Any] = {name: check_flag(f"Spec: {name}", getattr(self, name)) for name in flags}
         if not is_one_of(self.zero_keys, ("forward",)):
             checked["zero_keys"] = check_flag("Spec: zero_keys", self.zero_keys)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from flashsim.problem.inputs import Array
-from flashsim.testing.case import Case, Problem
+from flashsim.testing.case import MOST_ELEMENTS, Case, Problem
 from flashsim.testing.checks.check import (
     IS_DETERMINISTIC,
     TAKES_CROSS,
@@ -20,7 +20,10 @@ from flashsim.testing.checks.check import (
     declares,
     of_gradients,
 )
+from flashsim.testing.strategies import around
 from flashsim.testing.subject import Subject, memory_of, strides_of
+
+LARGE = 4096  # scores of a batch that a check makes
 
 
 def _with_keys(problem: Problem, keys: Array | slice) -> Problem:
@@ -75,24 +78,62 @@ def identity_values(t: Trial) -> Comparisons:
 @check(declares("lse"), TAKES_CROSS, fit=lambda case, subject: case if case.N_k > subject.spec.multiples[1] else None)
 def split_and_merge(t: Trial) -> Comparisons:
     """Attention to parts of the keys, merged by their log-sum-exps, is attention to all of them."""
-    problem, N_k = t.problem, t.problem.score_shape[-1]
-    whole = problem
-    if problem.causal or problem.window is not None:
-        whole = problem.but(causal=False, window=None, mask=problem.allowed if t.spec.masks else problem.mask)
+    N_k = t.problem.score_shape[-1]
     near = [N_k // 2] if t.spec.max_shapes else [int(c) for c in t.rng.integers(1, N_k, size=3)]
     edges = sorted({0, N_k, *(t.spec.lengths(1, cut)[1] for cut in near)})
+    whole = _in_any_order(t)
     parts = [_with_keys(whole, slice(*ends)) for ends in pairwise(edges)]
+    yield from _merged(t, whole, parts, f"merged from keys split at {', '.join(map(str, edges[1:-1]))}")
+
+
+def _takes_parts(subject: Subject) -> str:
+    takes = subject.spec.cross or subject.spec.masks
+    return "" if takes else "the spec declares N_q = N_k, and no masks"
+
+
+@check(declares("lse"), _takes_parts, fit=_any_keys)
+def mergeable_lse(t: Trial) -> Comparisons:
+    """Attention to keys [0, c) and [c, N_k), merged as returned, is the whole; a part may be empty, or be masked."""
+    N_k, whole = t.problem.score_shape[-1], _in_any_order(t)
+    masked = t.spec.masks and (not t.spec.cross or bool(t.rng.integers(2)))
+    cut = int(t.rng.choice([0, N_k, *t.rng.integers(N_k + 1, size=2)]))
+    if masked:
+        before = np.arange(N_k) < cut
+        parts = [whole.but(mask=whole.allowed & keys, causal=False, window=None) for keys in (before, ~before)]
+    else:
+        cut = min(N_k, t.spec.lengths(1, N_k // 2 if t.spec.max_shapes else cut)[1])
+        if cut in (0, N_k) and not t.spec.zero_keys:
+            return
+        parts = [_with_keys(whole, slice(0, cut)), _with_keys(whole, slice(cut, N_k))]
+    how = "masked" if masked else "taken"
+    yield from _merged(t, whole, parts, f"merged from keys {how} in two parts, up to {cut} and from there", as_is=True)
+
+
+def _in_any_order(t: Trial) -> Problem:
+    """Return the problem without causal and window, which a part of the keys would have elsewhere: a mask has them."""
+    problem = t.problem
+    if not problem.causal and problem.window is None:
+        return problem
+    return problem.but(causal=False, window=None, mask=problem.allowed if t.spec.masks else problem.mask)
+
+
+def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: bool = False) -> Comparisons:
+    """Yield O and lse of parts of the keys, merged, against the whole's; what a part says of its empty rows, as it is."""
     outs = [t.forward(part) for part in parts]
     base = np.log(2) if t.spec.lse == "base2" else 1.0
     with np.errstate(all="ignore"):
         empty = np.stack([part.empty for part in parts])
-        lses = np.where(empty, -np.inf, np.stack([base * np.asarray(out.lse) for out in outs]))
+        lses = np.stack([base * np.asarray(out.lse) for out in outs])
+        if not as_is or t.spec.empty_rows == "undefined":
+            lses = np.where(empty, -np.inf, lses)
         top = lses.max(axis=0)
         weights = np.exp(lses - np.where(np.isfinite(top), top, 0))
         total = np.where(whole.empty, 1.0, weights.sum(axis=0))
         merged_lse = (np.log(total) + top) / base
         shares = (weights / total)[..., None]
-        Os = np.stack([np.where(part.empty[..., None], 0, out.O) for part, out in zip(parts, outs, strict=True)])
+        Os = np.stack([out.O for out in outs])
+        if not as_is or t.spec.empty_rows != "zero":
+            Os = np.where(empty[..., None], 0, Os)
         merged = (shares * Os).sum(axis=0)
         off = np.stack([base * part.solution.lse_budget for part in parts])[..., None]
         budgets = np.stack([part.solution.O_budget for part in parts])
@@ -102,10 +143,9 @@ def split_and_merge(t: Trial) -> Comparisons:
         budget = (shares * np.where(empty[..., None], 0, budgets)).sum(axis=0) + weight_errors
     want = whole.solution
     live = ~whole.empty & ~whole.overflowing
-    split = f"merged from keys split at {', '.join(map(str, edges[1:-1]))}"
-    yield Comparison(f"O {split}", merged, want.O, budget + want.O_budget, live[..., None], whole)
+    yield Comparison(f"O {how}", merged, want.O, budget + want.O_budget, live[..., None], whole)
     lse_budget = want.lse_budget + off[..., 0].max(axis=0) / base
-    yield Comparison(f"lse {split}", merged_lse, want.lse, lse_budget, live, whole)
+    yield Comparison(f"lse {how}", merged_lse, want.lse, lse_budget, live, whole)
 
 
 @check(declares("gqa"), fit=lambda case, subject: case if case.group > 1 else replace(case, group=2 + case.seed % 2))
@@ -171,3 +211,39 @@ def determinism(t: Trial) -> Comparisons:
     yield Comparison("O, called again,", again.O, t.out.O, 0.0, t.defined, problem)
     if again.lse is not None and t.out.lse is not None:
         yield Comparison("lse, called again,", again.lse, t.out.lse, 0.0, ~problem.empty, problem)
+
+
+def _in_a_batch(case: Case, subject: Subject) -> Case | None:
+    """Return the case in a batch; for every other seed with more keys than one block has, or nothing is split."""
+    spec, (_, B_c) = subject.spec, subject.spec.block
+    if spec.max_shapes:
+        return case if case.B > 1 else None
+    if case.seed % 2 and case.N_k <= B_c:
+        lengths = [n for n in around(B_c) if n > B_c]
+        N_q, N_k = spec.lengths(case.N_q, lengths[case.seed // 2 % len(lengths)])
+        case = replace(case, N_q=N_q if spec.cross else N_k, N_k=N_k)
+    if case.B > 1:
+        return case
+    room = LARGE // max(case.scores, 1)
+    most = MOST_ELEMENTS // (case.H_kv * case.group * max(case.N_q, case.N_k) * max(case.N_k, case.d, case.d_v or 0))
+    return replace(case, B=min((2, 3, 5, 17)[case.seed // 2 % 4], max(room, 2))) if most > 1 else None
+
+
+@check(fit=_in_a_batch)
+def batch_invariance(t: Trial) -> Comparisons:
+    """A sequence alone gives what it gives in a batch of others: the same bits, where the spec says so."""
+    problem = t.problem
+    B = len(problem.q)
+    b = int(t.rng.integers(B))
+    own = {name: getattr(problem, name) for name in ("q", "k", "v", "mask", "bias")}
+    alone = problem.but(**{name: a[b : b + 1] for name, a in own.items() if a is not None and len(a) == B})
+    out, here = t.subject.forward(alone, t.case.strides), np.arange(B) == b
+    exact, what = t.spec.batch_invariant, f"of sequence {b} in a batch of {B}, against it alone,"
+    O, budget = np.where(here[:, None, None, None], out.O, t.out.O), problem.solution.O_budget
+    yield Comparison(
+        f"O {what}", t.out.O, O, 0.0 if exact else 2 * budget, t.defined & here[:, None, None, None], problem
+    )
+    if out.lse is not None and t.out.lse is not None:
+        lse, lse_budget = np.where(here[:, None, None], out.lse, t.out.lse), problem.solution.lse_budget
+        live = ~problem.empty & here[:, None, None]
+        yield Comparison(f"lse {what}", t.out.lse, lse, 0.0 if exact else 2 * lse_budget, live, problem)

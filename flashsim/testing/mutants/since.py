@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flashsim.testing.mutants.mutant import Mutant
+from dataclasses import replace
+
+from flashsim.testing.mutants.mutant import SPEC, Mutant
 
 # fmt: off
 SINCE: tuple[Mutant, ...] = (
@@ -14,5 +16,21 @@ SINCE: tuple[Mutant, ...] = (
            "The causal diagonal's offset N_k − N_q is kept without a sign: with more queries than keys nothing is masked.",
            ("pytorch/pytorch#193632",), "unfused",
            (("np.arange(N_q)[:, None] + N_k - N_q", "np.arange(N_q)[:, None] + (N_k - N_q) % 2**32"),)),
+    Mutant("base_2_parts_merged_as_natural",
+           "The log-sum-exps of the parts are in base 2, and are merged as if they were natural.",
+           ("sgl-project/sglang#40903", "sgl-project/sglang#35045"), "split",
+           (("    lse = m + np.log(l)\n", "    lse = (m + np.log(l)) / m.dtype.type(math.log(2))\n"),)),
+    Mutant("lse_in_base_2",
+           "The log-sum-exp is returned in base 2, in which it is computed, where callers expect a natural logarithm.",
+           ("flashinfer-ai/flashinfer#2113", "flashinfer-ai/flashinfer#4485"), "tiled",
+           (("lse_i = m + np.log(l)", "lse_i = (m + np.log(l)) / dtype.type(math.log(2))"),)),
+    Mutant("splits_follow_the_batch",
+           "The keys are split into as many parts as keep the machine busy, so the batch decides how a sequence is summed.",
+           ("Dao-AILab/flash-attention#1897", "Dao-AILab/flash-attention#2450", "vllm-project/vllm#58131"), "split",
+           (("    for start in range(0, N_k, PART):\n        keys = np.arange(start, min(start + PART, N_k))\n",
+             "    splits = max(1, min(-(-N_k // PART), 8 // (B * H_kv)))  # of 8 multiprocessors\n"
+             "    part = -(-N_k // splits)\n"
+             "    for start in range(0, N_k, max(part, 1)):\n        keys = np.arange(start, min(start + part, N_k))\n"),),
+           spec=replace(SPEC, batch_invariant=True)),
 )
 # fmt: on
