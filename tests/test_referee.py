@@ -133,7 +133,7 @@ def test_calculators_differ_as_the_page_says() -> None:
     proof = flashsim.prove(N=N, d=d, M=M, dtype="float16")
     assert proof.best is not None
     numbers = [llm_viewer, in_its_blocks.accesses, proof.best.accesses, proof.bound.accesses, genz]
-    assert numbers == sorted(numbers, reverse=True) == [67_633_152, 34_607_104, 12_566_528, 11_283_072, 2_097_152]
+    assert numbers == sorted(numbers, reverse=True) == [67_633_152, 34_607_104, 12_566_528, 11_283_105, 2_097_152]
     assert llm_viewer - in_its_blocks.accesses == 2 * N * N - N * d - N  # O's size is all that is between, but for L
     assert in_its_blocks.by_array["K"].reads == 32 * N * d
     page = (ROOT / "docs" / "calculators.md").read_text(encoding="utf-8")

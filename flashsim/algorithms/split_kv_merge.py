@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero
+from flashsim.algorithms.notation import exp, finite, maximum, nonzero
 from flashsim.machine.memory import SRAM, Matrix
 
 Merge = Callable[[SRAM, Matrix, Matrix, Matrix, Matrix], None]
 
 
-def merge_in_sequence(
-    sram: SRAM, O_parts: Matrix, l_parts: Matrix, m_parts: Matrix, O: Matrix, L: Matrix | None = None
-) -> None:
-    """Merge the parts of each row block into running O_i, ℓ_i, m_i; write O, and L = m + log ℓ where it is asked for."""
+def merge_in_sequence(sram: SRAM, O_parts: Matrix, l_parts: Matrix, m_parts: Matrix, O: Matrix) -> None:
+    """Merge the parts of each row block into running O_i, ℓ_i, m_i; write O."""
     on_chip = sram.on_chip
     T_r, t = l_parts.blocks
     for i in sram.loop(T_r):  # line 22
@@ -34,9 +32,6 @@ def merge_in_sequence(
             m_i = on_chip(m_i_new, over=m_i)  # line 22
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 22
         sram.store(O[i], O_i)  # line 22
-        if L is not None:
-            L_i = on_chip(m_i + log(l_i), over=l_i)  # line 22
-            sram.store(L[i], L_i)  # line 22
 
 
 def merge_as_tree(sram: SRAM, O_parts: Matrix, l_parts: Matrix, m_parts: Matrix, O: Matrix) -> None:

@@ -31,9 +31,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flashsim.algorithms.notation import exp, finite, maximum, product, rowmax, rowsum
+from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.program import Bug
-from flashsim.algorithms.split_kv_merge import merge_in_sequence
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.arguments import MOST_SPLITS, check_count
 from flashsim.serving.batch import Batch
@@ -99,8 +98,28 @@ def paged_split(
     for s in sram.loop(len(batch), alike=batch.alike):
         rows = batch.rows(s)
         parts = [X.rows(*rows).divide(B_r, w) for X, w in ((O_parts, d_v), (l_parts, 1), (m_parts, 1))]
-        merge_in_sequence(sram, *parts, *(X.rows(*rows).divide(B_r) for X in (O, L)))  # line 19
+        _merge(sram, *parts, *(X.rows(*rows).divide(B_r) for X in (O, L)))  # line 19
     return O, L  # line 20
+
+
+def _merge(sram: SRAM, O_parts: Matrix, l_parts: Matrix, m_parts: Matrix, O: Matrix, L: Matrix) -> None:
+    """Merge the parts of each row block one after another, as FlashDecoding does; write O, and L = m + log ℓ."""
+    on_chip = sram.on_chip
+    T_r, splits = l_parts.blocks
+    for i in sram.loop(T_r):  # line 19
+        O_i = sram.full(O[i].shape, 0.0)  # line 19
+        l_i = sram.full(l_parts[i, 0].shape, 0.0)  # line 19
+        m_i = sram.full(m_parts[i, 0].shape, float("-inf"))  # line 19
+        for k in sram.loop(splits):  # line 19
+            O_k, l_k, m_k = sram.load(O_parts[i, k], l_parts[i, k], m_parts[i, k])  # line 19
+            m_i_new = on_chip(maximum(m_i, m_k))  # line 19
+            O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + exp(m_k - finite(m_i_new)) * O_k, over=O_i)  # line 19
+            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + exp(m_k - finite(m_i_new)) * l_k, over=l_i)  # line 19
+            m_i = on_chip(m_i_new, over=m_i)  # line 19
+        O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 19
+        sram.store(O[i], O_i)  # line 19
+        L_i = on_chip(m_i + log(l_i), over=l_i)  # line 19
+        sram.store(L[i], L_i)  # line 19
 
 
 def check_options(batch: Batch, *, page: Any, tail: Any = "rows", splits: Any) -> Mapping[str, Any]:
