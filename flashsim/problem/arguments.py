@@ -279,8 +279,7 @@ def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.boo
 
 def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
     """Return functions that are to be called with every event."""
-    iterable = isinstance(observers, Iterable) and getattr(observers, "shape", None) != ()  # an array of no axes is none
-    several = tuple(observers) if iterable else (None,)
+    several = tuple(observers) if np.iterable(observers) else (None,)
     if not all(_takes(function, 1) for function in several):
         raise ValueError(f"observers is {shown(observers)}; expected a sequence of functions of an event")
     return several
