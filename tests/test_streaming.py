@@ -22,10 +22,10 @@ def tiles_of(N_q: int, N_k: int, sinks: int, window: int) -> None:
         end, live = min(top + B_r, N_q), 0
         for left in range(0, N_k, B_c):
             right = min(left + B_c, N_k)
-            corners = [np.array([x]) for x in (top, end, left, right)]
+            tops, ends, lefts, rights = np.array([[top], [end], [left], [right]])
             tile = whole[top:end, left:right]
-            assert bool(mask.live(*corners, shape, ())[0]) == tile.any()
-            assert bool(mask.full(*corners, shape, ())[0]) == tile.all()
+            assert bool(mask.live(tops, ends, lefts, rights, shape, ())[0]) == tile.any()
+            assert bool(mask.full(tops, ends, lefts, rights, shape, ())[0]) == tile.all()
             live += int(tile.any())
         first, last = top + N_k - N_q, end - 1 + N_k - N_q
         if first >= 0:

@@ -96,7 +96,8 @@ def error_bound(
     A score is a sum of d products: it is off by at most δ = (d + 4)·u·max_j |τ|·|q|ᵀ|k_j|, over the keys that the mask
     allows. The 4 covers the scale, the subtraction of the maximum and the exponential's argument; rescaling factors
     telescope, as the maximum only rises. A masked score is −∞, and exact. A bias adds |b_ij| to what δ is of, and to the 4 two:
-    for its loading, perhaps from a wider type, and for its sum with the score; where S is stored, it is once more.
+    for its loading, perhaps from a wider type, and for its sum with the score; where S is stored, it is once more. ALiBi counts
+    as one; the bound knows nothing of two that cancel.
     A soft cap c·tanh(S/c) changes no score's error for the worse, as its slope is at most 1. It adds 12 to the 4: one for the
     division, 8 for tanh (four units in the last place, as vector units have), one for the product, two for c; an S/c that
     underflows loses the chip's smallest subnormal, times c; and where S is stored, it is once more, as with a bias.
