@@ -168,6 +168,19 @@ def test_each_outcome_has_a_status_of_its_own(tmp_path: Path, capsys: pytest.Cap
         assert said in capsys.readouterr().err
 
 
+def test_a_link_and_a_notebook_are_said_and_not_left_out(tmp_path: Path) -> None:
+    handed_in(tmp_path, ada=INNER)
+    (tmp_path / "bob_05_inner_loop.py").symlink_to(tmp_path / "ada" / "05_inner_loop.py")
+    (tmp_path / "cy_05_inner_loop.ipynb").write_text("{}", encoding="utf-8")
+    grades = tmp_path / "grades.csv"
+    assert main(["exercise", "grade", str(tmp_path), "--csv", str(grades)]) == 3
+    with grades.open(newline="", encoding="utf-8") as file:
+        said = [(row["verdict"], row["seen"]) for row in csv.DictReader(file)]
+    assert [verdict for verdict, _ in said] == ["solved", "not graded", "not graded"]
+    assert "a link" in said[1][1]
+    assert "a notebook" in said[2][1]
+
+
 def test_a_name_says_which_exercise_a_file_is_of_and_the_option_before_it(tmp_path: Path) -> None:
     for name in ("05_inner_loop", "ada_05_inner_loop", "05_ada", "05_inner_loop (1)", "05_inner_loop_notebook"):
         assert asked_for(Path(f"{name}.py")) == exercise("5")

@@ -151,7 +151,7 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
 
 
 def test_blocks_horizontal_lines(blocks: Axes) -> None:
-    standard = theory.exact("standard", N=LENGTH, d=D, M=51_200).accesses
+    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit").hbm.accesses  # as in the other figures
     assert {y for _, y in xy(blocks, "standard")} == {standard}
     assert {y for _, y in xy(blocks, "floor")} == {4 * LENGTH * D}
 
@@ -198,7 +198,7 @@ def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
         assert accesses == 2 * N * D + T_c * (4 * N * D + 2 * N) + 3 * N * D + T_c * N * D + 2 * N * D
     (limit,) = {int(x) for x, _ in xy(blocks, "backward limit")}
     assert [x for x, _ in xy(blocks, "backward theory")] == list(range(16, limit + 1))
-    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, direction="backward").hbm.accesses
+    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit", direction="backward").hbm.accesses
     assert {y for _, y in xy(blocks, "backward standard")} == {standard}
     assert blocks_data(N=64, d=8)["backward"]["floor"] == 8 * 64 * 8
 
@@ -709,6 +709,20 @@ def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(
     for option in set(OTHER) - asked:
         with pytest.raises(TypeError, match=option):
             chart.data(**{option: OTHER[option]})
+
+
+def test_the_legend_hides_no_point_of_the_figure_of_M() -> None:
+    kept = json.loads((ROOT / "figures" / "cache_size.json").read_text(encoding="utf-8"))
+    for wide in (False, True):
+        figure = plots.FIGURES["cache_size"].draw(kept["data"], wide=wide)
+        draw(figure)
+        (ax,) = figure.axes
+        legend = ax.get_legend()
+        assert legend is not None
+        curves = [curve for curve in ax.get_lines() if curve.get_gid() in kept["data"]["series"]]
+        points = [tuple(at) for curve in curves for at in ax.transData.transform(curve.get_xydata())]  # type: ignore[arg-type]
+        assert len(points) > 50
+        assert not [at for at in points if legend.get_window_extent().contains(*at)]
 
 
 def test_slides_titles_are_whole_and_free() -> None:

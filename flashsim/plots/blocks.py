@@ -46,7 +46,8 @@ def blocks_data(
 
     `theory`: every B_c from 16, or N/8 where that is less, to N (2,000 of them where N is large). `simulator`: powers of
     two and half-way between, run with random numbers where they make at most 16,384 tiles, so up to N = 2048, else on shapes
-    alone. `paper`: line 1's own blocks; these and `standard` are counted on shapes.
+    alone. `paper`: line 1's own blocks. `standard`: standard attention in the largest blocks that fit, or in line 1's where
+    none do. Both are counted on shapes.
     `largest_that_fits`: the last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`.
     `floor`: Q, K, V read once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
 
@@ -83,10 +84,15 @@ def blocks_data(
         return count("flash", **shape, M=M, direction="backward", sizing=Fixed(min(B_c, d), B_c, enforced=False))
 
     def one_pass(paper: str, direction: str, at: Callable[[int], Exact | Tally]) -> dict[str, Any]:
-        counted = (count(name, **shape, M=M, direction=direction) for name in (paper, "standard"))
+        how: dict[str, Any] = {**shape, "M": M, "direction": direction}
+        try:
+            standard = count("standard", **how, sizing="fit")
+        except ValueError:  # M is too small for single rows
+            standard = count("standard", **how)
         fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: at(B_c).sram.peak)  # the peak grows with B_c
         return {
-            **dict(zip(("paper", "standard"), map(_numbers, counted), strict=True)),
+            "paper": _numbers(count(paper, **how)),
+            "standard": _numbers(standard),
             "largest_that_fits": fitting if fitting >= every[0] else None,
             "floor": (N_q * d + N * (d + d_v) + N_q * d_v) * (1 if direction == "forward" else 2),
         }

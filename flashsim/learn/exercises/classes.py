@@ -19,6 +19,7 @@ from flashsim.support.entry import one_line
 from flashsim.support.exporting import in_csv
 
 COLUMNS = ("file", "exercise", "verdict", "seen", "hint", "seconds")
+SUFFIXES = (".ipynb", ".py")
 SOLVED, NOT_YET, NOT_GRADED = "solved", "not yet", "not graded"
 
 
@@ -35,8 +36,8 @@ class Row:
 
 
 def handed_in(folder: Path) -> list[Path]:
-    """Return the files of Python in a folder, and in those within it, but for hidden ones and links."""
-    found = (path for path in sorted(folder.rglob("*.py")) if path.is_file() and not path.is_symlink())
+    """Return the files of Python, and notebooks, in a folder and in those within it, but for hidden ones."""
+    found = (path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and not path.is_dir())
     return [path for path in found if not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)]
 
 
@@ -49,7 +50,16 @@ def asked_for(path: Path) -> Exercise | None:
 
 
 def grade_file(path: Path, name: str, exercise: Exercise | None, limits: Limits) -> Row:
-    """Grade one file, called `name`, in a process of its own."""
+    """Grade one file, called `name`, in a process of its own; a link or a notebook is not graded."""
+    if path.is_symlink():
+        return Row(name, "", NOT_GRADED, "It is a link; expected a file.")
+    if path.suffix == ".ipynb":
+        return Row(
+            name,
+            "",
+            NOT_GRADED,
+            "It is a notebook; expected the file that its first cell writes, such as *_notebook.py.",
+        )
     exercise = exercise or asked_for(path)
     if exercise is None:
         return Row(name, "", NOT_GRADED, "Its name says no exercise; expected such as 05_inner_loop.py.")
