@@ -922,6 +922,20 @@ def kept(name: str) -> dict[str, Any]:
     return record
 
 
+def test_the_legend_of_cache_size_covers_no_point() -> None:
+    figure = plots.FIGURES["cache_size"].draw(kept("cache_size")["data"])
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    legend = ax.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent()
+    assert ax.get_window_extent().x0 <= box.x0  # nor a number of the axis
+    for line in ax.get_lines():
+        if not str(line.get_gid()).startswith("M = "):
+            x, y = np.asarray(line.get_xydata(), np.float64).T
+            assert not box.count_contains(ax.transData.transform(np.stack([x, y], 1)[np.isfinite(y)])), line.get_gid()
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_all_are_drawn_by_the_commands_of_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

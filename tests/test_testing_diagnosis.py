@@ -246,6 +246,20 @@ def test_one_failing_case_that_contradicts_a_bug_clears_it(contradicted: bool) -
     assert families(found) == ([] if contradicted else ["scale_missing"])
 
 
+def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so() -> None:
+    def kernel(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+        """Aligned at the top left where causal, and wrong in a way of its own elsewhere."""
+        right = Problem(q, k, v, replace(SPEC, causal="top_left"), **options).solution
+        return right.O * (1 if options.get("causal") else 1.37), right.lse
+
+    shown, other = Case(N_q=2, N_k=5, d=4), Case(N_q=3, N_k=7, d=4, causal=True)
+    findings = [try_check(CHECKS["oracle"], Subject(kernel, SPEC), case) for case in (shown, other)]
+    for order, said in ((findings, True), (findings[::-1], False)):
+        (bug,) = diagnose(Subject(kernel, SPEC), [f for f in order if f is not None], [])
+        assert "aligned at the top left" in bug.says
+        assert ("in 1 of 2 drawn and simplified failing cases, not in the one shown" in bug.evidence) == said
+
+
 def test_what_failing_cases_have_in_common_is_said() -> None:
     found = diagnosed(Subject(off_if_long_and_causal, SPEC), "oracle", 200)
     assert [s.says.split(":")[0] for s in found] == ["It fails only with causal and H_q > H_kv"]

@@ -78,8 +78,8 @@ def _machine(held: Any) -> Machine:
     peak = held["peak"]
     if not isinstance(peak, Mapping) or not peak:
         raise ValueError(f'peak is {shown(peak)}; expected FLOP/s by dtype, such as {{"float16": 1e15}}')
-    rates = {float_name(dtype): _rate(f"peak of {dtype}", rate) for dtype, rate in peak.items()}
-    bandwidth, notes = _rate("bandwidth", held["bandwidth"]), held.get("notes", "")
+    rates = {float_name(dtype): _rate(f"peak of {dtype}", rate, "FLOP/s") for dtype, rate in peak.items()}
+    bandwidth, notes = _rate("bandwidth", held["bandwidth"], "bytes/s"), held.get("notes", "")
     return Machine(held["name"], sram, sms, l2, hbm, bandwidth, rates, dict(sources), notes)
 
 
@@ -95,7 +95,7 @@ def _bytes(name: str, value: Any) -> int:
     return value
 
 
-def _rate(name: str, value: Any) -> float:
+def _rate(name: str, value: Any, unit: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} is {shown(value)}; expected a finite number above 0")
+        raise ValueError(f"{name} is {shown(value)}; expected {unit}, a finite number above 0")
     return float(value)

@@ -44,7 +44,7 @@ def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: S
 
 
 @partial(
-    Chart, "cache_size", cache_size_data, "accesses against M, and where FlashAttention is not optimal", 4.4, x=10, y=10
+    Chart, "cache_size", cache_size_data, "accesses against M, and where FlashAttention is not optimal", 3.6, x=10, y=10
 )
 def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw accesses over M, log-log, with M = d² and M = Nd marked, and the bound's order, or 4Nd where that is more."""
@@ -66,16 +66,18 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
         color=GREY,
         linestyle="-.",
         linewidth=0.9,
-        label="bound, without its constant",
+        label="order of the bound",
         gid="bound",
     )
     bottom = data["floor"] / 2
     most = max(moved for curve in drawn for moved in curve if moved is not None)
-    ax.set_ylim(bottom, 30 * most)  # room for the legend
+    ax.set_ylim(bottom, 20 * most)  # room for the legend
     for M, label in ((d * d, "M = d²"), (N * d, "M = Nd")):
         ax.axvline(M, color=GREY, linewidth=0.6, gid=label)
         ax.annotate(label, (M, bottom), xytext=(2, 3), textcoords="offset points", fontsize=8)
-    ax.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
+    ax.legend(
+        loc="upper right", ncols=2, handlelength=1.8, columnspacing=1, frameon=True, framealpha=0.9, edgecolor="none"
+    )
     ax.set_title(_point(data), x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), EngFormatter(sep=""))

@@ -45,7 +45,8 @@ def by_model(
             continue
         wrong_in = {exhibits[n].question.aspect for n in matched}
         says = f"In the backward pass: {suspect.says}" if wrong_in == {"gradients"} else suspect.says
-        of = f"{len(matched)} of {failing_cases(len(exhibits))}"
+        shown = ", not in the one shown" if 0 in exhibits and 0 not in matched else ""
+        of = f"{len(matched)} of {failing_cases(len(exhibits))}{shown}"
         evidence = f"a model with this bug gives the same wrong numbers in {of}"
         known = best.get(suspect.family)
         if known is None or len(matched) > len(known.explains):
