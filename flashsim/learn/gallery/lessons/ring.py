@@ -9,7 +9,7 @@ from flashsim.devices.tracing import trace as trace_of
 from flashsim.learn.gallery.looking import every, first, moved
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "A ring of devices", 110
+TITLE, ORDER = "A ring of devices", 140
 
 
 def record() -> tuple[Trace, ...]:
