@@ -468,6 +468,25 @@ def test_counts_in_texts_are_the_closed_forms(name: str, algorithm: str, options
         assert f"{standard.hbm.accesses:,}." in said
 
 
+def test_streams_save_what_it_says_beside_the_best_blocks_of_q_outer() -> None:
+    """Each side has its best blocks at the same M, of all that fit."""
+    said, sides = text_of("streamed") + plain(article("streamed")), {}
+    for trace, name in zip(traces("streamed"), ("streamed", "q_outer"), strict=True):
+        pairs = [(B_r, B_c) for B_r in range(1, 7) for B_c in range(1, 7)]
+        counted = {pair: theory.exact(name, N=6, d=4, M=34, blocks=pair) for pair in pairs}
+        moves = {pair: tally.hbm.accesses for pair, tally in counted.items() if tally.sram.peak <= 34}
+        here = (trace.about.blocks.B_r, trace.about.blocks.B_c)
+        assert (trace.about.algorithm, moves[here]) == (name, min(moves.values()))
+        sides[name] = (counted[here].hbm.accesses, counted[here].sram.peak, here[0])
+    (few, peak, rows), (many, other, fewer) = sides["streamed"], sides["q_outer"]
+    assert f"{6 // rows} times in place of {6 // fewer}: {few} accesses, and q_outer makes {many} with" in said
+    assert f"On chip are {peak} elements at most here, and {other} there." in said
+    assert {e.value.size for e in traces("streamed")[0].events if e.kind == "load" and e.array in "KV"} == {1}  # type: ignore[union-attr]
+    long = {name: flashsim.tune.tune(N=4096, d=64, M=25_600).by_loops[name].accesses for name in sides}
+    assert f"that is {long['streamed']:,} accesses against {long['q_outer']:,}: 4.3% fewer." in said
+    assert 100 * (1 - long["streamed"] / long["q_outer"]) == pytest.approx(4.3, abs=0.05)
+
+
 def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
     said = text_of("sparse_mlp")
     mask = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
@@ -824,7 +843,7 @@ def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
 def test_lessons_are_in_the_order_of_a_course() -> None:
     """Softmax, standard attention, Algorithm 1, a mask, the backward pass; then what needs these: rows that stay, the optimum."""
     assert LESSONS[:5] == ["online_softmax", "standard", "flash_basic", "causal", "backward"]
-    later = [LESSONS.index(name) for name in ("backward", "pinned", "optimum", "hybrid")]
+    later = [LESSONS.index(name) for name in ("backward", "pinned", "optimum", "streamed", "hybrid")]
     assert later == sorted(later)
 
 
@@ -834,6 +853,7 @@ ANSWERS = {
     "real_data": "for nothing",
     "optimum": "turns around",
     "pinned": "saves 2 of 3",
+    "streamed": "150",
     "hybrid": "252",
     "causal": "left out",
     "sliding_window": "Twice the length",
@@ -847,7 +867,7 @@ ANSWERS = {
     "sparse_mlp": "leaves the tile out",
 }
 GIVEN_AWAY = [("pinned", "whole run"), ("pinned", "stay"), ("linear_attention", "again"), ("linear_attention", "d × e"),
-              ("sparse_mlp", "tiles of H pass before")]  # fmt: skip
+              ("streamed", "fewer"), ("sparse_mlp", "tiles of H pass before")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "answer"), GIVEN_AWAY)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 import flashsim
 import flashsim.machine.traffic
+import flashsim.optimal.proving
 from flashsim.drawing.style import Panels, column_figure
+from flashsim.optimal.picture import picture
 from flashsim.plots import plot_run
 
 Q, K, V = np.random.default_rng(0).normal(size=(3, 9, 4)).astype(np.float32)
@@ -133,3 +138,96 @@ def test_a_plot_shows_in_a_notebook_where_pyplot_is_not_imported() -> None:
     mine = column_figure(2).subplots()
     assert plot_run({"flash": run}, mine) is mine
     assert tally.plot(mine) is mine
+
+
+SIZES: list[dict[str, Any]] = [
+    {"N": 4096, "d": 64, "M": 25_600},
+    {"N": 256, "d": 16, "M": 2000},
+    {"N": 50, "d": 8, "M": 300},  # pairs kept are the better case of G
+    {"N": 256, "d": 64, "M": 2000},  # the combined bound
+    {"N": 256, "d": 64, "M": 2000, "direction": "backward"},
+    {"N": 256, "d": 16, "M": 2},  # nothing fits
+    {"N": 1000, "d": 16, "M": 1500, "causal": True},
+]
+
+
+@cache
+def proved(at: int) -> flashsim.optimal.proving.Proof:
+    return flashsim.prove(**SIZES[at])
+
+
+def drawn(proof: flashsim.optimal.proving.Proof) -> tuple[ElementTree.Element, list[float], str]:
+    """Return a proof's picture, the widths of its bars, and its words."""
+    html = proof._repr_html_()
+    svg = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
+    bars = [float(rect.get("width", 0)) for rect in svg.iter("rect") if rect.get("height") == "18"]
+    return svg, bars, " ".join(text.text or "" for text in svg.iter("text"))
+
+
+@pytest.mark.parametrize("sizes", range(len(SIZES)))
+def test_a_proof_s_picture_is_to_scale(sizes: int) -> None:
+    """The bound and the schedule to one scale, the phases' ends where they are, what is on chip beside what is read."""
+    proof = proved(sizes)
+    at, best = proof.bound, proof.best
+    svg, (bound, *more), said = drawn(proof)
+    on_chip, read = more[-2:]
+    assert on_chip / (on_chip + read) == pytest.approx(at.M / at.Y, abs=1e-3)
+    if best is None:
+        assert len(more) == 2
+    else:
+        assert more[0] / bound == pytest.approx(proof.ratio, rel=1e-3)
+        assert f"{best.accesses:,}: {best.algorithm} in blocks of " in said
+        assert f"{proof.ratio:.3f} × the bound" in said
+    assert f"{at.accesses:,}, the bound: {at.n:,} phases" in said
+    cuts = [float((path.get("d") or "")[1:].split()[0]) for path in svg.iter("path")]
+    if cuts:
+        ends = [at.Y + turn * (at.Y - at.M) for turn in range(at.n - 1)]
+        np.testing.assert_allclose(np.array(cuts) / bound, np.array(ends) / at.accesses, atol=1e-3)
+    assert bool(cuts) == (at.n < 300)  # thinner ones would be a smear
+
+
+@pytest.mark.parametrize("sizes", range(3))
+def test_a_proof_s_box_is_the_largest_that_a_phase_allows(sizes: int) -> None:
+    """Of all i × i × c within Y elements, looked for anew: its edges as drawn, and its products as written."""
+    at = proved(sizes).bound
+    svg, _, said = drawn(proved(sizes))
+    i = np.linspace(1, at.Y, 200_001)
+    made = np.minimum(i * i, 2 * i * at.d)  # the room of P: itself, or of Q and K that make it
+    c = (at.Y - made) / (2 * i)  # what is left is V and O
+    most = int(np.argmax(np.where(c > 0, i * i * c, 0)))
+    front, side, _ = [
+        [tuple(map(float, corner.split(","))) for corner in (face.get("points") or "").split()]
+        for face in svg.iter("polygon")
+    ]
+    assert (front[1][0] - front[0][0]) / (2 * (side[1][0] - side[0][0])) == pytest.approx(i[most] / c[most], rel=0.02)
+    products = float(i[most] ** 2 * c[most])
+    written = int(re.findall(r"so ([\d,]+) products at most", said)[0].replace(",", ""))
+    assert written == pytest.approx(products, rel=1e-3)
+    assert f"{at.pairs * at.d_v:,} products P_ik V_kc are needed: {at.n:,} phases" in said
+    assert (at.n - 1) * written < at.pairs * at.d_v <= at.n * written
+
+
+def test_a_proof_without_phases_has_no_picture() -> None:
+    """Each input once is all that it says."""
+    assert "<svg" not in flashsim.prove(N=64, d=64, M=25_600)._repr_html_()
+
+
+def test_a_proof_s_picture_imports_nothing_that_draws() -> None:
+    code = (
+        "import sys, flashsim; flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg'); "
+        "print([name for name in ('matplotlib', 'IPython', 'flashsim.plots') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_words_of_a_proof_s_picture_are_within_it(browser: Any) -> None:
+    page = browser.new_page()
+    large = flashsim.theory.lower_bound(N=10**6, d=128, M=10**5)
+    pictures = [proved(at)._repr_html_() for at in range(len(SIZES))]
+    page.set_content(
+        "".join([*pictures, picture(large, 2 * large.accesses, "hybrid_streamed in blocks of 1,000 × 1,000")])
+    )
+    ends = page.evaluate("[...document.querySelectorAll('svg text')].map(t => t.getBBox().x + t.getBBox().width)")
+    page.close()
+    assert len(ends) > 5 * len(SIZES) - 5
+    assert max(ends) <= 660

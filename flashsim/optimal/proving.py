@@ -14,6 +14,7 @@ from typing import Any
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import SramOverflow
+from flashsim.optimal.picture import picture
 from flashsim.optimal.tune import bound_of, tune
 from flashsim.problem.arguments import check_count, check_direction, shown
 from flashsim.run.api import count
@@ -82,7 +83,9 @@ class Proof(Exported):
         ]
         if self.best is not None:
             rows.append((self._best, self.best.accesses, f"{self.ratio:.3f}"))
-        return table(caption, ("", "elements", "× the bound"), rows, [f"It is proved {self.how}."])
+        best, name = (None, "") if self.best is None else (self.best.accesses, self._best)
+        shown = table(caption, ("", "elements", "× the bound"), rows, [f"It is proved {self.how}."])
+        return shown + picture(self.bound, best, name)
 
     @property
     def _best(self) -> str:
