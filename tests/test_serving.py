@@ -321,7 +321,7 @@ def test_latents_by_hand() -> None:
 
 
 def test_latents_of_deepseek_fit_in_blocks_of_64() -> None:
-    asked = {
+    asked: dict[str, Any] = {
         "queries": 1,
         "keys": [130],
         "heads": 128,
@@ -341,7 +341,8 @@ def latent(**changed: Any) -> serving.ServingRun:
     rng = np.random.default_rng(7)
     W_UK, C = rng.normal(size=(2, 3, 2)), [rng.normal(size=(1, 5, 3))]
     Q = [serving.absorb(rng.normal(size=(2, 1, 4)), W_UK)]
-    return serving.mla(**{"Q": Q, "C": C, "latent": 2, "scale": 0.5, "M": 100} | changed)
+    given: dict[str, Any] = {"Q": Q, "C": C, "latent": 2, "scale": 0.5, "M": 100}
+    return serving.mla(**given | changed)
 
 
 def test_absorbed_and_not_agree_and_the_trace_is_theirs() -> None:
