@@ -1,7 +1,8 @@
 """Try every mutant of flashsim.testing against every check: figures/kit_matrix (.png, .svg, .json) and .md, the table.
 
     python scripts/kit_matrix.py --jobs 2        # about ten minutes
-    python scripts/kit_matrix.py --new           # the mutants and the checks that the record lacks, beside what it has
+    python scripts/kit_matrix.py --new           # the mutants that the record lacks, beside those that it has
+    python scripts/kit_matrix.py --fill          # and the checks that were not tried on those that it has
     python scripts/kit_matrix.py --draw          # the picture again, from the record that is there
 
 Counts of cases, not times: the same on every machine with the same versions of Hypothesis, NumPy and flashsim.
@@ -47,15 +48,22 @@ MISSED_WHEN_FROZEN = ("strides_of_K_and_V_swapped",)
 
 
 def matrix(
-    jobs: int = 1, progress: Callable[[int, int], None] | None = None, known: Sequence[dict[str, Any]] = ()
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    known: Sequence[dict[str, Any]] = (),
+    fill: bool = False,
 ) -> dict[str, Any]:
     """Return, for every mutant, how many of 300 cases each check fails on, and when a check-up of 300 examples notices it.
 
-    The check-up is run with five seeds: `first` lists the example that first failed a check, or None. Counts that are
-    `known` are kept; a row that lacks some has its check-ups again, in which the checks now take other turns.
+    The check-up is run with five seeds: `first` lists the example that first failed a check, or None. Rows that are `known`
+    are kept; `fill` adds what they lack, and their check-ups again, as with more checks each has its turn more seldom.
     """
     found = {row["name"]: row for row in known}
-    missing = [at for at, mutant in enumerate(ALL) if _lacking(mutant, found.get(mutant.name))]
+    missing = [
+        at
+        for at, mutant in enumerate(ALL)
+        if mutant.name not in found or (fill and _lacking(mutant, found[mutant.name]))
+    ]
     with ProcessPoolExecutor(jobs) as pool:
         for number, row in enumerate(pool.map(_row, missing, [found.get(ALL[at].name) for at in missing]), 1):
             found[row["name"]] = row
@@ -114,7 +122,7 @@ def as_markdown(data: dict[str, Any]) -> str:
     lines = [
         "# Which check notices which bug",
         "",
-        f"Failing cases of {data['cases']}, by check; blank: none; –: does not apply. "
+        f"Failing cases of {data['cases']}, by check; blank: none; –: does not apply, or was not tried. "
         f"*First*: the example at which a check-up of {data['examples']} first fails, with {SEEDS} seeds. "
         "*Textbook*: whether `np.allclose` on Gaussian inputs of one aligned, square shape notices. "
         "Bugs marked ○ were written after the strategies were frozen, by an author who had not seen them; ● is the one of "
@@ -140,7 +148,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/kit_matrix"), help="stem of the files")
     parser.add_argument("--jobs", type=whole(), default=1, help="processes. Default: 1")
-    parser.add_argument("--new", action="store_true", help="only the mutants and checks that the record lacks")
+    parser.add_argument("--new", action="store_true", help="only the mutants that the record lacks")
+    parser.add_argument("--fill", action="store_true", help="--new, and the checks that were not tried on the others")
     parser.add_argument("--draw", action="store_true", help="draw the record that is there")
     options = parser.parse_args()
     if options.draw:
@@ -149,10 +158,12 @@ def main() -> None:
         print(*save(figure, options.output, kept["data"], kept["command"], machine=kept["machine"]), sep="\n")
         return
     record = options.output.with_suffix(".json")
-    known = read_record(record, "data")["data"]["mutants"] if options.new else ()
+    known = read_record(record, "data")["data"]["mutants"] if options.new or options.fill else ()
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("mutants", total=None)
-        data = matrix(options.jobs, lambda done, total: bar.update(task, completed=done, total=total), known)
+        data = matrix(
+            options.jobs, lambda done, total: bar.update(task, completed=done, total=total), known, options.fill
+        )
     data["hypothesis"] = version("hypothesis")
     command = shlex.join(["python", f"scripts/{Path(__file__).name}", *sys.argv[1:]])
     machine = f"any with these versions: counts of cases; drawn on {platform.machine()}"

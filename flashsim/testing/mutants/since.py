@@ -27,10 +27,25 @@ SINCE: tuple[Mutant, ...] = (
     Mutant("splits_follow_the_batch",
            "The keys are split into as many parts as keep the machine busy, so the batch decides how a sequence is summed.",
            ("Dao-AILab/flash-attention#1897", "Dao-AILab/flash-attention#2450", "vllm-project/vllm#58131"), "split",
-           (("    for start in range(0, N_k, PART):\n        keys = np.arange(start, min(start + PART, N_k))\n",
-             "    splits = max(1, min(-(-N_k // PART), 8 // (B * H_kv)))  # of 8 multiprocessors\n"
-             "    part = -(-N_k // splits)\n"
-             "    for start in range(0, N_k, max(part, 1)):\n        keys = np.arange(start, min(start + part, N_k))\n"),),
+           # each sequence is computed alone, as NumPy itself sums in another order where an axis has length 1
+           (("    seed: int = 0,\n) -> tuple", "    seed: int = 0,\n    batch: int = 0,\n) -> tuple"),
+            ("    group = H_q // H_kv\n",
+             "    group = H_q // H_kv\n"
+             "    if not batch and dropout_p == 0:\n"
+             "        masks = [None] * B if mask is None else np.broadcast_to(mask, (B, H_q, N_q, N_k))[:, None]\n"
+             "        alone = [forward(*(a[b : b + 1].copy() for a in (q, k, v)), causal=causal, scale=scale, mask=masks[b],\n"
+             "                         batch=B) for b in range(B)]\n"
+             "        return np.concatenate([O for O, _ in alone]), np.concatenate([lse for _, lse in alone])\n"),
+            ("    for start in range(0, N_k, PART):\n        keys = np.arange(start, min(start + PART, N_k))\n",
+             "    splits = max(1, min(-(-N_k // PART), 8 // (max(batch, B) * H_kv)))  # of 8 multiprocessors\n"
+             "    part = max(1, -(-N_k // splits))\n"
+             "    for start in range(0, N_k, part):\n        keys = np.arange(start, min(start + part, N_k))\n")),
+           spec=replace(SPEC, batch_invariant=True)),
+    Mutant("tiles_follow_the_batch",
+           "The tile is as wide as suits all the work there is, so the batch decides how a sequence is summed.",
+           ("vllm-project/vllm#51902", "flashinfer-ai/flashinfer#2424"), "tiled",
+           (("    shift = N_k - N_q  # causal",
+             "    global B_c\n    B_c = 4 if B * H_q < 4 else 8\n    shift = N_k - N_q  # causal"),),
            spec=replace(SPEC, batch_invariant=True)),
 )
 # fmt: on
