@@ -711,20 +711,6 @@ def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(
             chart.data(**{option: OTHER[option]})
 
 
-def test_the_legend_hides_no_point_of_the_figure_of_M() -> None:
-    kept = json.loads((ROOT / "figures" / "cache_size.json").read_text(encoding="utf-8"))
-    for wide in (False, True):
-        figure = plots.FIGURES["cache_size"].draw(kept["data"], wide=wide)
-        draw(figure)
-        (ax,) = figure.axes
-        legend = ax.get_legend()
-        assert legend is not None
-        curves = [curve for curve in ax.get_lines() if curve.get_gid() in kept["data"]["series"]]
-        points = [tuple(at) for curve in curves for at in ax.transData.transform(curve.get_xydata())]  # type: ignore[arg-type]
-        assert len(points) > 50
-        assert not [at for at in points if legend.get_window_extent().contains(*at)]
-
-
 def test_slides_titles_are_whole_and_free() -> None:
     """Wider and taller than printed: a long title ends within the slide, and a legend below one stays below it."""
     chart = plots.FIGURES["same_curve"]
