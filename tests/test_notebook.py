@@ -170,6 +170,7 @@ def test_a_proof_s_picture_is_to_scale(sizes: int) -> None:
     proof = proved(sizes)
     at, best = proof.bound, proof.best
     svg, (bound, *more), said = drawn(proof)
+    assert max(bound, *more) == 660
     on_chip, read = more[-2:]
     assert on_chip / (on_chip + read) == pytest.approx(at.M / at.Y, abs=1e-3)
     if best is None:

@@ -28,7 +28,7 @@ def picture(at: LowerBound | BackwardBound, best: int | None, name: str) -> str:
             _text(0, GAP + 12, f"{best:,}: {name}, {best / at.accesses:.3f} × the bound"),
             _bar(0, GAP + 18, best * scale, "#999999"),
         ]
-    y = 2 * GAP if best is not None else GAP
+    y = 2.0 * GAP if best is not None else 1.0 * GAP
     parts += _one(at, y)
     y += GAP
     if isinstance(at, LowerBound) and not at.a:
