@@ -36,7 +36,7 @@ from flashsim.plots.saving import figure_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.mutants import ALL, EARLY, LATE, Mutant
+from flashsim.testing.mutants import ALL, EARLY, LATE, Implementation, Mutant
 from flashsim.testing.running import applicable, survey
 from flashsim.testing.subject import Subject
 
@@ -83,20 +83,20 @@ def matrix(
     }
 
 
-def _subject(mutant: Mutant) -> Subject:
-    built = mutant.build()
+def _subject(built: Implementation) -> Subject:
     return Subject(built, built.spec, built.backward, built.keep)
 
 
 def _lacking(mutant: Mutant, known: dict[str, Any] | None) -> list[str]:
     """Return the checks that apply to a mutant and that its row lacks."""
     had = {} if known is None else known["failed"]
-    return [check.name for check in applicable(_subject(mutant))[0] if check.name not in had]
+    return [check.name for check in applicable(_subject(mutant.build()))[0] if check.name not in had]
 
 
 def _row(at: int, known: dict[str, Any] | None) -> dict[str, Any]:
     mutant = ALL[at]
-    kernel = _subject(mutant)
+    built = mutant.build()
+    kernel = _subject(built)
     found = survey(kernel, CASES, 0, _lacking(mutant, known))
     first = []
     for seed in range(SEEDS):
@@ -112,7 +112,7 @@ def _row(at: int, known: dict[str, Any] | None) -> dict[str, Any]:
         "first": first,
         "failed": ({} if known is None else known["failed"]) | {n: tally.failed for n, tally in found.tallies.items()},
         "tried": ({} if known is None else known["tried"]) | {n: tally.tried for n, tally in found.tallies.items()},
-        "textbook": TEXTBOOK.notices(mutant, kernel.fn),
+        "textbook": TEXTBOOK.notices(mutant, built),
     }
 
 
