@@ -253,7 +253,8 @@ def mla_cache(full: bool) -> Claim:
     times = {"K and V kept": kept.accesses / absorbed.accesses, "made": made.accesses / absorbed.accesses}
     said = ", ".join(f"{name} {ratio:.1f}×" for name, ratio in times.items())
     return Claim(
-        "128 heads of 128 + 64 columns, values of 128, latents of 512 + 64, one query, n = 4,096, 227 KB of float16",
+        "128 heads of 128 + 64 columns, values of 128, latents of 512 + 64, n = 4,096, 227 KB of float16; without the "
+        "query's own projections",
         f"{row:.0f} numbers a token, {row / 256:.2f} groups of 128, {fewer:.1f}× fewer; accesses over absorbed: {said}",
         row == 576 and 1 < times["K and V kept"] < times["made"],
         {"times": times, "fewer": fewer},
