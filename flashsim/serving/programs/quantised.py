@@ -26,7 +26,7 @@ listing is ours. M counts elements, so a packed byte takes as much of it as a nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -66,12 +66,12 @@ def quantised(
                 packed, *k_j = sram.load(K_s[j], k_scale.rows(first, end)[0], k_zero.rows(first, end)[0])  # line 5
                 t = np.arange(j * B_c, j * B_c + packed.shape[0])[:, None]
                 at = t // G - j * B_c // G, np.arange(batch.d)[None]
-                K_j = on_chip(restored(packed, *k_j, bits, at))  # line 6
+                K_j = on_chip(restored(packed, k_j, bits, at))  # line 6
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 7
                 S_masked_ij = on_chip(batch.mask(S_ij, s, i, j * B_c, n), over=S_ij)  # line 7
                 packed, *v_j = sram.load(V_s[j], v_s[0][j], v_s[1][j])  # line 8
                 at = t - j * B_c, np.arange(batch.d_v)[None] // G
-                V_j = on_chip(restored(packed, *v_j, bits, at))  # line 9
+                V_j = on_chip(restored(packed, v_j, bits, at))  # line 9
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10
                 P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 10
                 l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 11
@@ -86,14 +86,15 @@ def quantised(
     return O, L  # line 17
 
 
-def restored(packed: Tile, scale: Tile, zero: Tile, bits: int, at: Any) -> Tile:
+def restored(packed: Tile, scales: Sequence[Tile], bits: int, at: Any) -> Tile:
     """Return the numbers of packed bytes, (rows, columns): zero + scale · integer, of the group `at` which each is."""
-    shape = packed.shape[0], at[1].shape[1]
+    shape, (scale, zero) = (packed.shape[0], at[1].shape[1]), scales
     if isinstance(packed, ShapeOnly):
-        return packed.made(shape, other=4 * shape[0] * shape[1])  # type: ignore[return-value]
+        return packed.made(shape, other=4 * shape[0] * shape[1])
     column = np.arange(shape[1])
     integers = packed[:, column * bits // 8] >> (column * bits % 8).astype(np.uint8) & (2**bits - 1)
-    return zero[at] + scale[at] * integers.astype(scale.dtype)
+    found: Tile = zero[at] + scale[at] * integers.astype(scale.dtype)
+    return found
 
 
 def check_options(batch: Batch | None, *, bits: Any, group: Any) -> Mapping[str, Any]:
@@ -122,8 +123,8 @@ PROGRAM = ServingProgram(
         Bug("scales of keys are the first group's", "(groups[s] + g for g in ends[j])", "(groups[s], groups[s] + 1)"),
         Bug("groups are counted from the tile", "t // G - j * B_c // G", "(t - j * B_c) // G"),
         Bug("groups are counted across sequences", "groups[s] + g for", "sum(batch.keys[:s]) // G + g for"),
-        Bug("scales are ignored", "restored(packed, *k_j, bits", "restored(packed, k_j[0] * 0 + 1, k_j[1], bits"),
+        Bug("scales are ignored", "restored(packed, k_j", "restored(packed, (0 * k_j[0] + 1, k_j[1])"),
         Bug("V takes the scales of K's columns", "np.arange(batch.d_v)[None] // G", "np.arange(batch.d_v)[None] * 0"),
-        Bug("zeros are forgotten", "restored(packed, *v_j, bits", "restored(packed, v_j[0], 0 * v_j[1], bits"),
+        Bug("zeros are forgotten", "restored(packed, v_j", "restored(packed, (v_j[0], 0 * v_j[1])"),
     ),
 )  # fmt: skip
