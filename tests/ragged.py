@@ -224,6 +224,32 @@ def latents(rng: np.random.Generator, absorbed: bool) -> Drawn:
     return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], asked)
 
 
+def rounded(X: Array, bits: int, group: int, by: int) -> Array:
+    """X (H, n, d) as it is after quantising, group by group along an axis."""
+    found = np.empty_like(X)
+    for first in range(0, X.shape[by], group):
+        at = (slice(None),) * by + (slice(first, first + group),)
+        low, high = (end(X[at], axis=by, keepdims=True) for end in (np.min, np.max))
+        step = (high - low) / (2**bits - 1)
+        found[at] = low + step * np.rint((X[at] - low) / np.where(step == 0, 1, step))
+    return found
+
+
+def quantised(rng: np.random.Generator) -> Drawn:
+    """Sizes differ by channel and by token, so that no scale is another's; some channels are constant."""
+    Q, K, V, asked = arrays(rng)
+    K, V = ([x * np.exp(rng.normal(size=x.shape[1:])) * (rng.random(x.shape[2]) > 0.1) for x in X] for X in (K, V))
+    how: dict[str, Any] = {
+        "bits": int(rng.choice([2, 4, 8])),
+        "group": int(rng.integers(1, 6)),
+        "causal": bool(rng.integers(2)),
+    }
+    how |= {"M": 1000, "blocks": blocks(rng)}
+    run = serving.quantised(Q, K, V, **how)
+    k, v = ([rounded(x, how["bits"], how["group"], by) for x in X] for X, by in ((K, 1), (V, 2)))
+    return Drawn(run, [*map(attention, Q, k, v, [how["causal"]] * len(Q))], {**asked, **how})
+
+
 DRAWN: dict[str, Callable[[np.random.Generator], Drawn]] = {
     "cascade": cascade,
     "decode": decode,
@@ -231,6 +257,7 @@ DRAWN: dict[str, Callable[[np.random.Generator], Drawn]] = {
     "mla_expanded": partial(latents, absorbed=False),
     "paged": paged,
     "paged_split": partial(paged, splits=True),
+    "quantised": quantised,
     "varlen": varlen,
     "varlen, backward": varlen_backward,
 }

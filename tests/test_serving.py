@@ -360,6 +360,42 @@ def test_absorbed_and_not_agree_and_the_trace_is_theirs() -> None:
     assert (kinds["C"], trace.about.shape.N_k) == (("N_k", "d"), 5)
 
 
+# ----------------------------------------------------------------------------------------------------------- quantised
+
+
+def test_quantised_by_hand() -> None:
+    """7 keys in tiles of 3 meet groups of 4: 1, 2 and 1 of them. 5 columns of 4 bits are 3 bytes, in groups 2."""
+    tally = serving.count("quantised", queries=1, keys=[7], d=5, bits=4, group=4, blocks=(1, 3), M=200, dtype="float16")
+    assert moved(tally) == {
+        "Q": (5, 0), "K": (7 * 3, 0), "k_scale": (4 * 5, 0), "k_zero": (4 * 5, 0), "V": (7 * 3, 0), "v_scale": (7 * 2, 0),
+        "v_zero": (7 * 2, 0), "O": (0, 5), "L": (0, 1),
+    }  # fmt: skip
+    assert {name: a.itemsize for name, a in tally.hbm.by_array.items()}["K"] == 1
+    assert tally.sram.peak == 1 * (5 + 5 + 3) + 1 * 3 + 3 * (5 + 5 + 3 + 3 + 2 * 2) + 2 * 2 * 5  # the second tile
+
+
+def test_integers_are_packed_from_the_lowest_bits() -> None:
+    """Of each group, the smallest is 0 and the largest all ones; where all are equal, the scale is 0."""
+    X = np.array([[[0.0, 10, 5], [3, 40, 5], [1, 20, 5], [2, 30, 5]]], "float32")
+    packed, scale, zero = serving.quantise(X, bits=2, group=4, axis="channel")
+    assert packed.tolist() == [[[0b0000], [0b1111], [0b0101], [0b1010]]]
+    assert (scale.tolist(), zero.tolist()) == ([[[1, 10, 0]]], [[[0, 10, 5]]])
+    packed, scale, zero = serving.quantise(X, bits=8, group=2, axis="token")
+    assert packed.tolist() == [[[0, 255, 0]] * 4]
+    assert zero.tolist() == [[[0, 5], [3, 5], [1, 5], [2, 5]]]
+
+
+def test_quantised_in_float16_is_what_was_stored() -> None:
+    """Theory has the bytes of each type: integers of 1, scales of 2, L of 4. One key is its own zero."""
+    rng = np.random.default_rng(9)
+    Q, K, V = ([rng.normal(size=(1, n, 4)).astype("float16")] for n in (1, 1, 1))
+    run = serving.quantised(Q, K, V, bits=2, group=8, M=200)
+    assert serving.exact(run).hbm == run.hbm
+    assert [run.hbm.by_array[name].itemsize for name in ("V", "v_scale", "L")] == [1, 2, 4]
+    one = serving.quantised(Q, K, V, bits=8, group=1, M=200)
+    assert np.array_equal(one.O[0], V[0])
+
+
 X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
 
 
@@ -380,6 +416,9 @@ X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
         (lambda: serving.cascade([X], [(X, X)], prefix=(X, Y)), r"prefix,K has shape .* and prefix,V has shape \(1, 2"),
         (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 2, X, X)]]), r"levels\[0\]\[0\] is of sequences 0 to 2"),
         (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X, X), (0, 1, X, X)]]), r"levels\[0\]\[1\] is of .* 0 to 1"),
+        (lambda: serving.quantised([X], [X], [X], bits=3, group=2), "bits is 3; expected 2, 4 or 8"),
+        (lambda: serving.quantised([X], [X], [X], bits=2, group=0), "group is 0; expected at least 1"),
+        (lambda: serving.quantise(X, bits=2, group=1, axis="head"), "axis is 'head'; expected 'channel' or 'token'"),
         (lambda: latent(scale=None), "scale is None; expected a finite number: that of the model before W_UK was absorbed"),
         (lambda: latent(latent=4), "latent is 4; expected at most 3"),
         (lambda: latent(C=[X]), r"Q\[0\] has shape \(2, 1, 3\) and C\[0\] has shape \(1, 3, 2\); expected one d"),

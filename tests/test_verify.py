@@ -113,6 +113,12 @@ def longer(count: Callable[..., Any]) -> Callable[..., Any]:
         (serving.padding, room, "count", tenfold),
         (serving.stream_k, serving, "schedule_of", lambda of: lambda batch, _, *rest: of(batch, "fixed", *rest)),
         (serving.mla_intensity, room, "count", lambda of: lambda *args, d_v, **rest: of(*args, **rest)),
+        (
+            serving.quantised_bits,
+            room,
+            "count",
+            lambda of: lambda *args, group, **rest: of(*args, group=group // 2, **rest),
+        ),
         (serving.mla_cache, room, "count", lambda of: lambda *args, kv_heads=None, **rest: of(*args, **rest)),
         (serving.multi_token, serving, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
     ],

@@ -70,7 +70,7 @@ class Call:
             if name in self.words:
                 placed.append(hbm.place(name, value, index=True))
                 continue
-            dtype = chip_dtype(batch.dtype) if name == "L" else batch.dtype
+            dtype = np.dtype(self.program.stored.get(name, chip_dtype(batch.dtype) if name == "L" else batch.dtype))
             placed.append(hbm.place(name, value if isinstance(value, tuple) else value[head], dtype))
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return hbm, sram, self.program.run(hbm, sram, batch, *placed, *self.options.values())
@@ -292,6 +292,7 @@ def exact(tally: ServingTally) -> ServingExact:
         if isinstance(size, tuple):
             size = shapes[size[0]][0] * size[1]
         itemsize = 4 if name in call.words else chip if moved.chip else batch.dtype.itemsize
+        itemsize = np.dtype(call.program.stored[name]).itemsize if name in call.program.stored else itemsize
         role = "input" if name in shapes else moved.role
         arrays[name] = ArrayTraffic(moved.reads, moved.writes, 0, size, itemsize, role)
     hbm = _total(call, Traffic(arrays).times(batch.kv_heads))

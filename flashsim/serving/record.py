@@ -26,6 +26,7 @@ class ServingProgram(Record):
     options    (batch, its own options by name) -> all of them, checked, in the order in which `run` takes them
     operands   (batch, options) -> each on lengths alone, in order: its shape; or, of an index array, its words
     shared     those that are not words and that all KV heads share nevertheless
+    stored     the types of those that are not of the batch's, by name
     returns    the matrices in HBM that it returns
     line_1     (rows, batch, options by name) -> (B_r, B_c): the proportions of blocks, where none are asked for
     bugs       mistakes that somebody could make or has made, each as a change to its text; tests plant them
@@ -39,6 +40,7 @@ class ServingProgram(Record):
     options: Callable[..., Mapping[str, Any]] = lambda batch: {}
     operands: Callable[[Batch, Mapping[str, Any]], Operands]
     shared: tuple[str, ...] = ()
+    stored: Mapping[str, str] = field(default_factory=dict)
     returns: tuple[str, ...] = ("O", "L")
     line_1: Callable[..., tuple[int, int]] = one_line_1
     bugs: tuple[Bug, ...] = field(default=(), repr=False)

@@ -1,0 +1,80 @@
+"""Quantised keys and values: `quantise` makes packed integers of numbers, `quantised` attends to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flashsim.machine.memory import Observer
+from flashsim.problem.arguments import check_choice
+from flashsim.problem.inputs import Array
+from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
+from flashsim.serving.checks import check_fit, check_packed, check_sequences
+from flashsim.serving.programs import programs
+from flashsim.serving.programs.quantised import check_options
+from flashsim.support.sizes import Size, ceil_div
+
+
+def quantise(X: Any, *, bits: int, group: int, axis: str) -> tuple[Array, Array, Array]:
+    """Return numbers (H, n, d) as integers, packed in bytes (H, n, ⌈d·bits/8⌉), the first in the lowest bits; scales; zeros.
+
+    A number is about zero + scale · integer, with a group's smallest as its zero, and its largest as the last integer.
+
+    axis  what a group is of: "channel", `group` tokens of a channel: scales are (H, ⌈n/group⌉, d); "token", `group` channels of a
+          token: (H, n, ⌈d/group⌉). A last group may be smaller
+
+    Raises ValueError.
+    """
+    X, bits, group = check_packed("X", X), *check_options(None, bits=bits, group=group).values()
+    by = 1 if check_choice("axis", axis, ("channel", "token")) == "channel" else 2
+    starts = np.arange(0, X.shape[by], group)
+    if not len(starts):
+        return np.zeros((*X.shape[:2], ceil_div(X.shape[2] * bits, 8)), np.uint8), X, X
+    zero = np.minimum.reduceat(X, starts, axis=by)
+    scale = ((np.maximum.reduceat(X, starts, axis=by) - zero) / (2**bits - 1)).astype(X.dtype)
+    each = [np.take(of, np.arange(X.shape[by]) // group, axis=by) for of in (scale, zero)]
+    integers = np.rint((X - each[1]) / np.where(each[0] == 0, 1, each[0])).clip(0, 2**bits - 1).astype(np.uint8)
+    bytes_ = np.zeros((*X.shape[:2], ceil_div(X.shape[2] * bits, 8)), np.uint8)
+    for column in range(X.shape[2]):
+        bytes_[..., column * bits // 8] |= integers[..., column] << column * bits % 8
+    return bytes_, scale, zero
+
+
+def quantised(
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    bits: int,
+    group: int,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    observers: Sequence[Observer] = (),
+) -> ServingRun:
+    """Run attention to keys and values that are first quantised, keys by channel, values by token; that costs nothing here.
+
+    Q, K, V  lists with (H_q, N_s, d), (H_kv, n_s, d), (H_kv, n_s, d_v) for each sequence
+    bits     2, 4 or 8
+    group    how many tokens of a key's channel, and channels of a token's value, share a scale and a zero, of the type of Q
+
+    Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M.
+
+    Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache" (Liu et al., 2024).
+    """
+    queries = check_sequences("Q", Q)
+    keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
+    for s in range(len(queries)):
+        check_fit(queries[s], keys[s], values[s], f"Q[{s}] K[{s}] V[{s}]")
+    N, n = ([array.shape[1] for array in of] for of in (queries, keys))
+    batch = batch_of(queries[0], keys[0], values[0], N, n, M, causal, scale)
+    operands = {"Q": packed(batch, queries)}
+    for X, k, of, axis in (("K", "k", keys, "channel"), ("V", "v", values, "token")):
+        made = zip(*(quantise(array, bits=bits, group=group, axis=axis) for array in of), strict=True)
+        names = (X, f"{k}_scale", f"{k}_zero")
+        operands |= {name: np.concatenate(arrays, axis=1) for name, arrays in zip(names, made, strict=True)}
+    asked = {"bits": bits, "group": group}
+    return finished(called(programs()["quantised"], batch, blocks, asked, lambda _: operands), observers)
