@@ -59,7 +59,10 @@ class Sparks {
       [`━ ${moved}, up to ${count(most)}`, this.ink.spark],
       [`─ ${held}, up to ${count(peak)}${dashes}`, this.ink["spark-2"]],
     ];
-    if (this.lanes) texts.push(["▪ post", this.ink.hot], ["▪ wait", this.ink.cold], [narrow ? "━ sent" : "━ in flight", this.ink.current]);
+    if (this.lanes) {
+      texts.push(["▪ post", this.ink.hot], ["▪ wait", this.ink.cold]);
+      texts.push([narrow ? "━ sent" : "━ in flight", this.ink.current]);
+    }
     let x = 8;
     for (const [text, fill] of texts) {
       pen.fillStyle = fill;
