@@ -169,7 +169,10 @@ def results(implementation: Implementation, case: Case) -> tuple[Array, ...]:
 
 
 def differs(mutant: Mutant, built: Implementation, case: Case) -> set[str]:
-    """Return which results of the bug are not the correct attention's, by far more than rounding, or by a bit where bits are promised: or "fails"."""
+    """Return which results of the bug are not the correct attention's: or "fails".
+
+    By far more than rounding, or, where it promises bits, by a bit.
+    """
     try:
         wrong = results(built, case)
     except (ValueError, IndexError):
