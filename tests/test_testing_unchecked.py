@@ -123,7 +123,7 @@ def test_list_says_what_there_is_no_word_for(capsys: pytest.CaptureFixture[str])
 
 
 def test_unchecked_names_parameters() -> None:
-    for wrong in ("causal", (3,), [""]):
+    for wrong in ("causal", (3,), [""], np.array(2)):
         with pytest.raises(ValueError, match=r"^Spec: unchecked is .*; expected names of parameters"):
             Spec(unchecked=wrong)  # type: ignore[arg-type]
     assert Spec(unchecked=["a", "b"]).unchecked == ("a", "b")  # type: ignore[arg-type]

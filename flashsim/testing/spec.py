@@ -151,7 +151,8 @@ def _dtypes(given: Any) -> tuple[str, ...]:
 
 
 def _names(given: Any) -> tuple[str, ...]:
-    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    several = isinstance(given, Iterable) and not isinstance(given, str) and getattr(given, "ndim", True)
+    names = tuple(given) if several else (given,)
     if isinstance(given, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
         raise ValueError(f"Spec: unchecked is {shown(given)}; expected names of parameters")
     return names
