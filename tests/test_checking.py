@@ -118,6 +118,7 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     (r"seed is 1000.*; expected a whole number", RUNS, {"seed": HUGE}),
     ("observers is 3; expected a sequence of functions", (*RUNS, backward, count), {"observers": 3}),
     (r"observers is \[3\]; expected a sequence of functions", (*RUNS, backward, count), {"observers": [3]}),
+    (r"observers is array\(3\); expected a sequence of functions", (*RUNS, backward, count), {"observers": np.array(3)}),
     ("on_head is 3; expected a function that takes 2 arguments, or None", (*RUNS, backward), {"on_head": 3}),
     ("on_head is .*Causal.*; expected a function that takes 2", (*RUNS, backward), {"on_head": flashsim.Causal}),
     ("observers is .*; expected a sequence of functions of an event", RUNS, {"observers": [lambda: None]}),
