@@ -203,6 +203,7 @@ def finished(call: Call, observers: Sequence[Observer] = ()) -> ServingRun:
     """Run a call of a forward pass."""
     costs, found = launched(call, check_observers(observers))
     O, L = (by_sequence(call.batch, found[name]) for name in ("O", "L"))
+    _check_finite(call, "O", O)
     return ServingRun(**costs, O=O, lse=[lse[..., 0] for lse in L])
 
 
@@ -211,7 +212,20 @@ def gradients(call: Call, observers: Sequence[Observer] = ()) -> ServingGradient
     batch, (costs, found) = call.batch, launched(call, check_observers(observers))
     keys = [slice(*batch.cols(s)) for s in range(len(batch))]
     dK, dV = ([found[name][:, own] for own in keys] for name in ("dK", "dV"))
-    return ServingGradients(**costs, dQ=by_sequence(batch, found["dQ"]), dK=dK, dV=dV)
+    dQ = by_sequence(batch, found["dQ"])
+    for name, of in (("dQ", dQ), ("dK", dK), ("dV", dV)):
+        _check_finite(call, name, of)
+    return ServingGradients(**costs, dQ=dQ, dK=dK, dV=dV)
+
+
+def _check_finite(call: Call, name: str, found: Sequence[Array]) -> None:
+    """Raise ValueError for results that are not finite: rows that no sequence has may hold anything, so inputs may."""
+    for s, array in enumerate(found):
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"{name} of sequence {s} is not finite; expected finite numbers in its rows, whose products "
+                f"{chip_dtype(call.batch.dtype).name} holds"
+            )
 
 
 def by_sequence(batch: Batch, packed: Array) -> list[Array]:
