@@ -457,10 +457,10 @@ def test_what_overflows_or_is_not_finite_is_an_error_that_names_the_sequence() -
     for wrong in (np.nan, np.inf, 1e200):
         K = Q.copy()
         K[0, 3, 0] = wrong
-        with pytest.raises(ValueError, match="^O of sequence 1 is not finite; expected finite numbers in its rows"):
+        with pytest.raises(ValueError, match=r"^O of sequence 1 is not finite; expected finite numbers in its rows"):
             serving.varlen(1e200 * Q if wrong == 1e200 else Q, K, Q, ends, ends, M=400)
     run = serving.varlen(Q, Q, Q, ends, ends, M=400)
     dO = [np.ones_like(O) for O in run.O]
     dO[1][0, 0, 0] = np.nan
-    with pytest.raises(ValueError, match="^dQ of sequence 1 is not finite"):
+    with pytest.raises(ValueError, match=r"^dQ of sequence 1 is not finite"):
         serving.varlen_backward(run, dO)

@@ -241,6 +241,11 @@ def test_a_bundle_s_command_makes_its_rows_again(tmp_path: Path, monkeypatch: py
     assert " ".join(again) in Path("README.txt").read_text(encoding="utf-8")
 
 
+def test_a_bundle_is_a_zip(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "flash", "--N", "16", "--d", "4", "--bundle", "rows.txt"]) == 2
+    assert "--bundle: got 'rows.txt'; expected a file that ends in .zip" in capsys.readouterr().err
+
+
 def test_a_bundle_of_one_point_has_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "flash", "--N", "64", "--d", "8", "--bundle", "one.zip"]) == 0

@@ -105,6 +105,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
     if options.resume is not None and options.resume in (options.csv, options.json, "-", str(options.points)):
         raise ValueError(f"--resume {options.resume} is another option's file; give it one of its own")
+    if options.bundle is not None and not options.bundle.endswith(".zip"):
+        raise ValueError(f"--bundle: got {options.bundle!r}; expected a file that ends in .zip")
     for name in ("x", "y", "by"):
         if getattr(options, name) is not None and options.output is options.bundle is None:
             raise ValueError(f"--{name} is for -o, which draws the rows: give -o STEM")
