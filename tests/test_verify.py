@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flashsim import serving as room
-from flashsim import theory
+from flashsim import theory, verify
 from flashsim.algorithms import FORWARD
 from flashsim.beyond import approximate
 from flashsim.machine.traffic import Traffic
@@ -28,6 +28,27 @@ from flashsim.verify import (
     theorems_1_2,
 )
 from flashsim.verify.shared import Check
+
+
+@pytest.mark.slow
+@pytest.mark.claims
+@pytest.mark.parametrize("check", verify.checks(), ids=lambda check: check.__name__)
+def test_a_claim_holds(check: Check) -> None:
+    [claim] = verify.run([check])
+    assert claim.holds, claim.measured
+    assert claim.source
+    assert claim.claim
+    assert claim.tried
+    assert claim.measured
+
+
+def test_the_sources_that_are_checked() -> None:
+    sources = {(check.__doc__ or "").partition(". ")[0] for check in verify.checks()}
+    assert sources >= {  # new claims need no line here
+        *("Theorem 1", "Theorem 2", "Proposition 3", "Proposition 4", "Algorithms 2–5", "Theorem 5", "Equation 4"),
+        *("Appendix B.4", "Appendix B.5", "Appendix D.1", "Appendix D.2", "Figure 3", "Saha and Ye (arXiv 2402.07443)"),
+        *("FlashAttention: Theory and Practice", "What is optimal", "Lower bound (flashsim.theory.lower)"),
+    }
 
 
 @pytest.mark.parametrize(

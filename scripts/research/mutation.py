@@ -44,7 +44,7 @@ from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "figures/mutation.json"
-PYTEST = ["-m", "pytest", "--tb=no", "-pno:cacheprovider", "--hypothesis-profile=mutants"]
+PYTEST = ["-m", "pytest", "--tb=no", "-pno:cacheprovider", "--hypothesis-profile=mutants", "-mnot slow or claims"]
 OUT_OF_TIME = "timeout"
 FIRST = (20, 200)  # so many of the tests are tried before the files of the others are read
 SECONDS = 60  # of processor time, beyond twice what the tests took unchanged, coverage noted
