@@ -329,3 +329,11 @@ def test_results_say_who_chose_their_blocks(how: dict[str, Any], who: str) -> No
         assert f" ({who}), SRAM peak" in repr(result)
         assert f" ({who}), SRAM peak" in result._repr_html_().replace("&lt;", "<").replace("&gt;", ">")
     assert run.to_dict()["sizing"] == who
+
+
+def test_what_dropout_divides_by_counts_toward_the_largest_sum() -> None:
+    """Three quarters of the weights dropped, the others count fourfold: dV reaches 4N|dO|."""
+    one = np.ones((40, 1), "float32")
+    run = flashsim.forward("flash", one, 0 * one, 0 * one, M=100, dropout_p=0.75, seed=1)
+    with pytest.raises(ValueError, match=r"dO is too large: dP could reach 0 and a sum 1\.6e\+38"):
+        flashsim.backward("flash", run, np.float32(1e36) * one)

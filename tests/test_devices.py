@@ -380,3 +380,14 @@ def test_n_q_and_n_k_must_be_one() -> None:
     Q, K = np.ones((4, 2)), np.ones((6, 2))
     with pytest.raises(ValueError, match="expected one length over devices"):
         devices.forward("ring", Q, K, K, P=2)
+
+
+@pytest.mark.parametrize(("P", "columns"), [(4, 2), (6, 3), (6, 2)])
+def test_gradients_of_a_mesh_of_rows_and_columns(P: int, columns: int) -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V, dO = (rng.normal(size=(1, 7 * P, 3)) for _ in range(4))
+    back = devices.backward("mesh", devices.forward("ring", Q, K, V, P=P, M=1000), dO, columns=columns)
+    one = flashsim.backward("q_outer", flashsim.forward("q_outer", Q, K, V, M=1000, sizing="fit"), dO)
+    for X in ("dQ", "dK", "dV"):
+        np.testing.assert_allclose(getattr(back, X), getattr(one, X), rtol=0, atol=1e-12)
+    agrees(back)

@@ -132,3 +132,12 @@ def test_the_checker_runs_alone(tmp_path: Path) -> None:
         file.write_text(json.dumps(replace(bound, words=words).certificate()))
         done = subprocess.run([sys.executable, certificate.__file__, str(file)], capture_output=True, check=False)
         assert done.returncode == code
+
+
+def test_the_most_work_by_hand() -> None:
+    """Of 5 heads on 2 devices Ulysses gives 3 to one, with all pairs; a ring gives 4 of 7 rows of each head."""
+    problem = Problem.of(N=7, d=2, M=100, heads=5, kv_heads=5)
+    where = positions("contiguous", 7, 2)
+    share = Share(problem, where, where, 2, 2)
+    assert most_work(programs()["ulysses"], share, 1) == 3 * 49
+    assert most_work(programs()["ring"], share, 1) == 5 * 4 * 7

@@ -16,7 +16,7 @@ from flashsim.cli import main
 from flashsim.devices import theory
 from flashsim.devices.layouts import LAYOUTS, positions
 from flashsim.devices.lower import allowed, most_work
-from flashsim.devices.planning import PLANNED, hidden_from, lock_step, plan, star_trail
+from flashsim.devices.planning import PLANNED, _size, hidden_from, lock_step, plan, star_trail
 from flashsim.devices.programs import programs
 from flashsim.devices.share import Share
 
@@ -161,3 +161,14 @@ def test_the_error_of_a_ring_grows_with_hops_where_unfinished_rows_are_kept_in_1
         == pytest.approx(kept["bfloat16"][0], rel=0.02)
     )
     assert kept["bfloat16"][1] > 1.8 * kept["float32"][1]
+
+
+def test_what_is_in_hbm_of_a_mesh_is_of_the_device_s_own_row_and_column() -> None:
+    problem = Problem.of(N=11, d=3, d_v=2, M=200)
+    where, _ = positions("contiguous", 11, 6), problem.shape  # lengths 2, 2, 2, 2, 2, 1
+    share = Share(problem, where, where, 2, 2)
+    for C in (1, 2, 3, 6):
+        for p in range(6):
+            row = sum(len(where[x]) for x in range(6) if x // C == p // C)
+            column = sum(len(where[y]) for y in range(6) if y % C == p % C)
+            assert _size(share, p, "mesh", C) == row * 7 + len(where[p]) * (4 * C - 1) + column * 5

@@ -1393,3 +1393,16 @@ def test_a_film_keeps_within_sram_whatever_the_tiles(n: int, d: int, blocks: tup
         frame = np.asarray(gif.convert("L"))
     assert (frame[116:, 413:432] == 255).all()  # between the two memories
     assert (frame[557:, :] == 255).all()  # below them
+
+
+def test_the_middle_of_a_block_of_a_film_lies_in_it() -> None:
+    trace = recorded(n=6, d=2)
+    camera = filming._Camera(trace, trace.steps[:1])
+    event = max((trace.of(step)[-1] for step in trace.steps), key=lambda event: len(event.resident))
+    from matplotlib.figure import Figure
+
+    middles = camera._sram(Figure().subplots(), event, set(), {name for name, _ in event.resident})
+    shapes = [camera._shape(name, size) for name, size in event.resident]
+    corners, _ = filming._laid(shapes, camera._cell)
+    for (name, _), (rows, columns), (x, y) in zip(event.resident, shapes, corners, strict=True):
+        assert middles[name] == (x + columns * camera._cell / 2, y + rows * camera._cell / 2)

@@ -290,7 +290,7 @@ OF_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"bound": 10**9}, "phases of Y"),
     ({"n": 10**6, "bound": 10**9}, "phases are enough"),
     ({"n": 1, "bound": 10**9}, "prove nothing"),
-    ({"pairs": 512 * 512}, "causal, they are"),
+    ({"pairs": 512 * 512}, "pairs are 262144; causal, they are 131328$"),
     ({"allowed": "all"}, "all allowed, they are"),
     ({"keys": 513}, "no such problem"),
     ({"M": 0}, "no such problem"),

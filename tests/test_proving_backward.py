@@ -16,7 +16,7 @@ from flashsim.optimal.proving import Proof
 from flashsim.optimal.tune import best_of
 from flashsim.theory import lower_bound_backward
 from flashsim.theory.certificate import check, most_in_a_phase_backward
-from flashsim.theory.lower_backward import most
+from flashsim.theory.lower_backward import _phases, most
 
 SIDES = st.integers(0, 400)
 
@@ -149,3 +149,12 @@ def test_a_phase_more_than_the_terms_need_is_refused() -> None:
                 check(given)
         else:
             assert str(phases["bound"]) in check(given)
+
+
+@pytest.mark.parametrize(("N", "d", "M"), [(12, 2, 9), (20, 3, 40), (30, 4, 150), (24, 3, 400)])
+def test_the_search_finds_what_the_best_of_all_phases_proves(N: int, d: int, M: int) -> None:
+    """A phase may be of any size; also where two phases are all there are."""
+    bound = lower_bound_backward(N=N, d=d, M=M)
+    T, delta = N * N * 3 * d, d
+    every = max(_phases(bound, T, Y, delta).phases for Y in range(M + 1, 16 * delta * T))
+    assert bound.accesses >= 0.99 * every

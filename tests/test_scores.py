@@ -14,6 +14,7 @@ import flashsim
 from flashsim import ALiBi, Bias, Causal, Mask, SoftCap, theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.masks.scores import ScoreMod
+from flashsim.problem.shapes import Shape
 from flashsim.reference import (
     attention,
     backward_rounding,
@@ -256,3 +257,7 @@ def test_the_order_is_that_of_stages_however_they_are_combined() -> None:
     a, b = ALiBi(0.25), SoftCap(3.0)
     assert (a & b).scores == (b & a).scores == (b, a)
     assert all(isinstance(mod, ScoreMod) for mod in (a & Causal() & b).scores)
+
+
+def test_a_cap_adds_nothing_to_a_score() -> None:
+    assert SoftCap(30.0).largest(Shape(4, 4, 2, 2)) == 0

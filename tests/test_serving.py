@@ -156,6 +156,7 @@ def test_permuted_and_shared_pages_change_no_bit() -> None:
         ({"lengths": [3]}, r"lengths has shape \(1,\); expected \(2,\)"),
         ({"table": [[1, 0]]}, r"table has shape \(1, 2\); expected \(2, ·\)"),
         ({"table": [[1.0, 0], [3, 0]]}, "table is .*; expected whole numbers"),
+        ({"table": [[1, 2**32], [3, 0]]}, "table is .*; expected whole numbers"),
         ({"page": 3}, "K has 8 rows; expected a multiple of page = 3"),
         ({"page": 0}, "page is 0"),
         ({"tail": "all"}, "tail is 'all'; expected 'rows' or 'page'"),
@@ -464,3 +465,11 @@ def test_what_overflows_or_is_not_finite_is_an_error_that_names_the_sequence() -
     dO[1][0, 0, 0] = np.nan
     with pytest.raises(ValueError, match=r"^dQ of sequence 1 is not finite"):
         serving.varlen_backward(run, dO)
+
+
+def test_hundreds_of_sequences() -> None:
+    """The tallies of as many ends as Python keeps no two ints alike for."""
+    ends, rng = range(301), np.random.default_rng(0)
+    Q, K, V = (rng.normal(size=(1, 300, 2)) for _ in range(3))
+    run = serving.varlen(Q, K, V, ends, ends, M=100)
+    assert all(np.array_equal(O, V[:, s : s + 1]) for s, O in enumerate(run.O))

@@ -20,7 +20,7 @@ from flashsim.reference.rounding import parts_of_bound
 from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, check_attention, mutants, replay
 from flashsim.testing import parametrize_with_checks as parametrize
 from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, SINCE, Implementation, Mutant
-from flashsim.testing.regimes import MASKS, REGIMES
+from flashsim.testing.regimes import MASKS, REGIMES, values
 from flashsim.testing.running import applicable, survey
 from flashsim.testing.strategies import around, pool
 from flashsim.testing.subject import EMPTY, Subject, lay_out
@@ -660,3 +660,19 @@ def test_a_case_too_large_for_an_oracle_is_refused() -> None:
 def test_a_spec_bounds_its_whole_numbers() -> None:
     with pytest.raises(ValueError, match=r"Spec: max_shapes is .*; expected a positive whole number of at most"):
         Spec(max_shapes=10**5000)
+
+
+def test_a_twentieth_of_the_values_are_outliers() -> None:
+    found = values(np.random.default_rng(0), (1, 1, 4000, 8), "outliers")
+    assert 0.03 < (np.abs(found) > 20).mean() < 0.06
+
+
+def test_a_mean_of_values_in_empty_rows_is_within_rounding() -> None:
+    spec = Spec(masks=True, empty_rows="mean")
+    problem = Case(N_q=40, N_k=3, d=3, mask="few").problem(spec)
+    O, _, budget, _ = problem.solution
+    rows = problem.empty
+    assert rows.any()
+    mean = problem.v.astype(float).mean(axis=-2)[:, :, None]
+    np.testing.assert_allclose(O[rows], np.broadcast_to(mean, O.shape)[rows])
+    assert budget[rows].max() < 1e-4 * np.abs(problem.v).max()

@@ -219,7 +219,7 @@ def _linformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
 
 def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, scale = [given[name] for name in "QKVW"], given["c"] ** 2
-    parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_g"])
+    parts = -(-len(operands[1]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_g"])
     return {"O": (performer(*operands, scale=scale), performer_bounds(*operands, scale=scale, phi=phi, blocks=parts))}
 
 

@@ -30,7 +30,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
 from importlib.util import cache_from_source
-from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -46,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "figures/mutation.json"
 PYTEST = ["-m", "pytest", "--tb=no", "-pno:cacheprovider", "--hypothesis-profile=mutants", "-mnot slow or claims"]
 OUT_OF_TIME = "timeout"
-FIRST = (20, 200)  # so many of the tests are tried before the files of the others are read
+ROUNDS = slice(20), slice(20, 200), slice(200, None)  # of the tests that execute its statement, the quickest first
 SECONDS = 60  # of processor time, beyond twice what the tests took unchanged, coverage noted
 MEMORY = 8 << 30  # bytes
 ONE_RUN = Lock()  # of all tests
@@ -84,16 +83,22 @@ def main() -> None:
                 test = before.get("killed_by")
                 untried.append((mutant, None if test == OUT_OF_TIME else test))
         untried.sort(key=lambda pair: (not pair[1], "reason" in pair[0].entry))
-        started = {jobs.submit(killer, *pair, copies, options.jobs): pair[0].entry for pair in untried}
-        try:
-            for number, found in enumerate(as_completed(started), 1):
-                entry, error = started[found], found.exception()
-                entry |= {} if error else {"killed_by": found.result()}
-                said = error or entry["killed_by"]
-                print(f"{number:4} {entry['file']}:{entry['line']}  {entry['after']}  {said}", flush=True)
-                _write(record, drawn)
-        finally:
-            jobs.shutdown(cancel_futures=True)
+        for tests in ROUNDS:  # what a few tests notice is known before the mutants that meet all are tried
+            started = {jobs.submit(killer, *pair, tests, copies, options.jobs): pair for pair in untried}
+            untried = []
+            try:
+                for number, found in enumerate(as_completed(started), 1):
+                    (mutant, _), error = started[found], found.exception()
+                    entry, test = mutant.entry, None if error else found.result()
+                    if test is None and error is None and tests.stop is not None:
+                        untried.append((mutant, None))
+                        continue
+                    entry |= {} if error else {"killed_by": test}
+                    print(f"{number:4} {entry['file']}:{entry['line']}  {entry['after']}  {error or test}", flush=True)
+                    _write(record, drawn)
+            except BaseException:
+                jobs.shutdown(cancel_futures=True)
+                raise
         killers = {test for m in drawn if (test := m.entry.get("killed_by")) and test != OUT_OF_TIME}
         failed = [test for test, past in run_tests(home, f"-n{options.jobs}", *killers).items() if past is None]
         for entry in [mutant.entry for mutant in drawn if mutant.entry.get("killed_by") in failed]:
@@ -114,20 +119,19 @@ def _write(about: Entry, drawn: list[Mutant]) -> None:
     write_whole(RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
-def killer(mutant: Mutant, last: str | None, copies: SimpleQueue[Path], jobs: int) -> str | None:
-    """Return the test that fails with the mutant, the last one if it still does, or OUT_OF_TIME, or None."""
+def killer(mutant: Mutant, last: str | None, some: slice, copies: SimpleQueue[Path], jobs: int) -> str | None:
+    """Return which of some tests fails with the mutant, the last one if it still does, or OUT_OF_TIME, or None."""
     home = copies.get()
     try:
         if last and (failed := noticed(mutant, home, [last], {})) not in (None, OUT_OF_TIME):
             return failed
         with ONE_RUN:
             seconds, covered = suite(home, jobs)
-        tests = tests_of(mutant, seconds, covered)
-        for few in (tests[first:end] for first, end in pairwise((0, *FIRST, len(tests)))):
-            while few and (failed := noticed(mutant, home, few, seconds)):
-                if failed == OUT_OF_TIME or noticed(mutant, home, [failed], {}) == failed:  # alone, too
-                    return failed
-                few = few[few.index(failed) + 1 :]
+        few = tests_of(mutant, seconds, covered)[some]
+        while few and (failed := noticed(mutant, home, few, seconds)):
+            if failed == OUT_OF_TIME or noticed(mutant, home, [failed], {}) == failed:  # alone, too
+                return failed
+            few = few[few.index(failed) + 1 :]
         return None
     finally:
         copies.put(home)
