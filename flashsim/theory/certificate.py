@@ -2,8 +2,8 @@
 
     python -m flashsim.theory.certificate FILE
 
-This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside flashsim/theory/lower.py and
-flashsim/theory/lower_backward.py.
+This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside flashsim/theory/lower.py,
+lower_backward.py and lower_rows.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 MOST_CELLS = 10**6
 SIZES = ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys", "bound")
-PHASES = {"forward": ("Y", "n", "last", "a", "b", "H"), "backward": ("Y", "n", "last", "H")}
+PHASES = {"forward": ("Y", "n", "last", "a", "b", "H"), "backward": ("Y", "n", "last", "H", "rows")}
 MADE = {"command", "made_with"}
 WORDS = ("direction", "class", "allowed", "schedule")
 
@@ -53,6 +53,7 @@ def check(certificate: Mapping[str, Any]) -> str:
             raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number below 10⁶⁰")
     N_q, N_k, d, d_v, M, pairs, queries, keys, bound = (int(certificate[name]) for name in SIZES)
     Y, n, last, *most = (int(certificate[name]) for name in PHASES[direction])
+    of_game = most.pop() if direction == "backward" else 0
     if min(N_q - queries, N_k - keys, d - 1, d_v - 1, M - 1, pairs - queries, pairs - keys, queries * keys - pairs) < 0:
         raise ValueError("there is no such problem")
     allowed = certificate["allowed"]
@@ -78,10 +79,13 @@ def check(certificate: Mapping[str, Any]) -> str:
         how = by_phases(d, d_v, M, pairs, Y, n, last, *most)
     else:
         how = by_phases_backward(min(d, d_v), M, pairs * (2 * d + d_v), Y, n, last, *most)
+    if of_game > (least := of_rows(min(d, d_v), M, pairs, queries, keys)):
+        raise ValueError(f"rows is {of_game}; the theorem of flashsim/theory/lower_rows.py proves {least}")
     given = f"{pairs} allowed pairs, taken as given" if allowed == "given" else allowed
     sizes = f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, M = {M}, {given}"
     backward = "backward " if direction == "backward" else ""
-    return f"{how}: no {backward}schedule moves fewer than {bound} elements ({sizes})"
+    more = f", and none of the row game fewer than {of_game}" if of_game > bound else ""
+    return f"{how}: no {backward}schedule moves fewer than {bound} elements{more} ({sizes})"
 
 
 def by_phases(d: int, d_v: int, M: int, pairs: int, Y: int, n: int, last: int, a: int, b: int, H: int) -> str:
@@ -179,6 +183,12 @@ def most_in_a_phase_backward(Y: int, delta: int, H: int) -> bool:
         middle = (low + high) // 2
         cells += [(low, middle), (middle + 1, high)]
     return not cells
+
+
+def of_rows(delta: int, M: int, pairs: int, queries: int, keys: int) -> int:
+    """Return the bound of flashsim/theory/lower_rows.py; 0 where it says nothing, as where five rows do not fit."""
+    m = M // delta
+    return max(delta * (-(-14 * pairs // (m - 1)) - queries - 2 * keys), 0) if m > 4 else 0
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ derivative has the sign of Y − 3A + 5A²/(12√3 δ²), which is nowhere negat
 
 How tight. For M far above d², dQ alone costs 6 N²d²/M (by the same proof, and as it takes at most d·r terms), dK and dV cost 8,
 and two passes with tiles of their own, "q_outer_streamed", reach both, 14 in all. But the dQ, dK and dV of one phase may share
-what was on chip when it began, and that leaves 8·3^¼ = 10.53 of the 14. No schedule is known that shares it, nor a proof that
-there is none.
+what was on chip when it began, and that leaves 8·3^¼ = 10.53 of the 14. Of schedules that move whole rows and keep nothing of a
+pair none shares it: `lower_rows` proves 14 for these.
 
 H, a whole number, is at least G²: found in floating point, then proved (`flashsim.theory.certificate`). The theorem is
 proved by hand; its arithmetic is checked by machine.

@@ -18,7 +18,7 @@ from flashsim.optimal.games.checker import check as check_optimum
 from flashsim.optimal.optima import optimum
 from flashsim.optimal.proving import Proof
 from flashsim.optimal.tune import best_of
-from flashsim.theory import certificate, lower_bound, lower_bound_backward
+from flashsim.theory import certificate, form_of, lower_bound, lower_bound_backward, lower_bound_rows
 from flashsim.verify.shared import Claim, accesses, exponents, slope, within
 
 
@@ -129,6 +129,28 @@ def q_outer_is_optimal(full: bool) -> Claim:
         ", ".join(f"{ratio:.3f}" for ratio in ratios),
         all(1 <= later < earlier for earlier, later in itertools.pairwise(ratios)) and ratios[-1] < 1.05,
         {"ratios": ratios},
+    )
+
+
+def fourteen_is_the_constant_of_the_row_game(full: bool) -> Claim:
+    """Lower bound (flashsim.theory.lower_rows). Of backward passes that move whole rows and keep nothing of a pair none
+    moves less than about 14 N²d²/M, and q_outer_streamed moves that: accesses ÷ bound falls with N, below 1.03."""
+    names = [name for name in BACKWARD if not {"S", "P", "dS"} & {*form_of(name, "backward").formulas}]
+    least, runs, ratios = math.inf, 0, []
+    for N, d, M in itertools.product((50, 333), (4, 16), (90, 700, 3000)):
+        bound = lower_bound_rows(N=N, d=d, M=M)
+        found = (best_of(name, N=N, d=d, M=M, direction="backward") for name in names) if bound else ()
+        moved = [choice.accesses for choice in found if choice is not None]
+        runs, least = runs + len(moved), min(least, *(accesses / bound for accesses in moved), math.inf)
+    for N in (1024, 4096, 16_384, 65_536):
+        best = best_of("q_outer_streamed", N=N, d=64, M=25_600, direction="backward")
+        assert best is not None
+        ratios.append(best.accesses / lower_bound_rows(N=N, d=64, M=25_600))
+    return Claim(
+        f"{runs} runs of {', '.join(names)}, the best blocks that fit; q_outer_streamed at N 1,024 … 65,536, d = 64, M = 25,600",
+        f"accesses ÷ bound at least {least:.3f}; q_outer_streamed: {', '.join(f'{ratio:.3f}' for ratio in ratios)}",
+        min(least, *ratios) >= 1 and ratios == sorted(ratios, reverse=True) and ratios[-1] < 1.03,
+        {"runs": runs, "least": float(least), "ratios": ratios},
     )
 
 

@@ -1,0 +1,192 @@
+"""The row game's lower bound: each step of its proof tried on random schedules, its constant, and what is in the class."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+
+import flashsim
+from flashsim import theory
+from flashsim.algorithms import BACKWARD
+from flashsim.optimal.tune import best_of
+from flashsim.theory import lower_bound_rows
+from flashsim.theory.certificate import check
+from flashsim.theory.form import form_of
+
+Row = tuple[str, int]
+Stay = tuple[Row, int, int]
+NEEDS = {  # for a product: rows of a query, rows of a key
+    "dV": (("Q", "dO"), ("K", "dV")),
+    "dK": (("Q", "dO"), ("K", "V", "dK")),
+    "dQ": (("Q", "dO", "dQ"), ("K", "V")),
+}
+MEETINGS = {**NEEDS, "dK": (("Q", "dO"), ("V", "dK"))}  # step 3
+SUMS = {"dQ", "dK", "dV"}
+ROW_GAME = [name for name in BACKWARD if not {"S", "P", "dS"} & {*form_of(name, "backward").formulas}]
+
+# ------------------------------------------------------------------------------------------------------ steps of the proof
+
+
+def a_schedule(rng: random.Random, N_q: int, N_k: int, m: int) -> tuple[list[tuple[int, Row]], dict[Any, int]]:
+    """Return rows that come (+1) and go (−1), and a moment for each product: after so many of these."""
+    rows: list[Row] = [(of, i) for of in ("Q", "dO", "dQ") for i in range(N_q)]
+    rows += [(of, k) for of in ("K", "V", "dK", "dV") for k in range(N_k)]
+    chip: list[Row] = []
+    events: list[tuple[int, Row]] = []
+    moments: dict[Any, list[int]] = {(of, i, k): [] for of in NEEDS for i in range(N_q) for k in range(N_k)}
+    directed, eager = rng.choice((0.3, 0.9, 1.0)), rng.choice((0.3, 1.0))
+
+    def needs(product: Any) -> list[Row]:
+        of, i, k = product
+        return [(row, i) for row in NEEDS[of][0]] + [(row, k) for row in NEEDS[of][1]]
+
+    while left := [product for product, at in moments.items() if not at]:
+        near = min(left, key=lambda product: (len({*needs(product)} - {*chip}), rng.random()))
+        for row in needs(near) if rng.random() < directed else [rng.choice(rows)]:
+            if row in chip:
+                continue
+            if len(chip) == m:
+                gone = rng.choice([other for other in chip if other not in needs(near)] or chip)
+                chip.remove(gone)
+                events.append((-1, gone))
+            chip.append(row)
+            events.append((1, row))
+        for product, at in moments.items():
+            if {*needs(product)} <= {*chip} and (rng.random() < eager or product == near):
+                at.append(len(events))
+    rng.shuffle(chip)
+    return events + [(-1, row) for row in chip], {product: rng.choice(at) for product, at in moments.items()}
+
+
+def loads(
+    events: list[tuple[int, Row]], moments: dict[Any, int], seen: Counter[str]
+) -> tuple[dict[int, float], set[Stay]]:
+    """Return what steps 3 to 6 load on each coming and going, and the stays that are needed."""
+    at_time: dict[Row, int] = {}
+    stays: dict[Row, list[Stay]] = defaultdict(list)
+    chips: list[set[Row]] = [set()]
+    for time, (way, row) in enumerate(events):
+        chips.append(chips[-1] | {row} if way > 0 else chips[-1] - {row})
+        if way > 0:
+            at_time[row] = time
+        else:
+            stays[row].append((row, at_time.pop(row), time))
+
+    def stay(row: Row, moment: int) -> Stay:
+        (found,) = (one for one in stays[row] if one[1] < moment <= one[2])
+        return found
+
+    needed = {
+        stay((row, at), moment)
+        for (of, *pair), moment in moments.items()
+        for rows, at in zip(NEEDS[of], pair, strict=True)
+        for row in rows
+    }
+    weights: dict[frozenset[Stay], int] = {}
+    halves: set[tuple[int, Row]] = set()  # step 4
+    counted: set[tuple[int, str, str]] = set()  # step 5
+    for (of, i, k), moment in moments.items():
+        for one in MEETINGS[of][0]:
+            for other in MEETINGS[of][1]:
+                weights[frozenset((stay((one, i), moment), stay((other, k), moment)))] = 1
+        if of == "dQ":
+            continue
+        later, key = moments["dQ", i, k], "K" if of == "dV" else "V"
+        same = [row for row in (("Q", i), ("dO", i), (key, k)) if stay(row, moment) == stay(row, later)]
+        if (key, k) not in same or len(same) < 2:
+            continue  # nothing is lost
+        x, z = stay(("dQ", i), later), stay((of, k), moment)
+        if max(x[1], z[1]) < min(x[2], z[2]):
+            weights[frozenset((x, z))] = 2
+            seen["overlap"] += 1
+            continue
+        at_z, at_x = (z[2], x[1]) if z[2] < x[1] else (z[1], x[2])
+        halves |= {(at_z, row) for row in same if row != (key, k)} | {(at_x, (key, k))}
+        seen[f"{len(same) - 1} lost"] += 1
+        if len(same) == 3:
+            counted |= {(at_z, "keys", key), (at_x, "queries", key)}
+    load: dict[int, float] = defaultdict(float)
+    for meeting, weight in weights.items():
+        begins, ends = max(came for _, came, _ in meeting), min(went for _, _, went in meeting)
+        assert begins < ends
+        load[begins] += weight / 2
+        load[ends] += weight / 2
+    for at, row in halves:
+        assert row in chips[at + 1]
+        load[at] += 1 / 2
+    for at, side, key in counted:
+        chip = chips[at + 1]
+        load[at] += sum(of == key if side == "keys" else of == "Q" and ("dO", i) in chip for of, i in chip) / 2
+    return load, needed
+
+
+def test_the_proof_holds_of_random_schedules() -> None:
+    """Its loads are 14·pairs at least, and none is more than a stay can bear, nor C(m − 1) less than they are."""
+    seen: Counter[str] = Counter()
+    for seed in range(250):
+        rng = random.Random(seed)
+        N_q, N_k, m = rng.randint(1, 4), rng.randint(1, 4), rng.randint(5, 20)
+        events, moments = a_schedule(rng, N_q, N_k, m)
+        load, needed = loads(events, moments, seen)
+        C = 0
+        for (of, _), came, went in needed:
+            cost = 2 if of in SUMS else 1
+            C += cost
+            assert max(load[came], load[went]) <= cost * (m - 1) / 2
+        assert 14 * N_q * N_k <= sum(load.values()) <= C * (m - 1)
+    assert min(seen[case] for case in ("overlap", "1 lost", "2 lost")) > 20
+
+
+# ---------------------------------------------------------------------------------------------------------------- constant
+
+
+def test_the_constant_is_reached() -> None:
+    """As N and d grow, and M more, `q_outer_streamed` moves what the bound says."""
+    for N, d, M, most in ((2**16, 64, 25_600, 1.03), (2**20, 256, 2**20, 1.012), (2**30, 4096, 2**33, 1.003)):
+        blocks = ((M - 2 * d) // (3 * d + 3), (M - 2 * d - 2) // (4 * d + 1))
+        exact = theory.exact("q_outer_streamed", N=N, d=d, M=M, direction="backward", blocks=blocks)
+        bound = lower_bound_rows(N=N, d=d, M=M)
+        assert exact.sram.peak <= M
+        assert 14 * N * N * d * d / M - 3 * N * d <= bound <= exact.accesses < most * bound
+
+
+@pytest.mark.parametrize("name", ROW_GAME)
+def test_no_algorithm_of_the_class_moves_less(name: str) -> None:
+    for N, d, M in ((200, 4, 40), (200, 8, 600), (333, 5, 100), (1000, 16, 900)):
+        best = best_of(name, N=N, d=d, M=M, direction="backward")
+        assert best is None or best.accesses >= lower_bound_rows(N=N, d=d, M=M)
+
+
+def test_what_keeps_dS_is_not_in_the_class() -> None:
+    assert {"flash", "q_outer", "q_outer_streamed", "q_outer_two_pass"} <= {*ROW_GAME}
+    stored = best_of("q_outer_stored", N=16_384, d=128, M=25_600, direction="backward")
+    assert stored is not None
+    assert "q_outer_stored" not in ROW_GAME
+    assert stored.accesses < 0.9 * lower_bound_rows(N=16_384, d=128, M=25_600)
+
+
+def test_sizes_by_hand() -> None:
+    assert lower_bound_rows(N_q=20, N_k=30, d=4, M=27) == 4 * (14 * 600 // 5 - 20 - 60)  # six rows
+    assert lower_bound_rows(N_q=20, N_k=30, d=9, d_v=4, M=27) == lower_bound_rows(N_q=20, N_k=30, d=4, M=27)
+    assert lower_bound_rows(N=100, d=4, M=27, pairs=1001) == 4 * (2803 - 300)  # ⌈14 · 1001 / 5⌉
+    assert lower_bound_rows(N=100, d=4, M=19) == 0  # four rows
+    assert lower_bound_rows(N=2, d=4, M=1000) == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ certificate
+
+
+def test_a_certificate_holds_the_bound() -> None:
+    proof = flashsim.prove(N=512, d=16, M=1600, direction="backward", causal=True)
+    held = proof.certificate()
+    assert held["rows"] == proof.rows == lower_bound_rows(N=512, d=16, M=1600, pairs=512 * 513 // 2)
+    assert held["rows"] > held["bound"]
+    assert f"none of the row game fewer than {proof.rows} (" in check(held)
+    assert f"{proof.rows:,}" in proof._repr_html_()
+    with pytest.raises(ValueError, match=f"proves {proof.rows}"):
+        check({**held, "rows": held["rows"] + 1})
+    assert flashsim.prove(N=512, d=16, M=1600).rows is None
+    assert "row game" not in check(flashsim.prove(N=64, d=16, M=6400, direction="backward").certificate())
