@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from collections import Counter
 from functools import cache
 from typing import Any
 
 import pytest
 
 import flashsim
-from flashsim import theory
+from flashsim import serving, theory
 
 from .pages import ROOT
 
@@ -68,14 +69,25 @@ def test_the_best_here_moves_at_most_a_fiftieth_more_with_the_room_of_one_statis
             assert row["more"] == 0
 
 
-def test_backward_the_best_here_moves_at_most_a_fifth_more() -> None:
-    rows = rows_of(FRONTS[3])
-    for row in rows[::4]:
-        ours = best(row["N"], row["d"], row["M"], "backward")
-        assert (ours and ours.accesses) == row["ours"]
+def test_backward_what_it_has_not_is_all_that_is_between() -> None:
+    """Where the best here moves more than 1.02 times as much, it would not without L, D and what D is made of: O and dO."""
+    rows, without = rows_of(FRONTS[3]), {}
+    for number, row in enumerate(rows):
+        behind = row["ours"] > NEAR * row["accesses"]
+        if behind or number % 4 == 0:
+            ours = best(row["N"], row["d"], row["M"], "backward")
+            assert (ours and ours.accesses) == row["ours"]
+        if behind:
+            sizes = {name: row[name] for name in ("N", "d", "M", "direction")}
+            moved = theory.exact(ours.algorithm, **sizes, blocks=(ours.blocks.B_r, ours.blocks.B_c)).hbm.by_array
+            own = sum(moved[name].reads + moved[name].writes for name in ("L", "D", "O") if name in moved)
+            without[row["M"], row["accesses"]] = row["ours"] - own - row["N"] * row["d"]
+    assert [(M, theirs - ours) for (M, theirs), ours in without.items()] == [
+        (138, 0), (274, 0), (14_720, 4096), (14_720, 8192), (20_563, 4096),
+    ]  # fmt: skip
     ratios = [row["ours"] / row["accesses"] for row in rows]
-    assert max(ratios) < 1.19
-    assert (len(rows), sum(ratio > 1 for ratio in ratios), sum(ratio > NEAR for ratio in ratios)) == (34, 15, 7)
+    assert max(ratios) < 1.12
+    assert (len(rows), sum(ratio > 1 for ratio in ratios)) == (34, 14)
 
 
 @pytest.mark.parametrize("front", FORWARD[:2], ids=NAMES[:2])
@@ -107,6 +119,37 @@ def test_standard_attention_is_its_unfused_mapping() -> None:
     """GPT-3 6.7B at N = 256, d = 128, 32 heads: Q, K, V, O once, S and P written and read."""
     tally = flashsim.count("standard", N=256, d=128, heads=32, M=10**6)
     assert tally.hbm.accesses == 12_582_912 == 32 * (4 * 256 * 128 + 4 * 256**2)
+
+
+def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
+    """Grouped heads, and latents absorbed or not, tensor by tensor; unabsorbed, each head here reads C for itself."""
+    here = {"A": "P", "WK": "W_UK", "WV": "W_UV"}
+    for row in json.loads((POINTS.parent / "serving.json").read_text(encoding="utf-8")):
+        name, at = row["workload"], row["sizes"]
+        theirs = {(here.get(of, of), way): n for said, n in row["moved"].items() for of, way in [said.split()]}
+        H, w, M = at.get("H", 1), at.get("D", at.get("W")), 10**9
+        if name == "gqa":
+            heads: dict[str, Any] = {"heads": at["G"] * at["R"], "kv_heads": at["G"]}
+            tally = flashsim.count("standard", N=at["N"], d=w, **heads, M=M, gqa="grouped")
+        elif name == "mla":  # a row of C is a key, and its first u columns are a value
+            heads = {"heads": H, "kv_heads": 1}
+            tally = flashsim.count("standard", N_q=at["M"], N_k=at["N"], d=w, d_v=at["U"], **heads, M=M, gqa="grouped")
+        else:
+            tally = flashsim.count("standard", N_q=at["M"], N_k=at["N"], d=w, heads=H, M=M)
+        ours: Counter[tuple[str, str]] = Counter()
+        for array, moved in tally.hbm.by_array.items():
+            of = "C" if name == "mla" and array in "KV" else array
+            ours += Counter({(of, "read"): moved.reads, (of, "write"): moved.writes})
+        if name == "mla_expanded":
+            sizes: dict[str, Any] = {"queries": at["M"], "keys": [at["N"]], "d": w, "heads": H, "kv_heads": H, "M": M}
+            made = serving.count("mla_expanded", **sizes, latent=at["W"], rope=0).hbm.by_array
+            for of in ("C", "W_UK", "W_UV"):
+                ours[of, "read"] += made[of].reads
+            for of in ("K", "V"):
+                ours[of, "write"] += made[of].writes
+            theirs["C", "read"] *= H
+        assert ours == theirs
+        assert row["accesses"] == sum(row["moved"].values())
 
 
 def test_the_page_says_what_is_recorded() -> None:

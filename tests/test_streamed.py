@@ -14,7 +14,7 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, hybrid_streamed, streamed
 from flashsim.optimal.tune import best_of
 from flashsim.problem.shapes import Blocks
-from flashsim.reference import attention
+from flashsim.reference import attention, gradients
 from flashsim.tracing.planting import mutated, planted
 
 from .cases import on_each, unnoticed
@@ -223,6 +223,51 @@ def test_backward_counts_by_hand(counted: Any) -> None:
     assert stored.sram.peak == 3 * 2 * 6 + 6 + 2 + 3  # K_j V_j dK_j dV_j, Q_n dO_n L_n D_n, S_nj
 
 
+@pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
+def test_hybrid_backward_counts_by_hand(counted: Any) -> None:
+    """7 keys in 3, 3, 1. Tiles of dV 3 × 4 in 3, of dK 6 × 2 in 2, of dQ 5 × 2 in 1."""
+    hybrid = counted("hybrid_streamed", **SHAPE, M=19, direction="backward")
+    assert moved(hybrid) == {
+        "Q": (3 * 10 + 2 * 10, 0), "K": (14 + 14, 0), "V": (28, 0), "O": (20, 0), "dO": (20 + 3 * 20 + 3 * 20, 0),
+        "L": (15, 0), "D": (15, 5), "P": (2 * 35, 35), "dS": (2 * 35, 35), "dQ": (0, 10), "dK": (0, 14), "dV": (0, 28),
+    }  # fmt: skip
+    assert hybrid.sram.peak == 6 * 2 + 6 + 1  # dK_jc, dS_nj, an element
+    assert (
+        counted("hybrid_streamed", **SHAPE, M=17, direction="backward").sram.peak == 3 * 4 + 3 + 2
+    )  # V_j, dP_nj, D_n, P_ne
+
+
+@pytest.mark.parametrize("of", ["dO_elements[n, c * x_V", "Q_elements[n, c * x_K", "K_elements[n, c * x_Q"])
+def test_hybrid_backward_in_tiles_of_some_columns(of: str) -> None:
+    """Tiles of 6 × 3, three of them in a row; not the first one's columns alone."""
+    Q, K, V, dO = np.random.default_rng(0).normal(size=(4, 9, 9))
+    run = flashsim.forward("hybrid_streamed", Q, K, V, M=25, causal=True)
+    assert theory.symbols(9, 9, 9, 9, 25, run.blocks, direction="backward", name="hybrid_streamed")["U_k"] == 3
+    wanted = gradients(Q, K, V, dO, mask=np.tri(9, dtype=bool))
+    for algorithm, right in (
+        (BACKWARD["hybrid_streamed"], True),
+        (planted(BACKWARD["hybrid_streamed"], (of, of.replace(" c ", " 0 * c "))), False),
+    ):
+        got = flashsim.backward(algorithm, run, dO)
+        assert np.allclose(np.hstack([got.dQ, got.dK, got.dV]), np.hstack([*wanted]), atol=1e-12) is right
+
+
+def test_hybrid_backward_takes_the_room_that_a_referee_s_take() -> None:
+    """AccelForge's accesses at N = 256, d = 16, and those of L, D and O, which it has not: these alone are between."""
+    N, d = 256, 16
+    for M, keys, accelforge in ((138, 8, 1_069_056), (274, 16, 741_376)):
+        best = best_of("hybrid_streamed", N=N, d=d, M=M, direction="backward")
+        assert best is not None
+        assert (best.blocks.B_c, best.peak) == (keys, M)
+        assert best.accesses == accelforge + (2 * N * d + N) + 2 * (N // keys) * N
+    for part, name in ((0.1, "tiles_streamed"), (0.6, "hybrid_streamed"), (1.5, "q_outer_stored")):
+        known = (
+            best_of(name, N=1024, d=64, M=int(part * 64 * 64), direction="backward")
+            for name in ("tiles_streamed", "hybrid_streamed", "q_outer_stored", "q_outer_streamed", "q_outer")
+        )
+        assert min((one for one in known if one), key=lambda one: one.accesses).algorithm == name
+
+
 def test_backward_tiles_take_the_room_that_a_referee_s_take() -> None:
     """b² + b + 1: AccelForge's accesses at N = 256, d = 16, M = 21, and D, L and O besides. No statistic takes more room."""
     N, d = 256, 16
@@ -262,6 +307,20 @@ BACKWARD_BUGS: dict[str, list[Bug]] = {
         ("mask left out", "MASK(tau * S_ij, i, j)", "(tau * S_ij)", {"gradients"}),
         ("0·NaN in dQ", "product(dS_in, K_ne)", "(dS_in @ K_ne)", {"poison"}),
         ("a strip for all keys", "(N_q, B_c), sram.dtype)", "(N_q, N_k), sram.dtype)", {"counts"}),
+    ],
+    "hybrid_streamed": [
+        ("dQ of the last key alone", "on_chip(dQ_ie + tau", "on_chip(tau", {"gradients"}),
+        ("dK without τ", "tau * product(dS_nj.T, Q_ne)", "product(dS_nj.T, Q_ne)", {"gradients"}),
+        ("dV from the undropped P", "P_nj * dropout_by_row(P_nj, n, j)", "P_nj * 1", {"gradients"}),
+        ("dS not dropped", " * dropout_by_element(P_ne, n, key)", "", {"gradients"}),
+        ("D left out", "dP_ne - D_n", "dP_ne - 0 * D_n", {"gradients"}),
+        ("keys of the first block", "sram.load(P_elements[n, j * B_c + e])", "sram.load(P_elements[n, e])", {"gradients"}),
+        ("S of the last column alone", "on_chip(S_nj + Q_nk", "on_chip(0 * S_nj + Q_nk", {"gradients"}),
+        ("the first column of dQ alone", "dQ_ic[:, e : e + 1]", "dQ_ic[:, :1]", {"gradients"}),
+        ("a row with no key: −∞ subtracted", "- finite(L_n)", "- L_n", {"gradients"}),
+        ("mask left out", "MASK(tau * S_nj, n, j)", "(tau * S_nj)", {"gradients"}),
+        ("0·NaN in dQ", "product(dS_in, K_ne)", "(dS_in @ K_ne)", {"poison"}),
+        ("tiles of dV for dK", "for N, w in ((N_k, d_v), (N_k, d),", "for N, w in ((N_k, d_v), (N_k, d_v),", {"counts"}),
     ],
     "q_outer_stored": [
         ("dQ of the last key alone", "on_chip(dQ_tilde_ik + tau", "on_chip(tau", {"gradients"}),

@@ -137,6 +137,7 @@ ALGORITHM = Algorithm(
     title="S by rows, O by tiles, by elements",
     run=hybrid_streamed,
     returns=("O", "L"),
+    saves=("R",),
     follows=("L",),
     line_1=line_2,
     rows=rows,

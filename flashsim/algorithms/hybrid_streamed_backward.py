@@ -1,0 +1,194 @@
+"""The backward pass of `hybrid_streamed`, for M about d²: S and dP by whole rows, dV, dK and dQ by tiles, P and dS in HBM.
+
+    Require: Q, K, V, O, dO in HBM, log-sum-exp L in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop, generator state R.
+    1  Set the pseudo-random number generator state to R.
+    2  Set block size B_c: as large as K_j, S_nj and an element fit M, and V_j, dP_nj and two elements; B_r = 1.
+    3  Set the sizes b × x of tiles of dV, of dK and of dQ: of those that fit, b(x + 1) + 1 ≤ M, the ones of fewest accesses.
+    4  Divide O, dO, L, D into rows, index n; K, V into T_c blocks of B_c rows; and each as a line says; e is a key, or a column.
+    5  for 1 ≤ n ≤ N_q do
+    6    Load O_n, dO_n from HBM to on-chip SRAM. Write D_n = rowsum(dO_n ∘ O_n) to HBM.
+    7  end for
+    8  for 1 ≤ j ≤ T_c do
+    9    Load K_j from HBM to on-chip SRAM.
+    10   for 1 ≤ n ≤ N_q do
+    11     On chip, S_nj = (0)_{B_c}; for 1 ≤ k ≤ d: load the element Q_nk; S_nj ← S_nj + Q_nk K_jkᵀ.
+    12     Load L_n. P_nj = exp(MASK(τ S_nj) − L_n). Write P_nj to HBM.
+    13   end for
+    14 end for
+    15 for 1 ≤ j ≤ T_c do
+    16   Load V_j from HBM to on-chip SRAM.
+    17   for 1 ≤ n ≤ N_q do
+    18     On chip, dP_nj^dropped = (0)_{B_c}; for 1 ≤ k ≤ d_v: load dO_nk; dP_nj^dropped ← dP_nj^dropped + dO_nk V_jkᵀ.
+    19     Load D_n. For each key e of block j: load P_ne, dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne − D_n). Write dS_ne to HBM.
+    20   end for
+    21 end for
+    22 for each tile dV_jc: set dV_jc = 0.
+    23   for 1 ≤ n ≤ N_q: load P_nj, Z_nj dropped from it; for each column e of tile c: load dO_ne, dV_je ← dV_je + P_njᵀ dO_ne.
+    24   Write dV_jc to HBM.
+    25 end for
+    26 for each tile dK_jc: set dK_jc = 0.
+    27   for 1 ≤ n ≤ N_q: load dS_nj; for each column e of tile c: load Q_ne, dK_je ← dK_je + τ dS_njᵀ Q_ne.
+    28   Write dK_jc to HBM.
+    29 end for
+    30 for each tile dQ_ic: set dQ_ic = 0.
+    31   for 1 ≤ n ≤ N_k: load dS_in; for each column e of tile c: load K_ne, dQ_ie ← dQ_ie + τ dS_in K_ne.
+    32   Write dQ_ic to HBM.
+    33 end for
+    34 Return dQ, dK, dV.
+
+The listing is ours, its streams are AccelForge's, a mapper. Where `tiles_streamed` makes S and dP in tiles, 4 N²d/√M accesses,
+this holds rows of K, then of V, and makes 2 N²d²/M: fewer from M = d²/4 on. From about d² on `q_outer_stored` makes fewer. The
+price is P and dS in HBM, 2 N_q·N_k elements in the chip's type. A bias has no gradient here.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
+from flashsim.algorithms.parts import Dropout, MaskFunction
+from flashsim.algorithms.record import Algorithm
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.problem.shapes import Blocks
+
+
+def rows(M: int, d: int, d_v: int) -> int:
+    """Return the largest B_c, at least 1, with B_c(d + 1) + 1 ≤ M and B_c(d_v + 1) + 2 ≤ M."""
+    return max(min((M - 1) // (d + 1), (M - 2) // (d_v + 1)), 1)
+
+
+def line_2(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c)."""
+    return 1, rows
+
+
+def cuts(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
+    """Return the tiles of S: of one row."""
+    return (Blocks(1, blocks.B_c, N_q, blocks.T_c),)
+
+
+def line_3(M: int, N: int, d: int) -> tuple[int, int]:
+    """Return b × x, by which ⌈d/x⌉·N + ⌈N/b⌉·d elements are read for each row that is summed over; 1 × 1 if none fits.
+
+    Of those x that make as many pieces, the least leaves the most rows: it is ⌈d/c⌉, or c, for a c of √d + 1 at most.
+    """
+    few = range(1, isqrt(d) + 2)
+    widths = sorted({*few, *(-(-d // c) for c in few)})
+    fitting = [(min((M - 1) // (x + 1), N), x) for x in widths if x + 2 <= M] or [(1, 1)]
+    return min(fitting, key=lambda tile: -(-d // tile[1]) * N + -(-N // tile[0]) * d)
+
+
+def hybrid_streamed_backward(
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    O: Matrix,
+    dO: Matrix,
+    L: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
+) -> tuple[Matrix, Matrix, Matrix]:
+    """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
+    on_chip = sram.on_chip
+    (N_q, d), (N_k, d_v) = Q.shape, V.shape
+    dropout.restore()  # line 1
+    B_c, T_c = blocks.B_c, blocks.T_c  # line 2
+    (b_V, x_V), (b_K, x_K), (b_Q, x_Q) = (  # line 3
+        line_3(sram.capacity, N, w) for N, w in ((N_k, d_v), (N_k, d), (N_q, d))
+    )
+    Q_elements, K_elements, dO_elements = Q.divide(1, 1), K.divide(1, 1), dO.divide(1, 1)  # line 4
+    D = hbm.empty("D", L.shape, sram.dtype)  # line 4
+    P, dS = (hbm.empty(name, (N_q, N_k), sram.dtype) for name in ("P", "dS"))  # line 4
+    P_pieces, P_elements, dS_elements = P.divide(1, B_c), P.divide(1, 1), dS.divide(1, 1)  # line 4
+    O, dO, L, D, K, V = (*(X.divide(1) for X in (O, dO, L, D)), K.divide(B_c), V.divide(B_c))  # line 4
+    (by_piece,) = cuts(blocks, N_q, N_k)
+    MASK, dropout_by_element = MASK.divided(by_piece), dropout.divided(Blocks(1, 1, N_q, N_k))
+    for n in sram.loop(N_q):  # line 5
+        O_n, dO_n = sram.load(O[n], dO[n])  # line 6
+        D_n = on_chip(rowsum(dO_n * O_n))  # line 6
+        sram.store(D[n], D_n)  # line 6
+    # line 7: end for
+    for j in sram.loop(T_c):  # line 8
+        K_j = sram.load(K[j])  # line 9
+        for n in sram.loop(N_q):  # line 10
+            S_nj = sram.full(P_pieces[n, j].shape, 0.0)  # line 11
+            for k in sram.loop(d):  # line 11
+                Q_nk = sram.load(Q_elements[n, k])  # line 11
+                S_nj = on_chip(S_nj + Q_nk @ K_j[:, k : k + 1].T, over=S_nj)  # line 11
+            L_n = sram.load(L[n])  # line 12
+            P_nj = on_chip(exp(at_most_0(MASK(tau * S_nj, n, j) - finite(L_n))), over=S_nj)  # line 12
+            sram.store(P_pieces[n, j], P_nj)  # line 12
+        # line 13: end for
+    # line 14: end for
+    for j in sram.loop(T_c):  # line 15
+        V_j = sram.load(V[j])  # line 16
+        for n in sram.loop(N_q):  # line 17
+            dP_dropped_nj = sram.full(P_pieces[n, j].shape, 0.0)  # line 18
+            for k in sram.loop(d_v):  # line 18
+                dO_nk = sram.load(dO_elements[n, k])  # line 18
+                dP_dropped_nj = on_chip(dP_dropped_nj + dO_nk @ V_j[:, k : k + 1].T, over=dP_dropped_nj)  # line 18
+            D_n = sram.load(D[n])  # line 19
+            for e in sram.loop(V_j.shape[0]):  # line 19
+                P_ne, key = sram.load(P_elements[n, j * B_c + e]), j * B_c + e  # line 19
+                dP_ne = dP_dropped_nj[:, e : e + 1] * dropout_by_element(P_ne, n, key)  # line 19
+                dS_ne = on_chip(gated(P_ne, dP_ne - D_n), over=P_ne)  # line 19
+                sram.store(dS_elements[n, key], dS_ne)  # line 19
+        # line 20: end for
+    # line 21: end for
+    dV = hbm.empty("dV", (N_k, d_v), V.dtype, "output").divide(b_V, x_V)  # line 22
+    P_rows, dropout_by_row = P.divide(1, b_V), dropout.divided(Blocks(1, b_V, N_q, dV.blocks[0]))  # line 22
+    for j in sram.loop(dV.blocks[0]):  # line 22
+        for c in sram.loop(dV.blocks[1]):  # line 22
+            dV_jc = sram.full(dV[j, c].shape, 0.0)  # line 22
+            for n in sram.loop(N_q):  # line 23
+                P_nj = sram.load(P_rows[n, j])  # line 23
+                P_dropped_nj = on_chip(P_nj * dropout_by_row(P_nj, n, j), over=P_nj)  # line 23
+                for e in sram.loop(dV_jc.shape[1]):  # line 23
+                    dO_ne, dV_je = sram.load(dO_elements[n, c * x_V + e]), dV_jc[:, e : e + 1]  # line 23
+                    dV_je = on_chip(dV_je + product(P_dropped_nj.T, dO_ne), over=dV_je)  # line 23
+            sram.store(dV[j, c], dV_jc)  # line 24
+    # line 25: end for
+    dK = hbm.empty("dK", (N_k, d), K.dtype, "output").divide(b_K, x_K)  # line 26
+    dS_pieces = dS.divide(1, b_K)  # line 26
+    for j in sram.loop(dK.blocks[0]):  # line 26
+        for c in sram.loop(dK.blocks[1]):  # line 26
+            dK_jc = sram.full(dK[j, c].shape, 0.0)  # line 26
+            for n in sram.loop(N_q):  # line 27
+                dS_nj = sram.load(dS_pieces[n, j])  # line 27
+                for e in sram.loop(dK_jc.shape[1]):  # line 27
+                    Q_ne, dK_je = sram.load(Q_elements[n, c * x_K + e]), dK_jc[:, e : e + 1]  # line 27
+                    dK_je = on_chip(dK_je + tau * product(dS_nj.T, Q_ne), over=dK_je)  # line 27
+            sram.store(dK[j, c], dK_jc)  # line 28
+    # line 29: end for
+    dQ = hbm.empty("dQ", (N_q, d), Q.dtype, "output").divide(b_Q, x_Q)  # line 30
+    dS_columns = dS.divide(b_Q, 1)  # line 30
+    for i in sram.loop(dQ.blocks[0]):  # line 30
+        for c in sram.loop(dQ.blocks[1]):  # line 30
+            dQ_ic = sram.full(dQ[i, c].shape, 0.0)  # line 30
+            for n in sram.loop(N_k):  # line 31
+                dS_in = sram.load(dS_columns[i, n])  # line 31
+                for e in sram.loop(dQ_ic.shape[1]):  # line 31
+                    K_ne, dQ_ie = sram.load(K_elements[n, c * x_Q + e]), dQ_ic[:, e : e + 1]  # line 31
+                    dQ_ie = on_chip(dQ_ie + tau * product(dS_in, K_ne), over=dQ_ie)  # line 31
+            sram.store(dQ[i, c], dQ_ic)  # line 32
+    # line 33: end for
+    return dQ, dK, dV  # line 34
+
+
+ALGORITHM = Algorithm(
+    name="hybrid_streamed",
+    direction="backward",
+    title="S by rows, gradients by tiles, by elements, backward",
+    run=hybrid_streamed_backward,
+    follows=("D",),
+    line_1=line_2,
+    rows=rows,
+    loops="rows, streamed",
+    cuts=cuts,
+    rounds_logs=lambda T_c: T_c + 2,
+)

@@ -1,0 +1,93 @@
+"""S and dP by rows of Q and dO beside blocks of keys, kept in HBM as P and dS; then dV, dK and dQ by tiles, the rest by elements.
+
+Tiles of dV are b × x, of all b(x + 1) + 1 ≤ M those that read least: U_v = ⌈d_v/x⌉ times P, R_v = ⌈N_k/b⌉ times dO. So are
+dK's, U_k and R_k, and dQ's, U_q and R_q. 1 × 1 where none fits.
+
+    peak    B_c(d + 1) + 1, for K_j, S_nj, and Q_nk or L_n, with the mask's tile; B_c(d_v + 1) + 2, for V_j, dP_nj, D_n, P_ne;
+            b(x + 1) + 1 of each tile; and before them 2d_v + 1
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from flashsim.problem.shapes import Blocks
+from flashsim.theory.form import Form
+from flashsim.theory.problem import OneHead, Tiles, ceil_div
+
+
+def rows(M: int, d: int, d_v: int) -> int:
+    """Return the keys that M allows, with a score of each."""
+    return max(min((M - 1) // (d + 1), (M - 2) // (d_v + 1)), 1)
+
+
+def line_1(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c): a row, and keys."""
+    return 1, rows
+
+
+@lru_cache(1024)
+def tile(M: int, N: int, d: int) -> tuple[int, int]:
+    """Return (b, x). The narrowest of as many pieces leaves the most rows. Of equally good ones the narrowest."""
+    best, fewest, x = (1, 1), 0, 1
+    while (M - 1) // (x + 1) >= 1:
+        b, pieces = min((M - 1) // (x + 1), N), ceil_div(d, x)
+        read = pieces * N + ceil_div(N, b) * d
+        if not fewest or read < fewest:
+            best, fewest = (b, x), read
+        if pieces == 1:
+            break
+        x = ceil_div(d, pieces - 1)
+    return best
+
+
+def _tiles(p: OneHead) -> dict[str, tuple[int, int, int, int]]:
+    return {of: (N, w, *tile(p.M, N, w)) for of, N, w in (("v", p.N_k, p.d_v), ("k", p.N_k, p.d), ("q", p.N_q, p.d))}
+
+
+def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
+    """Return how many blocks the tiles' rows and columns make."""
+    found = _tiles(p).items()
+    return {f"R_{of}": ceil_div(N, b) for of, (N, _, b, _) in found} | {
+        f"U_{of}": ceil_div(w, x) for of, (_, w, _, x) in found
+    }
+
+
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
+    """Return the largest of all passes'."""
+    B_c, by_row = blocks.B_c, tiles.cut(1, blocks.B_c)
+    masked = by_row.most(lambda r, c: c * (p.d + 1) + 1 + p.mask_tile(r, c))
+    of_tiles = max(b * (x + 1) + 1 for _, _, b, x in _tiles(p).values())
+    return p.R + max(masked, B_c * (p.d_v + 1) + 2, of_tiles, 2 * p.d_v + 1)
+
+
+FORM = Form(
+    name="hybrid_streamed",
+    direction="backward",
+    line_1=line_1,
+    rows=rows,
+    symbols=symbols,
+    meanings={
+        "R_v": "blocks of rows of dV's tiles", "U_v": "pieces of dV's columns",
+        "R_k": "blocks of rows of dK's tiles", "U_k": "pieces of dK's columns",
+        "R_q": "blocks of rows of dQ's tiles", "U_q": "pieces of dQ's columns",
+    },
+    kept=lambda p, blocks: {"P": (p.N_q * p.N_k, "chip"), "dS": (p.N_q * p.N_k, "chip")},
+    passes=lambda p, blocks, tiles: (tiles.cut(1, blocks.B_c),),
+    peak=peak,
+    products=(3, 2),
+    formulas={
+        "Q": ("(T_c + R_k) * N_q * d", "0"),
+        "K": ("(1 + R_q) * N_k * d", "0"),
+        "V": ("N_k * d_v", "0"),
+        "O": ("N_q * d_v", "0"),
+        "dO": ("(1 + T_c + R_v) * N_q * d_v", "0"),
+        "L": ("T_c * N_q", "0"),
+        "D": ("T_c * N_q", "N_q"),
+        "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"),
+        "dS": ("(U_k + U_q) * N_q * N_k", "N_q * N_k"),
+        "dQ": ("0", "N_q * d"),
+        "dK": ("0", "N_k * d"),
+        "dV": ("0", "N_k * d_v"),
+    },
+)  # fmt: skip
