@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.masks.rules import SlidingWindow as SlidingWindow
     from flashsim.masks.scores import ALiBi as ALiBi
     from flashsim.masks.scores import SoftCap as SoftCap
+    from flashsim.masks.sink import Sink as Sink
     from flashsim.masks.streaming import Streaming as Streaming
     from flashsim.masks.tree import Tree as Tree
     from flashsim.optimal import tune as tune

@@ -19,6 +19,7 @@ from flashsim.algorithms.program import Bug
 from flashsim.cli import main
 from flashsim.cli import serve as command
 from flashsim.machine.memory import Event, MemoryModelError
+from flashsim.serving import schedules
 from flashsim.serving.api import finished
 from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
@@ -260,6 +261,48 @@ def test_stream_k_does_each_tile_once_and_evenly() -> None:
         assert plan.busiest == -(-sum(tiles) // workers)
         assert all(a.end == b.first for one in plan.problems for a, b in pairwise(one))
         assert {one[0].first for one in plan.problems} == {0}
+
+
+def busiest(run: serving.ServingRun, workers: int) -> int:
+    """The most tiles that a worker loads, by the events of its turns, not by what a schedule says."""
+    loaded = [0] * workers
+
+    def note(event: Event) -> None:
+        if event.kind == "load" and event.name.startswith("K["):
+            loaded[dict(event.loops)["w"]] += 1
+
+    call = run.call
+    finished(replace(call, batch=replace(call.batch, heads=call.batch.group, kv_heads=1)), [note])
+    return max(loaded)
+
+
+FIXED: dict[str, Any] = {
+    "right": None,
+    "two share a worker": ("number % workers", "number % workers // 2"),
+    "one is large": ("size = ceil_div(T, splits)", "size = max(T - splits + 1, 1)"),
+    "segments of one worker are taken as alike": lambda plan: max(
+        len(mine) * max((one.end - one.first for one in mine), default=0) for mine in plan.workers
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_the_busiest_worker_of_fixed_splits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P problems of T tiles in t | T parts: ⌈P·t/G⌉·T/t tiles. Of ragged ones, what its turns load. Bugs are seen."""
+    bug = FIXED[name]
+    if isinstance(bug, tuple):
+        monkeypatch.setattr(schedules, "schedule_of", mutated(schedules.schedule_of, bug))
+    elif bug is not None:
+        monkeypatch.setattr(schedules.Schedule, "busiest", property(bug))
+    rng, differs = np.random.default_rng(11), 0
+    for P, T, t, G in ((6, 12, 4, 5), (6, 12, 4, 24), (6, 12, 4, 40), (1, 12, 3, 2), (7, 6, 1, 3)):
+        tally = serving.count("decode", queries=1, keys=[T * 2] * P, d=1, workers=1, blocks=(1, 2), M=100)
+        differs += schedules.schedule_of(tally.batch, "fixed", G, t).busiest != -(-P * t // G) * T // t
+    for workers, splits in ((1, 1), (2, 3), (3, 2), (5, 4)):
+        Q, K = ([rng.normal(size=(1, n, 2)) for n in lengths] for lengths in ((3, 1, 0, 2), (17, 9, 4, 2)))
+        run = serving.decode(Q, K, K, workers=workers, schedule="fixed", splits=splits, blocks=(2, 2), M=100)
+        differs += schedules.schedule_of(run.batch, "fixed", workers, splits).busiest != busiest(run, workers)
+    assert (differs > 0) == (bug is not None)
 
 
 def test_gradients_are_finite_differences() -> None:

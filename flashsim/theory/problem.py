@@ -127,7 +127,8 @@ class OneHead:
     """One head: lengths, widths, M; itemsizes of what is stored as the inputs are and of statistics; mask and dropout.
 
     `dense` holds the arrays of masks and of a bias that live in HBM, `learns` the bias's gradient; `capped` says
-    whether a backward pass keeps a soft cap's slope, a tile; `tree` says whether the mask
+    whether a backward pass keeps a soft cap's slope, a tile; `sink` is how many logits of a sink there are, one for each
+    query head; `tree` says whether the mask
     has a tree, whose bitmask does. `options` are the algorithm's own, by name. N_q counts the rows of all heads where those of
     `group` query heads are interleaved.
     """
@@ -146,6 +147,7 @@ class OneHead:
     group: int = 1
     learns: Stored | None = None
     capped: bool = False
+    sink: int = 0
 
     def __post_init__(self) -> None:
         for name in ("N_q", "N_k", "d", "d_v", "M", "group"):

@@ -14,7 +14,8 @@ from flashsim.theory.theorems import theorem_2_flash
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     w = p.d + p.d_v
-    return max(blocks.B_r * (w + 2), tiles.most(lambda r, c: (r + c) * w + r * c + 3 * r + p.mask_tile(r, c)))
+    begun = blocks.B_r * (w + 1) + p.sink  # where m_i begins as s
+    return max(blocks.B_r * (w + 2), begun, tiles.most(lambda r, c: (r + c) * w + r * c + 3 * r + p.mask_tile(r, c)))
 
 
 FORM = Form(
@@ -24,6 +25,7 @@ FORM = Form(
     live=True,
     products=(1, 1),
     theta=theorem_2_flash,
+    sink=lambda p, blocks: blocks.T_r,
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),
