@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import ALiBi, Causal, KeyPadding, Sink, SoftCap, theory
 from flashsim.algorithms import BACKWARD, FORWARD, sink_gradient
-from flashsim.masks.sink import without_sink
 from flashsim.reference import (
     attention,
     attention_with_statistics,
@@ -25,7 +24,7 @@ from flashsim.reference import (
     rounding,
 )
 from flashsim.reference import sink_gradient as oracle_sink_gradient
-from flashsim.run import sinks
+from flashsim.run import tile_masks
 from flashsim.theory.form import forms
 
 from .cases import FEW, Array, Case, cases, forward_of, room_for, swap
@@ -195,15 +194,20 @@ def test_what_is_no_sink_is_refused_by_name() -> None:
             call()
     both = Sink([1, 2]) & Causal() & KeyPadding(3)
     assert repr(both) == "Sink([1.0, 2.0]) & Causal() & KeyPadding(3)"
-    assert repr(without_sink(both)) == "Causal() & KeyPadding(3)"
+    assert repr(both.without_sink()) == "Causal() & KeyPadding(3)"
     assert Sink([1, 2]) == Sink([1.0, 2.0]) != Sink(1)
     assert hash(Sink([1, 2])) == hash(Sink([1.0, 2.0]))
 
 
 PLANTED: list[tuple[str, Any, str, str]] = [
-    ("its weight is not in ℓ", sinks.HeadSink.m, "return column", "self.l = 0.0; return column"),
-    ("heads of a group have the first one's", sinks.HeadSink._column, "% self._group", "* 0"),
-    ("rows are counted from their block", sinks.HeadSink._column, "np.arange(first, end)", "np.arange(end - first)"),
+    ("its weight is not in ℓ", tile_masks.HeadSink.m, "return column", "self.l = 0.0; return column"),
+    ("heads of a group have the first one's", tile_masks.HeadSink._column, "% self._group", "* 0"),
+    (
+        "rows are counted from their block",
+        tile_masks.HeadSink._column,
+        "np.arange(first, end)",
+        "np.arange(end - first)",
+    ),
     ("the gradient's sign", sink_gradient.sink_gradient, "ds - rowsum", "ds + rowsum"),
     ("the gradient of every row alike", sink_gradient.sink_gradient, "weight(s_1, *of_i) * ", ""),
 ]

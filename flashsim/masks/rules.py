@@ -70,6 +70,10 @@ class Mask(ABC):
         """Raise ValueError if the rule does not fit the problem."""
         return
 
+    def without_sink(self) -> Mask:
+        """Return what the mask is besides its sink."""
+        return self
+
     def __repr__(self) -> str:
         """Return the class's name, not an address. A subclass that has arguments says them."""
         return f"{type(self).__name__}()"
@@ -316,6 +320,9 @@ class Both(Mask):
     @property
     def scores(self) -> tuple[Any, ...]:
         return tuple(sorted((*self.a.scores, *self.b.scores), key=lambda mod: mod.stage))
+
+    def without_sink(self) -> Mask:
+        return self.a.without_sink() & self.b.without_sink()
 
     def __repr__(self) -> str:
         return f"{self.a!r} & {self.b!r}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.masks.band import Band
-from flashsim.masks.rules import All, BandMask, Both, Head, Mask, check_broadcast, head_of
+from flashsim.masks.rules import All, BandMask, Head, Mask, check_broadcast, head_of
 from flashsim.problem.arguments import check_real
 from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Shape
@@ -66,12 +66,8 @@ class Sink(BandMask):
         heads = [(*head[:-1], head[-1] * group + member) if head else head for member in range(group)]
         return np.array([[self.logits[head_of(each, self.logits.shape)] for each in heads]])
 
+    def without_sink(self) -> Mask:
+        return All()
+
     def __repr__(self) -> str:
         return f"Sink({self.logits.tolist()})"
-
-
-def without_sink(mask: Mask) -> Mask:
-    """Return what a mask is besides its sink."""
-    if isinstance(mask, Both) and mask.sink is not None:
-        return without_sink(mask.a) & without_sink(mask.b)
-    return All() if isinstance(mask, Sink) else mask

@@ -28,8 +28,7 @@ from flashsim.run.interleaving import by_head
 from flashsim.run.live_tiles import CountedSplits, CountedTiles, LiveTiles, TileSplits
 from flashsim.run.plan import Plan
 from flashsim.run.results import Run
-from flashsim.run.sinks import HeadSink, NoSink
-from flashsim.run.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
+from flashsim.run.tile_masks import BiasGradient, HeadSink, NoBiasGradient, NoSink, PartialTileMask, TileMask
 from flashsim.support.blas import one_blas_thread
 
 OnHead = Callable[[int, int], None]

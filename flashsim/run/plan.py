@@ -27,7 +27,6 @@ from flashsim.attention.problem import Problem
 from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow
 from flashsim.masks.rules import All, Bools, Head, Mask, as_mask
 from flashsim.masks.scores import cap_of
-from flashsim.masks.sink import without_sink
 from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
 from flashsim.problem.inputs import (
     Array,
@@ -207,7 +206,7 @@ def plan_of(
     **given: Any,
 ) -> Plan:  # fmt: skip
     """Return the plan: each query head on its own, or, "grouped", those that share a KV head; in the blocks of `sizing`."""
-    together, shape, leading, row_mask = 1, problem.shape, problem.leading, without_sink(mask) if mask.sink else mask
+    together, shape, leading, row_mask = 1, problem.shape, problem.leading, mask.without_sink() if mask.sink else mask
     if problem.gqa == "grouped" and problem.group > 1:
         together, leading = problem.group, (*leading[:-1], leading[-1] // problem.group)
         row_mask, shape = grouped(row_mask, together, shape.N_q), replace(shape, N_q=together * shape.N_q)

@@ -2,7 +2,7 @@
 
 Scores are modified first: by a soft cap, ALiBi, a bias. The backward pass hands each tile of dS back: `gradient` makes the
 bias's, by a `BiasGradient`, which standard attention is given by itself, as it has dS in HBM; `uncapped` makes that of the
-scores before their cap.
+scores before their cap. A sink forbids nothing, and is where a row's softmax begins.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.notation import gated
+from flashsim.algorithms.notation import exp, finite, gated, maximum, nonzero
 from flashsim.machine.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
+from flashsim.machine.shape_only import ShapeOnly
 from flashsim.masks.bias import Bias
 from flashsim.masks.rules import All, Dense, Head, Mask, allowed_by
 from flashsim.masks.scores import ScoreMod, SoftCap
@@ -186,6 +187,76 @@ class PartialTileMask(TileMask):
         return super().__call__(S_ij, i, j)
 
 
+class NoSink:
+    """What there is without a sink."""
+
+    l = 0.0
+    room = 0
+
+    def m(self, of: Block | Matrix) -> float:
+        """Return −∞."""
+        return -math.inf
+
+    def above(self, m: Tile, of: Block) -> Tile:
+        """Return m itself."""
+        return m
+
+    def total(self, l: Tile, m: Tile) -> Tile:
+        """Return ℓ itself."""
+        return l
+
+    def keep(self, m: Tile, l: Tile, of: Block) -> None:
+        """Do nothing."""
+
+
+class HeadSink:
+    """The sink of a launch, whose row r is one of query head r % g: g logits, (1, g) in HBM, which are loaded together.
+
+    Those of a row block are held until its turn ends, but for `m`, where they become m and are evicted.
+    """
+
+    l = 1.0
+
+    def __init__(self, logits: Array, hbm: HBM, sram: SRAM, N: int) -> None:
+        self._group = logits.shape[1]
+        self.room = 2 * self._group  # for `above` and for `keep`
+        self._sram, self._N = sram, N
+        self._logits = hbm.place("sink", logits if hbm.arithmetic else logits.shape, sram.dtype)
+
+    def m(self, of: Block | Matrix) -> Any:
+        """Return s of each row, (rows, 1)."""
+        s = self._sram.load(self._logits[0])
+        column = self._column(s, of)
+        self._sram.evict(s)
+        return column
+
+    def above(self, m: Tile, of: Block) -> Tile:
+        """Return max(m, s), and hold s."""
+        self._held = self._column(self._sram.load(self._logits[0]), of)
+        top: Tile = maximum(m, self._held)
+        return top
+
+    def total(self, l: Tile, m: Tile) -> Tile:
+        """Return ℓ + e^{s − m}, of what is held."""
+        sum_: Tile = l + exp(self._held - finite(m))
+        return sum_
+
+    def keep(self, m: Tile, l: Tile, of: Block) -> None:
+        """Write e^{s − m} / ℓ to these rows of P_sink."""
+        hbm, on_chip = self._sram.hbm, self._sram.on_chip
+        P_sink = hbm.matrix("P_sink") if "P_sink" in hbm else hbm.empty("P_sink", (self._N, 1), self._sram.dtype)
+        s_i, (first, end) = self._column(self._sram.load(self._logits[0]), of), _rows(of)
+        P_sink_i = on_chip(exp(s_i - finite(m)) / nonzero(l), over=l)
+        self._sram.store(P_sink.rows(first, end)[0], P_sink_i)
+
+    def _column(self, s: Tile, of: Block | Matrix) -> Any:
+        """Return the logit of each row, (rows, 1)."""
+        first, end = _rows(of)
+        if isinstance(s, ShapeOnly):
+            return s.made((end - first, 1), other=0)
+        return s[0, np.arange(first, end) % self._group, None]
+
+
 def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int, int]:
     """Return `pass_tiles` where each row of a tile also holds the words that it overlaps: all of them, if it is whole.
 
@@ -204,3 +275,9 @@ def _by_tile(a: Matrix, B_r: int, B_c: int) -> Matrix:
 def _block(matrix: Matrix, i: int, j: int) -> Block:
     down, across = matrix.blocks
     return matrix[min(i, down - 1), min(j, across - 1)]
+
+
+def _rows(of: Block | Matrix) -> tuple[int, int]:
+    """Return which rows of all a block has, the first and the one behind the last."""
+    first = of.where[0].start if isinstance(of, Block) and of.where else 0
+    return first, first + of.shape[0]

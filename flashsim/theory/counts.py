@@ -9,7 +9,6 @@ from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.masks.rules import All, Mask, as_mask
 from flashsim.masks.scores import cap_of
-from flashsim.masks.sink import without_sink
 from flashsim.problem.arguments import (
     check_blocks,
     check_flag,
@@ -116,7 +115,7 @@ def exact(
     group, problems = (share, kv_heads) if together else (1, asked.heads)
     own = check_options(exact, options, repr(form.name), form, forms()["forward"])
     rule = as_mask(asked.mask, False, shape, (), own) if own else asked.mask
-    sink, rule = rule.sink, without_sink(rule)
+    sink, rule = rule.sink, rule.without_sink() if rule.sink else rule
     masked = not isinstance(rule, All)
     if form.plain and (masked or asked.dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")

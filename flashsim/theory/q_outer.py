@@ -13,9 +13,14 @@ from flashsim.theory.theorems import theorem_2_flash
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
+    """Of a row block; or where its m_i begins as a sink's s."""
+    return max(without_sink(p, blocks, tiles), blocks.B_r * (p.d + p.d_v + 1) + p.sink)
+
+
+def without_sink(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
+    """Return the peak of a row block."""
     w = p.d + p.d_v
-    begun = blocks.B_r * (w + 1) + p.sink  # where m_i begins as s
-    return max(blocks.B_r * (w + 2), begun, tiles.most(lambda r, c: (r + c) * w + r * c + 3 * r + p.mask_tile(r, c)))
+    return max(blocks.B_r * (w + 2), tiles.most(lambda r, c: (r + c) * w + r * c + 3 * r + p.mask_tile(r, c)))
 
 
 FORM = Form(

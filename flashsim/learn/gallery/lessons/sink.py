@@ -10,30 +10,30 @@ from flashsim.run.api import count
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "A sink: weight that goes nowhere", 57
-LOGIT = 1.0
 
 
 def record() -> tuple[Trace, ...]:
     """Record 6 causal queries and keys, and a sink."""
     Q, K, V = np.random.default_rng(3).normal(size=(3, 6, 4))
-    mask = flashsim.Causal() & flashsim.Sink(LOGIT)
-    return (flashsim.trace("q_outer", Q, K, V, mask=mask, M=64, blocks=(3, 2)),)
+    trace = flashsim.trace("q_outer", Q, K, V, mask=flashsim.Causal() & flashsim.Sink(1.0), M=64, blocks=(3, 2))
+    return (trace,)
 
 
 def teach(trace: Trace) -> str:
+    s = value(trace, first(trace, "read sink"), "sink[0]").item()
     words, blocks = moved(trace, "sink"), trace.about.blocks
     L = value(trace, first(trace, "write L"), "L[0]")[:, 0]
-    shares = np.exp(LOGIT - L)
+    shares = np.exp(s - L)
     rise = first(trace, "line 11")
     old, new = (column[:, 0] for column in pair(rise, "m"))
     stays = int((new == old).sum())
     sizes = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
-    plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(LOGIT)))
+    plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(s)))
     return f"""
         Softmax weights sum to 1, so a query must attend to something, even where no key is worth it. Trained models then
         load their weight on the first token, whatever it is. A learnable sink gives it a place of its own: a logit s a
-        head, here s = {short(LOGIT)}, that joins the sum below the fraction and has no value above it. It acts as one more key whose value
-        is 0.
+        head, here s = {short(s)}, which joins the sum that weights are divided by. It acts as one more key, whose
+        value is 0.
 
         » Nothing is added to the loop. Statistics do not begin with ℓ = 0 and m = −∞ but with ℓ = 1 and m = s (line 6), as if
         the sink’s key had been read first. The rest of the lines are as they were, and rescaling treats it as it treats any key.
@@ -46,7 +46,7 @@ def teach(trace: Trace) -> str:
 
         [read Q] The first row block.
         [read sink] The sink’s logit, one word: it becomes m of every row.
-        [line 11] The first tile’s maxima meet m = {short(LOGIT)}, not −∞: {stays} of {len(old)} rows keep it.
+        [line 11] The first tile’s maxima meet m = {short(s)}, not −∞: {stays} of {len(old)} rows keep it.
         [line 13] ℓ began as 1, which is the sink’s own e^{{s − m}}.
         [write L] L has the sink in it.
         [read sink @ {every(trace, "read sink")[1].number}] The next row block reads the word again.
