@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.masks.bias import Bias as Bias
     from flashsim.masks.paddings import KeyPadding as KeyPadding
     from flashsim.masks.paddings import QueryPadding as QueryPadding
+    from flashsim.masks.relative import RelativeBias as RelativeBias
     from flashsim.masks.rules import Causal as Causal
     from flashsim.masks.rules import Dense as Dense
     from flashsim.masks.rules import Mask as Mask

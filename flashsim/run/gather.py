@@ -136,7 +136,7 @@ def bias_gradient(plan: Plan, found: Mapping[Head, Array], observers: Sequence[O
         sums, cost = launch_sums(plan, [{"dB": a.reshape(len(a), -1)} for a in parts], dtype, observers)
         found = {at: one["dB"].reshape(a.shape[1:]) for at, a, one in zip(found, parts, sums, strict=True)}
     dB = np.stack([*found.values()])
-    dB = dB.reshape(*ran.array.shape[:-2], *dB.shape[1:])
+    dB = dB.reshape(*ran.leading, *dB.shape[1:])
     if axis is None and given.matrix[0] > 1:
         dB = by_head(dB, group)
     return dB.reshape(given.array.shape), cost

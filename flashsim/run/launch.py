@@ -142,7 +142,7 @@ def _part(
         sink = plan.mask.sink
         return NoSink() if sink is None else HeadSink(sink.of(head, plan.together), hbm, sram, shape.N_q)
     if name == "dB":
-        return NoBiasGradient() if mask.bias is None else BiasGradient(mask.bias, sram, dB)
+        return NoBiasGradient() if mask.bias is None else BiasGradient(mask.bias, sram, dB, shape)
     if name == "live":
         return _live(plan, head, band)
     if name == "block_mask":

@@ -274,6 +274,8 @@ def _check_taken(algorithm: Algorithm, mask: Mask, options: Mapping[str, Any]) -
     who = f"{algorithm.name!r} ({algorithm.title})"
     if "MASK" not in algorithm.parts:
         raise ValueError(f"{who} has no mask; 'flash' (Algorithm 2) has")
+    if mask.bias is not None and mask.bias.is_table and algorithm.stores_scores:
+        raise ValueError(f"{who} adds a bias in a pass of its own, and mask is {mask!r}; expected Bias(table[buckets])")
     if mask.sink is not None and "sink" not in algorithm.parts:
         takes = ", ".join(repr(known.name) for known in FORWARD.values() if "sink" in known.parts)
         raise ValueError(f"{who} takes no sink; expected one of these: {takes}")

@@ -48,7 +48,8 @@ class TileMask:
             words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
             self._tree = hbm.place("tree", words, np.uint32)
         self._bias = None if bias is None else hbm.place("bias", bias.of(head))
-        self._gradient = None if bias is None or not learns else BiasGradient(bias, sram, dB)
+        self._of_bias = bias
+        self._gradient = None if bias is None or not learns else BiasGradient(bias, sram, dB, shape)
         self._scores, self._learns = mask.scores, learns
         self._slope: Tile | None = None
         self._divide(blocks.B_r, blocks.B_c)
@@ -61,7 +62,7 @@ class TileMask:
     def _divide(self, B_r: int, B_c: int) -> None:
         self._B_r, self._B_c = B_r, B_c
         self._tiles = [_by_tile(a, B_r, B_c) for a in self._arrays]
-        self._bias_tiles = self._bias and _by_tile(self._bias, B_r, B_c)
+        self._bias_tiles = self._bias and self._bias.divide(*self._of_bias.by_tile(B_r, B_c))
         self._gradient = self._gradient and self._gradient.divided(B_r, B_c)
         self._words = None if self._tree is None else self._tree.divide(B_r, 1)
 
@@ -76,7 +77,8 @@ class TileMask:
             if self._learns and isinstance(mod, SoftCap):
                 self._slope = self._sram.on_chip(mod.slope(S_ij))
         if self._bias_tiles is not None:
-            S_ij = S_ij + self._sram.load(_block(self._bias_tiles, i, j))
+            added = self._sram.load(_block(self._bias_tiles, i, j))
+            S_ij = S_ij + self._of_bias.spread(added, rows, cols, self._shape)
         allowed: Any = True
         for matrix in self._tiles:
             allowed = self._sram.load(_block(matrix, i, j)) & allowed
@@ -98,8 +100,9 @@ class TileMask:
 
     def room(self, rows: int, columns: int) -> int:
         """Return the most elements that masking a tile of that size brings on chip: of c keys, ⌈(c − 1)/32⌉ + 1 words at most."""
-        arrays = [*self._arrays, *([] if self._bias is None else [self._bias])]
-        room = sum(math.prod(map(min, a.shape, (rows, columns))) for a in arrays)
+        room = sum(math.prod(map(min, a.shape, (rows, columns))) for a in self._arrays)
+        if self._bias is not None:
+            room += math.prod(map(min, self._bias.shape, self._of_bias.by_tile(rows, columns)))
         words = 0 if self._tree is None else min(-(-(columns - 1) // WORD) + 1, self._tree.shape[1])
         return room + rows * words
 
@@ -135,8 +138,9 @@ class TileMask:
 class BiasGradient:
     """A bias's gradient, "dB" in HBM, to which tiles of dS are added: zeros at first, or what earlier heads left."""
 
-    def __init__(self, bias: Bias, sram: SRAM, so_far: Array | None) -> None:
-        self._sram, hbm = sram, sram.hbm
+    def __init__(self, bias: Bias, sram: SRAM, so_far: Array | None, shape: Shape) -> None:
+        self._bias, self._sram, self._shape, hbm = bias, sram, shape, sram.hbm
+        self._sizes = 0, 0
         if so_far is None:
             self._dB = hbm.full("dB", bias.matrix, 0.0, sram.dtype, "output")
         else:
@@ -145,17 +149,16 @@ class BiasGradient:
     def divided(self, B_r: int, B_c: int) -> BiasGradient:
         """Return the same for tiles of B_r × B_c."""
         other = copy(self)
-        other._dB = _by_tile(self._dB, B_r, B_c)
+        other._dB, other._sizes = self._dB.divide(*self._bias.by_tile(B_r, B_c)), (B_r, B_c)
         return other
 
     def add(self, dS_ij: Tile, i: int, j: int) -> None:
-        """Add dS_ij to its block of dB, summed up where the block is one row, or one column."""
+        """Add dS_ij to its block of dB, summed up where that is smaller."""
         block = _block(self._dB, i, j)
         dB_ij = self._sram.load(block)
-        for axis in (0, 1):
-            if block.shape[axis] < dS_ij.shape[axis]:
-                dS_ij = dS_ij.sum(axis=axis, keepdims=True)
-        self._sram.store(block, self._sram.on_chip(dB_ij + dS_ij, over=dB_ij))
+        rows, cols = (n * size + np.arange(s) for n, size, s in zip((i, j), self._sizes, dS_ij.shape, strict=True))
+        summed = self._bias.summed(dS_ij, block.shape, rows, cols, self._shape)
+        self._sram.store(block, self._sram.on_chip(dB_ij + summed, over=dB_ij))
 
     def whole(self, sram: SRAM, dS: Matrix) -> None:
         """Add dS in HBM, tile by tile, each beside its block of dB."""

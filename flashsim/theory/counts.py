@@ -120,6 +120,8 @@ def exact(
     if form.plain and (masked or asked.dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
 
+    if rule.bias is not None and rule.bias.is_table and form.name == "standard":
+        raise ValueError(f"{form.name!r} adds a bias in a pass of its own; expected Bias(table[buckets])")
     learns = direction == "backward" and rule.bias is not None
     if learns and not form.gives_dS:
         raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
