@@ -27,6 +27,7 @@ def counts(full: bool) -> Claim:
     asked: dict[str, dict[str, Any]] = {
         "paged": {"page": 5}, "paged_split": {"page": 4, "tail": "page", "splits": 3}, "cascade": {"prefix": 37}, "varlen": {},
         "decode": {"workers": 7}, "mla": {}, "mla_expanded": {"latent": 3, "rope": 1}, "quantised": {"bits": 4, "group": 3},
+        "mla_paged": {"page": 4, "splits": 2}, "fp8": {"group": 5},
     }  # fmt: skip
     known = [*programs().values(), *programs("backward").values()]
     for number in range(runs):
