@@ -472,6 +472,23 @@ X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
         (lambda: serving.mla_expanded([X], [X], X, X), r"Q\[0\] has shape \(1, 3, 2\), C\[0\] .*; expected \(H_q, ·, d \+ r\)"),
         (lambda: serving.count("mla", queries=1, keys=[1], d=2, d_v=3), "d_v is 3; expected at most d = 2, as V is the first"),
         (lambda: serving.paged([X], Y, Y, [[0]], [2], page=2, splits=0), "splits is 0; expected at least 1"),
+        (lambda: serving.paged([X], Y, Y, [[0]], [-2], page=2), r"lengths\[0\] is -2; expected whole numbers from 0 to 2³²−1"),
+        (lambda: serving.paged([X], Y, Y, [[2**40]], [2], page=2), r"table\[0, 0\] is 1,?099.*; expected whole numbers"),
+        (lambda: serving.cascade([X], [None]), r"suffixes\[0\] is None; expected \(K, V\)"),
+        (lambda: serving.cascade([X], [(X, X, X)]), r"suffixes\[0\] is .*; expected \(K, V\)"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[3]), r"levels\[0\] is 3; expected a list"),
+        (lambda: serving.cascade([X], [(X, X)], levels="ab"), "levels is 'ab'; expected a list"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X)]]), r"levels\[0\]\[0\] is .*; expected \(first, end, K, V\)"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X, X)]], prefix=(X, X)), "expected one of the two"),
+        (lambda: serving.cascade([np.ones((2, 3, 2))], [(X, X)], prefix=(np.ones((2, 1, 2)),) * 2), "prefix has 2 KV heads"),
+        (lambda: serving.mla_paged([X], Y, [[-1]], [2], latent=1, scale=1, page=2), r"table\[0, 0\] is 2³²−1, .* sequence 0 has"),
+        (lambda: serving.mla_paged([X], Y, [[0]], [9], latent=1, scale=1, page=2), r"lengths\[0\] is 9; expected at most 2"),
+        (lambda: serving.mla_paged([X], X, [[0]], [2], latent=1, scale=1, page=2), "C has 3 rows; expected a multiple of page"),
+        (lambda: serving.fp8([X], [X], [X], dtype="e3m4"), "dtype is 'e3m4'; expected 'e4m3' or 'e5m2'"),
+        (lambda: serving.fp8([X], [X], [X], group=0), "group is 0; expected at least 1"),
+        (lambda: serving.fp8([X], [X * np.nan], [X]), "O of sequence 0 is not finite"),
+        (lambda: serving.exact(X),  # type: ignore[arg-type]
+         "tally is array.*; expected what flashsim.serving's functions return"),
     ],
 )  # fmt: skip
 def test_ragged_inputs_that_make_no_sense_are_refused(call: Callable[[], Any], message: str) -> None:

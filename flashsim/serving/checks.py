@@ -48,6 +48,13 @@ def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | N
     return arrays
 
 
+def check_items(name: str, given: Any, items: str = "") -> Sequence[Any]:
+    """Return a list or tuple, of those items where they are named, such as "K, V"."""
+    if not isinstance(given, list | tuple) or (items and len(given) != items.count(",") + 1):
+        raise ValueError(f"{name} is {shown(given)}; expected {f'({items})' if items else 'a list'}")
+    return given
+
+
 def check_packed(name: str, given: Any) -> Array:
     """Return an array (heads, length, width) of floats; the length may be 0."""
     array = check_array(name, given)
@@ -79,7 +86,11 @@ def check_words(name: str, given: Any, shape: tuple[int | None, ...]) -> NDArray
     if array.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
         raise ValueError(f"{name} has shape {array.shape}; expected {wanted}")
     if array.dtype.kind not in "iu" or np.any((array < -1) | (array > NONE)):
-        raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
+        where = name
+        if array.dtype.kind in "iu":
+            (*at,) = np.argwhere((array < -1) | (array > NONE))[0].tolist()
+            where, array = f"{name}{at}", array[tuple(at)].item()
+        raise ValueError(f"{where} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
     return np.where(array < 0, NONE, array).astype(np.uint32)
 
 
