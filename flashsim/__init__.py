@@ -57,12 +57,14 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.masks.bias import Bias as Bias
     from flashsim.masks.paddings import KeyPadding as KeyPadding
     from flashsim.masks.paddings import QueryPadding as QueryPadding
+    from flashsim.masks.relative import RelativeBias as RelativeBias
     from flashsim.masks.rules import Causal as Causal
     from flashsim.masks.rules import Dense as Dense
     from flashsim.masks.rules import Mask as Mask
     from flashsim.masks.rules import SlidingWindow as SlidingWindow
     from flashsim.masks.scores import ALiBi as ALiBi
     from flashsim.masks.scores import SoftCap as SoftCap
+    from flashsim.masks.sink import Sink as Sink
     from flashsim.masks.streaming import Streaming as Streaming
     from flashsim.masks.tree import Tree as Tree
     from flashsim.optimal import tune as tune

@@ -250,11 +250,56 @@ def quantised(rng: np.random.Generator) -> Drawn:
     return Drawn(run, [*map(attention, Q, k, v, [how["causal"]] * len(Q))], {**asked, **how})
 
 
+def float_of_8_bits(X: Array, mantissa: int, least: int, most: float) -> Array:
+    """X rounded to so many bits behind the point, subnormal below 2^least, and no larger than `most`."""
+    power = np.floor(np.log2(np.abs(X), where=X != 0, out=np.full(X.shape, -99.0)))
+    step = 2.0 ** (np.maximum(power, least) - mantissa)
+    return np.asarray((np.rint(X / step) * step).clip(-most, most))
+
+
+def fp8(rng: np.random.Generator) -> Drawn:
+    """Sizes differ by token, so that no group's scale is another's."""
+    Q, K, V, asked = arrays(rng)
+    K, V = ([x * np.exp(rng.normal(size=(1, x.shape[1], 1))) for x in X] for X in (K, V))
+    name, mantissa, least, most = (("e4m3", 3, -6, 448.0), ("e5m2", 2, -14, 57344.0))[int(rng.integers(2))]
+    group = None if rng.random() < 0.3 else int(rng.integers(1, 6))
+    how: dict[str, Any] = {"group": group, "causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
+    run = serving.fp8(Q, K, V, dtype=name, **how)
+    both: list[list[Array]] = [[], []]
+    for found, X in zip(both, (K, V), strict=True):
+        for x in X:
+            y = x.copy()
+            for first in range(0, x.shape[1], group or max(x.shape[1], 1)):
+                own = y[:, first : first + (group or x.shape[1])]
+                scale = (np.abs(own).max(axis=(1, 2), keepdims=True) / most).astype(np.float32)
+                own[:] = scale * float_of_8_bits(own / scale, mantissa, least, most)
+            found.append(y)
+    return Drawn(run, [*map(attention, Q, *both, [how["causal"]] * len(Q))], {**asked, **how})
+
+
+def latents_in_pages(rng: np.random.Generator) -> Drawn:
+    """Latents of one KV head in a pool, NaN in all rows but theirs; each is key and value of every head."""
+    N, n = lengths(rng)
+    H, u, r, p = (int(rng.integers(1, end)) for end in (5, 5, 4, 7))
+    Q, C = [rng.normal(size=(H, rows, u + r)) for rows in N], [rng.normal(size=(1, rows, u + r)) for rows in n]
+    how: dict[str, Any] = {
+        "page": p, "tail": ("rows", "page")[int(rng.integers(2))], "splits": int(rng.integers(1, 4)),
+        "causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng),
+    }  # fmt: skip
+    table, rows, pool = in_pages(rng, C, p)
+    run = serving.mla_paged(Q, pool(C), table, rows, latent=u, scale=(u + r) ** -0.5, **how)
+    wanted = [*map(attention, Q, C, [c[..., :u] for c in C], [how["causal"]] * len(Q))]
+    asked = {"queries": N, "keys": n, "d": u + r, "d_v": u, "heads": H, "kv_heads": 1, "dtype": "float64"}
+    return Drawn(run, wanted, {**how, **asked})
+
+
 DRAWN: dict[str, Callable[[np.random.Generator], Drawn]] = {
     "cascade": cascade,
     "decode": decode,
+    "fp8": fp8,
     "mla": partial(latents, absorbed=True),
     "mla_expanded": partial(latents, absorbed=False),
+    "mla_paged": latents_in_pages,
     "paged": paged,
     "paged_split": partial(paged, splits=True),
     "quantised": quantised,

@@ -236,7 +236,7 @@ def test_what_is_no_bias_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("S_ij + self._sram.load", "S_ij - self._sram.load"),
+        ("S_ij + self._of_bias", "S_ij - self._of_bias"),
         ("_block(self._bias_tiles, i, j)", "_block(self._bias_tiles, i, 0)"),
     ],
 )
@@ -249,11 +249,14 @@ def test_a_bias_that_is_added_wrongly_is_noticed(before: str, after: str, monkey
     assert of_bound(run.O, attention(Q, K, V, bias=bias), bound) > 1
 
 
-@pytest.mark.parametrize(("before", "after"), [("dB_ij + dS_ij", "dS_ij + 0"), ("(0, 1)", "(1,)")])
+@pytest.mark.parametrize(
+    ("function", "before", "after"),
+    [(BiasGradient.add, "dB_ij + summed", "summed + 0"), (Bias.summed, "(0, 1)", "(1,)")],
+)
 def test_a_gradient_that_is_added_up_wrongly_is_noticed(
-    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+    function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swap(BiasGradient.add, before, after, monkeypatch)
+    swap(function, before, after, monkeypatch)
     with pytest.raises((AssertionError, ValueError)):
         test_heads_that_share_a_bias_add_to_one_gradient((13,))
 

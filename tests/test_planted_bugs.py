@@ -81,7 +81,7 @@ STANDARD: Bugs = [
     ("P read twice", "P_ij, V_j = sram.load(P_tiles[i, j], V[j])",
      "P_ij, V_j = sram.load(P_tiles[i, j], V[j]); sram.load(P_tiles[i, j])", {"counts", "count only"}),
     ("O not accumulated", "on_chip(O_i + product(P_ij", "on_chip(product(P_ij", {"exact"}),
-    ("softmax skipped", "softmax_rows(sram, S, P)", "softmax_rows(sram, P, S)", {"exact"}),
+    ("softmax skipped", "softmax_rows(sram, S, P, sink)", "softmax_rows(sram, P, S, sink)", {"exact"}),
 ]  # fmt: skip
 LONG_ROWS: Bugs = [
     ("long rows: ℓ not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +", {"exact"}),
@@ -168,7 +168,7 @@ FLASH_2: Bugs = [
     ("m^new = −∞ subtracted, in O", "l_i * exp(m_i - finite(m_i_new)) * O_i", "l_i * exp(m_i - m_i_new) * O_i", {"exact"}),
     ("divided by ℓ = 0", "/ nonzero(l_i_new)", "/ l_i_new", {"exact"}),
     ("0·NaN", "product(P_dropped_ij, V_j)", "(P_dropped_ij @ V_j)", {"poison"}),
-    ("a finite number for m = −∞", 'float("-inf")', "-1e4", {"statistics"}),
+    ("a finite number for m = −∞", "sink.m(Q)", "-1e4", {"statistics"}),
     ("maximum clamped at 0", "maximum(m_i, m_tilde_ij)", "maximum(maximum(m_i, m_tilde_ij), 0)", {"exact", "statistics"}),
     ("maximum reset in every block", "maximum(m_i, m_tilde_ij)", "m_tilde_ij + 0", {"statistics"}),
     ("last, ragged block of keys dropped", "loop(blocks.T_c)", "loop(blocks.T_c - 1)", {"exact", "counts"}),

@@ -19,6 +19,7 @@ from flashsim.algorithms.program import Bug
 from flashsim.cli import main
 from flashsim.cli import serve as command
 from flashsim.machine.memory import Event, MemoryModelError
+from flashsim.serving import schedules
 from flashsim.serving.api import finished
 from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
@@ -262,6 +263,48 @@ def test_stream_k_does_each_tile_once_and_evenly() -> None:
         assert {one[0].first for one in plan.problems} == {0}
 
 
+def busiest(run: serving.ServingRun, workers: int) -> int:
+    """The most tiles that a worker loads, by the events of its turns, not by what a schedule says."""
+    loaded = [0] * workers
+
+    def note(event: Event) -> None:
+        if event.kind == "load" and event.name.startswith("K["):
+            loaded[dict(event.loops)["w"]] += 1
+
+    call = run.call
+    finished(replace(call, batch=replace(call.batch, heads=call.batch.group, kv_heads=1)), [note])
+    return max(loaded)
+
+
+FIXED: dict[str, Any] = {
+    "right": None,
+    "two share a worker": ("number % workers", "number % workers // 2"),
+    "one is large": ("size = ceil_div(T, splits)", "size = max(T - splits + 1, 1)"),
+    "segments of one worker are taken as alike": lambda plan: max(
+        len(mine) * max((one.end - one.first for one in mine), default=0) for mine in plan.workers
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_the_busiest_worker_of_fixed_splits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P problems of T tiles in t | T parts: ⌈P·t/G⌉·T/t tiles. Of ragged ones, what its turns load. Bugs are seen."""
+    bug = FIXED[name]
+    if isinstance(bug, tuple):
+        monkeypatch.setattr(schedules, "schedule_of", mutated(schedules.schedule_of, bug))
+    elif bug is not None:
+        monkeypatch.setattr(schedules.Schedule, "busiest", property(bug))
+    rng, differs = np.random.default_rng(11), 0
+    for P, T, t, G in ((6, 12, 4, 5), (6, 12, 4, 24), (6, 12, 4, 40), (1, 12, 3, 2), (7, 6, 1, 3)):
+        tally = serving.count("decode", queries=1, keys=[T * 2] * P, d=1, workers=1, blocks=(1, 2), M=100)
+        differs += schedules.schedule_of(tally.batch, "fixed", G, t).busiest != -(-P * t // G) * T // t
+    for workers, splits in ((1, 1), (2, 3), (3, 2), (5, 4)):
+        Q, K = ([rng.normal(size=(1, n, 2)) for n in lengths] for lengths in ((3, 1, 0, 2), (17, 9, 4, 2)))
+        run = serving.decode(Q, K, K, workers=workers, schedule="fixed", splits=splits, blocks=(2, 2), M=100)
+        differs += schedules.schedule_of(run.batch, "fixed", workers, splits).busiest != busiest(run, workers)
+    assert (differs > 0) == (bug is not None)
+
+
 def test_gradients_are_finite_differences() -> None:
     rng = np.random.default_rng(6)
     given = {"Q": rng.normal(size=(2, 5, 3)), "K": rng.normal(size=(1, 6, 3)), "V": rng.normal(size=(1, 6, 2))}
@@ -429,6 +472,23 @@ X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
         (lambda: serving.mla_expanded([X], [X], X, X), r"Q\[0\] has shape \(1, 3, 2\), C\[0\] .*; expected \(H_q, ·, d \+ r\)"),
         (lambda: serving.count("mla", queries=1, keys=[1], d=2, d_v=3), "d_v is 3; expected at most d = 2, as V is the first"),
         (lambda: serving.paged([X], Y, Y, [[0]], [2], page=2, splits=0), "splits is 0; expected at least 1"),
+        (lambda: serving.paged([X], Y, Y, [[0]], [-2], page=2), r"lengths\[0\] is -2; expected whole numbers from 0 to 2³²−1"),
+        (lambda: serving.paged([X], Y, Y, [[2**40]], [2], page=2), r"table\[0, 0\] is 1,?099.*; expected whole numbers"),
+        (lambda: serving.cascade([X], [None]), r"suffixes\[0\] is None; expected \(K, V\)"),
+        (lambda: serving.cascade([X], [(X, X, X)]), r"suffixes\[0\] is .*; expected \(K, V\)"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[3]), r"levels\[0\] is 3; expected a list"),
+        (lambda: serving.cascade([X], [(X, X)], levels="ab"), "levels is 'ab'; expected a list"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X)]]), r"levels\[0\]\[0\] is .*; expected \(first, end, K, V\)"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X, X)]], prefix=(X, X)), "expected one of the two"),
+        (lambda: serving.cascade([np.ones((2, 3, 2))], [(X, X)], prefix=(np.ones((2, 1, 2)),) * 2), "prefix has 2 KV heads"),
+        (lambda: serving.mla_paged([X], Y, [[-1]], [2], latent=1, scale=1, page=2), r"table\[0, 0\] is 2³²−1, .* sequence 0 has"),
+        (lambda: serving.mla_paged([X], Y, [[0]], [9], latent=1, scale=1, page=2), r"lengths\[0\] is 9; expected at most 2"),
+        (lambda: serving.mla_paged([X], X, [[0]], [2], latent=1, scale=1, page=2), "C has 3 rows; expected a multiple of page"),
+        (lambda: serving.fp8([X], [X], [X], dtype="e3m4"), "dtype is 'e3m4'; expected 'e4m3' or 'e5m2'"),
+        (lambda: serving.fp8([X], [X], [X], group=0), "group is 0; expected at least 1"),
+        (lambda: serving.fp8([X], [X * np.nan], [X]), "O of sequence 0 is not finite"),
+        (lambda: serving.exact(X),  # type: ignore[arg-type]
+         "tally is array.*; expected what flashsim.serving's functions return"),
     ],
 )  # fmt: skip
 def test_ragged_inputs_that_make_no_sense_are_refused(call: Callable[[], Any], message: str) -> None:

@@ -11,7 +11,8 @@ panels of full depth d, each of the T_r row panels re-reads all of K (line 1) or
 counted, here. The row panel is the large block, as it decides how often K and V are read again.
 
 A mask and dropout are passes of their own over S and P, as in frameworks without a fused kernel: between lines 1 and 2,
-and between lines 2 and 3. P^dropped and the dropout mask Z are then kept in HBM for the backward pass.
+and between lines 2 and 3. P^dropped and the dropout mask Z are then kept in HBM for the backward pass. A sink, which frameworks
+append to S as a column, joins the softmax of line 2; its column of P is kept, as P_sink, for its gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import logsumexp, product
-from flashsim.algorithms.parts import Dropout, MaskFunction
+from flashsim.algorithms.parts import Dropout, MaskFunction, Sink
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_rows_for
 from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
@@ -31,8 +32,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def standard(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, MASK: MaskFunction, dropout: Dropout
-) -> tuple[Matrix]:
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, MASK: MaskFunction, dropout: Dropout, sink: Sink
+) -> tuple[Matrix]:  # fmt: skip
     """Run Algorithm 0 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c, T_r, T_c = blocks.B_r, blocks.B_c, blocks.T_r, blocks.T_c
@@ -41,7 +42,7 @@ def standard(
     O = hbm.empty("O", (N_q, V.shape[1]), V.dtype, "output")
     Q, K, V, O = Q.divide(B_r), K.divide(B_c), V.divide(B_c), O.divide(B_r)
     S_tiles = S.divide(B_r, B_c)
-    softmax_rows = softmax_rows_for(sram.capacity, N_k)
+    softmax_rows = softmax_rows_for(sram.capacity, N_k, sink.room)
 
     for i in sram.loop(T_r):  # line 1
         Q_i = sram.load(Q[i])  # line 1
@@ -51,7 +52,7 @@ def standard(
             sram.store(S_tiles[i, j], S_ij)  # line 1
 
     MASK.whole(sram, S)  # line 2
-    softmax_rows(sram, S, P)  # line 2
+    softmax_rows(sram, S, P, sink)  # line 2
     P_tiles = dropout.whole(sram, P).divide(B_r, B_c)  # line 3
 
     for i in sram.loop(T_r):  # line 3
@@ -75,7 +76,7 @@ ALGORITHM = Algorithm(
     title="Algorithm 0, standard attention",
     run=standard,
     returns=("O",),
-    saves=("P", "P_dropped", "Z"),
+    saves=("P", "P_dropped", "Z", "P_sink"),
     follows=("l", "O"),
     line_1=by_queries,
     loops="standard",

@@ -23,14 +23,15 @@
     19 Return O, ℓ, m, R.
 
 ℓ sums the undropped P̃. `finite`, `nonzero` and `product` (notation.py) are what masked rows need beyond the paper. Where
-MASK and dropout do nothing, R is not kept, and every number and count is Algorithm 1's.
+MASK and dropout do nothing, R is not kept, and every number and count is Algorithm 1's. With a sink of logit s, a word, line 3
+is ℓ = (1)_N, m = (s)_N.
 """
 
 from __future__ import annotations
 
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.parts import Dropout, MaskFunction
+from flashsim.algorithms.parts import Dropout, MaskFunction, Sink
 from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Blocks
@@ -46,6 +47,7 @@ def flash(
     tau: float,
     MASK: MaskFunction,
     dropout: Dropout,
+    sink: Sink,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 2 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
     on_chip = sram.on_chip
@@ -53,7 +55,7 @@ def flash(
     dropout.save()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
     O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 3
-    l, m = hbm.full("l", (N, 1), 0.0, sram.dtype), hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 3
+    l, m = hbm.full("l", (N, 1), sink.l, sram.dtype), hbm.full("m", (N, 1), sink.m(Q), sram.dtype)  # line 3
     Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 4
     O, l, m = O.divide(B_r), l.divide(B_r), m.divide(B_r)  # line 5
     for j in sram.loop(blocks.T_c):  # line 6

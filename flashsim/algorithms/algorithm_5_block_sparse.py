@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
+from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction, Sink
 from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.masks.patterns import butterfly, local, strided_by_root
@@ -54,6 +54,7 @@ def block_sparse(
     MASK: MaskFunction,
     dropout: Dropout,
     block_mask: BlockMask,
+    sink: Sink,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 5 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
     on_chip = sram.on_chip
@@ -61,7 +62,7 @@ def block_sparse(
     dropout.save()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c
     O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 2
-    l, m = hbm.full("l", (N, 1), 0.0, sram.dtype), hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 2
+    l, m = hbm.full("l", (N, 1), sink.l, sram.dtype), hbm.full("m", (N, 1), sink.m(Q), sram.dtype)  # line 2
     Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 3
     O, l, m = O.divide(B_r), l.divide(B_r), m.divide(B_r)  # line 4
     for j in sram.loop(blocks.T_c, alike=block_mask.alike):  # line 5

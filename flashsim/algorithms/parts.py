@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.machine.memory import SRAM, Kinds, Matrix, Tile
+from flashsim.machine.memory import SRAM, Block, Kinds, Matrix, Tile
 from flashsim.problem.shapes import Blocks
 
 
@@ -54,6 +54,26 @@ class Dropout(Protocol):
 
     def whole_backward(self, sram: SRAM, dP: Matrix) -> None:
         """Turn dP^dropped in HBM into dP = dP^dropped ∘ Z, as a pass of its own; no pass if nothing is dropped."""
+
+
+class Sink(Protocol):
+    """What a row's softmax begins with: nothing, ℓ = 0 and m = −∞, or a sink of logit s, ℓ = 1 and m = s."""
+
+    l: float
+    room: int
+    """The most elements that it holds on chip beside the rows that it is of."""
+
+    def m(self, of: Block | Matrix) -> Any:
+        """Return m of these rows, a number or a column; loads s."""
+
+    def above(self, m: Tile, of: Block) -> Tile:
+        """Return max(m, s) of these rows; loads s, and holds it."""
+
+    def total(self, l: Tile, m: Tile) -> Tile:
+        """Return ℓ + e^{s − m}, of the rows that were asked for last."""
+
+    def keep(self, m: Tile, l: Tile, of: Block) -> None:
+        """Write e^{s − m} / ℓ to P_sink in HBM, over ℓ; loads s."""
 
 
 class WholeGradient(Protocol):

@@ -19,7 +19,7 @@ from flashsim.problem.shapes import Blocks
 Direction = Literal["forward", "backward"]
 OPERANDS = ("Q", "K", "V")
 PARTS = ("tau", "MASK", "dropout")
-SERVICES = (*PARTS, "block_mask", "live", "splits", "dB")
+SERVICES = (*PARTS, "block_mask", "live", "splits", "dB", "sink")
 """Parts that any algorithm may ask for."""
 GRADIENTS = ("dQ", "dK", "dV")
 OfBlocks = Callable[[int], int]

@@ -42,7 +42,7 @@ from typing import Any
 
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, logsumexp, maximum, product, rowmax, rowsum
-from flashsim.algorithms.parts import Dropout, MaskFunction, Splits
+from flashsim.algorithms.parts import Dropout, MaskFunction, Sink, Splits
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.split_kv_merge import MERGES
 from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
@@ -64,6 +64,7 @@ def split_kv(
     dropout: Dropout,
     splits: Splits,
     merge: str,
+    sink: Sink,
 ) -> tuple[Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
@@ -97,7 +98,7 @@ def split_kv(
             sram.store(m_parts[i, s], m_i)  # line 19
         # line 20: end for
     # line 21: end for
-    MERGES[merge](sram, O_parts, l_parts, m_parts, O)  # line 22
+    MERGES[merge](sram, O_parts, l_parts, m_parts, O, sink)  # line 22
     return (O,)  # line 23
 
 

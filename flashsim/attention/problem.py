@@ -127,8 +127,9 @@ class Problem:
 
     @property
     def in_hbm(self) -> bool:
-        """Whether something of the mask must be in HBM: an array, a tree's words, a bias."""
-        return bool(self.mask.dense(())) or self.mask.tree is not None or self.mask.bias is not None
+        """Whether something of the mask must be in HBM: an array, a tree's words, a bias, a sink."""
+        mask = self.mask
+        return bool(mask.dense(())) or any(one is not None for one in (mask.tree, mask.bias, mask.sink))
 
     def one_head(self) -> Problem:
         """Return the same for one head, without dropout: what bounds and schedules are of."""

@@ -21,17 +21,31 @@ EXAMPLES = (
     "flashsim serve decode --keys 500 4000 90 --d 64 --workers 8 --json -\n"
     "flashsim serve mla --keys 4096 --heads 128 --kv-heads 1 --d 576 --d-v 512 --M 227KB --dtype float16"
 )
-PROGRAMS = ("paged", "paged_split", "cascade", "varlen", "decode", "mla", "mla_expanded", "quantised")
+PROGRAMS = (
+    "paged",
+    "paged_split",
+    "cascade",
+    "varlen",
+    "decode",
+    "mla",
+    "mla_paged",
+    "mla_expanded",
+    "quantised",
+    "fp8",
+)
 OWN = {
-    "page": (whole(), "rows of a page, for paged and paged_split"),
+    "page": (whole(), "rows of a page, for paged, paged_split and mla_paged"),
     "splits": (
         whole(),
-        "runs of each row block's pages, for paged_split, or of its tiles, for decode with --schedule fixed",
+        "runs of each row block's pages, for paged_split and mla_paged, or of its tiles, for decode with --schedule fixed",
     ),
     "prefix": (whole(0), "keys that all sequences share, for cascade"),
     "workers": (whole(), "who share the tiles of a KV head, for decode"),
     "bits": (whole(), "of a key's or a value's number, 2, 4 or 8, for quantised"),
-    "group": (whole(), "numbers that share a scale and a zero, for quantised"),
+    "group": (
+        whole(),
+        "numbers that share a scale and a zero, for quantised; keys that share a scale, for fp8, by default all",
+    ),
     "latent": (whole(), "columns of a latent, for mla_expanded; those of mla are --d-v of --d"),
     "rope": (whole(0), "columns of rope, of a latent and of --d, for mla_expanded"),
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from flashsim.masks.rules import ArrayMask, Head, head_of
+from flashsim.machine.memory import Tile
+from flashsim.masks.rules import ArrayMask, Head, Index, head_of
 from flashsim.problem.arguments import check_array
 from flashsim.problem.inputs import FLOATS, Array
 from flashsim.problem.shapes import Shape
@@ -27,13 +28,15 @@ class Bias(ArrayMask):
     """
 
     argument = "Bias's array"
+    is_table: ClassVar[bool] = False
+    """Whether a head has one block, for every tile, as a `flashsim.RelativeBias` has."""
 
     def __init__(self, array: Any) -> None:
         self.array: Array = check_array(self.argument, array).copy()
         if self.array.dtype.name not in FLOATS:
-            raise ValueError(f"Bias's array has dtype {self.array.dtype}; expected one of {', '.join(FLOATS)}")
+            raise ValueError(f"{self.argument} has dtype {self.array.dtype}; expected one of {', '.join(FLOATS)}")
         if not np.isfinite(self.array).all():
-            raise ValueError("Bias's array has NaN or ∞ in it; expected finite numbers, and a mask to forbid keys")
+            raise ValueError(f"{self.argument} has NaN or ∞ in it; expected finite numbers, and a mask to forbid keys")
 
     @property
     def bias(self) -> Bias:
@@ -45,13 +48,37 @@ class Bias(ArrayMask):
         rows, columns = (1, 1, *self.array.shape)[-2:]
         return rows, columns
 
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The leading axes of the array."""
+        return self.array.shape[:-2]
+
+    def by_tile(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return the size of the blocks of a head's matrix that go with tiles of that size."""
+        return rows if self.matrix[0] > 1 else 1, columns if self.matrix[1] > 1 else 1
+
+    def spread(self, block: Tile, rows: Index, cols: Index, shape: Shape) -> Any:
+        """Return what of a block is added to the scores of these queries and keys, its own."""
+        return block
+
+    def summed(self, dS: Tile, block: tuple[int, int], rows: Index, cols: Index, shape: Shape) -> Tile:
+        """Return dS of these queries and keys, summed up to be as large as their block."""
+        for axis in (0, 1):
+            if block[axis] < dS.shape[axis]:
+                dS = dS.sum(axis=axis, keepdims=True)
+        return dS
+
+    def grouped(self, group: int) -> Bias:
+        """Return a table for the interleaved rows of groups of heads."""
+        return self
+
     def largest(self, shape: Shape) -> float:
         """Return the largest entry in absolute value."""
         return float(np.abs(self.array.astype(np.float64)).max(initial=0.0))
 
     def at(self, head: Head) -> tuple[int, ...]:
         """Return where a head's matrix is among the leading axes of the array."""
-        return head_of(head, self.array.shape[:-2])
+        return head_of(head, self.leading)
 
     def of(self, head: Head) -> Array:
         """Return a head's matrix, as large as it was given."""

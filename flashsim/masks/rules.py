@@ -8,6 +8,7 @@
     Dense(array)              any boolean array that broadcasts to (..., N_q, N_k), True = attend
     Bias(array)               forbids nothing: floats that are added to the scores
     SoftCap(cap), ALiBi(slopes)  forbid nothing: they change the scores, and are no arrays
+    Sink(logits)              forbids nothing: a key of that score, whose value is 0
     Tree(parents)             the last keys are the nodes of a tree: itself, its ancestors, and all keys before the tree
 
 All but `Dense` and `Tree` are implicit: positions decide, and nothing is read from HBM. A `Dense` array lives in HBM; its
@@ -38,6 +39,7 @@ Index = NDArray[np.int64]
 Head = tuple[int, ...]
 NO_OPTIONS: Mapping[str, Any] = {}
 MOST_OFFSET = 2**61
+ONE_AT_MOST = (("Tree", "tree"), ("Bias", "bias"), ("Sink", "sink"))
 EVERYWHERE = Band(None, None, MOST_OFFSET, positional=False)
 
 
@@ -52,6 +54,8 @@ class Mask(ABC):
     """The `flashsim.Bias` that must live in HBM, if any."""
     scores: Any = ()
     """Score modifications (`flashsim.masks.scores`), in the order in which they are applied."""
+    sink: Any = None
+    """The `flashsim.Sink`, if any."""
 
     def __and__(self, other: Any) -> Mask:
         other = other if isinstance(other, Mask) else Dense(other)
@@ -65,6 +69,10 @@ class Mask(ABC):
     def check(self, shape: Shape, leading: Head) -> None:
         """Raise ValueError if the rule does not fit the problem."""
         return
+
+    def without_sink(self) -> Mask:
+        """Return what the mask is besides its sink."""
+        return self
 
     def __repr__(self) -> str:
         """Return the class's name, not an address. A subclass that has arguments says them."""
@@ -259,8 +267,8 @@ class Both(Mask):
     b: Mask
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Check both, and that one at most has a tree, a bias, and a score modification of each kind."""
-        pairs = [("Tree", self.a.tree, self.b.tree), ("Bias", self.a.bias, self.b.bias)]
+        """Check both, and that one at most has a tree, a bias, a sink, and a score modification of each kind."""
+        pairs = [(kind, getattr(self.a, name), getattr(self.b, name)) for kind, name in ONE_AT_MOST]
         pairs += [(type(a).__name__, a, b) for a in self.a.scores for b in self.b.scores if a.stage == b.stage]
         for kind, a, b in pairs:
             if a is not None and b is not None:
@@ -306,8 +314,15 @@ class Both(Mask):
         return self.b.bias if self.a.bias is None else self.a.bias
 
     @property
+    def sink(self) -> Any:
+        return self.b.sink if self.a.sink is None else self.a.sink
+
+    @property
     def scores(self) -> tuple[Any, ...]:
         return tuple(sorted((*self.a.scores, *self.b.scores), key=lambda mod: mod.stage))
+
+    def without_sink(self) -> Mask:
+        return self.a.without_sink() & self.b.without_sink()
 
     def __repr__(self) -> str:
         return f"{self.a!r} & {self.b!r}"

@@ -45,7 +45,7 @@ KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(("K", "dK"), Kind("N_k", "d")),
     **dict.fromkeys(("V", "dV"), Kind("N_k", "d_v")),
     **dict.fromkeys(("O", "dO"), Kind("N_q", "d_v")),
-    **dict.fromkeys(("l", "m", "L", "D", "lse"), Kind("N_q", "1", "chip")),
+    **dict.fromkeys(("l", "m", "L", "D", "lse", "P_sink"), Kind("N_q", "1", "chip")),
     **dict.fromkeys(("S", "P", "P_dropped", "dP", "dS"), Kind("N_q", "N_k")),
     "Z": Kind("N_q", "N_k", "bits"),
     "R": Kind("1", "2", "words"),

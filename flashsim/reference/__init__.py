@@ -38,6 +38,7 @@ from flashsim.reference.oracle import attention as attention
 from flashsim.reference.oracle import attention_with_statistics as attention_with_statistics
 from flashsim.reference.oracle import bias_gradient as bias_gradient
 from flashsim.reference.oracle import gradients as gradients
+from flashsim.reference.oracle import sink_gradient as sink_gradient
 from flashsim.reference.rounding import BackwardRounding as BackwardRounding
 from flashsim.reference.rounding import Rounding as Rounding
 from flashsim.reference.rounding import backward_rounding as backward_rounding

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.arguments import check_number, check_p, check_scale
+from flashsim.problem.arguments import check_array, check_number, check_p, check_real, check_scale
 from flashsim.problem.inputs import Array, check_attention, float_dtype, largest
 
 
@@ -37,16 +37,18 @@ def attention(
     mask: Any = None,
     bias: Any = None,
     softcap: float | None = None,
+    sink: Any = None,
     keep: Any = None,
     dropout_p: float = 0.0,
 ) -> Array:
     """Return dropout(softmax(MASK(S))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d.
 
-    S is scale · QKᵀ + bias, or softcap · tanh(scale · QKᵀ / softcap) + bias.
+    S is scale · QKᵀ + bias, or softcap · tanh(scale · QKᵀ / softcap) + bias. `sink` is the score of a key whose value is 0,
+    which no mask forbids; it broadcasts to the leading axes.
     """
     return attention_with_statistics(
-        Q, K, V, scale=scale, dtype=dtype, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p
-    ).O
+        Q, K, V, scale=scale, dtype=dtype, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep, dropout_p=dropout_p
+    ).O  # fmt: skip
 
 
 def attention_with_statistics(
@@ -59,37 +61,50 @@ def attention_with_statistics(
     mask: Any = None,
     bias: Any = None,
     softcap: float | None = None,
+    sink: Any = None,
     keep: Any = None,
     dropout_p: float = 0.0,
 ) -> Attention:
-    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for masked S as in `attention`."""
+    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for masked S as in `attention`, and its sink."""
     check_p(dropout_p)
     stored = float_dtype(dtype)
     Q, K, V = (a.astype(stored) for a in check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias))
-    P, l, m, _ = softmax(Q, K, tau_of(scale, Q), mask, bias, softcap)
+    P, l, m, _ = softmax(Q, K, tau_of(scale, Q), mask, bias, softcap, sink)
     P_dropped = P if keep is None else P * Z_of(keep, dropout_p, P.dtype)
     return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
 
 
 def gradients(
     Q: Any, K: Any, V: Any, dO: Any, *,
-    scale: float | None = None, mask: Any = None, bias: Any = None, softcap: float | None = None, keep: Any = None,
-    dropout_p: float = 0.0,
+    scale: float | None = None, mask: Any = None, bias: Any = None, softcap: float | None = None, sink: Any = None,
+    keep: Any = None, dropout_p: float = 0.0,
 ) -> Three:  # fmt: skip
     """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
-    return _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p)[
-        0
-    ]
+    return _gradients(
+        Q, K, V, dO, scale=scale, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep, dropout_p=dropout_p
+    )[0]
 
 
 def bias_gradient(
     Q: Any, K: Any, V: Any, dO: Any, *,
-    bias: Any, scale: float | None = None, mask: Any = None, softcap: float | None = None, keep: Any = None,
-    dropout_p: float = 0.0,
+    bias: Any, scale: float | None = None, mask: Any = None, softcap: float | None = None, sink: Any = None,
+    keep: Any = None, dropout_p: float = 0.0,
 ) -> Array:  # fmt: skip
     """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was broadcast along."""
-    _, dS = _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p)
-    return summed_to(dS, np.shape(bias))
+    given = {"scale": scale, "mask": mask, "bias": bias, "softcap": softcap, "keep": keep, "dropout_p": dropout_p}
+    return summed_to(_gradients(Q, K, V, dO, **given, sink=sink)[1], np.shape(bias))
+
+
+def sink_gradient(
+    Q: Any, K: Any, V: Any, dO: Any, *,
+    sink: Any, scale: float | None = None, mask: Any = None, bias: Any = None, softcap: float | None = None,
+    keep: Any = None, dropout_p: float = 0.0,
+) -> Array:  # fmt: skip
+    """Return the gradient of each head's sink, over the leading axes: −Σ_i P_sink,i D_i, D = rowsum(dO ∘ O)."""
+    given = {"scale": scale, "mask": mask, "bias": bias, "softcap": softcap, "keep": keep, "dropout_p": dropout_p}
+    O, l, m = attention_with_statistics(Q, K, V, **given, sink=sink)
+    P_sink = np.exp(column_of(sink)[..., 0] - np.where(m == -np.inf, 0, m)) / np.where(l == 0, 1, l)
+    return np.asarray(-(P_sink * (check_array("dO", dO) * O).sum(axis=-1)).sum(axis=-1))
 
 
 def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
@@ -100,14 +115,14 @@ def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _gradients(
-    Q: Any, K: Any, V: Any, dO: Any, *, scale: float | None, mask: Any, bias: Any, softcap: float | None, keep: Any,
-    dropout_p: float,
+    Q: Any, K: Any, V: Any, dO: Any, *, scale: float | None, mask: Any, bias: Any, softcap: float | None, sink: Any,
+    keep: Any, dropout_p: float,
 ) -> tuple[Three, Array]:  # fmt: skip
     check_p(dropout_p)
     given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
     Q, K, V, dO = (a.astype(np.float64) for a in given)
     tau = tau_of(scale, Q)
-    P, l, _, slope = softmax(Q, K, tau, mask, bias, softcap)
+    P, l, _, slope = softmax(Q, K, tau, mask, bias, softcap, sink)
     P = P / np.where(l == 0, 1, l)
     Z: Any = 1.0 if keep is None else Z_of(keep, dropout_p, P.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -129,9 +144,11 @@ def tau_of(scale: float | None, Q: Array) -> Array:
 
 
 def softmax(
-    Q: Array, K: Array, tau: Array, mask: Any, bias: Any = None, softcap: float | None = None
+    Q: Array, K: Array, tau: Array, mask: Any, bias: Any = None, softcap: float | None = None, sink: Any = None
 ) -> tuple[Array, Array, Array, Any]:
     """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns, and the cap's slope, 1 without.
+
+    l and m are of the sink, too.
 
     Raises ValueError for finite Q and K whose scores overflow.
     """
@@ -145,9 +162,17 @@ def softmax(
             S = S + np.asarray(bias).astype(S.dtype)
         if mask is not None:
             S = np.where(mask, S, np.asarray(-np.inf, S.dtype))
-        m = S.max(axis=-1, keepdims=True)
-        P = np.exp(S - np.where(m == -np.inf, 0, m))
-    return P, P.sum(axis=-1, keepdims=True), m, slope
+        s = np.asarray(-np.inf, S.dtype) if sink is None else column_of(sink).astype(S.dtype)
+        m = np.maximum(S.max(axis=-1, keepdims=True), s)
+        top = np.where(m == -np.inf, 0, m)
+        P = np.exp(S - top)
+        l = P.sum(axis=-1, keepdims=True) + np.exp(s - top)
+    return P, l, m, slope
+
+
+def column_of(sink: Any) -> Array:
+    """Return logits of heads as columns, (..., 1, 1)."""
+    return check_real("sink", sink).astype(np.float64)[..., None, None]
 
 
 def check_softcap(softcap: Any) -> float | None:

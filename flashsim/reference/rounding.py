@@ -23,7 +23,7 @@ from flashsim.problem.inputs import (
     smallest_step,
 )
 from flashsim.problem.shapes import Blocks
-from flashsim.reference.oracle import Three, Z_of, softmax, summed_to, tau_of
+from flashsim.reference.oracle import Three, Z_of, column_of, softmax, summed_to, tau_of
 
 
 class Rounding(TypedDict):
@@ -84,8 +84,8 @@ def error_bound(
     Q: Any, K: Any, V: Any, *,
     scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
     operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, mask: Any = None, bias: Any = None,
-    softcap: float | None = None, keep: Any = None, dropout_p: float = 0.0, chip: DTypeLike | None = None,
-    stored: DTypeLike | None = None, C: float = 2.0,
+    softcap: float | None = None, sink: Any = None, keep: Any = None, dropout_p: float = 0.0,
+    chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
 ) -> Array:  # fmt: skip
     """Return how far each element of O may lie from exact attention, (..., N_q, d_v), from the data's own condition.
 
@@ -101,6 +101,7 @@ def error_bound(
     A soft cap c·tanh(S/c) changes no score's error for the worse, as its slope is at most 1. It adds 12 to the 4: one for the
     division, 8 for tanh (four units in the last place, as vector units have), one for the product, two for c; an S/c that
     underflows loses the chip's smallest subnormal, times c; and where S is stored, it is once more, as with a bias.
+    A sink is one more term of the sum, and its score, which may be the largest, is exact.
     Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely. `operands_stored`
     is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
     `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
@@ -118,8 +119,8 @@ def error_bound(
     """
     return _Bounds(
         Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
-        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p,
-        chip=chip, stored=stored, C=C,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep,
+        dropout_p=dropout_p, chip=chip, stored=stored, C=C,
     ).of_O(C)  # fmt: skip
 
 
@@ -127,8 +128,8 @@ def gradient_bounds(
     Q: Any, K: Any, V: Any, dO: Any, *,
     scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
     operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, dQ_stores: int | None = None,
-    recombined: bool = False, mask: Any = None, bias: Any = None, softcap: float | None = None, keep: Any = None,
-    dropout_p: float = 0.0, chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
+    recombined: bool = False, mask: Any = None, bias: Any = None, softcap: float | None = None, sink: Any = None,
+    keep: Any = None, dropout_p: float = 0.0, chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
 ) -> Three:  # fmt: skip
     """Return how far each element of dQ, dK, dV may lie from the exact gradients, as arrays of their shapes.
 
@@ -155,8 +156,8 @@ def gradient_bounds(
     """
     has = _Bounds(
         Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
-        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p,
-        chip=chip, stored=stored, C=C,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep,
+        dropout_p=dropout_p, chip=chip, stored=stored, C=C,
     )  # fmt: skip
     return has.of_gradients(dO, dQ_stores, recombined)[0]
 
@@ -228,7 +229,7 @@ class _Bounds:
     def __init__(
         self, Q: Any, K: Any, V: Any, *, scale: float | None, steps: int, stores: int | None, scores_stored: bool,
         operands_stored: bool, flushed: bool, logs_rounded: int, mask: Any, bias: Any, softcap: Any, keep: Any,
-        dropout_p: float, chip: DTypeLike | None, stored: DTypeLike | None, C: float,
+        dropout_p: float, chip: DTypeLike | None, stored: DTypeLike | None, C: float, sink: Any = None,
     ) -> None:  # fmt: skip
         Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
         self.dropout_p = check_p(dropout_p)
@@ -242,7 +243,7 @@ class _Bounds:
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
         self.tau = float(tau_of(scale, self.Q))
-        P, l, _, self.slope = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias, softcap)
+        P, l, _, self.slope = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias, softcap, sink)
         self.softcap = softcap
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
@@ -258,7 +259,8 @@ class _Bounds:
         delta = (
             (d + 4 + 2 * biased + 12 * capped) * self.u + scores_stored * (1 + (biased or capped)) * self.u_s
         ) * reach
-        delta = delta + self.logs_rounded * self.u * (reach + math.log(N_k))
+        s = 0.0 if sink is None else np.abs(np.nan_to_num(column_of(sink), neginf=0.0))
+        delta = delta + self.logs_rounded * self.u * (np.maximum(reach, s) + math.log(N_k + (sink is not None)))
         delta = delta + self.least * d * max(1.0, abs(self.tau))
         delta = delta + self.least * (1 + (softcap or 0.0)) * capped
         delta = delta + score_reach(1 + np.abs(self.Q), self.K, scale=self.least, mask=mask)

@@ -16,6 +16,7 @@ import numpy as np
 from flashsim.algorithms import GRADIENTS
 from flashsim.algorithms.blocks import who_chose
 from flashsim.algorithms.group_sum import sum_over_group
+from flashsim.algorithms.sink_gradient import sink_gradient
 from flashsim.machine.memory import HBM, SRAM, Observer
 from flashsim.machine.traffic import Traffic
 from flashsim.masks.rules import Head
@@ -44,7 +45,11 @@ def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]
     if plan.row_mask.bias is not None:
         dB, summing = bias_gradient(plan, outcome.dB, observers)
         cost = cost.sized(dB=sum(matrix.size for matrix in outcome.dB.values())).with_sums(summing)
-    return Gradients(**found, **cost_of(plan, cost), dB=dB, plan=plan)
+    dsink = None
+    if plan.mask.sink is not None:
+        dsink, summing = sink_gradients(plan, observers)
+        cost = cost.with_sums(summing)
+    return Gradients(**found, **cost_of(plan, cost), dB=dB, dsink=dsink, plan=plan)
 
 
 def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequence[Observer]) -> Tally:
@@ -60,6 +65,9 @@ def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequen
         if summed_over(bias, plan.together, plan.problem.shape.N_q) is not None:
             shapes, stored = {"dB": (plan.together, prod(bias.matrix))}, chip_dtype(plan.problem.dtype)
             cost = cost.with_sums(launch_sums(plan, [shapes], stored, observers)[1])
+    if plan.mask.sink is not None and plan.algorithm.direction == "backward":
+        shapes = {name: KINDS[name].shape(plan.problem.shape) for name in _of_sink(plan)}
+        cost = cost.with_sums(_sink_pass(plan, {"sink": (1, 1), **shapes}, observers)[1].times(heads))
     return Tally(**cost_of(plan, cost), flops=cost.flops, sizing=who_chose(plan.sizing))
 
 
@@ -88,6 +96,33 @@ def key_gradients(plan: Plan, parts: Sums, observers: Sequence[Observer]) -> tup
     return {name: np.stack([one[name] for one in sums]).reshape(shape) for name, shape in shapes.items()}, cost
 
 
+def _of_sink(plan: Plan) -> tuple[str, ...]:
+    """Return what a sink's gradient is made of: O, dO, and what the backward pass has of its weights."""
+    own = plan.algorithm.operands
+    return "O", "dO", *(["L"] if "L" in own else ["l", "m"] if "l" in own else ["P_sink"])
+
+
+def _sink_pass(plan: Plan, given: Parts, observers: Sequence[Observer]) -> tuple[HBM, Cost]:
+    hbm = HBM(arithmetic=plan.given is not None)
+    sram = plan.on_chip(hbm, observers, fold=True)
+    chip, stored = chip_dtype(plan.problem.dtype), plan.problem.dtype
+    placed = [hbm.place(name, of, KINDS[name].dtype(stored) if name in KINDS else chip) for name, of in given.items()]
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        sink_gradient(hbm, sram, *placed)
+    return hbm, Cost(hbm.traffic, sram.peak, sram.flops)
+
+
+def sink_gradients(plan: Plan, observers: Sequence[Observer]) -> tuple[Array, Cost]:
+    """Return the gradient of each query head's logit, (..., H_q), and what the passes that make it cost."""
+    saved = {name: stacked(plan, name, plan.saved[name])[..., None] for name in _of_sink(plan) if name in plan.saved}
+    found, cost = np.empty(plan.problem.leading, chip_dtype(plan.problem.dtype)), Cost()
+    for head in np.ndindex(plan.problem.leading):
+        given = {name: {**saved, **plan.more}[name][head] for name in _of_sink(plan)}
+        hbm, own = _sink_pass(plan, {"sink": plan.mask.sink.of(head, 1).astype(found.dtype), **given}, observers)
+        found[head], cost = hbm.peek("dsink")[0, 0], cost + own
+    return found, cost
+
+
 def bias_gradient(plan: Plan, found: Mapping[Head, Array], observers: Sequence[Observer]) -> tuple[Array, Cost]:
     """Return dB, as large as the bias was given, of what the launches left, by where it is among the bias's leading axes.
 
@@ -101,7 +136,7 @@ def bias_gradient(plan: Plan, found: Mapping[Head, Array], observers: Sequence[O
         sums, cost = launch_sums(plan, [{"dB": a.reshape(len(a), -1)} for a in parts], dtype, observers)
         found = {at: one["dB"].reshape(a.shape[1:]) for at, a, one in zip(found, parts, sums, strict=True)}
     dB = np.stack([*found.values()])
-    dB = dB.reshape(*ran.array.shape[:-2], *dB.shape[1:])
+    dB = dB.reshape(*ran.leading, *dB.shape[1:])
     if axis is None and given.matrix[0] > 1:
         dB = by_head(dB, group)
     return dB.reshape(given.array.shape), cost

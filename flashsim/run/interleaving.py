@@ -45,6 +45,8 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
         return mask
     if isinstance(mask, Both):
         return Both(grouped(mask.a, group, N_q), grouped(mask.b, group, N_q))
+    if isinstance(mask, Bias) and mask.is_table:
+        return mask.grouped(group)
     if isinstance(mask, Dense | Bias):
         return type(mask)(_grouped_array(mask.array, group, N_q))
     if isinstance(mask, ScoreMod):
@@ -58,7 +60,7 @@ def summed_over(bias: Bias, group: int, N_q: int) -> int | None:
     Rows that the heads of a group share are stored for each of them: 1. One row of a head is, for each of its queries: 0.
     """
     rows, each = bias.matrix[0] > 1, bias.array.ndim > 2 and bias.array.shape[-3] > 1
-    if group == 1 or N_q == 1 or rows == each:
+    if bias.is_table or group == 1 or N_q == 1 or rows == each:
         return None
     return 1 if rows else 0
 

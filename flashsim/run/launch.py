@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.notation import log
+from flashsim.algorithms.notation import log, logaddexp
 from flashsim.algorithms.own import RETURNS, is_own
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live
 from flashsim.attention.problem import EVERYTHING
@@ -28,7 +28,7 @@ from flashsim.run.interleaving import by_head
 from flashsim.run.live_tiles import CountedSplits, CountedTiles, LiveTiles, TileSplits
 from flashsim.run.plan import Plan
 from flashsim.run.results import Run
-from flashsim.run.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
+from flashsim.run.tile_masks import BiasGradient, HeadSink, NoBiasGradient, NoSink, PartialTileMask, TileMask
 from flashsim.support.blas import one_blas_thread
 
 OnHead = Callable[[int, int], None]
@@ -89,7 +89,9 @@ def launch_all(plan: Plan, observers: Sequence[Observer], on_head: OnHead | None
             for name, matrix in {name: hbm.peek(name) for name in names if name in hbm}.items():
                 outcome.matrices.setdefault(name, []).append(matrix)
             if plan.algorithm.lse is not None:
-                outcome.matrices.setdefault("lse", []).append(plan.algorithm.lse(hbm, plan.options))
+                L = plan.algorithm.lse(hbm, plan.options)
+                L = L if plan.mask.sink is None else logaddexp(L, np.resize(hbm.peek("sink"), L.shape))
+                outcome.matrices.setdefault("lse", []).append(L)
             elif "dB" in hbm:
                 outcome.dB[at] = np.array(hbm.peek("dB"))
             if on_head is not None:
@@ -136,8 +138,11 @@ def _part(
     if name == "dropout":
         dropped = problem.dropout_p, problem.seed, hbm, sram, blocks, number, plan.together
         return TileDropout(*dropped) if problem.dropout_p else NoDropout()
+    if name == "sink":
+        sink = plan.mask.sink
+        return NoSink() if sink is None else HeadSink(sink.of(head, plan.together), hbm, sram, shape.N_q)
     if name == "dB":
-        return NoBiasGradient() if mask.bias is None else BiasGradient(mask.bias, sram, dB)
+        return NoBiasGradient() if mask.bias is None else BiasGradient(mask.bias, sram, dB, shape)
     if name == "live":
         return _live(plan, head, band)
     if name == "block_mask":

@@ -52,7 +52,7 @@ class Plan:
 
     options   the algorithm's own, by name
     sizing    the policy that chose `blocks`
-    mask      the problem's and the options' together
+    mask      the problem's and the options' together, with its sink, which `row_mask` lacks
     given     Q, K, V; None: to count on shapes alone
     more      what a backward pass is given besides, (..., H_q, N, width), by name
     saved     what the forward pass left for it, by name: a matrix for each launch
@@ -206,10 +206,10 @@ def plan_of(
     **given: Any,
 ) -> Plan:  # fmt: skip
     """Return the plan: each query head on its own, or, "grouped", those that share a KV head; in the blocks of `sizing`."""
-    together, shape, leading, row_mask = 1, problem.shape, problem.leading, mask
+    together, shape, leading, row_mask = 1, problem.shape, problem.leading, mask.without_sink() if mask.sink else mask
     if problem.gqa == "grouped" and problem.group > 1:
         together, leading = problem.group, (*leading[:-1], leading[-1] // problem.group)
-        row_mask, shape = grouped(mask, together, shape.N_q), replace(shape, N_q=together * shape.N_q)
+        row_mask, shape = grouped(row_mask, together, shape.N_q), replace(shape, N_q=together * shape.N_q)
     plan = Plan(
         algorithm=algorithm, problem=problem, options=options, sizing=sizing, mask=mask, together=together, shape=shape,
         leading=leading, row_mask=row_mask, blocks=Blocks(1, 1, shape.N_q, shape.N_k), **given,
@@ -262,11 +262,27 @@ def _tried(plan: Plan, asked: SizingProblem, launched: Launched) -> Blocks:
 def _mask_of(algorithm: Algorithm, problem: Problem, options: Mapping[str, Any], leading: Head) -> Mask:
     """Return the problem's mask with those options that are masks. Raises ValueError where the algorithm has no such part."""
     mask = as_mask(problem.mask, False, problem.shape, leading, options) if options else problem.mask
-    if "MASK" not in algorithm.parts and not isinstance(mask, All):
-        raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no mask; 'flash' (Algorithm 2) has")
+    if not isinstance(mask, All):
+        _check_taken(algorithm, mask, options)
     if "dropout" not in algorithm.parts and problem.dropout_p:
         raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no dropout; 'flash' (Algorithm 2) has")
     return mask
+
+
+def _check_taken(algorithm: Algorithm, mask: Mask, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for a mask that the algorithm cannot apply, or a sink with which it cannot begin."""
+    who = f"{algorithm.name!r} ({algorithm.title})"
+    if "MASK" not in algorithm.parts:
+        raise ValueError(f"{who} has no mask; 'flash' (Algorithm 2) has")
+    if mask.bias is not None and mask.bias.is_table and algorithm.stores_scores:
+        raise ValueError(f"{who} adds a bias in a pass of its own, and mask is {mask!r}; expected Bias(table[buckets])")
+    if mask.sink is not None and "sink" not in algorithm.parts:
+        takes = ", ".join(repr(known.name) for known in FORWARD.values() if "sink" in known.parts)
+        raise ValueError(f"{who} takes no sink; expected one of these: {takes}")
+    if mask.sink is not None and options.get("merge") == "tree":
+        raise ValueError(
+            "merge is 'tree', whose last part is not merged with a sink; expected 'sequence' with mask=Sink(…)"
+        )
 
 
 def _added(mask: Mask, problem: Problem) -> float:

@@ -160,6 +160,7 @@ class Gradients(Finished):
     """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Finished`.
 
     dB is the gradient of a `flashsim.Bias`, of the shape of its array, in the type that was computed in; None without one.
+    dsink is that of a `flashsim.Sink`, (..., H_q): where heads share a logit, a part of its gradient each.
     """
 
     _arrays = ("dQ", "dK", "dV")
@@ -167,6 +168,7 @@ class Gradients(Finished):
     dK: Array
     dV: Array
     dB: Array | None = None
+    dsink: Array | None = None
 
 
 def check_run(algorithm: Algorithm, run: Any) -> Run:

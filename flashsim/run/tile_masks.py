@@ -2,7 +2,7 @@
 
 Scores are modified first: by a soft cap, ALiBi, a bias. The backward pass hands each tile of dS back: `gradient` makes the
 bias's, by a `BiasGradient`, which standard attention is given by itself, as it has dS in HBM; `uncapped` makes that of the
-scores before their cap.
+scores before their cap. A sink forbids nothing, and is where a row's softmax begins.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.notation import gated
+from flashsim.algorithms.notation import exp, finite, gated, maximum, nonzero
 from flashsim.machine.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
+from flashsim.machine.shape_only import ShapeOnly
 from flashsim.masks.bias import Bias
 from flashsim.masks.rules import All, Dense, Head, Mask, allowed_by
 from flashsim.masks.scores import ScoreMod, SoftCap
@@ -47,7 +48,8 @@ class TileMask:
             words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
             self._tree = hbm.place("tree", words, np.uint32)
         self._bias = None if bias is None else hbm.place("bias", bias.of(head))
-        self._gradient = None if bias is None or not learns else BiasGradient(bias, sram, dB)
+        self._of_bias = bias
+        self._gradient = None if bias is None or not learns else BiasGradient(bias, sram, dB, shape)
         self._scores, self._learns = mask.scores, learns
         self._slope: Tile | None = None
         self._divide(blocks.B_r, blocks.B_c)
@@ -60,7 +62,7 @@ class TileMask:
     def _divide(self, B_r: int, B_c: int) -> None:
         self._B_r, self._B_c = B_r, B_c
         self._tiles = [_by_tile(a, B_r, B_c) for a in self._arrays]
-        self._bias_tiles = self._bias and _by_tile(self._bias, B_r, B_c)
+        self._bias_tiles = self._bias and self._bias.divide(*self._of_bias.by_tile(B_r, B_c))
         self._gradient = self._gradient and self._gradient.divided(B_r, B_c)
         self._words = None if self._tree is None else self._tree.divide(B_r, 1)
 
@@ -75,7 +77,8 @@ class TileMask:
             if self._learns and isinstance(mod, SoftCap):
                 self._slope = self._sram.on_chip(mod.slope(S_ij))
         if self._bias_tiles is not None:
-            S_ij = S_ij + self._sram.load(_block(self._bias_tiles, i, j))
+            added = self._sram.load(_block(self._bias_tiles, i, j))
+            S_ij = S_ij + self._of_bias.spread(added, rows, cols, self._shape)
         allowed: Any = True
         for matrix in self._tiles:
             allowed = self._sram.load(_block(matrix, i, j)) & allowed
@@ -97,8 +100,9 @@ class TileMask:
 
     def room(self, rows: int, columns: int) -> int:
         """Return the most elements that masking a tile of that size brings on chip: of c keys, ⌈(c − 1)/32⌉ + 1 words at most."""
-        arrays = [*self._arrays, *([] if self._bias is None else [self._bias])]
-        room = sum(math.prod(map(min, a.shape, (rows, columns))) for a in arrays)
+        room = sum(math.prod(map(min, a.shape, (rows, columns))) for a in self._arrays)
+        if self._bias is not None:
+            room += math.prod(map(min, self._bias.shape, self._of_bias.by_tile(rows, columns)))
         words = 0 if self._tree is None else min(-(-(columns - 1) // WORD) + 1, self._tree.shape[1])
         return room + rows * words
 
@@ -134,8 +138,9 @@ class TileMask:
 class BiasGradient:
     """A bias's gradient, "dB" in HBM, to which tiles of dS are added: zeros at first, or what earlier heads left."""
 
-    def __init__(self, bias: Bias, sram: SRAM, so_far: Array | None) -> None:
-        self._sram, hbm = sram, sram.hbm
+    def __init__(self, bias: Bias, sram: SRAM, so_far: Array | None, shape: Shape) -> None:
+        self._bias, self._sram, self._shape, hbm = bias, sram, shape, sram.hbm
+        self._sizes = 0, 0
         if so_far is None:
             self._dB = hbm.full("dB", bias.matrix, 0.0, sram.dtype, "output")
         else:
@@ -144,17 +149,16 @@ class BiasGradient:
     def divided(self, B_r: int, B_c: int) -> BiasGradient:
         """Return the same for tiles of B_r × B_c."""
         other = copy(self)
-        other._dB = _by_tile(self._dB, B_r, B_c)
+        other._dB, other._sizes = self._dB.divide(*self._bias.by_tile(B_r, B_c)), (B_r, B_c)
         return other
 
     def add(self, dS_ij: Tile, i: int, j: int) -> None:
-        """Add dS_ij to its block of dB, summed up where the block is one row, or one column."""
+        """Add dS_ij to its block of dB, summed up where that is smaller."""
         block = _block(self._dB, i, j)
         dB_ij = self._sram.load(block)
-        for axis in (0, 1):
-            if block.shape[axis] < dS_ij.shape[axis]:
-                dS_ij = dS_ij.sum(axis=axis, keepdims=True)
-        self._sram.store(block, self._sram.on_chip(dB_ij + dS_ij, over=dB_ij))
+        rows, cols = (n * size + np.arange(s) for n, size, s in zip((i, j), self._sizes, dS_ij.shape, strict=True))
+        summed = self._bias.summed(dS_ij, block.shape, rows, cols, self._shape)
+        self._sram.store(block, self._sram.on_chip(dB_ij + summed, over=dB_ij))
 
     def whole(self, sram: SRAM, dS: Matrix) -> None:
         """Add dS in HBM, tile by tile, each beside its block of dB."""
@@ -186,6 +190,76 @@ class PartialTileMask(TileMask):
         return super().__call__(S_ij, i, j)
 
 
+class NoSink:
+    """What there is without a sink."""
+
+    l = 0.0
+    room = 0
+
+    def m(self, of: Block | Matrix) -> float:
+        """Return −∞."""
+        return -math.inf
+
+    def above(self, m: Tile, of: Block) -> Tile:
+        """Return m itself."""
+        return m
+
+    def total(self, l: Tile, m: Tile) -> Tile:
+        """Return ℓ itself."""
+        return l
+
+    def keep(self, m: Tile, l: Tile, of: Block) -> None:
+        """Do nothing."""
+
+
+class HeadSink:
+    """The sink of a launch, whose row r is one of query head r % g: g logits, (1, g) in HBM, which are loaded together.
+
+    Those of a row block are held until its turn ends, but for `m`, where they become m and are evicted.
+    """
+
+    l = 1.0
+
+    def __init__(self, logits: Array, hbm: HBM, sram: SRAM, N: int) -> None:
+        self._group = logits.shape[1]
+        self.room = 2 * self._group  # for `above` and for `keep`
+        self._sram, self._N = sram, N
+        self._logits = hbm.place("sink", logits if hbm.arithmetic else logits.shape, sram.dtype)
+
+    def m(self, of: Block | Matrix) -> Any:
+        """Return s of each row, (rows, 1)."""
+        s = self._sram.load(self._logits[0])
+        column = self._column(s, of)
+        self._sram.evict(s)
+        return column
+
+    def above(self, m: Tile, of: Block) -> Tile:
+        """Return max(m, s), and hold s."""
+        self._held = self._column(self._sram.load(self._logits[0]), of)
+        top: Tile = maximum(m, self._held)
+        return top
+
+    def total(self, l: Tile, m: Tile) -> Tile:
+        """Return ℓ + e^{s − m}, of what is held."""
+        sum_: Tile = l + exp(self._held - finite(m))
+        return sum_
+
+    def keep(self, m: Tile, l: Tile, of: Block) -> None:
+        """Write e^{s − m} / ℓ to these rows of P_sink."""
+        hbm, on_chip = self._sram.hbm, self._sram.on_chip
+        P_sink = hbm.matrix("P_sink") if "P_sink" in hbm else hbm.empty("P_sink", (self._N, 1), self._sram.dtype)
+        s_i, (first, end) = self._column(self._sram.load(self._logits[0]), of), _rows(of)
+        P_sink_i = on_chip(exp(s_i - finite(m)) / nonzero(l), over=l)
+        self._sram.store(P_sink.rows(first, end)[0], P_sink_i)
+
+    def _column(self, s: Tile, of: Block | Matrix) -> Any:
+        """Return the logit of each row, (rows, 1)."""
+        first, end = _rows(of)
+        if isinstance(s, ShapeOnly):
+            return s.made((end - first, 1), other=0)
+        return s[0, np.arange(first, end) % self._group, None]
+
+
 def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int, int]:
     """Return `pass_tiles` where each row of a tile also holds the words that it overlaps: all of them, if it is whole.
 
@@ -204,3 +278,9 @@ def _by_tile(a: Matrix, B_r: int, B_c: int) -> Matrix:
 def _block(matrix: Matrix, i: int, j: int) -> Block:
     down, across = matrix.blocks
     return matrix[min(i, down - 1), min(j, across - 1)]
+
+
+def _rows(of: Block | Matrix) -> tuple[int, int]:
+    """Return which rows of all a block has, the first and the one behind the last."""
+    first = of.where[0].start if isinstance(of, Block) and of.where else 0
+    return first, first + of.shape[0]

@@ -297,7 +297,9 @@ class ServingExact:
 
 
 def exact(tally: ServingTally) -> ServingExact:
-    """Return by formula what was counted, with which it agrees by `==`."""
+    """Return by formula what was counted, with which it agrees by `==`. Raises ValueError for what is no tally."""
+    if not isinstance(tally, ServingTally):
+        raise ValueError(f"tally is {shown(tally)}; expected what flashsim.serving's functions return")
     call, batch = tally.call, tally.batch
     form = forms()[call.program.name, call.program.direction]
     chip, shapes, arrays = chip_dtype(batch.dtype).itemsize, call.shapes, {}

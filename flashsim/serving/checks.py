@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flashsim.problem.arguments import check_array, check_count, shown
 from flashsim.problem.inputs import FLOATS, Array
+from flashsim.support.sizes import ceil_div
 
 NONE = 2**32 - 1
 """The word for "none": a page that is not mapped."""
@@ -47,6 +48,13 @@ def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | N
     return arrays
 
 
+def check_items(name: str, given: Any, items: str = "") -> Sequence[Any]:
+    """Return a list or tuple, of those items where they are named, such as "K, V"."""
+    if not isinstance(given, list | tuple) or (items and len(given) != items.count(",") + 1):
+        raise ValueError(f"{name} is {shown(given)}; expected {f'({items})' if items else 'a list'}")
+    return given
+
+
 def check_packed(name: str, given: Any) -> Array:
     """Return an array (heads, length, width) of floats; the length may be 0."""
     array = check_array(name, given)
@@ -78,8 +86,28 @@ def check_words(name: str, given: Any, shape: tuple[int | None, ...]) -> NDArray
     if array.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
         raise ValueError(f"{name} has shape {array.shape}; expected {wanted}")
     if array.dtype.kind not in "iu" or np.any((array < -1) | (array > NONE)):
-        raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
+        where = name
+        if array.dtype.kind in "iu":
+            (*at,) = np.argwhere((array < -1) | (array > NONE))[0].tolist()
+            where, array = f"{name}{at}", array[tuple(at)].item()
+        raise ValueError(f"{where} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
     return np.where(array < 0, NONE, array).astype(np.uint32)
+
+
+def check_pool(name: str, pool: Array, page: int) -> None:
+    """Raise ValueError for a pool that is not of whole pages."""
+    if pool.shape[1] % page:
+        raise ValueError(f"{name} has {pool.shape[1]} rows; expected a multiple of page = {page}")
+
+
+def check_pages(table: Any, lengths: Any, b: int, page: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return the table of pages of b sequences, and their lengths, which it must have room for."""
+    words, n = check_words("table", table, (b, None)), check_words("lengths", lengths, (b,))
+    for s, keys in enumerate(n.tolist()):
+        if ceil_div(keys, page) > words.shape[1]:
+            most = f"at most {words.shape[1] * page}, as table has {words.shape[1]} pages of {page} for each sequence"
+            raise ValueError(f"lengths[{s}] is {keys}; expected {most}")
+    return words, n
 
 
 def check_by_sequence(name: str, given: Any, least: int = 0) -> tuple[int, ...]:

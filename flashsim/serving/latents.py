@@ -12,7 +12,7 @@ from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_count, check_number
 from flashsim.problem.inputs import Array
 from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
-from flashsim.serving.checks import check_fit, check_packed, check_sequences
+from flashsim.serving.checks import check_fit, check_packed, check_pages, check_pool, check_sequences
 from flashsim.serving.programs import programs
 from flashsim.support.sizes import Size
 
@@ -57,13 +57,56 @@ def mla(
     queries, latents = _sequences(Q, C)
     for s in range(len(queries)):
         check_fit(queries[s], latents[s], latents[s], f"Q[{s}] C[{s}] C[{s}]")
-    u = check_count("latent", latent, most=latents[0].shape[2])
-    expected = "a finite number: that of the model before W_UK was absorbed, not 1/√ of C's columns"
-    tau = check_number("scale", scale, expected, isfinite)
+    u, tau = _latent(latent, latents[0]), _scale(scale)
     N, n = ([array.shape[1] for array in of] for of in (queries, latents))
     batch = batch_of(queries[0], latents[0], latents[0][..., :u], N, n, M, causal, tau)
     operands = {"Q": packed(batch, queries), "C": np.concatenate(latents, axis=1)}
     return finished(called(programs()["mla"], batch, blocks, {}, lambda _: operands), observers)
+
+
+def mla_paged(
+    Q: Any,
+    C: Any,
+    table: Any,
+    lengths: Any,
+    *,
+    latent: int,
+    scale: float,
+    page: int,
+    tail: str = "rows",
+    splits: int = 1,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = True,
+    observers: Sequence[Observer] = (),
+) -> ServingRun:
+    """Run latent attention, absorbed, to latents in pages: arguments as of `mla`, and of `flashsim.serving.paged`.
+
+    C       a pool (H_kv, pages·page, w), of whole pages; FlashMLA's have 64 rows of 576 columns
+    splits  in how many runs each row block's pages are attended to independently, and merged
+
+    Raises ValueError for arguments that make no sense, naming sequence and page, `SramOverflow` where blocks do not fit M.
+
+    Source: FlashMLA (DeepSeek-AI, 2025), `flash_mla_with_kvcache`.
+    """
+    queries, C, page = check_sequences("Q", Q), check_packed("C", C), check_count("page", page)
+    check_fit(queries[0], C, C, "Q[0] C C")
+    check_pool("C", C, page)
+    words, n = check_pages(table, lengths, len(queries), page)
+    u, tau = _latent(latent, C), _scale(scale)
+    batch = batch_of(queries[0], C, C[..., :u], [array.shape[1] for array in queries], n.tolist(), M, causal, tau)
+    operands = {"Q": packed(batch, queries), "C": C, "table": words, "lengths": n[:, None]}
+    asked = {"page": page, "tail": tail, "splits": splits}
+    return finished(called(programs()["mla_paged"], batch, blocks, asked, lambda _: operands), observers)
+
+
+def _latent(latent: Any, C: Array) -> int:
+    return check_count("latent", latent, most=C.shape[2])
+
+
+def _scale(scale: Any) -> float:
+    expected = "a finite number: that of the model before W_UK was absorbed, not 1/√ of C's columns"
+    return check_number("scale", scale, expected, isfinite)
 
 
 def mla_expanded(

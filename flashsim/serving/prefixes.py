@@ -9,7 +9,7 @@ import numpy as np
 
 from flashsim.machine.memory import Observer
 from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
-from flashsim.serving.checks import check_fit, check_levels, check_packed, check_sequences
+from flashsim.serving.checks import check_fit, check_items, check_levels, check_packed, check_sequences
 from flashsim.serving.programs import programs
 from flashsim.support.sizes import Size
 
@@ -40,17 +40,24 @@ def cascade(
     Sources: FlashInfer's "Cascade Inference" (Ye et al.); "Hydragen" (Juravsky et al.).
     """
     queries = check_sequences("Q", Q)
-    K = check_sequences("suffixes, K", [pair[0] for pair in suffixes], ("Q", queries))
-    V = check_sequences("suffixes, V", [pair[1] for pair in suffixes], ("Q", queries))
-    tree = [[(0, len(queries), *prefix)]] if prefix is not None else levels
+    own = [check_items(f"suffixes[{s}]", pair, "K, V") for s, pair in enumerate(check_items("suffixes", suffixes))]
+    K, V = (check_sequences(f"suffixes, {X}", [pair[k] for pair in own], ("Q", queries)) for k, X in enumerate("KV"))
+    tree = check_items("levels", levels)
+    if prefix is not None:
+        if tree:
+            raise ValueError("prefix and levels are given; expected one of the two")
+        tree = [[(0, len(queries), *check_items("prefix", prefix, "K, V"))]]
     lengths: list[list[tuple[int, int, int]]] = []
     shared = [K[0][:, :0]], [V[0][:, :0]]
     for number, level in enumerate(tree):
         lengths.append([])
-        for k, (first, end, *pair) in enumerate(level):
+        for k, node in enumerate(check_items(f"levels[{number}]", level)):
             name = "prefix" if prefix is not None else f"levels[{number}][{k}]"
+            first, end, *pair = check_items(name, node, "first, end, K, V")
             K_n, V_n = (check_packed(f"{name}, {X}", array) for X, array in zip("KV", pair, strict=True))
             check_fit(queries[0], K_n, V_n, f"Q[0] {name},K {name},V")
+            if len(K_n) != len(K[0]):
+                raise ValueError(f"{name} has {len(K_n)} KV heads; expected {len(K[0])}, as suffixes[0] has")
             lengths[-1].append((first, end, K_n.shape[1]))
             shared[0].append(K_n)
             shared[1].append(V_n)

@@ -1,4 +1,4 @@
-"""Quantised keys and values: `quantise` makes packed integers of numbers, `quantised` attends to them."""
+"""Quantised keys and values: `quantise` makes packed integers of numbers, `quantised` attends to them; so do `to_fp8`, `fp8`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from flashsim.machine.memory import Observer
-from flashsim.problem.arguments import check_choice
+from flashsim.problem.arguments import check_choice, check_count
 from flashsim.problem.inputs import Array
 from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
 from flashsim.serving.checks import check_fit, check_packed, check_sequences
 from flashsim.serving.programs import programs
+from flashsim.serving.programs.fp8 import FORMATS
 from flashsim.serving.programs.quantised import check_options
 from flashsim.support.sizes import Size, ceil_div
 
@@ -65,10 +66,7 @@ def quantised(
 
     Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache" (Liu et al., 2024).
     """
-    queries = check_sequences("Q", Q)
-    keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
-    for s in range(len(queries)):
-        check_fit(queries[s], keys[s], values[s], f"Q[{s}] K[{s}] V[{s}]")
+    queries, keys, values = _checked(Q, K, V)
     N, n = ([array.shape[1] for array in of] for of in (queries, keys))
     batch = batch_of(queries[0], keys[0], values[0], N, n, M, causal, scale)
     operands = {"Q": packed(batch, queries)}
@@ -78,3 +76,63 @@ def quantised(
         operands |= {name: np.concatenate(arrays, axis=1) for name, arrays in zip(names, made, strict=True)}
     asked = {"bits": bits, "group": group}
     return finished(called(programs()["quantised"], batch, blocks, asked, lambda _: operands), observers)
+
+
+def to_fp8(X: Any, *, dtype: str = "e4m3", group: int | None = None) -> tuple[Array, Array]:
+    """Return numbers (H, n, d) in floats of 8 bits, of the same shape; and the scales by which these are multiplied.
+
+    dtype  "e4m3", up to 448, or "e5m2", up to 57,344
+    group  how many tokens of a head share a scale, (H, ⌈n/group⌉, 1) in float32; the last group may be smaller. None: all
+
+    The largest number of a group becomes the largest of the format, so that nothing overflows. Raises ValueError.
+    """
+    X, (stored, most) = check_packed("X", X), FORMATS[check_choice("dtype", dtype, FORMATS)]
+    n = X.shape[1]
+    group = max(n, 1) if group is None else check_count("group", group)
+    starts = np.arange(0, n, group)
+    if not len(starts):
+        return X.astype(stored), np.zeros((len(X), 0, 1), np.float32)
+    largest = np.maximum.reduceat(np.abs(X.astype(np.float64)).max(axis=2, keepdims=True), starts, axis=1)
+    scale = np.where(largest == 0, 1, largest / most).astype(np.float32)
+    scaled = X.astype(np.float64) / np.take(scale, np.arange(n) // group, axis=1)
+    return scaled.clip(-most, most).astype(stored), scale
+
+
+def fp8(
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    dtype: str = "e4m3",
+    group: int | None = None,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    observers: Sequence[Observer] = (),
+) -> ServingRun:
+    """Run attention to keys and values that are first rounded to floats of 8 bits, by `to_fp8`; that costs nothing here.
+
+    Q, K, V  lists with (H_q, N_s, d), (H_kv, n_s, d), (H_kv, n_s, d_v) for each sequence
+    group    how many keys of a sequence share a scale; None: all of them, which kernels call a scale per tensor
+
+    Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M.
+
+    Sources: "FP8 Formats for Deep Learning" (Micikevicius et al., 2022); FlashAttention-3's descales (Shah et al., 2024).
+    """
+    queries, keys, values = _checked(Q, K, V)
+    N, n = ([array.shape[1] for array in of] for of in (queries, keys))
+    batch = batch_of(queries[0], keys[0], values[0], N, n, M, causal, scale)
+    operands = {"Q": packed(batch, queries)}
+    for X, k, of in (("K", "k", keys), ("V", "v", values)):
+        made = zip(*(to_fp8(array, dtype=dtype, group=group) for array in of), strict=True)
+        operands |= dict(zip((X, f"{k}_scale"), (np.concatenate(arrays, axis=1) for arrays in made), strict=True))
+    return finished(called(programs()["fp8"], batch, blocks, {"group": group}, lambda _: operands), observers)
+
+
+def _checked(Q: Any, K: Any, V: Any) -> tuple[list[Array], list[Array], list[Array]]:
+    queries = check_sequences("Q", Q)
+    keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
+    for s in range(len(queries)):
+        check_fit(queries[s], keys[s], values[s], f"Q[{s}] K[{s}] V[{s}]")
+    return queries, keys, values

@@ -6,4 +6,4 @@ from dataclasses import replace
 
 from flashsim.theory import algorithm_2_flash
 
-FORM = replace(algorithm_2_flash.FORM, name="flash_basic", plain=True)
+FORM = replace(algorithm_2_flash.FORM, name="flash_basic", plain=True, sink=None)

@@ -23,7 +23,7 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     w = p.d + p.d_v
-    return max(blocks.B_c * w, tiles.most(lambda r, c: (r + c) * w + r * c + 6 * r + p.mask_tile(r, c)))
+    return max(blocks.B_c * w, p.sink, tiles.most(lambda r, c: (r + c) * w + r * c + 6 * r + p.mask_tile(r, c)))
 
 
 FORM = Form(
@@ -33,6 +33,7 @@ FORM = Form(
     products=(1, 1),
     theta=theorem_2_flash,
     initial=("O", "l", "m"),
+    sink=lambda p, blocks: 1,
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),

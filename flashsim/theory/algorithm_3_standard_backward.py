@@ -76,4 +76,5 @@ FORM = Form(
         "dV": ("0", "N_k * d_v"),
     },
     gives_dS=True,
+    sink_of=("P_sink",),
 )

@@ -45,4 +45,5 @@ FORM = Form(
         "dV": ("0", "2 * N_k * d_v"),
     },
     gives_dS=True,
+    sink_of=("l", "m"),
 )

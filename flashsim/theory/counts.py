@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from flashsim.attention.problem import Problem
@@ -115,16 +115,23 @@ def exact(
     group, problems = (share, kv_heads) if together else (1, asked.heads)
     own = check_options(exact, options, repr(form.name), form, forms()["forward"])
     rule = as_mask(asked.mask, False, shape, (), own) if own else asked.mask
+    sink, rule = rule.sink, rule.without_sink() if rule.sink else rule
     masked = not isinstance(rule, All)
     if form.plain and (masked or asked.dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
 
+    if rule.bias is not None and rule.bias.is_table and form.name == "standard":
+        raise ValueError(f"{form.name!r} adds a bias in a pass of its own; expected Bias(table[buckets])")
     learns = direction == "backward" and rule.bias is not None
     if learns and not form.gives_dS:
         raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
     capped = direction == "backward" and cap_of(rule.scores) is not None
     if capped and not (form.gives_dS and "P" not in form.formulas):
         raise ValueError(f"{form.name!r} makes no gradient through a soft cap, backward; 'flash' (Algorithm 4) does")
+    if sink is not None and ((form.sink or form.sink_of or None) is None or own.get("merge") == "tree"):
+        raise ValueError(
+            f"{form.name!r}{', merged as a tree,' * ('merge' in own)} takes no sink; 'flash' (Algorithm 2) does"
+        )
     n, dense = group * n, arrays_of(rule, group)
     dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
     p = OneHead(
@@ -142,6 +149,7 @@ def exact(
         group,
         dB,
         capped,
+        0 if sink is None else group,
     )
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
@@ -161,6 +169,20 @@ def exact(
             gradient, most = groups.bias_summed(gradient["dB"], group, M)
             peak = max(peak, most)
         traffic = Traffic({**traffic.by_array, **gradient})
+    if sink is not None and direction == "backward":
+        learnt, most = groups.sink_learnt(replace(p, N_q=shape.N_q), form.sink_of, asked.heads)
+        moved = traffic.by_array
+        peak, traffic = (
+            max(peak, most),
+            Traffic(
+                {
+                    **moved,
+                    **{
+                        name: moved[name].plus(replace(a, size=0)) if name in moved else a for name, a in learnt.items()
+                    },
+                }
+            ),
+        )
     return Exact(
         form.name,
         traffic,

@@ -65,6 +65,8 @@ class Form:
     live             it skips empty tiles
     theta            (N, d, M) -> what a theorem says that its accesses, and a backward pass's, are Θ of; None: nothing
     gives_dS         a backward pass that makes a bias's gradient: each tile of dS is added to dB
+    sink             forward: how often a sink is read; None: it takes none. Its peak knows of it
+    sink_of          backward: columns that a sink's gradient is made of, besides O and dO
     """
 
     name: str
@@ -86,6 +88,8 @@ class Form:
     live: bool = False
     theta: Callable[[int, int, int], float] | None = None
     gives_dS: bool = False
+    sink: Callable[[OneHead, Blocks], int] | None = None
+    sink_of: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_direction(self.direction)
@@ -96,8 +100,11 @@ class Form:
 
     def moved(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         """Return what each array moves, for a set of computed tiles."""
+        sunk: Arrays = {}
+        if p.sink and self.sink is not None:
+            sunk = p.array("sink", "input", reads=p.sink * self.sink(p, blocks), kept=(p.sink, "chip"))
         if self.traffic is not None:
-            return self.asked(self.traffic, p, blocks, tiles)
+            return self.asked(self.traffic, p, blocks, tiles) | sunk
         passes = self.asked(self.passes, p, blocks, tiles)
         kept = self.asked(self.kept, p, blocks) if self.kept else {}
         values: dict[str, Any] = common_symbols(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, self.direction)
@@ -111,7 +118,7 @@ class Form:
             read, written = evaluated(reads, values), evaluated(writes, values) - init
             moved = p.array(name, role, reads=read, writes=written, init=init, kept=kept.get(name, in_hbm))
             (given if role == "input" else made).update(moved)
-        return given | p.masks(*passes) | p.generator(self.direction) | p.gradient(passes[0]) | made
+        return given | sunk | p.masks(*passes) | p.generator(self.direction) | p.gradient(passes[0]) | made
 
     def asked(self, function: Callable[..., T], *arguments: object) -> T:
         """Return what one of its functions says; an error in a user's own notes the line of their file."""

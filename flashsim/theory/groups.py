@@ -42,6 +42,21 @@ def sum_peak(p: OneHead) -> int:
     return 2 * min(max(p.M // 2, 1), p.N_k * max(p.d, p.d_v))
 
 
+def sink_learnt(p: OneHead, columns: tuple[str, ...], heads: int) -> tuple[Arrays, int]:
+    """Return what the pass that makes a sink's gradient moves, over all query heads, of N_q rows each; and what it holds.
+
+    reads   O, dO: N_q·d_v each   columns: N_q each   sink: 1      writes  dsink: 1
+    peak    2 + b(2d_v + how many columns), b = ⌊(M − 2) / (2d_v + how many columns)⌋ rows, at most N_q
+    """
+    one, width = replace(p, group=1), 2 * p.d_v + len(columns)
+    entries = one.array("sink", "input", reads=1, kept=(1, "chip")) | one.array(
+        "dsink", "output", writes=1, kept=(1, "chip")
+    )
+    for name in ("O", "dO", *columns):
+        entries |= one.array(name, "input", reads=one.size(name))
+    return {name: a.times(heads) for name, a in entries.items()}, 2 + width * min(max((p.M - 2) // width, 1), p.N_q)
+
+
 def bias_summed(dB: ArrayTraffic, group: int, M: int) -> tuple[Arrays, int]:
     """Return a grouped bias's gradient as parts, and as the sum of those; and what the pass that sums holds."""
     elements = dB.size // group

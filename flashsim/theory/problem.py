@@ -122,12 +122,25 @@ class Stored(NamedTuple):
         return by_row if self.rows > 1 else by_tile
 
 
+class Table(Stored):
+    """A table, 1 × columns, of which every tile loads all."""
+
+    def block(self, rows: int, columns: int) -> int:
+        """Return its elements."""
+        return self.columns
+
+    def within(self, tiles: Tiles) -> int:
+        """Return what a set of tiles loads."""
+        return tiles.number * self.columns
+
+
 @dataclass(frozen=True)
 class OneHead:
     """One head: lengths, widths, M; itemsizes of what is stored as the inputs are and of statistics; mask and dropout.
 
     `dense` holds the arrays of masks and of a bias that live in HBM, `learns` the bias's gradient; `capped` says
-    whether a backward pass keeps a soft cap's slope, a tile; `tree` says whether the mask
+    whether a backward pass keeps a soft cap's slope, a tile; `sink` is how many logits of a sink there are, one for each
+    query head; `tree` says whether the mask
     has a tree, whose bitmask does. `options` are the algorithm's own, by name. N_q counts the rows of all heads where those of
     `group` query heads are interleaved.
     """
@@ -146,6 +159,7 @@ class OneHead:
     group: int = 1
     learns: Stored | None = None
     capped: bool = False
+    sink: int = 0
 
     def __post_init__(self) -> None:
         for name in ("N_q", "N_k", "d", "d_v", "M", "group"):
@@ -239,7 +253,7 @@ def arrays_of(mask: Mask, group: int) -> tuple[Stored, ...]:
     found = [Stored(rows, columns, f"mask{number or ''}", 1) for number, (rows, columns) in enumerate(shapes)]
     if mask.bias is not None:
         rows, columns = mask.bias.matrix
-        found.append(Stored(rows, columns, "bias", mask.bias.array.dtype.itemsize))
+        found.append((Table if mask.bias.is_table else Stored)(rows, columns, "bias", mask.bias.array.dtype.itemsize))
     return tuple(array._replace(rows=array.rows * (group if array.rows > 1 else 1)) for array in found)
 
 

@@ -13,6 +13,12 @@ from flashsim.theory.theorems import theorem_2_flash
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
+    """Of a row block; or where its m_i begins as a sink's s."""
+    return max(without_sink(p, blocks, tiles), blocks.B_r * (p.d + p.d_v + 1) + p.sink)
+
+
+def without_sink(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
+    """Return the peak of a row block."""
     w = p.d + p.d_v
     return max(blocks.B_r * (w + 2), tiles.most(lambda r, c: (r + c) * w + r * c + 3 * r + p.mask_tile(r, c)))
 
@@ -24,6 +30,7 @@ FORM = Form(
     live=True,
     products=(1, 1),
     theta=theorem_2_flash,
+    sink=lambda p, blocks: blocks.T_r,
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

@@ -39,6 +39,7 @@ FORM = Form(
     peak=peak,
     products=(3, 2),
     gives_dS=True,
+    sink_of=("L",),
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("(1 + T_r) * N_k * d", "0"),

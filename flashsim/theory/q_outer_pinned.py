@@ -59,6 +59,7 @@ FORM = replace(
     meanings={"s": "rows of K and V that stay on chip, without a mask"},
     peak=peak,
     live=False,
+    sink=None,
     theta=None,
     formulas={
         **q_outer.FORM.formulas,

@@ -32,6 +32,7 @@ FORM = replace(
     meanings={"W": "rows of K and V that are read"},
     peak=peak,
     live=False,
+    sink=None,
     theta=None,
     formulas={**q_outer.FORM.formulas, "K": ("W * d", "0"), "V": ("W * d_v", "0")},
 )

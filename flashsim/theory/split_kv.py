@@ -42,7 +42,8 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """FlashDecoding: a split, or merging; as a tree, one part is only read and divided, which takes no more than its split."""
     alone = p.options["merge"] == "tree" and (p.options["splits"] or blocks.T_c) == 1
-    return max(q_outer.peak(p, blocks, tiles), 0 if alone else blocks.B_r * (2 * p.d_v + 5))
+    begun = blocks.B_r * (p.d_v + 1) + p.sink  # where merging begins with a sink: less than a row block without
+    return max(q_outer.without_sink(p, blocks, tiles), begun, 0 if alone else blocks.B_r * (2 * p.d_v + 5))
 
 
 FORM = replace(

@@ -1,4 +1,4 @@
-"""What serving moves: pages, shared prefixes, packed batches, schedules, latents. Authors' claims, by counts."""
+"""What serving moves: pages, shared prefixes, packed batches, schedules, latents, sinks. Authors' claims, by counts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from flashsim import serving
 from flashsim.algorithms.blocks import most_rows
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES
+from flashsim.masks.bias import Bias
 from flashsim.masks.paddings import KeyPadding
-from flashsim.run.api import count
+from flashsim.masks.relative import RelativeBias
+from flashsim.masks.scores import ALiBi, SoftCap
+from flashsim.masks.sink import Sink
+from flashsim.masks.streaming import Streaming
+from flashsim.reference import attention
+from flashsim.run.api import count, forward
 from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
 from flashsim.serving.theory import mla
@@ -27,6 +33,7 @@ def counts(full: bool) -> Claim:
     asked: dict[str, dict[str, Any]] = {
         "paged": {"page": 5}, "paged_split": {"page": 4, "tail": "page", "splits": 3}, "cascade": {"prefix": 37}, "varlen": {},
         "decode": {"workers": 7}, "mla": {}, "mla_expanded": {"latent": 3, "rope": 1}, "quantised": {"bits": 4, "group": 3},
+        "mla_paged": {"page": 4, "splits": 2}, "fp8": {"group": 5},
     }  # fmt: skip
     known = [*programs().values(), *programs("backward").values()]
     for number in range(runs):
@@ -281,3 +288,96 @@ def quantised_bits(full: bool) -> Claim:
     said = ", ".join(f"{name}: {bits:.2f}" for name, bits in found.items())
     holds = two == 3 and cut > two
     return Claim("one query, n = 6,144, d = 128", f"bits a number: {said}; {16 / two:.1f}×", holds, {"found": found})
+
+
+def float_bits(full: bool) -> Claim:
+    """FlashAttention-3 (Shah et al., 2024): K and V in e4m3. A scale for each sequence and head, or for 64 keys, is nearly
+    nothing: 8 bits are 8 bits. Integers of 8 bits with a scale and a zero lose several times less where numbers are normal,
+    and take more."""
+    rng, found = np.random.default_rng(21), dict[str, tuple[float, float]]()
+    Q, K, V = ([rng.normal(size=(1, n, 128)).astype("float32")] for n in (16, 1024, 1024))
+    how: dict[str, Any] = {"M": 10**6, "blocks": (16, 64)}
+    want = serving.decode(Q, K, V, workers=1, **how).O[0]
+    runs: dict[str, serving.ServingRun] = {
+        f"{name}, {said}": serving.fp8(Q, K, V, dtype=name, group=group, **how)
+        for name in ("e4m3", "e5m2") for said, group in (("one scale", None), ("of 64 keys", 64))
+    } | {"integers, G = 128": serving.quantised(Q, K, V, bits=8, group=128, **how)}  # fmt: skip
+    for name, run in runs.items():
+        moved = sum(a.bytes for array, a in run.hbm.by_array.items() if array not in ("Q", "O", "L"))
+        found[name] = 8 * moved / (2 * 1024 * 128), float(np.abs(run.O[0] - want).max() / np.abs(want).max())
+    said = ", ".join(f"{name} {bits:.2f} bits, off by {off:.2%}" for name, (bits, off) in found.items())
+    bits, off = ({name: each[k] for name, each in found.items()} for k in (0, 1))
+    holds = max(each for name, each in bits.items() if "scale" in name or "keys" in name) < 8.02
+    holds = holds and off["integers, G = 128"] < off["e4m3, one scale"] < off["e5m2, one scale"]
+    return Claim("16 queries, n = 1,024, d = 128, normal numbers, float32", said, holds, {"found": found})
+
+
+def mla_pages(full: bool) -> Claim:
+    """FlashMLA (2025): latents in pages of 64, shared out over splits. The table is less than a ten-thousandth of C. A
+    split reads Q anew, and writes a part of 512 columns in float32: with short splits that is more than C."""
+    asked: dict[str, Any] = {**MLA, "keys": [4096], "page": 64}
+    plain, found = serving.count("mla_paged", **asked).hbm, {}
+    for splits in (2, 8, 64):
+        found[splits] = serving.count("mla_paged", **asked, splits=splits).hbm.bytes / plain.bytes
+    C, table = plain.by_array["C"].bytes, plain.by_array["table"].bytes
+    holds = serving.count("mla", keys=[4096], **MLA).hbm.by_array["C"].bytes == C and table < 1e-4 * C
+    said = ", ".join(f"{t} splits {ratio:.2f}×" for t, ratio in found.items())
+    where = "one query of 128 heads, n = 4,096, pages of 64, B_r = 64, float16"
+    return Claim(where, f"table {table / C:.4%} of C; bytes over unsplit: {said}", holds, {"found": found})
+
+
+def sinks(full: bool) -> Claim:
+    """gpt-oss (OpenAI, 2025): a learnable sink a head, in the denominator alone. It is a key of value 0: a word for each
+    row block, however many splits there are, where a kernel added it for each (rocm-libraries 12227). Its gradient is one
+    more pass."""
+    rng, off, words = np.random.default_rng(22), 0.0, {}
+    Q, K, V = rng.normal(size=(3, 40, 8))
+    for s in (-800.0, 0.0, 3.0, 800.0):
+        O = attention(Q, K, V, sink=s)
+        for splits in (1, 3, 7):
+            run = forward("split_kv", Q, K, V, mask=Sink(s), splits=splits, M=400, blocks=(8, 4))
+            off, words[splits] = max(off, float(np.abs(run.O - O).max())), run.hbm.by_array["sink"].reads
+    asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600}
+    more = {}
+    for direction in ("forward", "backward"):
+        plain, sunk = (count("q_outer", **asked, direction=direction, mask=m).hbm.accesses for m in (None, Sink(0)))
+        more[direction] = sunk / plain - 1
+    said = f"{words[1]} words with 1, 3 and 7 splits; accesses +{more['forward']:.4%} forward, +{more['backward']:.1%} backward"
+    holds = off < 1e-12 and {*words.values()} == {5} and more["forward"] < 1e-4
+    return Claim("s = −800 … 800, N = 40 in row blocks of 8; q_outer at N = 4,096, d = 64", said, holds, {"more": more})
+
+
+def streaming(full: bool) -> Claim:
+    """StreamingLLM (Xiao et al., 2023): up to 22.2 times faster than to compute the window anew. A step moves the same for
+    any length: the sinks, the window, and what tiles round up to. To compute anew moves less than 22.2 times as much where
+    M is 100 KB, and does far more arithmetic: it is that, not traffic, which 22.2 times can come from."""
+    reads = {}
+    for n in (4096, 65_536):
+        tally = count("q_outer", N_q=1, N_k=n, d=128, M=10**6, blocks=(1, 4), mask=Streaming(4, 1020))
+        reads[n] = tally.hbm.by_array["K"].reads // 128
+    how: dict[str, Any] = {"N_k": 1024, "d": 128, "M": 25_600, "sizing": "fit", "causal": True}
+    step, anew = (count("q_outer", N_q=rows, **how) for rows in (1, 1024))
+    moved, done = anew.hbm.accesses / step.hbm.accesses, anew.flops.matmul / step.flops.matmul
+    said = ", ".join(f"{keys:,} at n = {n:,}" for n, keys in reads.items())
+    return Claim(
+        "one query, 4 sinks, a window of 1,020, tiles of 4 keys, d = 128; anew with M = 25,600",
+        f"keys read {said}; anew {moved:.1f}× the accesses, {done:.0f}× the FLOPs",
+        len({*reads.values()}) == 1 and reads[4096] <= 1024 + 2 * 4 and moved < 22.2 < done,
+        {"reads": reads, "moved": moved, "done": done},
+    )
+
+
+def score_modifications(full: bool) -> Claim:
+    """FlexAttention (Dong et al., 2024): score modifications in place of arrays. A cap and ALiBi move nothing. A table of
+    relative biases is loaded by every tile, and moves little where it is smaller than tiles; an array has a number for
+    every score."""
+    asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600}
+    plain = count("q_outer", **asked).hbm.accesses
+    rules = {
+        "cap and ALiBi": SoftCap(50) & ALiBi(0.5), "table of 32": RelativeBias(np.zeros(32, "float32")),
+        "array": Bias(np.zeros((4096, 4096), "float32")),
+    }  # fmt: skip
+    more = {name: count("q_outer", **asked, mask=rule).hbm.accesses / plain - 1 for name, rule in rules.items()}
+    said = ", ".join(f"{name} +{each:.2%}" for name, each in more.items())
+    holds = more["cap and ALiBi"] == 0 < more["table of 32"] < 0.01 < more["array"]
+    return Claim("q_outer, N = 4,096, d = 64, M = 25,600", f"accesses {said}", holds, {"more": more})

@@ -29,7 +29,7 @@ SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 COMPARED = {ast.LtE: "<=", ast.GtE: ">=", ast.Lt: "<", ast.Gt: ">", ast.Eq: "===", ast.NotEq: "!=="}
 HELPERS = {"max": "largest", "min": "least", "isqrt": "isqrt", "masking_tiles": "maskingTiles"}
 """Functions of Python that the page's script has, by its names for them."""
-PROBLEM = {"dropout": False, "tree": False, "R": 0, "dense": (), "group": 1, "learns": None}
+PROBLEM = {"dropout": False, "tree": False, "R": 0, "dense": (), "group": 1, "learns": None, "sink": 0}
 """What is known of every problem of a page."""
 
 

@@ -39,7 +39,7 @@ import numpy as np
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.program import Bug
-from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.machine.memory import HBM, SRAM, Block, Matrix, Tile
 from flashsim.problem.arguments import check_choice, check_count
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.checks import check_word
@@ -55,7 +55,7 @@ def paged(
     batch: Batch,
     Q: Matrix,
     K: Matrix,
-    V: Matrix,
+    V: Matrix | FirstColumns,
     table: Matrix,
     lengths: Matrix,
     page: int,
@@ -79,7 +79,7 @@ def paged(
                 r = page if tail == "page" else min(page, n - j * page)  # line 7
                 K_b, V_b = (X.rows(b * page, b * page + r).divide(B_c) for X in (K, V))
                 for c in sram.loop(ceil_div(min(page, e_i - j * page), B_c)):  # line 8
-                    K_c, V_c = sram.load(K_b[c], V_b[c])  # line 9
+                    K_c, V_c = tile_of(sram, K_b[c], V_b[c])  # line 9
                     S_ic = on_chip(tau * (Q_i @ K_c.T))  # line 10
                     S_masked_ic = on_chip(batch.mask(S_ic, s, i, j * page + c * B_c, n), over=S_ic)  # line 11
                     m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ic)))  # line 12
@@ -96,6 +96,32 @@ def paged(
         # line 21: end for
     # line 22: end for
     return O, L  # line 23
+
+
+class FirstColumns:
+    """V of latents: no matrix of its own, but the first u columns of each row of C."""
+
+    def __init__(self, C: Matrix, u: int) -> None:
+        self.shape, self.dtype = (C.shape[0], u), C.dtype
+
+    def rows(self, a: int, b: int) -> FirstColumns:
+        """Return the same, of these rows of C."""
+        return self
+
+    def divide(self, rows: int) -> FirstColumns:
+        """Return the same, in blocks."""
+        return self
+
+    def __getitem__(self, c: int) -> FirstColumns:
+        return self
+
+
+def tile_of(sram: SRAM, K_c: Any, V_c: Block | FirstColumns) -> tuple[Tile, ...]:
+    """Load a tile of keys, and of values; or take the values from the keys."""
+    if isinstance(V_c, FirstColumns):
+        C_c = sram.load(K_c)  # line 9
+        return C_c, C_c[:, : V_c.shape[1]]
+    return sram.load(K_c, V_c)  # line 9
 
 
 def check_options(batch: Batch, *, page: Any, tail: Any = "rows") -> Mapping[str, Any]:

@@ -48,7 +48,7 @@ def paged_split(
     batch: Batch,
     Q: Matrix,
     K: Matrix,
-    V: Matrix,
+    V: Matrix | paged.FirstColumns,
     table: Matrix,
     lengths: Matrix,
     page: int,
@@ -80,7 +80,7 @@ def paged_split(
                     r = page if tail == "page" else min(page, n - j * page)  # line 7
                     K_b, V_b = (X.rows(b * page, b * page + r).divide(B_c) for X in (K, V))
                     for c in sram.loop(ceil_div(min(page, e_i - j * page), B_c)):  # line 8
-                        K_c, V_c = sram.load(K_b[c], V_b[c])  # line 9
+                        K_c, V_c = paged.tile_of(sram, K_b[c], V_b[c])  # line 9
                         S_ic = on_chip(tau * (Q_i @ K_c.T))  # line 10
                         S_masked_ic = on_chip(batch.mask(S_ic, s, i, j * page + c * B_c, n), over=S_ic)  # line 10
                         m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ic)))  # line 11

@@ -33,12 +33,14 @@ def moved(p: Batch, page: int, tail: str) -> dict[str, Moved]:
     return {**{name: Moved(n) for name, n in reads.items()}, **results(p)}
 
 
-def peak(p: Batch, page: int, tail: str) -> int:
+def peak(p: Batch, page: int, tail: str, columns: int = 0) -> int:
     """The largest tile is a row block's first: B_c keys, or those that its first page has."""
     tops = [0]
     for blocks in sequences(p):
         first = np.minimum(p.B_c, page if tail == "page" else np.minimum(page, blocks.n))
-        tops.append(tile_peak(p, blocks.b, np.where(blocks.e > 0, first, 0), more=1) + (len(blocks.b) > 0))
+        tops.append(
+            tile_peak(p, blocks.b, np.where(blocks.e > 0, first, 0), columns=columns, more=1) + (len(blocks.b) > 0)
+        )
     return max(tops)
 
 

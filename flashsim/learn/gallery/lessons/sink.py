@@ -1,0 +1,60 @@
+"""A key without a value: a query may give it the weight that no other key deserves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import flashsim
+from flashsim.learn.gallery.looking import every, first, moved, pair, short, value
+from flashsim.run.api import count
+from flashsim.tracing import Trace
+
+TITLE, ORDER = "A sink: weight that goes nowhere", 57
+
+
+def record() -> tuple[Trace, ...]:
+    """Record 6 causal queries and keys, and a sink."""
+    Q, K, V = np.random.default_rng(3).normal(size=(3, 6, 4))
+    trace = flashsim.trace("q_outer", Q, K, V, mask=flashsim.Causal() & flashsim.Sink(1.0), M=64, blocks=(3, 2))
+    return (trace,)
+
+
+def teach(trace: Trace) -> str:
+    s = value(trace, first(trace, "read sink"), "sink[0]").item()
+    words, blocks = moved(trace, "sink"), trace.about.blocks
+    L = value(trace, first(trace, "write L"), "L[0]")[:, 0]
+    shares = np.exp(s - L)
+    rise = first(trace, "line 11")
+    old, new = (column[:, 0] for column in pair(rise, "m"))
+    stays = int((new == old).sum())
+    sizes = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
+    plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(s)))
+    return f"""
+        Softmax weights sum to 1, so a query must attend to something, even where no key is worth it. Trained models then
+        load their weight on the first token, whatever it is. A learnable sink gives it a place of its own: a logit s a
+        head, here s = {short(s)}, which joins the sum that weights are divided by. It acts as one more key, whose
+        value is 0.
+
+        » Nothing is added to the loop. Statistics do not begin with ℓ = 0 and m = −∞ but with ℓ = 1 and m = s (line 6), as if
+        the sink’s key had been read first. The rest of the lines are as they were, and rescaling treats it as it treats any key.
+
+        The first query sees one key only. Without a sink that key has weight 1, whatever its score; here the sink takes
+        {shares[0]:.0%} of it. L = m + log ℓ includes the sink, so its weight is e^{{s − L}} in every row:
+        {", ".join(f"{share:.0%}" for share in shares)} in the first row block. The backward pass takes this L and
+        stays as it is, too. The sink’s own gradient is a last pass over O, dO and L, {sunk / plain - 1:.1%} more accesses at
+        N = {sizes["N"]:,}. Forward, it costs {words} words here, one for each of the {blocks.T_r} row blocks.
+
+        [read Q] The first row block.
+        [read sink] The sink’s logit, one word: it becomes m of every row.
+        [line 11] The first tile’s maxima meet m = {short(s)}, not −∞: {stays} of {len(old)} rows keep it.
+        [line 13] ℓ began as 1, which is the sink’s own e^{{s − m}}.
+        [write L] L has the sink in it.
+        [read sink @ {every(trace, "read sink")[1].number}] The next row block reads the word again.
+        [last step] {words} words of {moved(trace):,} accesses.
+
+        [asks @ write O] All keys of a query have scores far below s. What is its O?
+        [choices] about 0 | about the mean of the values | NaN
+        [right] about 0
+        [because] The sink takes all the weight, and its value is 0. Without a sink the weights would have to sum to 1 over these
+        keys.
+        """

@@ -1,0 +1,37 @@
+"""Keys and values in floats of 8 bits. A tile of keys a … a' − 1 needs r = ⌊(a' − 1)/G⌋ − ⌊a/G⌋ + 1 scales of K, and of V.
+
+reads   Q: R·d   K: d·Σ cover(e_i, B_c)   V: d_v·Σ cover(e_i, B_c)   k, v: Σ r
+writes  O: R·d_v   L: R
+peak    (b + c)(d + d_v) + b·c + 3b + 2r; without a tile b(d + d_v + 2)
+"""
+
+from __future__ import annotations
+
+from flashsim.serving.batch import Batch
+from flashsim.serving.theory.form import Moved, ServingForm, results
+from flashsim.serving.theory.quantised import tiles
+
+
+def moved(p: Batch, group: int) -> dict[str, Moved]:
+    """Return what each array of one KV head moves."""
+    every = [one for _, found in tiles(p, group) for one in found]
+    keys, scales = sum(c for c, _ in every), sum(r for _, r in every)
+    reads = {
+        "Q": p.group * sum(p.queries) * p.d,
+        "K": keys * p.d,
+        "V": keys * p.d_v,
+        "k_scale": scales,
+        "v_scale": scales,
+    }
+    return {**{name: Moved(n) for name, n in reads.items()}, **results(p)}
+
+
+def peak(p: Batch, group: int) -> int:
+    """A tile of each row block: one with more scales may be larger than the first."""
+    w, tops = p.d + p.d_v, [0]
+    for b, found in tiles(p, group):
+        tops += [b * (w + 2), *((b + c) * w + b * c + 3 * b + 2 * r for c, r in found)]
+    return max(tops)
+
+
+FORM = ServingForm(name="fp8", moved=moved, peak=peak)
