@@ -7,7 +7,7 @@ python scripts/bench_hopper_cases.py --only backward -o figures/gpu_hopper_backw
 
 All take turns in one run; what is kept are medians of 9 rounds of 30 ms. A forward call is replayed as a graph, as programs
 that decode do it: what is timed is the GPU. Rates are of bytes that must move: K and V in decoding, Q, K, V, O with a window.
-Of the backward pass they are TFLOP/s, of five products; of 8 bits and d = 256, of two.
+Of the backward pass they are TFLOP/s, of five products; of 8 bits and d = 256, of two. Of sections there are µs.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "fp8": eight_bits.eight_bits,
     "fp8-shift": eight_bits.shifts,
     "heads256": forward.heads_of_256,
+    "heads256-backward": backward.backward_of_256,
+    "sections": forward.sections,
     "clocks": clocks.clocks,
     "host": clocks.host,
 }

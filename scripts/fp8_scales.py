@@ -20,6 +20,7 @@ import numpy as np
 from flashsim.gpu.contestants import Setting, captured, drawn
 from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
+from flashsim.support.provenance import made_with
 
 Array = np.ndarray[Any, Any]
 N, D, HEADS, LARGEST = 768, 128, 12, 448.0
@@ -43,7 +44,7 @@ def main() -> int:
             results.append({"distribution": name, "causal": causal, "errors": errors})
             print(name, causal, {of: f"{error:.2%}" for of, error in errors.items()}, flush=True)
     sizes = {"N": N, "d": D, "heads": HEADS}
-    record = {"command": "python scripts/fp8_scales.py", **sizes, "results": results}
+    record = {"command": "python scripts/fp8_scales.py", "made_with": made_with(), **sizes, "results": results}
     write_whole(output, json.dumps(record, indent=1) + "\n")
     return 0
 

@@ -67,6 +67,11 @@ def backward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     yield from by_length([r for r in results if not r["dropout_p"]], "hopper", peers)
 
 
+def backward_of_256(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the rows, with those of peers that take d = 256."""
+    yield from by_length(results, "hopper", ["torch_cudnn", "fa4", "torch_flash", "standard"])
+
+
 def eight_bits(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield the rows of 8 bits."""
     yield from by_length(
@@ -82,7 +87,9 @@ def by_length(results: list[dict[str, Any]], own: str, peers: list[str]) -> Iter
         rates = {(r["N"], r["causal"]): r["tflops"] for r in results if r["d"] == d}
         for name in (own, *peers):
             label = f"d = {d}" if name == own else "  " + LABELS.get(name, name)
-            yield [label, *(f"{rates[N, False][name]:.0f} / {rates[N, True][name]:.0f}" for N in lengths)]
+            if any(name in of for of in rates.values()):
+                both = ([rates[N, causal].get(name) for causal in (False, True)] for N in lengths)
+                yield [label, *(" / ".join(f"{rate:.0f}" if rate else "–" for rate in of) for of in both)]
 
 
 def distributions(results: list[dict[str, Any]]) -> Iterator[list[str]]:
@@ -142,6 +149,7 @@ def array_masks(results: list[dict[str, Any]]) -> Iterator[list[str]]:
 TABLES: dict[str, tuple[Path, str, Callable[[list[dict[str, Any]]], Iterator[list[str]]]]] = {
     "hopper.cu": (TRIED, "gpu_hopper", forward),
     "hopper_backward.cu": (TRIED, "gpu_hopper_backward", backward),
+    "hopper_backward_wide.cu": (TRIED, "gpu_hopper_backward_wide", backward_of_256),
     "hopper_decode.cu": (TRIED, "gpu_hopper_cases", decoding),
     "hopper_fp8.cu": (TRIED, "gpu_hopper_fp8", eight_bits),
     "masked backward": (REACHED, "gpu_hopper_masked_backward", masked_backward),

@@ -176,6 +176,13 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             call = partial(gpu.forward, q, k, v, kernel="hopper", dropout_p=p, **asked)
             yield f"hopper, d = {d}, {name}{', dropout' * (p > 0)}", call
         if d == hopper.WIDEST:
+            written = (
+                _normal(*q.shape),
+                _normal(*q.shape[:3], dtype="float32"),
+            )  # O and L: initcheck misses what TMA writes
+            for mask in ("full", "causal", "window"):
+                call = partial(gpu.backward, q, k, v, *written, do, kernel="hopper", **ways[mask])
+                yield f"hopper_backward_wide, {mask}", call
             continue
         masks = ("full", "causal", "window", "block mask", *arrays)
         for mask, p, deterministic in itertools.product(masks, (0.0, 0.3), (False, True)):
@@ -212,9 +219,9 @@ def _half(*shape: int) -> Any:
     return import_cupy().asarray(np.random.default_rng(0).random(shape) < 0.5)
 
 
-def _normal(*shape: int) -> Any:
-    """Return float16 random numbers, made on the host: what makes them on the GPU need not be watched."""
-    return import_cupy().asarray(np.random.default_rng(0).standard_normal(shape).astype("float16"))
+def _normal(*shape: int, dtype: str = "float16") -> Any:
+    """Return random numbers, made on the host: what makes them on the GPU need not be watched."""
+    return import_cupy().asarray(np.random.default_rng(0).standard_normal(shape).astype(dtype))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from flashsim.gpu import (
     compiling,
     hopper,
     hopper_backward,
+    hopper_backward_wide,
     hopper_decode,
     hopper_fp8,
     kernel_bugs,
@@ -38,7 +39,12 @@ from flashsim.learn.examples import same_curve
 LADDER = list(gpu.ladder())
 VARIANTS = [*(variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants), *tiles.VARIANTS]
 PROMISE = "no spills, no stack"
-OVERLAPPING = ("hopper.cu", "hopper_backward.cu", "hopper_fp8.cu")  # within a warpgroup; hopper_decode.cu's do not
+OVERLAPPING = (
+    "hopper.cu",
+    "hopper_backward.cu",
+    "hopper_backward_wide.cu",
+    "hopper_fp8.cu",
+)  # within a warpgroup; hopper_decode.cu's do not
 pytestmark = pytest.mark.packages
 LISTED = {"algorithm_1.cu": 16, "algorithm_2.cu": 19, "algorithm_4.cu": 26, "q_outer.cu": 21}
 
@@ -190,6 +196,7 @@ SHARED = {  # bytes that the launchers ask for, in the order of the headers' tab
         ]
     ],
     "hopper_backward.cu": [hopper_backward.shared_bytes(d, False) for d in (128, 64)],
+    "hopper_backward_wide.cu": [*hopper_backward_wide.SHARED],
     "hopper_decode.cu": [hopper_decode.shared_bytes(d) for d in (128, 64)],
     "hopper_fp8.cu": [hopper_fp8.SHARED],
 }
@@ -438,7 +445,9 @@ def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
         ("90", 64, ("mask", "dropout_p"), "algorithm_2", "hopper: does not take dropout_p with mask"),
         ("80", 64, ("window",), "algorithm_2", "tensor_core: does not take window"),
         ("80", 64, ("block_mask",), "algorithm_2", "; algorithm_2: does not take block_mask"),
-        ("90", 256, (), "algorithm_2", "; algorithm_2: does not take d = 256"),
+        ("90", 256, ("causal", "window", "count"), "hopper", "the fastest that there is"),
+        ("90", 256, ("dropout_p",), "algorithm_2", "hopper: does not take dropout_p; "),
+        ("80", 256, (), "algorithm_2", "; algorithm_2: does not take d = 256"),
         ("80", 128, (), "tensor_core", "hopper: the GPU has compute capability 80"),
         ("80", 128, ("count",), "algorithm_2", "tensor_core: does not take count"),
     ],
@@ -479,7 +488,7 @@ def test_hoppers_tiles() -> None:
     assert all(hopper.choose_tiles(d, "ARRAY").shared_bytes(d, masks=True) <= most for d in hopper.TILES)
     wide = [hopper_backward.shared_bytes(d, drops) for d in hopper_backward.HEAD_DIMS for drops in (False, True)]
     wide += [hopper_backward.shared_bytes(d, drops=False, masks=True) for d in hopper_backward.HEAD_DIMS]
-    assert max(wide) <= most
+    assert max([*wide, *hopper_backward_wide.SHARED]) <= most
     assert launching.section(2**20, 50 * 2**20, 64) == 32
     assert launching.section(2**20, 50 * 2**20, 8) == 8
     assert launching.section(2**30, 50 * 2**20, 64) == 1

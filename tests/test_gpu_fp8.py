@@ -224,6 +224,9 @@ def test_results_of_row_blocks_that_take_maxima() -> None:
     processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
     problem = steps(2 * processors, 3, [0, 1, 1])
     assert_near(problem, *run(problem, LAGS * np.log(2), False), LAGS * np.log(2), False)
+    problem.v[...] = 1
+    o, _ = run(problem, LAGS * np.log(2), False)
+    assert np.abs(o - 1).max() < HALF  # were m to lag by more than P̃ has room for, P̃ would end at 448
 
 
 def test_repeats_strides_and_the_plan() -> None:

@@ -204,11 +204,51 @@ def test_heads_of_256_lie_within_rounding_and_count(
         assert moved(counted) == tally("q_outer", (*shape, (128, 64)), **mask)
 
 
-def test_heads_of_256_have_no_backward_pass() -> None:
+WIDE_GRADIENTS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    **{name: case for name, case in WIDE_CASES.items() if "block_mask" not in case[1]},
+    "grouped": ((2, 6, 2, 130, 257, 256), {"causal": True}),
+    "a window that not all keys are in": ((1, 2, 1, 200, 900, 256), {"window": (70, 0)}),
+    "a window to the right": ((1, 2, 2, 333, 129, 256), {"window": (-1, 20)}),
+    "more blocks than multiprocessors": ((3, 30, 30, 300, 300, 256), {"causal": True}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("shape", "asked"), WIDE_GRADIENTS.values(), ids=WIDE_GRADIENTS)
+def test_gradients_of_heads_of_256_lie_within_rounding_and_count(
+    shape: tuple[int, ...], asked: dict[str, Any], dtype: str
+) -> None:
+    """dK's and dV's pass moves as q_outer_two_pass's in tiles of 64 × 64, dQ's in those of 128 × 64; and L is copied."""
+    cupy = import_cupy()
+    problem, rung = given(shape, dtype, outliers=True), gpu.kernel("hopper")
+    B, H, H_kv, N_q, N_k, d = shape
+    allowed = problem.causal if "causal" in asked else np.ones((N_q, N_k), bool)
+    if "window" in asked:
+        allowed = flashsim.SlidingWindow(*asked["window"]).whole(Shape(N_q, N_k, d, d), ())
+    found = run(rung, problem, backward=True, **asked)
+    assert_near(rung, problem, found, allowed)
+    mask = {"mask": flashsim.SlidingWindow(*asked["window"])} if "window" in asked else asked
+    q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
+    o, lse = gpu.forward(q, k, v, return_lse=True, kernel="hopper", **mask)
+    *again, counted = gpu.backward(q, k, v, o, lse, do, count=True, **mask)
+    assert all((a.get() == b).all() for a, b in zip(again, (found.dq, found.dk, found.dv), strict=True))
+    wanted = tally("q_outer_two_pass", (*shape, (64, 64)), "backward", **mask)
+    of_queries = tally("q_outer_two_pass", (*shape, (128, 64)), "backward", **mask)
+    rows, columns = B * H * N_q, B * H_kv * N_k * d
+    wanted = {name: a for name, a in wanted.items() if "parts" not in name}
+    wanted |= {name: (of_queries[name][0] - (H // H_kv - 1) * columns, 0) for name in "KV"}  # dK's pass: once a KV head
+    wanted |= {"L": (wanted["L"][0] + rows, rows), "dK": (0, columns), "dV": (0, columns)}
+    if "window" in asked:  # keys that nobody sees are not read by dK's pass
+        unseen = B * H_kv * d * sum(min(64, N_k - x) for x in range(0, N_k, 64) if not allowed[:, x : x + 64].any())
+        wanted |= {name: (wanted[name][0] - unseen, 0) for name in "KV"}
+    assert moved(counted) == wanted
+
+
+def test_gradients_of_heads_of_256_take_neither_dropout_nor_lists_of_tiles() -> None:
     q, k, v = on_gpu(given((1, 1, 1, 9, 9, 256), "float16"))
     o, lse = gpu.forward(q, k, v, return_lse=True)
-    with pytest.raises(ValueError, match="d = 256; hopper takes d of 32, 64, 128 backward"):
-        gpu.backward(q, k, v, o, lse, o, kernel="hopper")
+    with pytest.raises(ValueError, match="dropout_p is given; kernel 'hopper' does not take it"):
+        gpu.backward(q, k, v, o, lse, o, kernel="hopper", dropout_p=0.5)
 
 
 @pytest.mark.parametrize("name", ["hopper", "hopper_decode", "hopper_fp8"])

@@ -30,6 +30,7 @@ from flashsim.gpu import (
     compiling,
     hopper,
     hopper_backward,
+    hopper_backward_wide,
     hopper_decode,
     hopper_fp8,
     launching,
@@ -49,6 +50,7 @@ CACHES = (
     compiling.capability,
     hopper._launch,
     hopper_backward._launches,
+    hopper_backward_wide._launches,
     hopper_decode._launches,
     hopper_fp8._launch,
     tensor_maps.tensor_map,
@@ -190,7 +192,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     torch._C = SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(tensor_maps, "_encode", lambda: _encode)
-    for module in (hopper, hopper_backward, hopper_decode, hopper_fp8):
+    for module in (hopper, hopper_backward, hopper_backward_wide, hopper_decode, hopper_fp8):
         monkeypatch.setattr(module, "ready", ready)
     _forget()
     yield found
@@ -394,7 +396,7 @@ def eight_bits(x: Any, keys_contiguous: bool = False) -> Array:
 def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     sanitize_gpu = importlib.import_module("scripts.sanitize_gpu")
 
-    monkeypatch.setattr(sanitize_gpu, "_normal", lambda *shape: Array(shape, "float16"))
+    monkeypatch.setattr(sanitize_gpu, "_normal", lambda *shape, dtype="float16": Array(shape, dtype))
     monkeypatch.setattr(sanitize_gpu, "_half", lambda *shape: Array(shape, "bool"))
     monkeypatch.setattr(sys.modules["cupy"], "broadcast_to", lambda x, onto: Array(onto, x.dtype), raising=False)
     for module in (hopper, hopper_backward):

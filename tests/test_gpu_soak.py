@@ -49,8 +49,8 @@ class Drawn:
     @property
     def backward(self) -> bool:
         """Whether it has a backward pass."""
-        lacks = {"window", "block_mask"} & set(self.asked)
-        return self.rung.backward is not None and self.shape[-1] in self.rung.widths("backward") and not lacks
+        lacks = {"window", "block_mask", *self.rung.not_backward.get(self.shape[-1], ())} & set(self.asked)
+        return self.rung.backward is not None and not lacks
 
     @property
     def allowed(self) -> Any:
@@ -87,7 +87,7 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
     N_q, N_k, d = (
         min(length(), 64 // group) if few else length(),
         length(9000 if few else 700),
-        rng.choice(rung.widths("forward")),
+        rng.choice(rung.head_dims),
     )
     shape = (int(rng.integers(1, 4)), group * H_kv, H_kv, N_q, N_k, int(d))
     asked: dict[str, Any] = {"scale": float(rng.choice([d**-0.5, -0.1, 0.05 if rung.output else 1.0]))}
@@ -150,7 +150,7 @@ def test_random_shapes_lie_within_rounding_of_the_reference(rung: Kernel, part: 
         if rung.tensor_cores
         for dtype in rung.dtypes
         for d in (64, 128, 256)
-        if d in rung.widths("forward")
+        if d in rung.head_dims
     ],
     ids=lambda x: getattr(x, "name", x),
 )

@@ -1,8 +1,8 @@
 """FlashAttention on Hopper's own instructions: launches kernels/hopper.cu, with masks, windows and lists of live tiles.
 
-The backward pass is `hopper_backward`'s.
+The backward pass is `hopper_backward`'s, where d = 256 `hopper_backward_wide`'s.
 
-The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or, forward, 256. Elsewhere this rung
+The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or 256. Elsewhere this rung
 runs `tensor_core` in its place, if that takes d, with a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
+from flashsim.gpu import hopper_backward, hopper_backward_wide, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, hopper_variants
 from flashsim.gpu.launching import DROPOUT, Launch, Prepared, counter, dropout, ready, section, totals, warn
@@ -28,7 +28,7 @@ FILE = "hopper.cu"
 ARRAYS = ("Q", "K", "V", "O", "L", "mask")
 ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128, 256)  # the kernel's; the rung takes tensor_core's too
-WIDEST = 256  # which has no backward pass
+WIDEST = 256  # which has a backward pass of its own
 ROWS, O_ROWS = 64, 16  # of Q_i that a warpgroup has; of O_i that are stored at a time: a warp's
 O_COLUMNS = 128  # of O_i at most that are stored at a time
 LEAST_HEADS, MOST_HEADS = 8, 64  # of a section, causally, whatever the L2 holds
@@ -161,7 +161,7 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
     if d not in TILES:
         return tensor_core.block_sizes(d)
     if direction == "backward":
-        return hopper_backward.choose_blocks(d)
+        return (64, 64) if d == WIDEST else hopper_backward.choose_blocks(d)
     return TILES[d][0].blocks
 
 
@@ -304,13 +304,19 @@ def _on_gpu(
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
     """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
-    rung = tensor_core_backward if _another_runs(q, options) else hopper_backward
+    rung = tensor_core_backward if _another_runs(q, options) else _backward(q.shape[3])
     rung.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 
 
 def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared | None:
     """Return `backward` for arrays of these shapes, strides and dtypes, or None as `prepare`."""
-    return None if why_not(capability(device), q.shape[3]) else hopper_backward.prepared(device, q, k, v, do, options)
+    if why_not(capability(device), q.shape[3]):
+        return None
+    return _backward(q.shape[3]).prepared(device, q, k, v, do, options)  # type: ignore[no-any-return]
+
+
+def _backward(d: int) -> Any:
+    return hopper_backward_wide if d == WIDEST else hopper_backward
 
 
 def _another_runs(q: Any, options: Options) -> bool:
@@ -347,9 +353,8 @@ KERNEL = Kernel(
     model="q_outer",
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
-    head_dims=tensor_core.HEAD_DIMS,
-    forward_dims=(WIDEST,),
-    variants=hopper_variants(FILE, _functions) + hopper_backward.VARIANTS,
+    head_dims=(*tensor_core.HEAD_DIMS, WIDEST),
+    variants=hopper_variants(FILE, _functions) + hopper_backward.VARIANTS + hopper_backward_wide.VARIANTS,
     forward=forward,
     backward=backward,
     prepare=prepare,
@@ -358,6 +363,7 @@ KERNEL = Kernel(
     forward_only=("blocks",),
     not_together=(("mask", "block_mask"),),
     not_together_backward=(("mask", "dropout_p"),),
+    not_backward={WIDEST: hopper_backward_wide.TAKES_NOT},
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,

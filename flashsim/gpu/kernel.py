@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashsim.gpu.counters import Counters
@@ -68,9 +68,10 @@ class Kernel:
     longest      the N up to which a benchmark has it take part, if nobody asks for it by name; None: any
     dtypes       "float16", "bfloat16", "float32", or "float8_e4m3fn", of those that it takes
     output       the dtype of what it returns, or None: the inputs'
-    head_dims    widths d of Q, K and V that it takes; forward_dims: others, that the backward pass does not take
+    head_dims    widths d of Q, K and V that it takes
     takes        what else it takes, by the names of `flashsim.gpu.forward`'s parameters; and "window", a mask that is one
     forward_only what of these the backward pass does not take
+    not_backward what else of these the backward pass does not take, by d
     not_together pairs of these of which it takes one at a time; and such pairs that the backward pass does not take
     variants     what the tests compile
     aligned      whether rows must start at multiples of 16 bytes
@@ -110,13 +111,9 @@ class Kernel:
     forward_only: tuple[str, ...] = ()
     not_together: tuple[tuple[str, str], ...] = ()
     not_together_backward: tuple[tuple[str, str], ...] = ()
-    forward_dims: tuple[int, ...] = ()
+    not_backward: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     aligned: bool = False
     keys_contiguous: int = 0
     choose_blocks: Callable[[int, str, str], tuple[int, int]] | None = None
     why_not: Callable[[str, int], str] | None = None
     unsuited: Callable[[tuple[int, ...], tuple[int, ...]], str] | None = None
-
-    def widths(self, direction: str) -> tuple[int, ...]:
-        """Return the widths d that it takes in a direction."""
-        return (*self.head_dims, *(self.forward_dims if direction == "forward" else ()))

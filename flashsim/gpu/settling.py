@@ -177,9 +177,9 @@ def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[str,
     return tuple(what for what, value in asked.items() if value is not None)
 
 
-def _lacks(rung: Kernel, asked: Sequence[str], direction: str) -> list[str]:
+def _lacks(rung: Kernel, asked: Sequence[str], direction: str, d: int) -> list[str]:
     """Return what of it a kernel does not take in a direction. A window it may get as a mask."""
-    without = rung.forward_only if direction == "backward" else ()
+    without = (*rung.forward_only, *rung.not_backward.get(d, ())) if direction == "backward" else ()
     takes = {*rung.takes} - {*without} | ({"window"} if "mask" in rung.takes else set())
     pairs = rung.not_together + (rung.not_together_backward if direction == "backward" else ())
     return [what for what in asked if what not in takes] + [
@@ -209,10 +209,10 @@ def _plan(
     d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
     known = rungs.fastest(direction, dtype.name)
     for rung in known:
-        lacks = _lacks(rung, asked, direction)
+        lacks = _lacks(rung, asked, direction, d)
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
-            or f"does not take d = {d}" * (d not in rung.widths(direction))
+            or f"does not take d = {d}" * (d not in rung.head_dims)
             or (rung.why_not(capability, d) if rung.why_not else "")
             or (rung.unsuited(q, k) if rung.unsuited and shapes_known else "")
             or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
@@ -248,10 +248,9 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
                 f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k {k.shape}"
             )
     d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
-    widths = rung.widths(direction)
-    if d not in widths:
+    if d not in rung.head_dims:
         raise ValueError(
-            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, widths))} {direction}"
+            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, rung.head_dims))}"
         )
     if heads % kv_heads:
         raise ValueError(f"q has {heads} heads; expected a multiple of the {kv_heads} heads of k")
@@ -279,7 +278,7 @@ def _options(
     for name, value in (("count", count), ("deterministic", deterministic)):
         check_flag(name, value)
     dropout_p, seed = check_p(dropout_p), check_seed(seed)
-    for name in _lacks(rung, _asked(rule, dropout_p, blocks, count), direction):
+    for name in _lacks(rung, _asked(rule, dropout_p, blocks, count), direction, q.shape[3]):
         what = "mask, a window," if name == "window" else name
         raise ValueError(f"{what} is given; kernel {rung.name!r} does not take it")
     blocks, mask = check_blocks(blocks), rule.mask

@@ -69,7 +69,7 @@ def steps(setting: Setting) -> Iterator[Step]:
     """Yield what takes part, from the lowest rung up."""
     for rung in ladder().values():
         shape = setting.batch, setting.H, setting.N, setting.d
-        lacks = setting.causal and "causal" not in rung.takes, setting.d not in rung.widths("forward")
+        lacks = setting.causal and "causal" not in rung.takes, setting.d not in rung.head_dims
         if any(lacks) or (rung.unsuited and rung.unsuited(shape, shape)):
             continue
         if rung.name != "hopper":

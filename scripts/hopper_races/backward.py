@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -45,6 +46,26 @@ def backward() -> Iterator[dict[str, Any]]:
         tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
         sizes = {key: getattr(setting, key) for key in ("N", "d", "causal", "dropout_p", "H")}
         yield {"case": "backward", **sizes, "B": setting.batch, "ms": ms, "tflops": tflops}
+
+
+def backward_of_256() -> Iterator[dict[str, Any]]:
+    """Yield cases as `backward`, of d = 256, beside `standard`, the only other rung that takes it, and peers that do."""
+    for N in BACKWARD:
+        for causal in (False, True):
+            setting, calls = Setting(N, 256, causal, "backward", H=8), dict[str, Any]()
+            for name, make in contestants(
+                setting, ["hopper", *["standard"] * (N < 16_384), "torch_flash", "torch_cudnn", "fa4"]
+            ):
+                try:
+                    calls[name] = make()
+                    calls[name]()
+                except Exception as error:  # a peer that cannot do this must not end the run
+                    calls.pop(name, None)
+                    print(f"{name}: {type(error).__name__}: {error}"[:200], file=sys.stderr)
+            ms = race(calls)
+            tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+            sizes = {"N": N, "d": 256, "causal": causal, "B": setting.batch, "H": 8}
+            yield {"case": "heads256, backward", **sizes, "ms": ms, "tflops": tflops}
 
 
 def masked_backward() -> Iterator[dict[str, Any]]:

@@ -1,17 +1,22 @@
-"""Forward: decoding, sliding windows, block-sparse attention, d = 256."""
+"""Forward: decoding, sliding windows, block-sparse attention, d = 256, causal sections of heads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import flashsim
 from flashsim import gpu
-from flashsim.gpu.contestants import Setting, arrays
+from flashsim.gpu import hopper
+from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.contestants import Setting, arrays, contestants
+from flashsim.gpu.kernel import Options
+from flashsim.gpu.launching import section
 from flashsim.masks import patterns
-from hopper_races.calls import captured, copying, normal, peers, race
+from hopper_races.calls import Calls, captured, copying, normal, peers, race, replayed
 
 DECODED = [
     (32, 8192, 1),
@@ -67,3 +72,32 @@ def heads_of_256() -> Iterator[dict[str, Any]]:
             tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
             sizes = {"N": N, "d": 256, "causal": causal, "B": setting.batch, "H": 8}
             yield {"case": "heads256", **sizes, "ms": ms, "tflops": tflops}
+
+
+def sections() -> Iterator[dict[str, Any]]:
+    """Yield cases: µs of a causal call, H d = 2048, B N = 16384, with sections of so many heads; "usual": what the L2 holds.
+
+    With N = 512, also of a copy of as many bytes as Q, K, V and O have, and of calls from Python, one after the other.
+    """
+    cupy, own = import_cupy(), hopper._section
+    l2_bytes = cupy.cuda.Device().attributes["L2CacheSize"]
+    for d, N in ((128, 512), (64, 512), (256, 512), (128, 1024), (128, 16_384), (256, 16_384)):
+        setting = Setting(N, d, True, H=2048 // d)
+        q, k, v = arrays(setting, 3)
+        heads, o = setting.batch * setting.H, cupy.empty_like(q)
+        usual = section(4 * N * d, l2_bytes, heads)
+        calls: Calls = {}
+        for name, many in {"usual": usual, **{str(n): n for n in (1, 8, 16, 32, 64, 66) if n <= heads}}.items():
+            hopper._section = lambda *_, many=many: many
+            hopper._launch.cache_clear()
+            calls[name] = replayed(partial(hopper.launch, None, q, k, v, o, None, Options(d**-0.5, causal=True)))
+        hopper._section = own
+        hopper._launch.cache_clear()
+        if N == 512:
+            large = cupy.empty((2, *q.shape), q.dtype)
+            calls["copy of as much"] = replayed(partial(cupy.copyto, large, cupy.empty_like(large)))
+            calls |= {f"loop, {name}": make() for name, make in contestants(setting, ["hopper", "torch_cudnn"])}
+        ms = race(
+            {**calls, **{name: call for name, call in peers(q, k, v, causal=True).items() if name == "torch_cudnn"}}
+        )
+        yield {"case": "sections", "d": d, "N": N, "us": {name: round(1000 * taken, 2) for name, taken in ms.items()}}

@@ -258,6 +258,7 @@ typedef Total Descriptor;
 #define NEW_32(C, t) NEW_16(C, t), NEW_16(C, t + 4)
 #define NEW_64(C, t) NEW_32(C, t), NEW_32(C, t + 8)
 #define NEW_128(C, t) NEW_64(C, t), NEW_64(C, t + 16)
+#define LIST_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define LIST_32 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define LIST_64                                                                                                          \
@@ -290,6 +291,17 @@ DEFINE_WGMMA_STRAIGHT(__half, "f16", 64, 32, 32, 33, true, 1, ASM_)
 DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, false, 0, NEW_)
 DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, true, 1, ASM_)
 
+// C += Aᵀ B: 16 × 64 and 16 × 128, both in shared memory.
+template <typename T> __device__ inline void wgmma_across(float (&C)[16][4], Descriptor A, Descriptor B);
+#define DEFINE_WGMMA_ACROSS(T, type)                                                                                        \
+    template <> __device__ inline void wgmma_across<T>(float (&C)[16][4], Descriptor A, Descriptor B) {                     \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" LIST_64 "}, %64, %65, 1, 1, 1, 1, 1;" \
+                     : ASM_64(C, 0)                                                                                         \
+                     : "l"(A), "l"(B));                                                                                     \
+    }
+DEFINE_WGMMA_ACROSS(__half, "f16")
+DEFINE_WGMMA_ACROSS(__nv_bfloat16, "bf16")
+
 #define DEFINE_WGMMA(T, type, n, count, first, second, third, fourth, fifth)                                              \
     template <> __device__ inline void wgmma<T, n, false>(float (&C)[n / 8][4], Descriptor A, Descriptor B) {             \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, %" #first      \
@@ -309,9 +321,11 @@ DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, true, 1, ASM_)
                      : ASM_##count(C, 0)                                                                                  \
                      : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B));                                               \
     }
+DEFINE_WGMMA(__half, "f16", 32, 16, 16, 17, 18, 19, 20)
 DEFINE_WGMMA(__half, "f16", 64, 32, 32, 33, 34, 35, 36)
 DEFINE_WGMMA(__half, "f16", 128, 64, 64, 65, 66, 67, 68)
 DEFINE_WGMMA(__half, "f16", 256, 128, 128, 129, 130, 131, 132)
+DEFINE_WGMMA(__nv_bfloat16, "bf16", 32, 16, 16, 17, 18, 19, 20)
 DEFINE_WGMMA(__nv_bfloat16, "bf16", 64, 32, 32, 33, 34, 35, 36)
 DEFINE_WGMMA(__nv_bfloat16, "bf16", 128, 64, 64, 65, 66, 67, 68)
 DEFINE_WGMMA(__nv_bfloat16, "bf16", 256, 128, 128, 129, 130, 131, 132)
@@ -320,15 +334,15 @@ DEFINE_WGMMA(__nv_bfloat16, "bf16", 256, 128, 128, 129, 130, 131, 132)
 __device__ inline void registers_ready() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Start S = Q Kᵀ: 64 rows of Q, `Q_rows` apart from half to half, and n rows of K.
-template <typename T, int d, int n>
+// Start S = Q Kᵀ: 64 rows of Q, `Q_rows` apart from half to half, and n rows of K, of which a tile has K_rows.
+template <typename T, int d, int n, int K_rows = n>
 __device__ inline void start_scores(float (&S)[n / 8][4], Word Q, int Q_rows, Word K) {
     const Operand Q_operand(Q, 0), K_operand(K, 0);
     registers_ready();
 #pragma unroll
     for (int x = 0; x < d; x += 16) {
         const int half = x / HALF, within = x % HALF * 2;
-        const Descriptor A = Q_operand.at(half * Q_rows * 128 + within), B = K_operand.at(half * n * 128 + within);
+        const Descriptor A = Q_operand.at(half * Q_rows * 128 + within), B = K_operand.at(half * K_rows * 128 + within);
         x == 0 ? wgmma<T, n, false>(S, A, B) : wgmma<T, n, true>(S, A, B);
     }
     commit();
@@ -357,8 +371,20 @@ __device__ inline void start_product(float (&C)[8][4], Word A, int A_rows, Word 
     commit();
 }
 
+// Start C += Aᵀ B: n rows of A, 64 wide, and of 128 columns of a tile of n rows.
+template <typename T, int n> __device__ inline void start_across(float (&C)[16][4], Word A, Word B) {
+    const Operand A_operand(A, 0), B_operand(B, n * 128);
+    registers_ready();
+#pragma unroll
+    for (int x = 0; x < n; x += 16) wgmma_across<T>(C, A_operand.at(x * 128), B_operand.at(x * 128));
+    commit();
+}
+
 // Wait until all but the `later` products started last have finished; with C, it is what is waited for.
 template <int later> __device__ inline void finish() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(later) : "memory"); }
+template <int later> __device__ inline void finish(float (&C)[4][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %16;" : ASM_16(C, 0) : "n"(later) : "memory");
+}
 template <int later> __device__ inline void finish(float (&C)[8][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %32;" : ASM_32(C, 0) : "n"(later) : "memory");
 }
