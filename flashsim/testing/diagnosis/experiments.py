@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsim.problem.inputs import Array
-from flashsim.testing.case import Problem
 from flashsim.testing.checks import Comparison, of_gradients
 from flashsim.testing.diagnosis.exhibits import POISONED, Suspicion, failing_cases, finite, of_gradients_too
+from flashsim.testing.problem import Problem
 from flashsim.testing.running import Finding
 from flashsim.testing.subject import Broken, OutsidePool, Subject, memory_of
 from flashsim.testing.suspects import FA, Arrays

@@ -1,7 +1,7 @@
 """A museum of buggy attentions, each a bug that a real kernel had, by which a test shows that it notices such bugs.
 
 Three correct attentions, `BASES`, are the material: "tiled", as FlashAttention-2 does it; "unfused", with the whole matrix of
-scores; "split", with the keys in parts whose results are merged. A `Mutant` is a small change to the text of one of them.
+scores; "split", with the keys in parts whose results are merged. A fourth, "served", is of kernels that serve. A `Mutant` is a small change to the text of one of them.
 
     from flashsim.testing.mutants import ALL
 
@@ -16,11 +16,13 @@ from __future__ import annotations
 from flashsim.testing.mutants.early import EARLY
 from flashsim.testing.mutants.late import LATE
 from flashsim.testing.mutants.mutant import BASES, Implementation, Mutant
+from flashsim.testing.mutants.serving import SERVING
 from flashsim.testing.mutants.since import SINCE
 
-ALL: tuple[Mutant, ...] = EARLY + LATE + SINCE
+PLAIN: tuple[Mutant, ...] = tuple(mutant for mutant in EARLY + LATE + SINCE + SERVING if mutant.base in BASES)
+ALL: tuple[Mutant, ...] = EARLY + LATE + SINCE + SERVING
 
-__all__ = ["ALL", "BASES", "EARLY", "LATE", "SINCE", "Implementation", "Mutant"]
+__all__ = ["ALL", "BASES", "EARLY", "LATE", "PLAIN", "SERVING", "SINCE", "Implementation", "Mutant"]
 
 
 def __getattr__(name: str) -> Implementation:
