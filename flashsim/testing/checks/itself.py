@@ -158,7 +158,17 @@ def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: boo
     yield Comparison(f"lse {how}", merged_lse, want.lse, lse_budget, live, whole)
 
 
-@check(declares("gqa"), fit=lambda case, subject: case if case.group > 1 else replace(case, group=2 + case.seed % 2))
+def _in_groups(case: Case, subject: Subject) -> Case:
+    """Return the case with groups; for every fourth seed one query, which heads are packed with, and keys that are split."""
+    case = case if case.group > 1 else replace(case, group=2 + case.seed % 2)
+    if case.seed % 4 or case.N_k > subject.spec.block[1] or not subject.spec.cross or subject.spec.max_shapes:
+        return case
+    lengths = [n for n in around(subject.spec.block[1]) if n > subject.spec.block[1]]
+    N_q, N_k = subject.spec.lengths(1, lengths[case.seed // 4 % len(lengths)])
+    return replace(case, N_q=N_q, N_k=N_k, H_kv=max(case.H_kv, 2))
+
+
+@check(declares("gqa"), fit=_in_groups)
 def grouped_heads(t: Trial) -> Comparisons:
     """Query heads that share a KV head do as if each had a copy of it."""
     problem = t.problem
@@ -166,8 +176,11 @@ def grouped_heads(t: Trial) -> Comparisons:
     if problem.scales is not None:
         q_scale, *others = problem.scales
         repeated = repeated.but(scales=(q_scale, *(np.repeat(a, problem.group, axis=1) for a in others)))
-    want, budget = t.forward(repeated), 2 * problem.solution.O_budget
-    yield Comparison("O, against KV heads repeated,", t.out.O, want.O, budget, t.defined, problem)
+    want, right = t.forward(repeated), problem.solution
+    yield Comparison("O, against KV heads repeated,", t.out.O, want.O, 2 * right.O_budget, t.defined, problem)
+    if t.out.lse is not None and want.lse is not None:
+        lse = t.out.lse, want.lse, 2 * right.lse_budget
+        yield Comparison("lse, against KV heads repeated,", *lse, ~problem.empty, problem)
 
 
 @check(declares("scale"), computes=True)

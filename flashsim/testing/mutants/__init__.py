@@ -1,7 +1,8 @@
 """A museum of buggy attentions, each a bug that a real kernel had, by which a test shows that it notices such bugs.
 
-Three correct attentions, `BASES`, are the material: "tiled", as FlashAttention-2 does it; "unfused", with the whole matrix of
-scores; "split", with the keys in parts whose results are merged. A fourth, "served", is of kernels that serve. A `Mutant` is a small change to the text of one of them.
+Four correct attentions are the material. `BASES` are three: "tiled", as FlashAttention-2 does it; "unfused", with the whole
+matrix of scores; "split", with the keys in parts whose results are merged. "served" is of kernels that serve. A `Mutant` is a
+small change to the text of one of them. `PLAIN` are the mutants of `BASES`.
 
     from flashsim.testing.mutants import ALL
 
