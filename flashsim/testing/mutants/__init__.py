@@ -2,7 +2,7 @@
 
 Four correct attentions are the material. `BASES` are three: "tiled", as FlashAttention-2 does it; "unfused", with the whole
 matrix of scores; "split", with the keys in parts whose results are merged. "served" is of kernels that serve. A `Mutant` is a
-small change to the text of one of them. `PLAIN` are the mutants of `BASES`.
+small change to the text of one of them. `PLAIN` are bugs of attention as such.
 
     from flashsim.testing.mutants import ALL
 
@@ -17,17 +17,18 @@ from __future__ import annotations
 from flashsim.testing.mutants.early import EARLY
 from flashsim.testing.mutants.late import LATE
 from flashsim.testing.mutants.mutant import BASES, Implementation, Mutant
+from flashsim.testing.mutants.outside import OUTSIDE
 from flashsim.testing.mutants.serving import SERVING
 from flashsim.testing.mutants.since import SINCE
 
-PLAIN: tuple[Mutant, ...] = tuple(mutant for mutant in EARLY + LATE + SINCE + SERVING if mutant.base in BASES)
-ALL: tuple[Mutant, ...] = EARLY + LATE + SINCE + SERVING
+PLAIN: tuple[Mutant, ...] = EARLY + LATE + SINCE
+ALL: tuple[Mutant, ...] = PLAIN + SERVING
 
-__all__ = ["ALL", "BASES", "EARLY", "LATE", "PLAIN", "SERVING", "SINCE", "Implementation", "Mutant"]
+__all__ = ["ALL", "BASES", "EARLY", "LATE", "OUTSIDE", "PLAIN", "SERVING", "SINCE", "Implementation", "Mutant"]
 
 
 def __getattr__(name: str) -> Implementation:
-    for mutant in ALL:
+    for mutant in ALL + OUTSIDE:
         if mutant.name == name:
             built = globals()[name] = mutant.build()
             return built
@@ -35,4 +36,4 @@ def __getattr__(name: str) -> Implementation:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *(mutant.name for mutant in ALL)])
+    return sorted([*__all__, *(mutant.name for mutant in ALL + OUTSIDE)])
