@@ -36,7 +36,7 @@ from flashsim.plots.saving import figure_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.mutants import ALL, EARLY, LATE, SERVING, Implementation, Mutant
+from flashsim.testing.mutants import ALL, EARLY, LATE, Implementation, Mutant
 from flashsim.testing.running import applicable, survey
 from flashsim.testing.subject import Subject
 
@@ -97,23 +97,21 @@ def _row(at: int, known: dict[str, Any] | None) -> dict[str, Any]:
     mutant = ALL[at]
     built = mutant.build()
     kernel = _subject(built)
-    surveys = [survey(kernel, EXAMPLES, seed, until_failure=True).tallies for seed in range(SEEDS)]
-    first = [min((tally.first for tally in found.values() if tally.failed), default=None) for found in surveys]
-    if mutant not in SERVING:  # whose long rows take long
-        surveys = [survey(kernel, CASES, 0, _lacking(mutant, known)).tallies]
-    counts = {
-        kind: {name: sum(getattr(found[name], kind) for found in surveys) for name in surveys[0]}
-        for kind in ("failed", "tried")
-    }
+    found = survey(kernel, CASES, 0, _lacking(mutant, known))
+    first = []
+    for seed in range(SEEDS):
+        tallies = survey(kernel, EXAMPLES, seed, until_failure=True).tallies.values()
+        first.append(min((tally.first for tally in tallies if tally.failed), default=None))
     return {
         "name": mutant.name,
         "bug": mutant.bug,
         "threads": list(mutant.threads),
         "base": mutant.base,
         "part": mutant.part,
-        "written": "before" if mutant in EARLY else "after" if mutant in LATE else "serving" if mutant in SERVING else "since",
+        "written": "before" if mutant in EARLY else "after" if mutant in LATE else "since",
         "first": first,
-        **{kind: ({} if known is None else known[kind]) | counts[kind] for kind in counts},
+        "failed": ({} if known is None else known["failed"]) | {n: tally.failed for n, tally in found.tallies.items()},
+        "tried": ({} if known is None else known["tried"]) | {n: tally.tried for n, tally in found.tallies.items()},
         "textbook": TEXTBOOK.notices(mutant, built),
     }
 
@@ -128,8 +126,7 @@ def as_markdown(data: dict[str, Any]) -> str:
         f"*First*: the example at which a check-up of {data['examples']} first fails, with {SEEDS} seeds. "
         "*Textbook*: whether `np.allclose` on Gaussian inputs of one aligned, square shape notices. "
         "Bugs marked ○ were written after the strategies were frozen, by an author who had not seen them; ● is the one of "
-        "these that the frozen strategies missed, and that changed them. Bugs marked ▲ are of kernels that serve: of them, the "
-        "counts are those of the check-ups, which end where a check first fails.",
+        "these that the frozen strategies missed, and that changed them.",
         "",
         *(f"{number}. `{name}`: {about}" for number, (name, about) in enumerate(data["checks"].items(), 1)),
         "",
@@ -137,7 +134,7 @@ def as_markdown(data: dict[str, Any]) -> str:
         f"|---|---|--:|---|{'--:|' * len(short)}",
     ]
     for row in data["mutants"]:
-        late = " ●" if row["name"] in data["missed_when_frozen"] else " ○" if row["written"] == "after" else " ▲" if row["written"] == "serving" else ""
+        late = " ●" if row["name"] in data["missed_when_frozen"] else " ○" if row["written"] == "after" else ""
         first = ", ".join("never" if k is None else str(k) for k in row["first"])
         cells = (str(row["failed"][name] or "") if name in row["failed"] else "–" for name in short)
         threads = ", ".join(row["threads"])

@@ -2,7 +2,8 @@
 
 Four correct attentions are the material. `BASES` are three: "tiled", as FlashAttention-2 does it; "unfused", with the whole
 matrix of scores; "split", with the keys in parts whose results are merged. "served" is of kernels that serve. A `Mutant` is a
-small change to the text of one of them. `PLAIN` are bugs of attention as such.
+small change to the text of one of them. `ALL` are bugs of attention as such, `SERVING` of kernels that
+serve, and `OUTSIDE` those that the frozen kit was tried on.
 
     from flashsim.testing.mutants import ALL
 
@@ -21,14 +22,13 @@ from flashsim.testing.mutants.outside import OUTSIDE
 from flashsim.testing.mutants.serving import SERVING
 from flashsim.testing.mutants.since import SINCE
 
-PLAIN: tuple[Mutant, ...] = EARLY + LATE + SINCE
-ALL: tuple[Mutant, ...] = PLAIN + SERVING
+ALL: tuple[Mutant, ...] = EARLY + LATE + SINCE
 
-__all__ = ["ALL", "BASES", "EARLY", "LATE", "OUTSIDE", "PLAIN", "SERVING", "SINCE", "Implementation", "Mutant"]
+__all__ = ["ALL", "BASES", "EARLY", "LATE", "OUTSIDE", "SERVING", "SINCE", "Implementation", "Mutant"]
 
 
 def __getattr__(name: str) -> Implementation:
-    for mutant in ALL + OUTSIDE:
+    for mutant in ALL + SERVING + OUTSIDE:
         if mutant.name == name:
             built = globals()[name] = mutant.build()
             return built
@@ -36,4 +36,4 @@ def __getattr__(name: str) -> Implementation:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *(mutant.name for mutant in ALL + OUTSIDE)])
+    return sorted([*__all__, *(mutant.name for mutant in ALL + SERVING + OUTSIDE)])
