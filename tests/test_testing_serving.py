@@ -229,6 +229,9 @@ def test_pages_and_packs_hold_the_case_s_rows_and_nan() -> None:
 
 
 def test_a_packed_backward_pass_is_checked() -> None:
+    unfused = BASES["unfused"].backward
+    assert unfused is not None
+
     def backward(
         q: Array, k: Array, v: Array, do: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **longest: Any
     ) -> Any:
@@ -239,14 +242,13 @@ def test_a_packed_backward_pass_is_checked() -> None:
                 for a_, rows in ((q, slice(a, b)), (k, slice(c, d)), (v, slice(c, d)), (do, slice(a, b)))
             ]
             if b > a and d > c:
-                found = BASES["unfused"].backward(*one)
+                found = unfused(*one)
                 for to, rows, gradient in zip(given, (slice(a, b), slice(c, d), slice(c, d)), found, strict=True):
                     to[rows] = gradient[0].swapaxes(0, 1)
         return tuple(given)
 
-    forward = CORRECT["varlen"]
     report = check_attention(
-        forward, Spec(lse="natural"), backward=varlen(backward), checks=["gradients"], max_examples=12
+        CORRECT["varlen"], Spec(lse="natural"), backward=varlen(backward), checks=["gradients"], max_examples=12
     )
     assert report.ok
 

@@ -166,8 +166,12 @@ class Problem:
                 np.concatenate([a, np.zeros_like(a[:, :, :1], shape=(*a.shape[:2], 1, a.shape[3]))], 2) for a in (k, v)
             )
             bias = np.broadcast_to(0.0 if bias is None else bias, mask.shape)
-            bias = np.concatenate([bias, np.where(column > -np.inf, column, 0)], axis=-1)
-            mask = np.concatenate([mask, column > -np.inf], axis=-1)
+            live = column > -np.inf
+            if mask.shape[-1]:  # one that is e²⁰⁰ times smaller than any score's is nothing, and would widen the budget
+                reach = reference.score_reach(q, k[:, :, :-1], scale=self.tau, mask=mask, bias=bias)
+                live = live & ((column > -reach - 200) | ~mask.any(axis=-1, keepdims=True))
+            bias = np.concatenate([bias, np.where(live, column, 0)], axis=-1)
+            mask = np.concatenate([mask, live], axis=-1)
         return Operands(q, k, v, mask, bias)
 
     @cached_property
