@@ -12,10 +12,11 @@ import pytest
 
 from flashsim.problem.inputs import Array
 from flashsim.testing import check_attention
-from flashsim.testing.case import Case, Problem
+from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
 from flashsim.testing.mutants import ALL
+from flashsim.testing.problem import Problem
 from flashsim.testing.running import Finding, survey, try_check
 from flashsim.testing.spec import Spec
 from flashsim.testing.subject import Subject

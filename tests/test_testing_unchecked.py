@@ -14,7 +14,7 @@ import pytest
 
 from flashsim.cli import main
 from flashsim.testing import Spec, check_attention
-from flashsim.testing.case import Problem
+from flashsim.testing.problem import Problem
 from flashsim.testing.subject import Subject
 from flashsim.testing.unchecked import NO_WORD, undeclared
 
@@ -210,7 +210,7 @@ def test_no_keys_may_be_declared_for_the_forward_pass_alone(capsys: pytest.Captu
     report = check_attention(forward, Spec(zero_keys="forward"), backward=backward, max_examples=80)
     assert report.ok
     Path("half.py").write_text(
-        "import numpy as np\nfrom flashsim.testing import Spec\nfrom flashsim.testing.case import Problem\n"
+        "import numpy as np\nfrom flashsim.testing import Spec\nfrom flashsim.testing.problem import Problem\n"
         "def half(q, k, v):\n    return Problem(q, k, v, Spec()).solution.O.astype(q.dtype)\n"
         "def half_backward(q, k, v, do):\n"
         "    if not k.shape[2]:\n        raise ValueError('zero-size array')\n"

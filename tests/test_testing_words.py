@@ -11,7 +11,7 @@ import pytest
 
 from flashsim.problem.inputs import Array
 from flashsim.testing import Case, Spec, check_attention
-from flashsim.testing.case import Problem
+from flashsim.testing.problem import Problem
 from flashsim.testing.regimes import BIASES
 from flashsim.testing.running import survey
 from flashsim.testing.subject import Subject

@@ -37,10 +37,12 @@ EXAMPLES = (
 )
 WHERE = "MODULE:FUNCTION"
 NOT_ALL = 3  # exit status
+FP8 = ("float8_e4m3fn", "float8_e5m2")  # as in flashsim.testing.spec, which needs Hypothesis
 YES_OR_NO = argparse.BooleanOptionalAction
 SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     "dtypes": {
-        "nargs": "+", "type": dtype, "choices": FLOATS, "metavar": "DTYPE", "help": f"one or more of {', '.join(FLOATS)}"
+        "nargs": "+", "type": dtype, "choices": (*FLOATS, *FP8), "metavar": "DTYPE",
+        "help": f"one or more of {', '.join((*FLOATS, *FP8))}",
     },
     "layout": {"choices": ["BHND", "BNHD"], "help": "the order of axes: batch, heads, rows, width. Default: BHND"},
     "block": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "its tile; lengths are drawn around it"},
@@ -50,6 +52,10 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=; its alignment"},
     "window": {"choices": ["bottom_right", "top_left"], "help": "it takes window=(left, right); its alignment"},
     "bias": {"action": YES_OR_NO, "help": "it takes bias="},
+    "softcap": {"action": YES_OR_NO, "help": "it takes softcap="},
+    "alibi": {"action": YES_OR_NO, "help": "it takes alibi_slopes="},
+    "sink": {"action": YES_OR_NO, "help": "it takes sink="},
+    "scales": {"choices": ["head", "block"], "help": "it takes q_descale=, k_descale=, v_descale= of 8-bit inputs"},
     "empty_rows": {"choices": ["zero", "nan", "mean", "undefined"], "help": "O where all keys are masked"},
     "lse": {"choices": ["natural", "base2"], "help": "it returns (O, lse)"},
     "gqa": {"action": YES_OR_NO, "help": "it takes fewer KV heads than query heads"},

@@ -102,14 +102,14 @@ def float_name(dtype: Any) -> str:
 
 
 def chip_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return what the chip computes in: float32 for 16-bit inputs, else the inputs' own dtype."""
-    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    """Return what the chip computes in: float32 for inputs of 16 bits and fewer, else the inputs' own dtype."""
+    return np.dtype(np.float32) if dtype.itemsize <= 2 else dtype
 
 
 @cache
 def _limit(name: str, dtype: DTypeLike) -> float:
     dtype, info = np.dtype(dtype), cast(Any, np.finfo)
-    if dtype.name == "bfloat16":
+    if dtype.name == "bfloat16" or dtype.itemsize == 1:
         import ml_dtypes
 
         info = ml_dtypes.finfo

@@ -4,7 +4,8 @@
     check_attention(my_attention, Spec(causal="bottom_right", masks=True), max_examples=300)
 
 `parametrize_with_checks` makes a pytest test of each check, `wrap` makes kernels on PyTorch, CuPy or JAX arrays take NumPy
-ones, and `flashsim check module:function` does it all on the command line. Needs Hypothesis: pip install "flashsim[testing]".
+ones; `varlen`, `paged` and `mla` adapt kernels of packed sequences, paged caches and latents; and `flashsim check
+module:function` does it all on the command line. Needs Hypothesis: pip install "flashsim[testing]".
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from importlib.util import find_spec
 if find_spec("hypothesis") is None:
     raise ModuleNotFoundError('flashsim.testing needs Hypothesis: pip install "flashsim[testing]"', name="hypothesis")
 
-from flashsim.testing.case import Case, Problem
+from flashsim.testing.adapters import mla, paged, varlen
+from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.checkup import AttentionCheckFailed, check_attention, parametrize_with_checks, replay
+from flashsim.testing.problem import Problem
 from flashsim.testing.report import Failure, Report
 from flashsim.testing.spec import Spec
 from flashsim.testing.strategies import cases
@@ -32,7 +35,10 @@ __all__ = [
     "Spec",
     "cases",
     "check_attention",
+    "mla",
+    "paged",
     "parametrize_with_checks",
     "replay",
+    "varlen",
     "wrap",
 ]

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.problem.inputs import Array, largest
 from flashsim.problem.qkv import load_sample
 
 Rng = np.random.Generator
@@ -162,3 +163,36 @@ BIASES: dict[str, BiasMaker] = {
     # so large that it decides alone
     "large": lambda rng, shape: 60 * rng.normal(size=(1, shape[1], *shape[2:])),
 }
+
+# ------------------------------------------------------------------------------- what else scores are made of, for each head
+
+SINKS = {"none": -math.inf, "lowest": -800.0, "low": -3.0, "zero": 0.0, "high": 50.0, "highest": 800.0}
+SOFT_CAPS = (0.5, 5.0, 50.0, 1e4)  # a small one lets much through of what is masked before it
+
+
+def sinks(rng: Rng, H_q: int, first: str) -> Array:
+    """Return a sink for each head, (H_q,); the first is the one of that name."""
+    return np.array([SINKS[first], *rng.choice(list(SINKS.values()), H_q - 1)], np.float32)
+
+
+def slopes(rng: Rng, H_q: int) -> Array:
+    """Return ALiBi's slopes, (H_q,), powers of two, all different."""
+    return np.asarray(2.0 ** (1 - rng.permutation(H_q)), np.float32)
+
+
+def stored(rng: Rng, a: Array, dtype: np.dtype[Any], scales: str | None, block: int) -> tuple[Array, Array | None]:
+    """Return an array (B, H, N, d) in 8 bits, with its scales, (B, H) or (B, H, ⌈N / block⌉), or saturated without any.
+
+    Each scale leaves its rows within ±224, and is moved by a power of two: they lie far from 1, and apart.
+    """
+    end = largest(dtype)
+    if scales is None:
+        return np.clip(a, -end, end).astype(dtype), None
+    N = a.shape[2]
+    groups = -(-N // block) if scales == "block" else 1
+    rows = np.arange(N) // block if scales == "block" else np.zeros(N, int)
+    most = np.stack(
+        [np.abs(a[:, :, rows == group]).max(axis=(2, 3), initial=2.0**-20) for group in range(groups)], axis=-1
+    )
+    scale = np.asarray(2.0 ** rng.integers(0, 5, size=most.shape) * most / 224, np.float32)
+    return (a / scale[:, :, rows, None]).astype(dtype), scale if scales == "block" else scale[..., 0]

@@ -14,11 +14,12 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 from flashsim.support.tables import aligned
-from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion
 from flashsim.testing.mismatches import Mismatch
+from flashsim.testing.problem import Problem
 from flashsim.testing.running import Finding, Tally, size
+from flashsim.testing.spec import FP8
 from flashsim.testing.subject import Subject
 from flashsim.testing.unchecked import incomplete
 from flashsim.testing.wrapping import Wrapped
@@ -314,7 +315,7 @@ def _path_to(module: str) -> list[str]:
 
 def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
     dtype, options = problem.q.dtype.name, problem.options
-    narrow = dtype == "bfloat16"  # which NumPy does not have
+    narrow = ("bfloat16", *FP8)  # which NumPy does not have
     arrays = {
         name: a.swapaxes(1, 2) if swapped else a
         for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
@@ -323,9 +324,9 @@ def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
     given = [f"{name}={name if name in arrays else repr(value)}" for name, value in options.items()]
     return [
         "import numpy as np",
-        *(["from ml_dtypes import bfloat16"] if narrow else []),
+        *([f"from ml_dtypes import {dtype}"] if dtype in narrow else []),
         "nan, inf = np.nan, np.inf",
-        *(f"{name} = {_literal(a, dtype if narrow else f'np.{dtype}')}" for name, a in arrays.items()),
+        *(f"{name} = {_literal(a, 'np.' * (a.dtype.name not in narrow) + a.dtype.name)}" for name, a in arrays.items()),
         f"print({call}({', '.join(['q, k, v', *given])}))",
     ]
 

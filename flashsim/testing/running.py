@@ -50,7 +50,7 @@ class Finding:
 
 def try_check(check: Check, subject: Subject, case: Case, trial: Trial | None = None) -> Finding | None:
     """Run a check on a case, made to fit; return the finding, or None where it does not apply."""
-    fitted = check.fit(case, subject)
+    fitted = check.fitted(case, subject)
     if fitted is None:
         return None
     if subject.on_try is not None:
@@ -106,6 +106,9 @@ def size(case: Case) -> tuple[int, int]:
             case.mask,
             case.window,
             case.bias,
+            case.softcap,
+            case.alibi,
+            case.sink,
             case.scale,
             case.strides != "contiguous",
             case.dropout_p,
@@ -227,7 +230,21 @@ def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
 
 def _lowered(case: Case, spec: Spec) -> Iterator[Case]:
     plain = Case(block=case.block, dtype=spec.dtypes[0])
-    for name in ("strides", "mask", "window", "bias", "scale", "causal", "dropout_p", "d_v", "dtype", "regime"):
+    plainly = (
+        "strides",
+        "mask",
+        "window",
+        "bias",
+        "sink",
+        "alibi",
+        "softcap",
+        "scale",
+        "causal",
+        "dropout_p",
+        "d_v",
+        "dtype",
+    )
+    for name in (*plainly, "regime"):
         if getattr(case, name) != getattr(plain, name):
             yield replace(case, **{name: getattr(plain, name)})
     widths = sorted(spec.head_dims) if spec.head_dims else None

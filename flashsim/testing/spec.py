@@ -21,8 +21,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "strides": ("any", "last_contiguous", "contiguous"),
     "stores": ("output", "output_per_block", "scores"),
     "accumulate": (None, *FLOATS),
+    "scales": (None, "head", "block"),
 }
-
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+DTYPES = (*FLOATS, *FP8)
 
 LARGEST_BLOCK, WIDEST_HEAD = 4096, 2**16
 
@@ -31,7 +33,10 @@ LARGEST_BLOCK, WIDEST_HEAD = 4096, 2**16
 class Spec:
     """What a kernel takes and promises.
 
-    dtypes      of q, k, v, one for all three: of "float16", "bfloat16", "float32", "float64"
+    dtypes      of q, k, v, one for all three: of "float16", "bfloat16", "float32", "float64", and of ml_dtypes
+                "float8_e4m3fn" and "float8_e5m2", in which nothing is asked of gradients
+    scales      of 8-bit inputs, None: not taken. Else it takes q_descale=, k_descale=, v_descale=, float32, which q, k, v are to
+                be multiplied by: "head", arrays (B, H); "block", (B, H, ⌈N / block⌉), for B_r rows of q each, and B_c of k and v
     layout      "BHND": q is (B, H_q, N_q, d); "BNHD": (B, N_q, H_q, d). O, and gradients, likewise; masks are always
                 (B, H_q, N_q, N_k), and log-sum-exps (B, H_q, N_q)
     block       (B_r, B_c), the kernel's tile: lengths are drawn around its multiples. A guess will do. At most 4,096 each
@@ -41,6 +46,10 @@ class Spec:
                 i + N_k − N_q at the "bottom_right" and i at the "top_left"; −1 is no limit on that side
     bias        whether it takes bias=, of the inputs' dtype, which broadcasts to (B, H_q, N_q, N_k) and is added to the scaled
                 scores. Its own gradient is not asked for
+    softcap     whether it takes softcap=: the scaled scores S become softcap · tanh(S / softcap), before all else
+    alibi       whether it takes alibi_slopes=, float32 (H_q,): −slope · |i + N_k − N_q − j| is added to the scores
+    sink        whether it takes sink=, float32 (H_q,), a logit for each head: a key more, whose value is 0. It is part of the
+                log-sum-exp, and no row is empty that has it. The backward function then returns dsink, (H_q,), as well
     empty_rows  what O is where every key is masked: "zero", "nan", "mean" (of all values of the head), or "undefined"
     lse         None: the kernel returns O. "natural", "base2": it returns (O, lse), lse = log Σ exp(scores), or log₂; of
                 an empty row −∞, unless empty_rows is "undefined"
@@ -72,6 +81,10 @@ class Spec:
     causal: str | None = None
     window: str | None = None
     bias: bool = False
+    softcap: bool = False
+    alibi: bool = False
+    sink: bool = False
+    scales: str | None = None
     empty_rows: str = "zero"
     lse: str | None = None
     gqa: bool = False
@@ -95,7 +108,19 @@ class Spec:
             value = getattr(self, name)
             if not (is_one_of(value, known) or (value is None and None in known)):
                 raise ValueError(f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}")
-        flags = ("bias", "gqa", "masks", "scale", "cross", "d_v", "deterministic", "batch_invariant")
+        flags = (
+            "bias",
+            "softcap",
+            "alibi",
+            "sink",
+            "gqa",
+            "masks",
+            "scale",
+            "cross",
+            "d_v",
+            "deterministic",
+            "batch_invariant",
+        )
         checked: dict[str, Any] = {name: check_flag(f"Spec: {name}", getattr(self, name)) for name in flags}
         if not is_one_of(self.zero_keys, ("forward",)):
             checked["zero_keys"] = check_flag("Spec: zero_keys", self.zero_keys)
@@ -119,10 +144,22 @@ class Spec:
 
     def chip(self, dtype: str) -> np.dtype[Any]:
         """Return the type that sums are kept in, for inputs of that dtype."""
-        return chip_dtype(float_dtype(dtype)) if self.accumulate is None else float_dtype(self.accumulate)
+        return chip_dtype(dtype_of(dtype)) if self.accumulate is None else float_dtype(self.accumulate)
 
     def __repr__(self) -> str:
         return call_of(self)
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return the dtype of that name, one of `DTYPES`. Raises ValueError where it needs a package that is not installed."""
+    if name not in FP8:
+        return float_dtype(name)
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError as error:
+        raise ValueError(f"dtype {name} needs a package: pip install ml_dtypes") from error
+    made: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return made
 
 
 def call_of(made: Any) -> str:
@@ -142,11 +179,11 @@ def _dtypes(given: Any) -> tuple[str, ...]:
     several = isinstance(given, Iterable) and not isinstance(given, str | type) and getattr(given, "ndim", True)
     names = tuple(given) if several else (given,)
     if not names:
-        raise ValueError(f"Spec: dtypes is empty; expected some of {', '.join(map(repr, FLOATS))}")
+        raise ValueError(f"Spec: dtypes is empty; expected some of {', '.join(map(repr, DTYPES))}")
     for name in names:
-        if not is_one_of(name, FLOATS):
-            raise ValueError(f"Spec: dtypes has {shown(name)}; expected some of {', '.join(map(repr, FLOATS))}")
-        float_dtype(name)  # bfloat16 needs a package
+        if not is_one_of(name, DTYPES):
+            raise ValueError(f"Spec: dtypes has {shown(name)}; expected some of {', '.join(map(repr, DTYPES))}")
+        dtype_of(name)  # some need a package
     return names
 
 

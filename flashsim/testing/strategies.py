@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from flashsim.testing.case import Case
-from flashsim.testing.regimes import BIASES, MASKS, REGIMES
+from flashsim.testing.regimes import BIASES, MASKS, REGIMES, SINKS, SOFT_CAPS
 from flashsim.testing.spec import Spec, check_spec
 from flashsim.testing.subject import strides_of
 
@@ -51,6 +51,12 @@ def features(spec: Spec) -> st.SearchStrategy[dict[str, Any]]:
         offered["window"] = st.sampled_from((*[None] * (len(windows) // 2), *windows))
     if spec.bias:
         offered["bias"] = st.sampled_from((*[None] * (len(BIASES) // 2), *BIASES))
+    if spec.softcap:
+        offered["softcap"] = st.sampled_from((*[None] * len(SOFT_CAPS), *SOFT_CAPS))
+    if spec.alibi:
+        offered["alibi"] = st.booleans()
+    if spec.sink:
+        offered["sink"] = st.sampled_from((*[None] * (len(SINKS) // 2), *SINKS))
     if spec.scale:
         offered["scale"] = st.sampled_from(SCALES)
     kinds = strides_of(spec)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim.problem.inputs import Array
-from flashsim.testing.case import STRIDES, Case, Keep, Problem
+from flashsim.testing.case import STRIDES, Case, Keep
+from flashsim.testing.problem import Problem
 from flashsim.testing.spec import Spec
 
 GUARD = 64  # elements of NaN before and behind every array, and in its gaps: what is read there shows
@@ -115,23 +116,24 @@ class Subject:
             raise Broken(f"returned {_what(returned)}; the spec declares no lse, so expected O alone")
         return Output(self._from_layout("O", returned, O_shape), lse)
 
-    def backward(self, problem: Problem, strides: str = "contiguous") -> tuple[Array, Array, Array]:
-        """Run the backward function on fresh copies; return dq, dk, dv in float64. Raises Broken."""
+    def backward(self, problem: Problem, strides: str = "contiguous") -> tuple[Array, ...]:
+        """Run the backward function on fresh copies; return dq, dk, dv, and a sink's gradient, in float64. Raises Broken."""
         return self.backward_on(self.lay(problem, strides, back=True), problem)
 
-    def backward_on(self, arrays: dict[str, Array], problem: Problem) -> tuple[Array, Array, Array]:
+    def backward_on(self, arrays: dict[str, Array], problem: Problem) -> tuple[Array, ...]:
         """Run the backward function on these very arrays q, k, v, do. Raises Broken."""
         assert self.back is not None
         self._stay_within(problem)
         returned = _called(self.back, *arrays.values(), **_copied(problem.options))
-        if not isinstance(returned, tuple | list) or len(returned) != 3:
-            raise Broken(f"returned {_what(returned)} from its backward function; expected three arrays, dq, dk, dv")
+        names = ("dq", "dk", "dv") if problem.sink is None else ("dq", "dk", "dv", "dsink")
+        if not isinstance(returned, tuple | list) or len(returned) != len(names):
+            count = {3: "three", 4: "four"}[len(names)]
+            said = f"returned {_what(returned)} from its backward function; expected {count} arrays"
+            raise Broken(f"{said}, {', '.join(names)}")
         shapes = (problem.q.shape, problem.k.shape, problem.v.shape)
-        dq, dk, dv = (
-            self._from_layout(name, a, shape)
-            for name, a, shape in zip(("dq", "dk", "dv"), returned, shapes, strict=True)
-        )
-        return dq, dk, dv
+        three = (self._from_layout(*each) for each in zip(names[:3], returned[:3], shapes, strict=True))
+        dsink = () if problem.sink is None else (_array("dsink", returned[3], problem.sink.shape).astype(np.float64),)
+        return *three, *dsink
 
     def _stay_within(self, problem: Problem) -> None:
         N_q, N_k = problem.score_shape[-2:]

@@ -9,23 +9,21 @@ from typing import Any
 
 from flashsim.testing.mismatches import flag
 from flashsim.testing.probe import FEATURES, fits, parameters, plain
+from flashsim.testing.problem import DESCALES
 from flashsim.testing.subject import Subject
 from flashsim.testing.wrapping import Wrapped
 
 # Parameters by the names that kernels have for them: the kit never gives them.
 NO_WORD: Mapping[tuple[str, ...], str] = {
     ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_k", "seqused_k"): (
-        "sequences packed in one row (varlen): wrap it in a function of a padded batch, as docs/kernels.md does"
+        "sequences packed in one row: give varlen(your_kernel), of flashsim.testing"
     ),
     ("block_table", "block_tables", "page_table", "cache_seqlens", "k_cache", "v_cache", "kv_indices"): (
-        "paged caches: wrap it in a function that puts K and V into pages, as docs/kernels.md does"
+        "paged caches: give paged(your_kernel), of flashsim.testing"
     ),
-    ("alibi_slopes",): "a bias by its slopes: wrap it in a function of bias=",
     ("segment_ids", "q_segment_ids", "document_ids"): "segments: wrap it in a function of mask=",
-    ("softcap", "logits_soft_cap", "logit_softcapping"): "a soft cap on the scores",
-    ("sinks", "s_aux", "sink"): "attention sinks",
     ("score_mod", "mask_mod", "block_mask"): "functions of positions, as FlexAttention takes them",
-    ("q_descale", "k_descale", "v_descale"): "scales of FP8 inputs",
+    ("qv", "kv_lora_rank"): "latents (MLA): give mla(your_kernel), of flashsim.testing",
 }
 
 
@@ -47,6 +45,7 @@ def undeclared(subject: Subject) -> dict[str, tuple[Any, ...]]:
 def at_their_defaults(subject: Subject) -> list[str]:
     """Return the function's other parameters that the kit never gives it, with the kit's name, or that it has no word."""
     given = {feature.keyword for feature in FEATURES} | set(subject.spec.unchecked)
+    given |= set(DESCALES) if subject.spec.scales else set()
     given |= set() if subject.keep_mask is None else {"dropout_p", "seed"}
     ours = {alias: f" (the kit's name is {feature.keyword})" for feature in FEATURES for alias in feature.aliases}
     ours |= {name: " (the kit has no word for it: flashsim check --list)" for names in NO_WORD for name in names}

@@ -40,7 +40,7 @@ def finite_differences(t: Trial) -> Comparisons:
     problem, rng, (exact, budgets) = t.problem, t.rng, t.problem.gradients()
     step = 2.0**-12 if problem.q.dtype == np.float64 else 2.0**-4
     dO = problem.dO.astype(np.float64)
-    for name, got, oracle_gradient, gradient_budget in zip("qkv", t.gradients, exact, budgets, strict=True):
+    for name, got, oracle_gradient, gradient_budget in zip("qkv", t.gradients[:3], exact[:3], budgets[:3], strict=True):
         array = getattr(problem, name)
         spot = tuple(int(rng.integers(n)) for n in array.shape)
         ends = []

@@ -11,7 +11,9 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 from flashsim.reference.rounding import parts_of_bound
-from flashsim.testing.case import Case, Problem
+from flashsim.testing.case import Case
+from flashsim.testing.problem import Problem
+from flashsim.testing.spec import FP8
 from flashsim.testing.subject import Output, Subject
 
 
@@ -39,8 +41,9 @@ Three = tuple[Array, ...]
 def of_gradients(
     what: str, got: Three, want: Three, budgets: Three, problem: Problem, at: Sequence[Array | bool] = (True,) * 3
 ) -> Comparisons:
-    """Yield what to compare of dq, dk and dv, each being {} in `what`."""
-    for name, g, w, budget, where in zip(("dq", "dk", "dv"), got, want, budgets, at, strict=True):
+    """Yield what to compare of dq, dk, dv, and dsink if there is one, each being {} in `what`."""
+    names = ("dq", "dk", "dv", "dsink")[: len(got)]
+    for name, g, w, budget, where in zip(names, got, want, budgets, (*at, True)[: len(got)], strict=True):
         yield Comparison(what.format(name), g, w, budget, where, problem)
 
 
@@ -61,7 +64,7 @@ class Trial:
         return self.subject.forward(self.problem, self.case.strides)
 
     @cached_property
-    def gradients(self) -> tuple[Array, Array, Array]:
+    def gradients(self) -> tuple[Array, ...]:
         """What the kernel's backward function returns for the case."""
         return self.subject.backward(self.problem, self.case.strides)
 
@@ -78,8 +81,8 @@ class Trial:
 
     @property
     def takes_backward(self) -> bool:
-        """Whether the backward function takes the case: without keys, not if the spec says so of the forward pass alone."""
-        return self.case.N_k > 0 or self.spec.zero_keys != "forward"
+        """Whether the backward function takes the case: no 8 bits, nor N_k = 0 if the spec says so of the forward pass alone."""
+        return (self.case.N_k > 0 or self.spec.zero_keys != "forward") and self.case.dtype not in FP8
 
     @property
     def gradients_promised(self) -> bool:
@@ -110,13 +113,17 @@ Fit = Callable[[Case, Subject], Case | None]
 
 @dataclass(frozen=True)
 class Check:
-    """A property. `fit` makes a case fit, or returns None; `both`: a backward function is looked at too, if there is one."""
+    """A property. `fit` makes a case fit, or returns None; `both`: a backward function is looked at too, if there is one.
+
+    `computes`: it makes other arrays of a case's, by arithmetic or in another order, which 8 bits with scales do not allow.
+    """
 
     name: str
     run: Run
     conditions: tuple[Needs, ...]
     fit: Fit
     both: bool = False
+    computes: bool = False
 
     def needs(self, subject: Subject) -> str:
         """Return why it does not apply to a kernel, or ""."""
@@ -128,6 +135,12 @@ class Check:
         return ("backward",) * (self.both or HAS_BACKWARD in self.conditions) + ("dropout",) * (
             HAS_DROPOUT in self.conditions
         )
+
+    def fitted(self, case: Case, subject: Subject) -> Case | None:
+        """Return the case, made to fit, or None where it cannot be one for this check."""
+        fitted = self.fit(case, subject)
+        only_forward = fitted is not None and fitted.dtype in FP8
+        return None if only_forward and (self.computes or (self.asks and not self.both)) else fitted
 
     def compare(self, trial: Trial) -> Comparisons:
         """Yield what to compare; nothing where that would be gradients that the spec does not promise."""
@@ -144,11 +157,13 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(*conditions: Needs, fit: Fit = lambda case, subject: case, both: bool = False) -> Callable[[Run], Run]:
+def check(
+    *conditions: Needs, fit: Fit = lambda case, subject: case, both: bool = False, computes: bool = False
+) -> Callable[[Run], Run]:
     """Register a function as the check of that name, under these conditions: each says why it does not apply, or ""."""
 
     def register(run: Run) -> Run:
-        CHECKS[run.__name__] = Check(run.__name__, run, conditions, fit, both)
+        CHECKS[run.__name__] = Check(run.__name__, run, conditions, fit, both, computes)
         return run
 
     return register

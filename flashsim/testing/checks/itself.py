@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from flashsim.problem.inputs import Array
-from flashsim.testing.case import MOST_ELEMENTS, Case, Problem
+from flashsim.testing.case import MOST_ELEMENTS, Case
 from flashsim.testing.checks.check import (
     IS_DETERMINISTIC,
     TAKES_CROSS,
@@ -20,6 +20,7 @@ from flashsim.testing.checks.check import (
     declares,
     of_gradients,
 )
+from flashsim.testing.problem import Problem
 from flashsim.testing.strategies import around
 from flashsim.testing.subject import Subject, memory_of, strides_of
 
@@ -37,7 +38,9 @@ def _with_keys(problem: Problem, keys: Array | slice) -> Problem:
     return problem.but(k=problem.k[:, :, keys], v=problem.v[:, :, keys], mask=mask, bias=bias)
 
 
-@check(fit=lambda case, subject: replace(case, causal=False, window=None) if case.N_k > 1 else None)
+@check(
+    fit=lambda case, _: replace(case, causal=False, window=None, alibi=False) if case.N_k > 1 else None, computes=True
+)
 def key_permutation(t: Trial) -> Comparisons:
     """The order of the keys does not matter."""
     other = _with_keys(t.problem, t.rng.permutation(t.problem.score_shape[-1]))
@@ -48,7 +51,7 @@ def _any_keys(case: Case, subject: Subject) -> Case | None:
     return case if case.N_k else None
 
 
-@check(fit=_any_keys)
+@check(fit=lambda case, _: replace(case, softcap=None, sink=None) if case.N_k else None, computes=True)
 def shift_invariance(t: Trial) -> Comparisons:
     """One vector added to all keys shifts each row of scores by a constant, which the softmax does not see."""
     k = np.clip(np.round(8 * t.problem.k.astype(np.float64)) / 8, -7, 7)  # so that adding 8 is exact in every dtype
@@ -75,7 +78,12 @@ def identity_values(t: Trial) -> Comparisons:
     yield Comparison("the weights of masked keys", got.O, np.zeros_like(got.O), 0.0, masked, identity)
 
 
-@check(declares("lse"), TAKES_CROSS, fit=lambda case, subject: case if case.N_k > subject.spec.multiples[1] else None)
+@check(
+    declares("lse"),
+    TAKES_CROSS,
+    fit=lambda case, subject: case if case.N_k > subject.spec.multiples[1] else None,
+    computes=True,
+)
 def split_and_merge(t: Trial) -> Comparisons:
     """Attention to parts of the keys, merged by their log-sum-exps, is attention to all of them."""
     N_k = t.problem.score_shape[-1]
@@ -91,7 +99,7 @@ def _takes_parts(subject: Subject) -> str:
     return "" if takes else "the spec declares N_q = N_k, and no masks"
 
 
-@check(declares("lse"), _takes_parts, fit=_any_keys)
+@check(declares("lse"), _takes_parts, fit=_any_keys, computes=True)
 def mergeable_lse(t: Trial) -> Comparisons:
     """Attention to keys [0, c) and [c, N_k), merged as returned, is the whole; a part may be empty, or be masked."""
     N_k, whole = t.problem.score_shape[-1], _in_any_order(t)
@@ -110,15 +118,17 @@ def mergeable_lse(t: Trial) -> Comparisons:
 
 
 def _in_any_order(t: Trial) -> Problem:
-    """Return the problem without causal and window, which a part of the keys would have elsewhere: a mask has them."""
+    """Return the problem without what a part of the keys has elsewhere: causal and window, which a mask has, and slopes."""
     problem = t.problem
-    if not problem.causal and problem.window is None:
+    if not problem.causal and problem.window is None and problem.slopes is None:
         return problem
-    return problem.but(causal=False, window=None, mask=problem.allowed if t.spec.masks else problem.mask)
+    mask = problem.allowed if t.spec.masks else problem.mask
+    return problem.but(causal=False, window=None, slopes=None, mask=mask)
 
 
 def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: bool = False) -> Comparisons:
     """Yield O and lse of parts of the keys, merged, against the whole's; what a part says of its empty rows, as it is."""
+    parts = [part if n == 0 else part.but(sink=None) for n, part in enumerate(parts)]  # or it would count twice
     outs = [t.forward(part) for part in parts]
     base = np.log(2) if t.spec.lse == "base2" else 1.0
     with np.errstate(all="ignore"):
@@ -148,16 +158,32 @@ def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: boo
     yield Comparison(f"lse {how}", merged_lse, want.lse, lse_budget, live, whole)
 
 
-@check(declares("gqa"), fit=lambda case, subject: case if case.group > 1 else replace(case, group=2 + case.seed % 2))
+def _in_groups(case: Case, subject: Subject) -> Case:
+    """Return the case with groups; for every fourth seed one query, which heads are packed with, and keys that are split."""
+    case = case if case.group > 1 else replace(case, group=2 + case.seed % 2)
+    if case.seed % 4 or case.N_k > subject.spec.block[1] or not subject.spec.cross or subject.spec.max_shapes:
+        return case
+    lengths = [n for n in around(subject.spec.block[1]) if n > subject.spec.block[1]]
+    N_q, N_k = subject.spec.lengths(1, lengths[case.seed // 4 % len(lengths)])
+    return replace(case, N_q=N_q, N_k=N_k, H_kv=max(case.H_kv, 2))
+
+
+@check(declares("gqa"), fit=_in_groups)
 def grouped_heads(t: Trial) -> Comparisons:
     """Query heads that share a KV head do as if each had a copy of it."""
     problem = t.problem
     repeated = problem.but(**{name: np.repeat(getattr(problem, name), problem.group, axis=1) for name in ("k", "v")})
-    want, budget = t.forward(repeated), 2 * problem.solution.O_budget
-    yield Comparison("O, against KV heads repeated,", t.out.O, want.O, budget, t.defined, problem)
+    if problem.scales is not None:
+        q_scale, *others = problem.scales
+        repeated = repeated.but(scales=(q_scale, *(np.repeat(a, problem.group, axis=1) for a in others)))
+    want, right = t.forward(repeated), problem.solution
+    yield Comparison("O, against KV heads repeated,", t.out.O, want.O, 2 * right.O_budget, t.defined, problem)
+    if t.out.lse is not None and want.lse is not None:
+        lse = t.out.lse, want.lse, 2 * right.lse_budget
+        yield Comparison("lse, against KV heads repeated,", *lse, ~problem.empty, problem)
 
 
-@check(declares("scale"))
+@check(declares("scale"), computes=True)
 def scale_equivalence(t: Trial) -> Comparisons:
     """Twice the scale does what queries twice as large do; the default scale is 1/√d."""
     problem = t.problem
@@ -237,6 +263,7 @@ def batch_invariance(t: Trial) -> Comparisons:
     b = int(t.rng.integers(B))
     own = {name: getattr(problem, name) for name in ("q", "k", "v", "mask", "bias")}
     alone = problem.but(**{name: a[b : b + 1] for name, a in own.items() if a is not None and len(a) == B})
+    alone = alone.but(scales=None if problem.scales is None else tuple(a[b : b + 1] for a in problem.scales))
     out, here = t.subject.forward(alone, t.case.strides), np.arange(B) == b
     exact, what = t.spec.batch_invariant, f"of sequence {b} in a batch of {B}, against it alone,"
     O, budget = np.where(here[:, None, None, None], out.O, t.out.O), problem.solution.O_budget

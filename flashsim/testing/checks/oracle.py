@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from flashsim.problem.inputs import Array
-from flashsim.testing.case import Case, Problem
+from flashsim.testing.case import Case
 from flashsim.testing.checks.check import TAKES_CROSS, Comparison, Comparisons, Trial, check, declares
+from flashsim.testing.problem import Problem
 from flashsim.testing.subject import Subject
 
 
@@ -91,7 +92,7 @@ def masked_kv_poison(t: Trial) -> Comparisons:
         yield Comparison("lse with poisoned keys", got.lse, want.lse, want.lse_budget, live, changed)
 
 
-@check(declares("masks"), TAKES_CROSS)
+@check(declares("masks"), TAKES_CROSS, computes=True)
 def appended_masked_keys(t: Trial) -> Comparisons:
     """More keys, all of them masked, change nothing."""
     problem, rng = t.problem, t.rng
@@ -108,7 +109,8 @@ def appended_masked_keys(t: Trial) -> Comparisons:
     if bias is not None and bias.shape[-1] > 1:
         extra = 10 * rng.normal(size=(*bias.shape[:-1], more))
         bias = np.concatenate([bias, extra.astype(bias.dtype)], axis=-1)
-    appended = problem.but(k=longer(problem.k), v=longer(problem.v), mask=allowed, causal=False, window=None, bias=bias)
+    kv, nowhere = {"k": longer(problem.k), "v": longer(problem.v)}, {"causal": False, "window": None, "slopes": None}
+    appended = problem.but(**kv, **nowhere, mask=allowed, bias=bias)
     yield t.alike(f"O with {more} masked keys appended", appended, problem)
 
 

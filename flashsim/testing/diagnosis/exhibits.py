@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from flashsim.problem.inputs import Array, roundoff
-from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS, Comparison, of_gradients
+from flashsim.testing.problem import Problem
 from flashsim.testing.running import Finding
 from flashsim.testing.subject import Broken, OutsidePool, Subject
 from flashsim.testing.suspects import Arrays, Question
@@ -99,6 +99,9 @@ def exhibit_of(subject: Subject, finding: Finding) -> Exhibit | None:
     if finding.comparison is not None and finding.comparison.problem is not None:
         problems.append(finding.comparison.problem)
     for problem in problems:
+        beyond = problem.softcap, problem.slopes, problem.sink, problem.scales  # no suspect knows of these
+        if any(each is not None for each in beyond):
+            continue
         if math.prod(problem.score_shape) > MOST_SCORES or not all(map(finite, (problem.q, problem.k, problem.v))):
             continue
         try:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from flashsim.problem.inputs import Array
-from flashsim.testing.case import Problem
 from flashsim.testing.checks import Comparison, of_gradients
 from flashsim.testing.diagnosis.exhibits import POISONED, Suspicion, failing_cases, finite, of_gradients_too
+from flashsim.testing.problem import Problem
 from flashsim.testing.running import Finding
 from flashsim.testing.subject import Broken, OutsidePool, Subject, memory_of
 from flashsim.testing.suspects import FA, Arrays
@@ -54,7 +54,7 @@ class Experiment:
     """
 
     culprits: Callable[[Subject, Finding], set[str]]
-    says: Callable[[set[str]], str]
+    says: Callable[[Collection[str]], str]
     evidence: str
     threads: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class Experiment:
         except Exception:
             return []
         evidence = self.evidence.format(f"{len(found)} of {failing_cases(len(findings))}")
-        culprits = set().union(*found.values())
+        culprits = dict.fromkeys(name for names in found.values() for name in names)
         return [Suspicion(self.says(culprits), self.threads, evidence, frozenset(found))] if found else []
 
 
@@ -171,6 +171,44 @@ def _right_without_dropout(subject: Subject, finding: Finding) -> set[str]:
     return set() if _wrong(problem, got, back) else {"dropout"}
 
 
+HUGE, MOST_KEYS = 2.0**100, 200
+
+
+def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
+    """Ask where the keys' sum is cut, alone and in the batch: two huge values that cancel absorb the ones summed before they do.
+
+    Where a cut lies between the two, those on both sides of it are absorbed. All weights are equal, as the queries are 0.
+    Xie et al., "FPRev: Revealing floating-point summation order", arXiv 2411.00442.
+    """
+    case, n = finding.case, finding.case.N_k
+    if (
+        finding.check != "batch_invariance"
+        or not 2 < n <= MOST_KEYS
+        or case.dtype not in ("float32", "bfloat16", "float64")
+    ):
+        return set()
+    nothing = dict.fromkeys(("mask", "window", "bias", "softcap", "slopes", "sink", "scale"))
+    batch = case.problem(subject.spec).but(**nothing, causal=False)
+    batch = batch.but(q=np.zeros_like(batch.q))
+    cuts = []
+    for problem in (batch.but(q=batch.q[:1], k=batch.k[:1], v=batch.v[:1]), batch):
+        absorbed = np.zeros(n)  # by values before and behind a key
+        for key in range(1, n):
+            v = np.ones_like(problem.v)
+            v[:, :, key - 1], v[:, :, key] = HUGE, -HUGE
+            left = n * float(subject.forward(problem.but(v=v)).O[0, 0, 0, 0])
+            absorbed[key] = (
+                n - left if abs(left) <= n else 2 * n
+            )  # they do not quite cancel where parts were divided before
+        near = {key: np.delete(absorbed[max(key - 3, 0) : key + 4], min(key, 3)) for key in range(2, n - 1)}
+        peaks = {key for key, others in near.items() if absorbed[key] > others.max()}
+        within = max((absorbed[key] for key in range(1, n) if key not in peaks), default=0.0)  # one part
+        cuts.append({key for key in peaks if absorbed[key] > within})
+    only = (("alone", cuts[0] - cuts[1]), (f"in a batch of {case.B}", cuts[1] - cuts[0]))
+    said = [f"only {how} before key {', '.join(map(str, sorted(keys)))}" for how, keys in only if keys]
+    return {f"of {n} keys, {' and '.join(said)}"} if said else set()
+
+
 SPREAD = {
     "v": "NaN or ∞ in a masked key's value reaches the answer: its weight is 0, and 0 · NaN is NaN",
     "k": "NaN or ∞ in a masked key reaches the answer: its score is not replaced, or 0 · NaN is NaN in the backward pass",
@@ -200,6 +238,12 @@ EXPERIMENTS = (
         lambda _: "Memory outside of the arrays, or in the gaps of strided ones, is read and reaches the answer.",
         "the answer changes with what lies there in {0}",
         ("jax-ml/jax#27224", FA + "334", FA + "1947"),
+    ),
+    Experiment(
+        _split_otherwise,
+        lambda names: f"The batch decides where the keys are split: {next(iter(names))}.",
+        "by values that cancel, in {0}",
+        (FA + "1897", "vllm-project/vllm#51902"),
     ),
     Experiment(
         _poison_spreads,

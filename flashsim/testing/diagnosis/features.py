@@ -13,7 +13,7 @@ from flashsim.problem.inputs import Array
 from flashsim.testing.case import Case
 from flashsim.testing.diagnosis.exhibits import Suspicion
 from flashsim.testing.diagnosis.experiments import STRIDES
-from flashsim.testing.spec import Spec
+from flashsim.testing.spec import FP8, Spec
 from flashsim.testing.suspects import FA
 
 CAUSAL = (FA + "282", FA + "402", "NVIDIA/cutlass#2336")
@@ -38,6 +38,9 @@ def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
         Feature("a mask", lambda c: c.mask is not None, "masking", MASKING),
         Feature("a window", lambda c: c.window is not None, "the window's ends", ("zml/zml#763", "ml-explore/mlx-lm#390")),
         Feature("a bias", lambda c: c.bias is not None, "the bias"),
+        Feature("a soft cap", lambda c: c.softcap is not None, "the cap, or its place before the mask", (FA + "1025",)),
+        Feature("slopes", lambda c: c.alibi, "where positions are counted from"),
+        Feature("a sink", lambda c: c.sink is not None, "the sink, or how often it counts", ("ROCm/rocm-libraries#12227",)),
         Feature("H_q > H_kv", lambda c: c.group > 1, "head mapping", ("ekzhang/jax-js#180", "onnx/onnx#7274")),
         Feature("N_q ≠ N_k", lambda c: c.N_q != c.N_k, "alignment or sizes of queries and keys mixed up", CAUSAL),
         Feature("N_q > N_k", lambda c: c.N_q > c.N_k, "rows before the first key", CAUSAL),
@@ -51,6 +54,7 @@ def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
         Feature("N_k > 256", lambda c: c.N_k > 256, "sums over long rows", ("sonos/tract#2586",)),
         Feature("N_q > 256", lambda c: c.N_q > 256, "many rows", ()),
         Feature("arrays that are not contiguous", lambda c: c.strides != "contiguous", "strides ignored", STRIDES),
+        Feature("8-bit inputs", lambda c: c.dtype in FP8, "scales, or saturated weights", (FA + "2577",)),
         Feature("16-bit inputs", lambda c: c.dtype in ("float16", "bfloat16"), "sums kept in 16 bits", ("sonos/tract#2586",)),
         Feature("d_v ≠ d", lambda c: c.d_v not in (None, c.d), "a width mixed up", ("tenstorrent/tt-metal#42891",)),
         Feature("`scale` given", lambda c: c.scale is not None, "the scale", ("huggingface/transformers#38290",)),

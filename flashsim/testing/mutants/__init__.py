@@ -1,7 +1,9 @@
 """A museum of buggy attentions, each a bug that a real kernel had, by which a test shows that it notices such bugs.
 
-Three correct attentions, `BASES`, are the material: "tiled", as FlashAttention-2 does it; "unfused", with the whole matrix of
-scores; "split", with the keys in parts whose results are merged. A `Mutant` is a small change to the text of one of them.
+Four correct attentions are the material. `BASES` are three: "tiled", as FlashAttention-2 does it; "unfused", with the whole
+matrix of scores; "split", with the keys in parts whose results are merged. "served" is of kernels that serve. A `Mutant` is a
+small change to the text of one of them. `ALL` are bugs of attention as such, `SERVING` of kernels that
+serve, and `OUTSIDE` those that the frozen kit was tried on.
 
     from flashsim.testing.mutants import ALL
 
@@ -16,15 +18,17 @@ from __future__ import annotations
 from flashsim.testing.mutants.early import EARLY
 from flashsim.testing.mutants.late import LATE
 from flashsim.testing.mutants.mutant import BASES, Implementation, Mutant
+from flashsim.testing.mutants.outside import OUTSIDE
+from flashsim.testing.mutants.serving import SERVING
 from flashsim.testing.mutants.since import SINCE
 
 ALL: tuple[Mutant, ...] = EARLY + LATE + SINCE
 
-__all__ = ["ALL", "BASES", "EARLY", "LATE", "SINCE", "Implementation", "Mutant"]
+__all__ = ["ALL", "BASES", "EARLY", "LATE", "OUTSIDE", "SERVING", "SINCE", "Implementation", "Mutant"]
 
 
 def __getattr__(name: str) -> Implementation:
-    for mutant in ALL:
+    for mutant in ALL + SERVING + OUTSIDE:
         if mutant.name == name:
             built = globals()[name] = mutant.build()
             return built
@@ -32,4 +36,4 @@ def __getattr__(name: str) -> Implementation:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *(mutant.name for mutant in ALL)])
+    return sorted([*__all__, *(mutant.name for mutant in ALL + SERVING + OUTSIDE)])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from flashsim.problem.inputs import Array
-from flashsim.testing.mutants import split, tiled, unfused
+from flashsim.testing import adapters
+from flashsim.testing.mutants import served, split, tiled, unfused
 from flashsim.testing.spec import Spec
 from flashsim.tracing.planting import Change, changed, execute
 
@@ -27,12 +29,17 @@ SPEC = Spec(
 
 
 class Implementation:
-    """An attention that a module defines: its passes, of which calling it runs the forward one; its keep mask; its promise."""
+    """An attention that a module defines: its passes, of which calling it runs the forward one; its keep mask; its promise.
 
-    def __init__(self, name: str, module: ModuleType, spec: Spec = SPEC) -> None:
+    With `by`, a key of `ADAPTERS`, it is the module's function of that name, adapted, and has no backward pass.
+    """
+
+    def __init__(self, name: str, module: ModuleType, spec: Spec = SPEC, by: str = "") -> None:
         self.__name__ = self.__qualname__ = name
         self.__module__ = str(__package__)
-        self.forward, self.backward, self.keep, self.spec = module.forward, module.backward, module.keep, spec
+        self.spec, self.keep = spec, getattr(module, "keep", None)
+        self.forward = ADAPTERS[by](getattr(module, by)) if by else module.forward
+        self.backward = None if by or spec.scales else module.backward
 
     def __call__(self, *args: Any, **options: Any) -> tuple[Array, Array]:
         """Return O and the log-sum-exp of each row."""
@@ -40,6 +47,17 @@ class Implementation:
         return found
 
 
+SERVED = replace(SPEC, block=(8, 16), masks=False, window="bottom_right", softcap=True, alibi=True, sink=True)
+FP8 = Spec(dtypes=("float8_e4m3fn", "float8_e5m2"), block=(8, 16), lse="natural", gqa=True, scales="head")
+ADAPTERS: dict[str, Callable[[Any], Any]] = {"varlen": adapters.varlen, "paged": adapters.paged, "mla": adapters.mla}
+SERVING = {  # the correct ones among those that serve
+    "served": Implementation("served", served, SERVED),
+    **{by: Implementation(by, served, SERVED, by) for by in ADAPTERS},
+    **{
+        f"eight_bits_by_{scales}": Implementation(scales, served, replace(FP8, scales=scales))
+        for scales in ("head", "block")
+    },
+}
 BASES = {name: Implementation(name, base) for name, base in (("tiled", tiled), ("unfused", unfused), ("split", split))}
 
 
@@ -50,10 +68,11 @@ class Mutant:
     name      an identifier
     bug       what is wrong, in a sentence
     threads   where it was reported or repaired, each as owner/repository#number; none where the kit met it itself
-    base      the attention that is changed: "tiled", "unfused" or "split"
+    base      the attention that is changed: "tiled", "unfused", "split", or "served", which is none of `BASES`
     changes   pairs (before, after); each `before` occurs exactly once in the base's source
     part      where the bug is: "forward", "backward", or "dropout", in either pass
     spec      what the buggy kernel promises: by default all that the base does
+    by        the function of "served" that is meant, if another than forward, by its adapter's name
     """
 
     name: str
@@ -63,6 +82,7 @@ class Mutant:
     changes: tuple[Change, ...]
     part: str = "forward"
     spec: Spec = SPEC
+    by: str = ""
 
     def build(self) -> Implementation:
         """Return the buggy attention, anew: some remember earlier calls.
@@ -72,7 +92,7 @@ class Mutant:
         filename, text = source(self.base)
         module = ModuleType(f"{__package__}.{self.name}")
         execute(changed(text, self.changes, f"{filename}, for {self.name}"), filename, module.__dict__)
-        return Implementation(self.name, module, self.spec)
+        return Implementation(self.name, module, self.spec, self.by)
 
 
 def source(base: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.problem.inputs import Array, float_dtype
-from flashsim.testing.case import Problem
+from flashsim.testing.problem import Problem
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects.family import FA, Changes, key_blocks, reads
 from flashsim.testing.suspects.reading import Question, Reading

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim.problem.inputs import Array
-from flashsim.testing.case import Problem
+from flashsim.testing.problem import Problem
 
 Arrays = tuple[Array, ...]
 

@@ -1,0 +1,168 @@
+"""Kernels that take no batch (B, H, N, d) as functions that the kit can call: packed sequences, paged caches, latents.
+
+Each call puts the case's sequences among others, in an order drawn anew, and into pages drawn anew. So the checks that there are
+ask what such kernels must do: `oracle`, that nothing but a sequence's own keys reaches its output; `determinism`, that the order
+and the pages change no bit; `batch_invariance`, that the others change none.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from flashsim.problem.arguments import check_count, check_flag, shown
+from flashsim.problem.inputs import Array
+
+Kernel = Callable[..., Any]
+UNMAPPED = -1  # 2³² − 1 without a sign
+
+
+def varlen(fn: Kernel, *, fill: float = np.nan, zero_lengths: bool = True) -> Kernel:
+    """Return a kernel of packed sequences as one that the kit can check.
+
+    It is called as flash_attn_varlen_func is: fn(q, k, v, cu_seqlens_q=, cu_seqlens_k=, max_seqlen_q=, max_seqlen_k=, **options),
+    with q (rows, H_q, d), k (rows, H_kv, d), v (rows, H_kv, d_v), cu_seqlens int32 (sequences + 1,). It returns O
+    (rows, H_q, d_v), or O and the log-sum-exp (H_q, rows). A backward function is given do after v, and all is packed.
+
+    Between a case's sequences, and after the last, are others whose rows are all `fill`. Some have no queries or no keys, but
+    for zero_lengths=False. Raises ValueError for what is no function; what is returned in another shape raises ValueError too.
+    """
+    check_flag("zero_lengths", zero_lengths)
+    rng, given = np.random.default_rng(0), ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+
+    def packed(q: Array, k: Array, v: Array, *do: Array, **options: Any) -> Any:
+        (B, _, N_q, _), N_k = q.shape, k.shape[2]
+        others = int(rng.integers(1, 4))
+        order = rng.permutation(B + others)
+        at = np.argsort(order)[:B]
+        ends, rows = [], []
+        for N in (N_q, N_k):
+            drawn = rng.integers(0 if zero_lengths else 1, N + 3, others) * (rng.random(others) < 0.7)
+            lengths = np.array([N] * B + list(drawn if zero_lengths else np.maximum(drawn, 1)))[order]
+            ends.append(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+            rows.append([slice(*pair) for pair in pairwise(ends[-1])])
+        tail = int(rng.integers(3))
+
+        def pack(a: Array, side: int) -> Array:
+            pack = np.full((ends[side][-1] + tail, a.shape[1], a.shape[3]), fill, a.dtype)
+            for b in range(B):
+                pack[rows[side][at[b]]] = a[b].swapaxes(0, 1)
+            return pack
+
+        def unpack(name: str, a: Any, side: int, like: Array, heads_first: bool = False) -> Array:
+            total = ends[side][-1] + tail
+            shape = (like.shape[1], total) if heads_first else (total, like.shape[1], like.shape[3])
+            a = _shaped(name, a, shape).swapaxes(0, 1) if heads_first else _shaped(name, a, shape)
+            return np.stack([a[rows[side][at[b]]].swapaxes(0, 1) for b in range(B)])
+
+        longest = (int(np.diff(ends[0]).max()), int(np.diff(ends[1]).max()))
+        arrays = [pack(q, 0), pack(k, 1), pack(v, 1), *(pack(a, 0) for a in do)]
+        returned = fn(*arrays, **dict(zip(given, (*ends, *longest), strict=True)), **options)
+        if do:
+            gradients = zip(("dq", "dk", "dv"), returned[:3], (0, 1, 1), (q, k, v), strict=True)
+            return *(unpack(*each) for each in gradients), *returned[3:]
+        like = np.empty((*q.shape[:3], v.shape[-1]))
+        if isinstance(returned, tuple | list):
+            return unpack("O", returned[0], 0, like), unpack("lse", returned[1], 0, like, heads_first=True)
+        return unpack("O", returned, 0, like)
+
+    return _as(packed, fn, given)
+
+
+def paged(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
+    """Return a kernel on a paged cache as one that the kit can check.
+
+    It is called as flash_attn_with_kvcache is: fn(q, k_cache, v_cache, block_table=, cache_seqlens=, **options), with
+    q (B, N_q, H_q, d), k_cache (pages, page, H_kv, d), v_cache (pages, page, H_kv, d_v), block_table int32 (B, width), whose
+    unused entries are −1, cache_seqlens int32 (B,). It returns O (B, N_q, H_q, d_v), or O and the log-sum-exp (B, H_q, N_q).
+
+    The pages are permuted. Rows of a page after a sequence's last key, pages that no sequence has, and other sequences of the
+    batch, of other lengths, are all `fill`. The table is wider than any sequence needs.
+    Raises ValueError for what is no function or no positive number; what is returned in another shape raises ValueError too.
+    """
+    check_count("page", page)
+    rng, given = np.random.default_rng(0), ("block_table", "cache_seqlens")
+
+    def on_pages(q: Array, k: Array, v: Array, **options: Any) -> Any:
+        (B, H_q, N_q, d), N_k = q.shape, k.shape[2]
+        others = int(rng.integers(1, 4))
+        order = rng.permutation(B + others)
+        at = np.argsort(order)[:B]
+        lengths = np.array([N_k] * B + list(rng.integers(0, N_k + page + 1, others)), np.int32)[order]
+        used = -(-lengths // page)
+        pages = rng.permutation(used.sum() + int(rng.integers(1, 4)))
+        table = np.full((len(order), used.max() + int(rng.integers(1, 3))), UNMAPPED, np.int32)
+        for s, first in enumerate(np.cumsum(used) - used):
+            table[s, : used[s]] = pages[first : first + used[s]]
+        queries = np.full((len(order), N_q, H_q, d), fill, q.dtype)
+        queries[at] = q.swapaxes(1, 2)
+        caches = [np.full((len(pages), page, a.shape[1], a.shape[3]), fill, a.dtype) for a in (k, v)]
+        keys = np.arange(N_k)
+        for b, (cache, a) in ((b, each) for b in range(B) for each in zip(caches, (k, v), strict=True)):
+            cache[table[at[b], keys // page], keys % page] = a[b].swapaxes(0, 1)
+        returned = fn(queries, *caches, block_table=table, cache_seqlens=lengths, **options)
+        O, *lse = returned if isinstance(returned, tuple | list) else (returned,)
+        O = _shaped("O", O, (len(order), N_q, H_q, v.shape[-1]))[at].swapaxes(1, 2)
+        return (O, _shaped("lse", lse[0], (len(order), H_q, N_q))[at]) if lse else O
+
+    return _as(on_pages, fn, given)
+
+
+def mla(fn: Kernel) -> Kernel:
+    """Return a decode kernel on latents (multi-head latent attention, absorbed) as one that the kit can check.
+
+    It is called as fn(q, latents, width=, scale=, **options), with q (B, N_q, H_q, w), and latents (B, N_k, w), which are every
+    head's keys, and whose first `width` columns are its values. It returns O (B, N_q, H_q, width), or O and the log-sum-exp
+    (B, H_q, N_q).
+
+    A case's values and the first half of its keys are put into the latents, in columns that d and d_v decide on: the matrices
+    that decompress them choose columns, which is exact. `scale` is the expanded keys', 1/√d, and not 1/√w. Raises ValueError as
+    `varlen` does.
+    """
+
+    def on_latents(q: Array, k: Array, v: Array, scale: float | None = None, **options: Any) -> Any:
+        (B, H_q, N_q, d), (H_kv, _, d_v) = q.shape, v.shape[1:]
+        group, nope = H_q // H_kv, d - d // 2
+        width, scale = d_v + nope, 1 / math.sqrt(d) if scale is None else scale
+        columns = np.concatenate([np.random.default_rng((d, d_v)).permutation(width), np.arange(width, d_v + d)])
+        queries = np.concatenate([np.zeros((*q.shape[:3], d_v), q.dtype), q], axis=-1)[..., columns].swapaxes(1, 2)
+        latents = np.concatenate([v, k], axis=-1)[..., columns]
+        values = np.argsort(columns)[:d_v]
+        Os, lses = [], []
+        for n in range(H_kv):
+            own = slice(n * group, (n + 1) * group)
+            ours = {name: a[own] if name in ("sink", "alibi_slopes") else a for name, a in options.items()}
+            returned = fn(queries[:, :, own].copy(), latents[:, n].copy(), width=width, scale=scale, **ours)
+            O, *lse = returned if isinstance(returned, tuple | list) else (returned,)
+            Os.append(_shaped("O", O, (B, N_q, group, width))[..., values].swapaxes(1, 2))
+            lses += [_shaped("lse", each, (B, group, N_q)) for each in lse]
+        return (np.concatenate(Os, axis=1), np.concatenate(lses, axis=1)) if lses else np.concatenate(Os, axis=1)
+
+    return _as(on_latents, fn, ["width"])
+
+
+def _shaped(name: str, a: Any, shape: tuple[int, ...]) -> Array:
+    found: Array = np.asarray(a)
+    if found.shape != shape:
+        raise ValueError(f"{name} has shape {found.shape}; expected {shape}")
+    return found
+
+
+def _as(adapted: Kernel, fn: Kernel, given: Iterable[str]) -> Kernel:
+    """Return a function by the name of the kernel that it calls, with its parameters, but for those that it gives."""
+    if not callable(fn):
+        raise ValueError(f"fn is {shown(fn)}; expected a function")
+    adapted.__name__ = adapted.__qualname__ = getattr(fn, "__name__", type(fn).__name__)
+    adapted.__module__ = getattr(fn, "__module__", adapted.__module__)
+    try:
+        found = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return adapted
+    kept = [each for name, each in found.parameters.items() if name not in given]
+    adapted.__signature__ = found.replace(parameters=kept)  # type: ignore[attr-defined]
+    return adapted
