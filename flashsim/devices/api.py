@@ -17,7 +17,7 @@ from flashsim.devices.layouts import positions
 from flashsim.devices.network import Network
 from flashsim.devices.programs import programs
 from flashsim.devices.record import DIRECTIONS, DeviceProgram
-from flashsim.devices.share import Share
+from flashsim.devices.share import CountedShare, Share
 from flashsim.machine.memory import Matrix, Observer
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of
@@ -295,6 +295,7 @@ def _launched(
     """
     dtype, arithmetic = chip_dtype(share.problem.dtype), given is not None
     network = Network(len(share.where), share.problem.M, dtype=dtype, arithmetic=arithmetic, observers=observers)
+    share = share if arithmetic else CountedShare(**vars(share))
     calls = [call_on(device, program, share, columns, given) for device in network.devices]
     with one_blas_thread():
         returned = network.run(lambda device: calls[device.rank]())
