@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +135,7 @@ class Share:
 
     def row(self, x: int, y: int, i: int, kinds: Sequence[Hashable] | None = None) -> Which:
         """Return which tiles of x's row block i against y's key blocks are live; `kinds` as the loop over row blocks has them."""
-        return self.live(x, y)[i]
+        return cast(Bools, self.live(x, y)[i])
 
     def column(self, x: int, y: int, j: int, kinds: Sequence[Hashable] | None = None) -> Which:
         """Return the same of y's key block j against x's row blocks."""

@@ -27,6 +27,8 @@ that the chip computes in.
 
 from __future__ import annotations
 
+from typing import Any
+
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
@@ -64,7 +66,8 @@ def ring_backward(
             new = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in buffers[s % 2]]
             ticket = device.post(sends=[(X, right) for X in cur], receives=[(X, left) for X in new])  # line 3
         src = (rank - s) % P  # line 4
-        rows, due = share.rows(src), share.live(rank, src).any(axis=0) if s else None  # line 5
+        rows = share.rows(src)
+        due: Any = share.live(rank, src).any(axis=0) if s else None  # line 5
         for h_kv in sram.loop(H_kv):  # line 5
             K_h, V_h = (share.head(X, h_kv, rows).divide(B_c) for X in cur)
             dK_h, dV_h = (share.head(X, h_kv, rows).divide(B_c) for X in acc)
