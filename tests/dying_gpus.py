@@ -41,8 +41,10 @@ def main() -> None:
     links.finish()
     print("once", flush=True)
     engine.everyone_s("done")
-    if engine.rank == engine.size - 1:
+    if engine.rank == engine.size - 1 and what != "program":
         os._exit(3)
+    if engine.rank == engine.size - 1:
+        engine.wait = lambda *_: os._exit(3)
     time.sleep(1)
     began = time.monotonic()
     try:

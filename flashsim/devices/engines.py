@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -85,8 +86,8 @@ class Torch:
 class Nccl(Torch):
     """Torch over NCCL: messages go between GPUs, of which a process has the one of its number on the host.
 
-    NCCL waits for ever for a process that has ended. `finish` waits `timeout` seconds, ends NCCL, and raises LinkError. After
-    twice that PyTorch ends a process that did not ask, but not one that waits for a graph, which it does not watch.
+    NCCL waits for ever for a process that has ended. `finish` waits `timeout` seconds, ends NCCL, and raises LinkError. PyTorch
+    ends a process that did not ask after twice that, but watches over no graph.
     """
 
     backends, device_type, patience = "cpu:gloo,cuda:nccl", "cuda", 2
@@ -131,7 +132,10 @@ class Nccl(Torch):
         done.record()
         while not done.query():
             if time.monotonic() > end:
-                self._dist.group.WORLD._get_backend(self.device).abort()  # so that the GPU is free
+                backend = self._dist.group.WORLD._get_backend(self.device)
+                ending = Thread(target=backend.abort, daemon=True)  # its kernels end at once, itself after all graphs
+                ending.start()
+                ending.join(self._timeout.total_seconds())
                 raise TimeoutError(f"nothing for {self._timeout.total_seconds():g} s")
             time.sleep(1e-4)
 
