@@ -208,11 +208,18 @@ def test_ring_beats_ulysses_where_groups_are_large() -> None:
 
 
 def test_the_figure_has_what_is_counted() -> None:
-    data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 4, 16))
-    for P, of_P in zip(data["P"], zip(*data["words"].values(), strict=True), strict=True):
-        for name, words in zip(data["words"], of_P, strict=True):
-            tally = devices.count(name, N=64, d=2, heads=8, kv_heads=2, P=P, layout="contiguous", M=100)
-            assert words == (None if (name, P) == ("ulysses", 16) else max(device.words for device in tally.devices))
+    data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 4, 16), devices=4)
+    of = data["of_shared"]
+    points = [(data, at, P, 2) for at, P in enumerate(data["P"])] + [
+        (of, at, 4, H) for at, H in enumerate((1, 2, 4, 8))
+    ]
+    for lines, at, P, H_kv in points:
+        for name, words in lines["words"].items():
+            tally = devices.count(name, N=64, d=2, heads=8, kv_heads=H_kv, P=P, layout="contiguous", M=100)
+            most = max(device.words for device in tally.devices)
+            assert words[at] == (None if (name, P) == ("ulysses", 16) else most)
+    ring, ulysses = of["words"]["ring"], of["words"]["ulysses"]
+    assert [a <= b for a, b in zip(ring, ulysses, strict=True)] == [8 // H_kv >= 4 - 1 for H_kv in of["kv_heads"]]
 
 
 def test_balance() -> None:

@@ -254,7 +254,7 @@ def dying(engine: str, processes: int, what: str) -> list[tuple[int, str, str]]:
         ) for rank in range(processes)
     ]  # fmt: skip
     try:
-        said = [one.communicate(timeout=90) for one in each]
+        said = [one.communicate(timeout=240) for one in each]
     finally:
         for one in each:
             one.kill()
