@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -150,11 +151,27 @@ def test_the_blocks_that_fit_are_taken() -> None:
         devices.count("ring", N=256, d=16, P=4, M=2000, blocks=(tally.share.B_r + 1, tally.share.B_c))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["ring", "ulysses", "mesh"])
-def test_equal_heads_are_counted_once(name: str) -> None:
+def test_a_block_that_is_counted_stands_for_those_of_its_kind_alone(name: str, layout: str) -> None:
+    """Of a device's many blocks some meet another device's keys in a window, and others do not."""
+    how: dict[str, Any] = {"P": 2, "layout": layout, "blocks": (2, 3), "M": 100, "mask": flashsim.SlidingWindow(5, 2)}
+    arrays = np.random.default_rng(0).normal(size=(3, 1, 29, 2))
+    run = devices.forward(name, *arrays, **how)
+    back = devices.backward(name, run, run.O, blocks=how["blocks"])
+    for direction, counted in (("forward", run), ("backward", back)):
+        tally = devices.count(name, N=29, d=2, dtype="float64", direction=direction, **how)
+        assert tally.devices == counted.devices
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["ring", "ulysses", "mesh"])
+def test_equal_heads_and_row_blocks_are_counted_once(name: str, causal: bool) -> None:
     """Running each of 64 heads of 65,536 rows would take hours. Of 8 devices each has an eighth of Ulysses's heads."""
-    asked: dict[str, Any] = {"P": 8, "N": 65_536, "d": 128, "M": 25_600}
+    asked: dict[str, Any] = {"P": 8, "N": 65_536, "d": 128, "M": 25_600, "causal": causal}
+    began = time.process_time()
     many = devices.count(name, **asked, heads=64, kv_heads=8, columns=2 if name == "mesh" else None)
+    assert time.process_time() - began < 3  # half a second on a quiet machine
     agrees(many)
     few = devices.count(name, **asked, heads=8, columns=2 if name == "mesh" else None)
     reads = [
@@ -191,11 +208,18 @@ def test_ring_beats_ulysses_where_groups_are_large() -> None:
 
 
 def test_the_figure_has_what_is_counted() -> None:
-    data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 4, 16))
-    for P, of_P in zip(data["P"], zip(*data["words"].values(), strict=True), strict=True):
-        for name, words in zip(data["words"], of_P, strict=True):
-            tally = devices.count(name, N=64, d=2, heads=8, kv_heads=2, P=P, layout="contiguous", M=100)
-            assert words == (None if (name, P) == ("ulysses", 16) else max(device.words for device in tally.devices))
+    data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 4, 16), devices=4)
+    of = data["of_shared"]
+    points = [(data, at, P, 2) for at, P in enumerate(data["P"])] + [
+        (of, at, 4, H) for at, H in enumerate((1, 2, 4, 8))
+    ]
+    for lines, at, P, H_kv in points:
+        for name, words in lines["words"].items():
+            tally = devices.count(name, N=64, d=2, heads=8, kv_heads=H_kv, P=P, layout="contiguous", M=100)
+            most = max(device.words for device in tally.devices)
+            assert words[at] == (None if (name, P) == ("ulysses", 16) else most)
+    ring, ulysses = of["words"]["ring"], of["words"]["ulysses"]
+    assert [a <= b for a, b in zip(ring, ulysses, strict=True)] == [8 // H_kv >= 4 - 1 for H_kv in of["kv_heads"]]
 
 
 def test_balance() -> None:

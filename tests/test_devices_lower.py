@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,10 +19,11 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import devices
 from flashsim.attention.problem import Problem
-from flashsim.devices import certificate
+from flashsim.devices import certificate, theory
 from flashsim.devices.certificate import check
 from flashsim.devices.layouts import LAYOUTS, positions
 from flashsim.devices.lower import lower_words, most_work
+from flashsim.devices.lower_backward import lower_words_backward
 from flashsim.devices.programs import programs
 from flashsim.devices.share import Share
 
@@ -46,6 +49,73 @@ def test_no_program_sends_less(name: str, data: st.DataObject) -> None:
         bound = bound_of(tally, S)
         assert bound.words <= tally.words
         check(bound.certificate())
+
+
+WORDS: dict[str, Any] = {
+    "ring": partial(theory.ring_words, passes=2),
+    "ulysses": theory.ulysses_backward_words,
+    "mesh": theory.mesh_backward_words,
+}
+
+
+def backward_of(name: str, share: Share, columns: int = 1) -> tuple[int, Any]:
+    """What a program's devices send, by the formulas that counts equal, and the bound for devices that do as much."""
+    more = (columns,) if name == "mesh" else ()
+    sent = sum(WORDS[name](share, p, *more) for p in range(len(share.where)))
+    return sent, lower_words_backward(share, most_work(programs("backward")[name], share, columns))
+
+
+@pytest.mark.parametrize("name", sorted(programs("backward")))
+@given(st.data())
+def test_no_backward_program_sends_less(name: str, data: st.DataObject) -> None:
+    H_kv, g, N, P, d, d_v = (data.draw(st.integers(1, most)) for most in (3, 3, 60, 16, 6, 6))
+    masks = (None, flashsim.Causal(), flashsim.SlidingWindow(3, 1), flashsim.KeyPadding(max(N - 2, 0)))
+    where = positions(data.draw(st.sampled_from(LAYOUTS)), N, P)
+    asked: dict[str, Any] = {"N": N, "d": d, "d_v": d_v, "heads": g * H_kv, "kv_heads": H_kv, "M": 1000}
+    share = Share(Problem.of(**asked, mask=data.draw(st.sampled_from(masks))), where, where, 1, 1)
+    sent, bound = backward_of(name, share, data.draw(st.sampled_from([C for C in range(1, P + 1) if P % C == 0])))
+    assert bound.words <= sent
+    check(bound.certificate())
+
+
+def test_how_near_backward_programs_come() -> None:
+    """A device of the mesh sends 7d(√P − 1)n, and L and D; the bound is 6.49d√P n, less 7dn for own rows."""
+    for name, P, heads, columns, ratio in (
+        ("mesh", 16, 1, 4, 1.110),
+        ("mesh", 64, 1, 8, 1.093),
+        ("ulysses", 16, 16, 1, 1.154),
+    ):
+        sent, bound = backward_of(name, share_of(65_536, P, heads, 128, 128), columns)
+        assert round(sent / bound.words, 3) == ratio
+
+
+def test_the_least_sum_of_theorem_3_is_least() -> None:
+    """By a grid over s, and whether λ holds for fewer terms than c, which its proof says."""
+    kappa = 2 / (3 * 3**0.5)
+    for share in (share_of(64, 4), share_of(64, 16), share_of(60, 4, 2), share_of(640, 64), share_of(7, 3)):
+        bound = lower_words_backward(share)
+        s_0, E_0, c = bound.q + bound.n, bound.q + 2 * bound.n, 3 * min(bound.pairs, bound.W)
+        rate = bound.up / bound.down
+        for X in np.linspace(bound.free + 1e-6, c, 50):
+            s = np.linspace(s_0, max(s_0, (X**2 / kappa / E_0) ** (1 / 3)), 2000)
+            least = (2 * (s - s_0) + np.maximum(X**2 / kappa / s**3, E_0) - E_0).min()
+            assert rate * (X - bound.free) <= 4 * least + 1e-6
+        if rate < 1 / 3 and c > bound.free:
+            assert rate * (c - bound.free) == pytest.approx(4 * least, rel=1e-3)
+
+
+def test_a_backward_certificate_that_says_too_much_is_refused() -> None:
+    """Where s is small, and where it is large."""
+    for share in (share_of(64, 4), share_of(64, 16, 4), share_of(640, 64)):
+        bound = lower_words_backward(share)
+        assert bound.words > 0
+        assert f"backward, receive at least {bound.words} words" in check(bound.certificate())
+        for change in (
+            {"words": bound.words + 1}, {"up": bound.up * 102 // 100 + 1}, {"s": bound.s + 1}, {"free": bound.free - 2}, {"n": 1},
+            {"W": 1}, {"pairs": 10**9}, {"P": 0},
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=r"proves|too large|too few|no such"):
+                check(bound.certificate() | change)
 
 
 def test_it_is_reached() -> None:

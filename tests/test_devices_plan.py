@@ -151,6 +151,10 @@ def test_the_figure_of_time_has_plans_over_the_arithmetic_alone() -> None:
     alone = 8 * (256 * 257 // 2) * 16 / 4 / 1e12
     assert lines["ring, contiguous"][0] == round(found.seconds / alone, 4)
     assert lines["ulysses"][1] is None
+    of_N = data["of_N"]
+    assert (of_N["P"], of_N["N"]) == (4, [16, 64, 256, 1024, 4096])
+    assert of_N["lines"]["ring, contiguous"][2] == lines["ring, contiguous"][0]
+    assert of_N["lines"]["mesh, striped"] == sorted(of_N["lines"]["mesh, striped"], reverse=True)
 
 
 def test_the_error_of_a_ring_grows_with_hops_where_unfinished_rows_are_kept_in_16_bits() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import flashsim
 from flashsim import devices
 from flashsim.devices.programs import programs
 from flashsim.devices.tracing import trace
@@ -29,10 +32,10 @@ def test_a_trace_counts_what_the_run_does_and_its_messages_are_the_links(name: s
     assert all(array.exact == (array.reads, array.writes) for array in found.about.arrays)
     assert found.lanes is not None
     sent: dict[tuple[int, int], int] = {}
-    for from_, posted, to, arrived, _ in found.lanes["messages"]:
+    for from_, posted, to, arrived, _ in found.lanes.messages:
         sent[from_, to] = sent.get((from_, to), 0) + 1
-        assert found.lanes["kinds"][from_][posted] == "post"
-        assert found.lanes["kinds"][to][arrived] == "wait"
+        assert found.lanes.kinds[from_][posted] == "post"
+        assert found.lanes.kinds[to][arrived] == "wait"
     assert sent == {(p, to): link.messages for p, one in enumerate(run.devices) for to, link in one.links.items()}
 
 
@@ -40,11 +43,43 @@ def test_messages_are_in_flight_while_the_ring_computes() -> None:
     found = trace("ring", *operands(), P=3, layout="contiguous", **HOW)
     assert found.lanes is not None
     steps = {step.number: step for step in found.steps}
-    mine = [message for message in found.lanes["messages"] if message[0] == 0]
+    mine = [message for message in found.lanes.messages if message[0] == 0]
     assert [(message[2], message[4]) for message in mine] == [(1, "K"), (1, "V"), (1, "K_0"), (1, "V_0")]
     for _, posted, _, arrived, _ in mine:
         assert (steps[posted].label, steps[arrived].label) == ("line 3", "line 15")
-        assert any(found.lanes["kinds"][0][t] == "compute" for t in range(posted, arrived))
+        assert any(found.lanes.kinds[0][t] == "compute" for t in range(posted, arrived))
+
+
+@pytest.mark.parametrize("suffix", ["json.gz", "npz"])
+def test_a_saved_trace_has_its_lanes_when_it_is_read(suffix: str, tmp_path: Path) -> None:
+    made = trace("ring", *operands(), P=3, rank=1, **HOW)
+    read = flashsim.load_trace(made.save(tmp_path / f"ring.{suffix}"))
+    assert made.lanes is not None
+    assert read.lanes == made.lanes
+    assert read.html() == made.html()
+    alone = flashsim.trace("q_outer", *operands(), M=100)
+    assert flashsim.load_trace(alone.save(tmp_path / f"alone.{suffix}")).lanes is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rank": 3}, "lanes.rank is 3; expected one of 3 lanes"),
+        ({"rank": True}, "lanes.rank is True"),
+        ({"kinds": [["post"], ["wait"], ["evict"]]}, "lanes.kinds is 'evict'; expected one of init"),
+        ({"messages": [[0, 0, 3, 0, "K"]]}, r"lanes.messages\[0\] is .*; expected lanes and steps that there are"),
+        ({"messages": [[0, 10**6, 1, 0, "K"]]}, r"lanes.messages\[0\] is .*; expected lanes and steps that there are"),
+        ({"messages": [[0, 0, -1, 0, "K"]]}, r"lanes.messages\[0\]\[2\] is -1"),
+        ({"more": 1}, "lanes has 'more'"),
+    ],
+)
+def test_lanes_that_are_damaged_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    file = trace("ring", *operands(), P=3, **HOW).save(tmp_path / "ring.json.gz")
+    data = json.loads(gzip.decompress(file.read_bytes()))
+    data["lanes"] |= change
+    file.write_bytes(gzip.compress(json.dumps(data).encode()))
+    with pytest.raises(ValueError, match=said):
+        flashsim.load_trace(file)
 
 
 def test_a_trace_is_of_one_head_and_of_a_rank_that_there_is() -> None:

@@ -43,6 +43,8 @@ def tried(what, run):
     try:
         run()
         said = "finished"
+    except ValueError as error:
+        said = f"ValueError: {error}"
     except LinkError as error:
         said = f"{'in time' if time.monotonic() - began < 25 else 'late'}: {error}"
     with open(os.path.join(sys.argv[1], f"{what} {rank}"), "w") as file:
@@ -62,6 +64,8 @@ def message():
 tried("lengths", lambda: forward(32 + rank))
 tried("layouts", lambda: forward(32, layout="striped" if rank == 1 else "zigzag"))
 tried("none", lambda: forward(32))
+tried("gradients", lambda: distributed.backward(forward(32), np.full((32, 4), 1.0 + (rank == 2)), engine=engine))
+tried("shapes", lambda: distributed.backward(forward(32), np.ones((32, 3 + (rank > 0))), engine=engine))
 tried("message", message)
 time.sleep(1)
 os._exit(0)
@@ -93,6 +97,11 @@ def started(command: list[str]) -> subprocess.CompletedProcess[str]:
         ("mpi", 4, "mesh --N 130 --d 8 --columns 2 --dtype bfloat16"),
         ("torch", 2, "ring --N 130 --d 8 --heads 4 --kv-heads 2 --causal"),
         ("torch", 4, "mesh --N 131 --d 8 --columns 2 --dtype float16"),
+        ("mpi", 4, "ring --backward --N 66 --d 8 --d-v 5 --heads 4 --kv-heads 2 --causal"),
+        ("mpi", 4, "ulysses --backward --N 65 --d 8 --heads 6 --kv-heads 3 --layout striped --causal"),
+        ("mpi", 4, "mesh --backward --N 66 --d 8 --columns 2 --dtype bfloat16"),
+        ("torch", 2, "ring --backward --N 66 --d 8 --heads 4 --kv-heads 2 --causal --dtype bfloat16"),
+        ("torch", 4, "ulysses --backward --N 65 --d 8 --heads 5 --layout zigzag"),
     ],
 )
 def test_bits_counts_and_bytes_are_the_simulation_s(engine: str, processes: int, asked: str) -> None:
@@ -138,6 +147,10 @@ def test_faults_are_said_in_time(engine: str, tmp_path: Path) -> None:
             said = (tmp_path / f"{what} {rank}").read_text()
             assert said.startswith("in time: the processes were asked for different things: rank 0: ring, N = 32")
         assert (tmp_path / f"none {rank}").read_text() == "finished"
+        said = (tmp_path / f"gradients {rank}").read_text()
+        assert said.startswith("in time: the processes were asked for different things: rank 0: ring, backward, N = 32")
+        said = (tmp_path / f"shapes {rank}").read_text()
+        assert said.startswith("in time: the processes were" if rank else "ValueError: dO has shape (32, 3)")
     short, long = ((tmp_path / f"message {rank}").read_text() for rank in (1, 0))
     assert re.match(r"in time: rank 1, at line \d+ of faults.py, received 32 bytes from rank 0; expected 64", short)
     from_gloo = "received 96 bytes from rank 2; expected 64"

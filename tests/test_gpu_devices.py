@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +19,8 @@ import pytest
 
 from flashsim import devices
 from flashsim.attention.problem import Problem
-from flashsim.devices import theory
+from flashsim.devices import LinkError, theory
+from flashsim.devices.engines import Nccl
 from flashsim.devices.share import Share
 from flashsim.gpu.devices.pieces import pieces
 from flashsim.plots import gpu_devices
@@ -231,3 +237,73 @@ def test_the_figure_has_a_line_for_each_contestant() -> None:
         ring = drawn[f"{direction} {causal} ring"]
         assert np.asarray(ring.get_ydata()).tolist() == [r["ms"]["one GPU"][0] / r["ms"]["ring"][0] for r in results]
         assert (f"{direction} {causal} context_parallel, allgather" in drawn) == causal
+
+
+def dying(engine: str, processes: int, what: str) -> list[tuple[int, str, str]]:
+    """What each process returns and says: they are started alone, as torchrun would end them for one that ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    around = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WORLD_SIZE": str(processes)}
+    around |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    script = [sys.executable, str(WORKER.with_name("dying_gpus.py")), engine, what]
+    each = [
+        subprocess.Popen(
+            script, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
+            env=around | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        ) for rank in range(processes)
+    ]  # fmt: skip
+    try:
+        said = [one.communicate(timeout=240) for one in each]
+    finally:
+        for one in each:
+            one.kill()
+    return [(one.returncode, *of) for one, of in zip(each, said, strict=True)]
+
+
+def look_at_the_dead(found: list[tuple[int, str, str]], most: float) -> None:
+    *others, last = found
+    assert (last[0], last[1].split()[-1]) == (3, "once")
+    for rank, (code, out, err) in enumerate(others):
+        told = re.match(rf"(?ms).*^once\nLinkError after ([\d.]+) s: rank {rank}\b.*", out)
+        assert told, (code, out, err[-3000:])
+        assert float(told[1]) < most
+        assert code == 0, err[-3000:]
+
+
+class Stuck:
+    """A GPU that is never done, whose engine cannot be ended: as NCCL's, which waits for graphs to go."""
+
+    Event = property(lambda self: lambda: self)
+    cuda = group = WORLD = property(lambda self: self)
+    record = _get_backend = lambda self, *_: self
+    query = lambda self: False  # noqa: E731
+
+    def abort(self) -> None:
+        time.sleep(30)
+
+
+def test_an_engine_that_cannot_be_ended_is_left() -> None:
+    engine: Any = object.__new__(Nccl)
+    engine.rank, engine.device, engine._timeout = 1, None, timedelta(seconds=0.1)
+    engine._torch = engine._dist = Stuck()
+    began = time.monotonic()
+    with pytest.raises(LinkError, match=r"rank 1 did not hear from all processes: nothing for 0\.1 s"):
+        engine.finish()
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install flashsim[dist]")
+@pytest.mark.parametrize("what", ["links", "program"])
+def test_a_process_that_ends_is_noticed_by_the_others_over_gloo(what: str) -> None:
+    look_at_the_dead(dying("torch", 2, what), 10)
+
+
+@pytest.mark.parametrize("what", ["graph", "links", "program"])
+def test_a_gpu_whose_process_ends_is_noticed_by_the_others(what: str) -> None:
+    """NCCL itself waits for ever, and PyTorch watches over no graph."""
+    if (P := gpus()) < 2:
+        pytest.skip(f"{P} GPUs with PyTorch and NCCL; expected 2 or more")
+    found = dying("nccl", P, what)
+    look_at_the_dead(found, 10)
+    assert all("the GPU is free: 8" in out for _, out, _ in found[:-1])

@@ -222,23 +222,30 @@ def _for_real(options: argparse.Namespace) -> int:
     from flashsim.devices import distributed
     from flashsim.problem.inputs import float_dtype
 
-    if options.program is None or options.direction == "backward":
-        raise ValueError("expected a program's name, and the forward pass, under torchrun or mpiexec")
+    if options.program is None:
+        raise ValueError("expected a program's name under torchrun or mpiexec")
     engine = distributed.engine()
     if options.P not in (None, engine.size):
         raise ValueError(f"argument --P: {options.P}; expected {engine.size}, the processes, or none")
     rng, dtype, kv = np.random.default_rng(options.seed), float_dtype(options.dtype), options.kv_heads or options.heads
-    widths = (
-        (options.heads, options.N_q or options.N, options.d),
+    d_v, N_q = options.d_v or options.d, options.N_q or options.N
+    shapes = (
+        (options.heads, N_q, options.d),
         (kv, options.N, options.d),
-        (kv, options.N, options.d_v or options.d),
+        (kv, options.N, d_v),
+        (options.heads, N_q, d_v),
     )
-    Q, K, V = (rng.normal(size=shape).astype(dtype) for shape in widths)
-    how = {name: getattr(options, name) for name in ("layout", "columns", "causal", "M", "blocks")}
-    part = distributed.forward(options.program, Q, K, V, engine=engine, **how)
-    simulated = devices.forward(options.program, Q, K, V, P=engine.size, **how)
-    rows, costs = simulated.share.queries[engine.rank], simulated.devices[engine.rank]
-    bits = np.array_equal(part.O, simulated.O.reshape(-1, *simulated.O.shape[-2:])[:, rows])
+    Q, K, V, dO = (rng.normal(size=shape).astype(dtype) for shape in shapes)
+    how = {name: getattr(options, name) for name in ("columns", "M", "blocks")}
+    both = how | {"layout": options.layout, "causal": options.causal}
+    part: Any = distributed.forward(options.program, Q, K, V, engine=engine, **both)
+    simulated: Any = devices.forward(options.program, Q, K, V, P=engine.size, **both)
+    rows, names = simulated.share.queries[engine.rank], ["O"]
+    if options.direction == "backward":
+        part, names = distributed.backward(part, dO, engine=engine, **how), ["dQ", "dK", "dV"]
+        simulated = devices.backward(options.program, simulated, dO, **how)
+    costs = simulated.devices[engine.rank]
+    bits = all(np.array_equal(getattr(part, X), getattr(simulated, X)[:, rows]) for X in names)
     modelled = sum(link.bytes for link in costs.links.values())
     mine = (engine.rank, len(rows), modelled, part.handed, part.received, bits, part.costs == costs)
     found = engine.everyone_s(mine)
@@ -248,7 +255,8 @@ def _for_real(options: argparse.Namespace) -> int:
         right = right and sum(row[4] for row in found) == sum(row[2] for row in found)
     if engine.rank == 0:
         headings = ("rank", "rows", "bytes, model", "handed over", "received", "same bits", "same counts")
-        print(f"{options.program} on {engine.size} processes, over {type(engine).__name__.lower()}\n")
+        direction = ", backward," if options.direction == "backward" else ""
+        print(f"{options.program}{direction} on {engine.size} processes, over {type(engine).__name__.lower()}\n")
         words = {True: "yes", False: "NO"}
         print_table(
             headings, [(*row[:4], "–" if row[4] is None else row[4], *map(words.get, row[5:])) for row in found]

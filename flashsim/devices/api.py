@@ -17,7 +17,7 @@ from flashsim.devices.layouts import positions
 from flashsim.devices.network import Network
 from flashsim.devices.programs import programs
 from flashsim.devices.record import DIRECTIONS, DeviceProgram
-from flashsim.devices.share import Share
+from flashsim.devices.share import CountedShare, Share
 from flashsim.machine.memory import Matrix, Observer
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of
@@ -295,30 +295,36 @@ def _launched(
     """
     dtype, arithmetic = chip_dtype(share.problem.dtype), given is not None
     network = Network(len(share.where), share.problem.M, dtype=dtype, arithmetic=arithmetic, observers=observers)
-    calls = [call_on(device, program, share, columns, given) for device in network.devices]
+    share = share if arithmetic else CountedShare(**vars(share))
+    calls = [
+        call_on(device, program, share, columns, own_rows(program, share, device.rank, given))
+        for device in network.devices
+    ]
     with one_blas_thread():
         returned = network.run(lambda device: calls[device.rank]())
     return network, returned
 
 
+def own_rows(program: DeviceProgram, share: Share, rank: int, given: Mapping[str, Array] | None) -> dict[str, Any]:
+    """Return a device's own rows of what is given, (heads, N, width) by name; None: their shapes."""
+    shape, found = share.problem.shape, dict[str, Any]()
+    widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
+    for X in program.operands if given is None else given:
+        heads = range(share.H_kv if X in "KV" else share.H_q)
+        rows = (share.where if X in "KV" else share.queries)[rank]
+        if X == "L" and program.whole_heads:
+            heads, rows = share.heads(rank), np.concatenate([*share.where])
+        lengths = len(heads) * len(rows), widths[X]
+        found[X] = lengths if given is None else given[X][heads.start : heads.stop, rows].reshape(lengths)
+    return found
+
+
 def call_on(
-    device: Device, program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None
+    device: Device, program: DeviceProgram, share: Share, columns: int, own: Mapping[str, Any]
 ) -> Callable[[], tuple[Matrix, ...]]:
     """Place a device's own rows in its HBM; return the call of the program on them."""
-    problem, shape, rank = share.problem, share.problem.shape, device.rank
-    widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
-    placed = []
-    for X in program.operands:
-        if X == "L" and program.whole_heads:
-            heads, order = share.heads(rank), np.concatenate([*share.where])
-            all_rows: Any = (len(heads) * len(share), 1)
-            all_rows = all_rows if given is None else given[X][heads][:, order].reshape(all_rows)
-            placed.append(device.hbm.place(X, all_rows, chip_dtype(problem.dtype)))
-            continue
-        rows = (share.where if X in "KV" else share.queries)[rank]
-        lengths = ((share.H_kv if X in "KV" else share.H_q) * len(rows), widths[X])
-        values: Any = lengths if given is None else given[X][:, rows].reshape(lengths)
-        placed.append(device.hbm.place(X, values, chip_dtype(problem.dtype) if X == "L" else problem.dtype))
+    dtype = share.problem.dtype
+    placed = [device.hbm.place(X, own[X], chip_dtype(dtype) if X == "L" else dtype) for X in program.operands]
     return partial(program.run, device, share, *placed, *((columns,) if program.columns else ()))
 
 

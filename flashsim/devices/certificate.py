@@ -2,42 +2,41 @@
 
     python -m flashsim.devices.certificate FILE
 
-This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside flashsim/devices/lower.py.
+This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside flashsim/devices/lower.py
+and lower_backward.py.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from math import isqrt
+from math import ceil, isqrt
 from typing import Any
 
 SIZES = ("P", "N_q", "N_k", "d", "d_v", "heads", "kv_heads", "pairs", "W", "q", "n", "up", "down", "S", "Y", "words")
 
 
+OF_BACKWARD = ({*SIZES} - {"S", "Y"}) | {"free", "s"}
+SCALE = 2**20  # s of theorem 3 is a whole number of 1/SCALE
+
+
 def check(certificate: Mapping[str, Any]) -> str:
     """Return what is proved, in a sentence. Raises ValueError for a certificate that proves nothing, and says why."""
+    if certificate.get("kind") == "words over devices, backward" and {*certificate} == {"kind", *OF_BACKWARD}:
+        return _check_backward(certificate)
     if certificate.get("kind") != "words over devices" or {*certificate} != {"kind", "at_root", *SIZES}:
         raise ValueError(f"it is not a certificate of words over devices, with {', '.join(SIZES)}, at_root")
-    for name in SIZES:
-        if type(certificate[name]) is not int or not 0 <= certificate[name] < 10**60:
-            raise ValueError(f"{name} is {str(certificate[name])[:50]}; expected a whole number below 10⁶⁰")
+    _check_whole(certificate, SIZES)
     P, N_q, N_k, d, d_v, H_q, H_kv, pairs, W, q, n, up, down, S, Y, words = (certificate[name] for name in SIZES)
     at_root = certificate["at_root"]
-    if (
-        min(P, N_q, N_k, d, d_v, H_q, H_kv, n, down) < 1
-        or H_q % H_kv
-        or not pairs <= N_q * N_k
-        or type(at_root) is not bool
-    ):
+    _check_problem(certificate)
+    if type(at_root) is not bool:
         raise ValueError("there is no such problem")
     if P * n < N_k or H_q * pairs > P * W or (q if at_root else P * q < N_q):
         raise ValueError("devices have too few rows, or do too little, for the problem")
-    sizes = (
-        f"P = {P}, N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, {H_q} query heads, {H_kv} KV heads, {pairs} pairs"
-    )
+    sizes = _said(certificate)
     if Y:
         if Y <= S:
             raise ValueError(f"Y = {Y} with S = {S} proves nothing: expected Y > S")
@@ -53,6 +52,51 @@ def check(certificate: Mapping[str, Any]) -> str:
     if words > max(0, -(-total * up // down)):
         raise ValueError(f"words are {words}; λ = {rate} proves {max(0, -(-total * up // down))}")
     return f"Devices that do at most {W} pairs each receive at least {words} words in all ({sizes})"
+
+
+def _check_backward(given: Mapping[str, Any]) -> str:
+    """Check theorem 3: X₀ and s by whole numbers, as κ² = 4/27, and λ by them."""
+    _check_whole(given, OF_BACKWARD)
+    _check_problem(given)
+    P, H_q, H_kv, pairs, W, q, n = (given[name] for name in ("P", "heads", "kv_heads", "pairs", "W", "q", "n"))
+    free, s, rate = given["free"], given["s"], Fraction(given["up"], given["down"])
+    if P * n < given["N_k"] or P * q < given["N_q"] or H_q * pairs > P * W:
+        raise ValueError("devices have too few rows, or do too little, for the problem")
+    g = H_q // H_kv
+    s_0, E_0, c = g * q + n, g * q + 2 * n, 3 * min(g * pairs, W)
+    if 27 * free**4 < 4 * E_0**2 * s_0**6:
+        raise ValueError(f"free is {free}, which is too few")
+    if c > free:
+        early = 256 * 243 * c**4 <= 16 * (3 * E_0) ** 8  # s is at most 3E₀/2, so E is E₀
+        if 4 * E_0**2 * s**6 > 27 * c**4 * SCALE**6 if early else 16 * s**8 > 243 * c**4 * SCALE**8:
+            raise ValueError(f"s = {s} / {SCALE} is too large")
+        least = 2 * (Fraction(s, SCALE) - s_0) if early else Fraction(8 * s, 3 * SCALE) - 2 * s_0 - E_0
+        if rate * (c - free) > max(0, min(given["d"], given["d_v"]) * least):
+            raise ValueError(f"λ = {rate} is too large")
+    if 3 * rate > 1:
+        raise ValueError(f"λ = {rate} is too large")
+    proved = max(0, ceil(rate * (3 * H_q * pairs - P * H_kv * free)))
+    if given["words"] > proved:
+        raise ValueError(f"words are {given['words']}; λ = {rate} proves {proved}")
+    doing = f"Devices that do at most {W} pairs each, backward,"
+    return f"{doing} receive at least {given['words']} words in all ({_said(given)})"
+
+
+def _said(of: Mapping[str, Any]) -> str:
+    sizes = ", ".join(f"{name} = {of[name]}" for name in ("P", "N_q", "N_k", "d", "d_v"))
+    return f"{sizes}, {of['heads']} query heads, {of['kv_heads']} KV heads, {of['pairs']} pairs"
+
+
+def _check_problem(of: Mapping[str, Any]) -> None:
+    least = min(of[name] for name in ("P", "N_q", "N_k", "d", "d_v", "heads", "kv_heads", "n", "down"))
+    if least < 1 or of["heads"] % of["kv_heads"] or of["pairs"] > of["N_q"] * of["N_k"]:
+        raise ValueError("there is no such problem")
+
+
+def _check_whole(certificate: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if type(certificate[name]) is not int or not 0 <= certificate[name] < 10**60:
+            raise ValueError(f"{name} is {str(certificate[name])[:50]}; expected a whole number below 10⁶⁰")
 
 
 def holds(rate: Fraction, N_q: int, N_k: int, two: int, g: int, c: int, q: int, n: int) -> bool:

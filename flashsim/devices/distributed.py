@@ -2,261 +2,72 @@
 
     engine = flashsim.devices.distributed.engine()      # in each process that torchrun or mpiexec has started
     part = flashsim.devices.distributed.forward("ring", Q, K, V, engine=engine, causal=True)     # part.O: own rows
+    gradients = flashsim.devices.distributed.backward(part, dO, engine=engine)                  # gradients.dQ: own rows
     engine.close()
 
-Each process holds its rows in an HBM of its own and runs the file that the simulation runs. What it hands to the engine is
-counted in bytes, and, over MPI, what the engine says that it received. Processes that were asked for different things, a message
-of another length, and a process that ends raise LinkError in the others, within `timeout` seconds.
+Each process holds its rows in an HBM of its own and runs the file that the simulation runs. `flashsim.devices.engines` has what
+carries messages. Processes that were asked for different things raise LinkError.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
-from flashsim.devices.api import DeviceCosts, asked, by_rows, call_on, checked
-from flashsim.devices.device import Device, Engine, LinkError, Ticket, said, whole
+from flashsim.devices.api import DeviceCosts, asked, by_rows, call_on, checked, own_rows
+from flashsim.devices.device import Device, LinkError, whole
+from flashsim.devices.engines import Processes, engine, started_by
+from flashsim.devices.record import DeviceProgram
 from flashsim.devices.share import Share
-from flashsim.machine.memory import HBM, SRAM, Block, Matrix
-from flashsim.machine.source import Site
-from flashsim.problem.inputs import Array, chip_dtype
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.problem.arguments import check_flag
+from flashsim.problem.inputs import Array, check_dO, check_M, chip_dtype
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.sizes import Size
 
-ENGINES = ("torch", "nccl", "mpi")
-STARTED_BY = {"torch": ("TORCHELASTIC_RUN_ID",), "mpi": ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")}
-"""Variables that torchrun and mpiexec set in the processes that they start."""
-
-
-class Processes(Engine, Protocol):
-    """An engine between processes: which of them this is, what went over it in bytes, and a word from all."""
-
-    rank: int
-    size: int
-    handed: int
-    received: int | None
-
-    def everyone_s(self, word: Any) -> list[Any]:
-        """Return what each process said, in the order of ranks."""
-
-    def close(self) -> None:
-        """End it, when all processes are done."""
-
-
-class Torch:
-    """torch.distributed, with gloo or NCCL unless a process group is there already. It does not say how much was received.
-
-    With NCCL messages go between GPUs, of which a process has the one of its number on the host: `post` copies blocks there.
-    """
-
-    def __init__(self, timeout: float = 60.0, *, nccl: bool = False) -> None:
-        import torch
-        import torch.distributed as dist
-
-        self._torch, self._dist, self._timeout = torch, dist, timedelta(seconds=timeout)
-        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if nccl else torch.device("cpu")
-        if nccl:
-            if not 0 <= self.device.index < torch.cuda.device_count():
-                raise ValueError(
-                    f"engine is 'nccl', of GPU {self.device.index}; this host has {torch.cuda.device_count()}"
-                )
-            torch.cuda.set_device(self.device)
-            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # where a message and a kernel are ready
-        if not dist.is_initialized():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=self._timeout)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.handed, self.received = 0, cast(int | None, None)
-        self._works: dict[int, tuple[list[Any], list[tuple[Any, Any]]]] = {}
-
-    def start(self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]) -> list[Any]:
-        """Start messages of tensors together, as a lone isend need not be asynchronous; return what to wait for."""
-        dist = self._dist
-        operations = [dist.P2POp(dist.irecv, data, from_) for data, from_ in receives]
-        for data, to in sends:
-            self.handed += data.nbytes
-            operations.append(dist.P2POp(dist.isend, data, to))
-        return dist.batch_isend_irecv(operations) if operations else []
-
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
-        """Start all of a ticket's messages."""
-        there, here = ([(self._torch.from_numpy(_bytes(X)), to) for X, to in each] for each in (sends, receives))
-        with _Named(ticket.rank, ticket.site):
-            travelling = [(data.to(self.device), to) for data, to in there]  # the same memory where that is the CPU
-            arriving = [(data.to(self.device), from_) for data, from_ in here]
-            works = self.start(travelling, arriving)
-        self._works[ticket.number] = works, [(data, into) for (data, _), (into, _) in zip(arriving, here, strict=True)]
-
-    def wait(self, ticket: Ticket, site: Site) -> None:
-        """Wait for every work: gloo returns one a message."""
-        with _Named(ticket.rank, site):
-            works, arrived = self._works.pop(ticket.number)
-            for work in works:
-                work.wait(self._timeout)
-            for data, into in arrived:
-                if data is not into:
-                    into.copy_(data)
-
-    def everyone_s(self, word: Any) -> list[Any]:
-        """Return what each process said, in the order of ranks."""
-        found = [None] * self.size
-        with _Alone(self.rank):
-            self._dist.all_gather_object(found, word)
-        return found
-
-    def close(self) -> None:
-        """Leave together: a process that is gone while others still talk to it would end them."""
-        self._dist.barrier()
-        self._dist.destroy_process_group()
-
-
-class Gloo(Torch):
-    """Torch over gloo, which takes a message that was cut short for a whole one, and ends the process at one that is too long.
-
-    So 8 bytes with its length go before each message, beside `handed`. A message is received from `wait` on, once its length is
-    known to be right; messages from one rank in the order of their posts.
-    """
-
-    def __init__(self, timeout: float = 60.0) -> None:
-        super().__init__(timeout)
-        self._sent: dict[int, list[tuple[Any, Any]]] = {}
-        self._due: list[_Due] = []
-
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
-        """Send lengths and messages, and ask for lengths."""
-        dist, sent = self._dist, self._sent.setdefault(ticket.number, [])
-        with _Named(ticket.rank, ticket.site):
-            for block, to in sends:
-                data = self._torch.from_numpy(_bytes(block))
-                length = self._torch.tensor([data.nbytes])
-                self.handed += data.nbytes
-                sent += [(dist.isend(each, to, tag=tag), each) for each, tag in ((length, 1), (data, 0))]
-            for block, from_ in receives:
-                length = self._torch.zeros(1, dtype=self._torch.int64)
-                self._due.append(_Due(ticket.number, from_, block, length, dist.irecv(length, from_, tag=1)))
-
-    def wait(self, ticket: Ticket, site: Site) -> None:
-        """Compare lengths, receive the ticket's messages, after what was to come before them, and see its own off."""
-        peers = {due.from_ for due in self._due if due.number == ticket.number}
-        now = [due for due in self._due if due.number <= ticket.number and due.from_ in peers]
-        self._due = [due for due in self._due if due not in now]
-        with _Named(ticket.rank, site):
-            for due in now:
-                due.work.wait(self._timeout)
-                data, found = self._torch.from_numpy(_bytes(due.block)), int(due.length)
-                if found != data.nbytes:
-                    raise _other_length(ticket.rank, site, found, due.from_, data.nbytes)
-                self._dist.irecv(data, due.from_).wait(self._timeout)
-            for work, _ in self._sent.pop(ticket.number):
-                work.wait(self._timeout)
-
-
-@dataclass(frozen=True, eq=False)
-class _Due:
-    """A message of ticket `number` that is to come: `length` holds its bytes once `work` is done."""
-
-    number: int
-    from_: int
-    block: Block
-    length: Any
-    work: Any
-
-
-class Mpi:
-    """MPI, by mpi4py. The receiver's own count of bytes is checked, and kept as `received`."""
-
-    def __init__(self, timeout: float = 60.0) -> None:
-        from mpi4py import MPI
-
-        self._mpi, self._all, self._timeout = MPI, MPI.COMM_WORLD, timeout
-        self.rank, self.size = self._all.Get_rank(), self._all.Get_size()
-        self.handed, self.received = 0, cast(int | None, 0)
-        self._posted: dict[int, tuple[list[Any], list[tuple[int, int]]]] = {}
-
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
-        """Start all of a ticket's messages."""
-        requests, expected = [], []
-        for block, from_ in receives:
-            data = _bytes(block)
-            requests.append(self._all.Irecv([data, self._mpi.BYTE], source=from_))
-            expected.append((from_, data.nbytes))
-        for block, to in sends:
-            data = _bytes(block)
-            self.handed += data.nbytes
-            requests.append(self._all.Isend([data, self._mpi.BYTE], dest=to))
-        self._posted[ticket.number] = requests, expected
-
-    def wait(self, ticket: Ticket, site: Site) -> None:
-        """Wait for all, for `timeout` seconds at most."""
-        requests, expected = self._posted.pop(ticket.number)
-        states, end = [self._mpi.Status() for _ in requests], time.monotonic() + self._timeout
-        with _Named(ticket.rank, site):
-            while not self._mpi.Request.Testall(requests, states):
-                if time.monotonic() > end:
-                    raise TimeoutError(f"nothing for {self._timeout:g} s")
-        for state, (from_, size) in zip(states, expected, strict=False):
-            found = state.Get_count(self._mpi.BYTE)
-            self.received = (self.received or 0) + found
-            if found != size:
-                raise _other_length(ticket.rank, site, found, from_, size)
-
-    def everyone_s(self, word: Any) -> list[Any]:
-        """Return what each process said, in the order of ranks."""
-        met, end = self._all.Ibarrier(), time.monotonic() + self._timeout
-        with _Alone(self.rank):
-            while not met.Test():
-                if time.monotonic() > end:
-                    raise TimeoutError(f"nothing for {self._timeout:g} s")
-            found: list[Any] = self._all.allgather(word)
-        return found
-
-    def close(self) -> None:
-        """Do nothing: mpi4py leaves together at the end of the program."""
+__all__ = ["Costs", "Gradients", "Part", "backward", "engine", "forward", "started_by"]
 
 
 @dataclass(frozen=True)
-class Part:
-    """One process's part of a forward pass: own rows of O, (H_q, n, d_v), and of L; of Ulysses, L of own heads.
+class Costs:
+    """What one process moved.
 
     costs     as the memory and the links count them
     handed    bytes that were handed to the engine
     received  bytes that the engine says it received; None where it does not say
     """
 
-    share: Share
-    rank: int
-    O: Array
-    L: Array
     costs: DeviceCosts
     handed: int
     received: int | None
 
 
-def started_by() -> str | None:
-    """Return the engine whose launcher started this process; None: no launcher did."""
-    return next((each for each, set_by in STARTED_BY.items() if any(name in os.environ for name in set_by)), None)
+@dataclass(frozen=True)
+class Part(Costs):
+    """One process's part of a forward pass: own rows of O, (H_q, n, d_v), and of L; of Ulysses, L of own heads.
 
-
-def engine(name: str | None = None, timeout: float = 60.0) -> Processes:
-    """Return the engine of that name, "torch" (gloo), "nccl" or "mpi"; None: the one whose launcher started this process.
-
-    Raises ValueError.
+    program, share, inputs  what was run, and Q, K, V, whole, (heads, N, width)
     """
-    name = started_by() if name is None else name
-    if name not in ENGINES:
-        started = "torchrun --standalone --nproc-per-node 4 -m -- flashsim …, or mpiexec -n 4 python -m flashsim …"
-        raise ValueError(
-            f"engine is {name!r}; expected {' or '.join(map(repr, ENGINES))}, and to be started by {started}"
-        )
-    if name == "mpi":
-        return Mpi(timeout)
-    return Torch(timeout, nccl=True) if name == "nccl" else Gloo(timeout)
+
+    program: DeviceProgram
+    share: Share
+    columns: int
+    inputs: Mapping[str, Array]
+    O: Array
+    L: Array
+
+
+@dataclass(frozen=True)
+class Gradients(Costs):
+    """One process's part of a backward pass: own rows, (heads, n, width), in the inputs' type."""
+
+    dQ: Array
+    dK: Array
+    dV: Array
 
 
 def forward(
@@ -280,79 +91,86 @@ def forward(
     Q, K, V are whole, and the same in every process, which takes its own rows of them. Arguments and errors as there; LinkError,
     too, where processes were asked for different things.
     """
-    try:
+
+    def agreed() -> Any:
         given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
-        program, share, columns = asked(name, "forward", problem, engine.size, layout, columns, blocks)
-        inputs = {X: by_rows(getattr(given, X)) for X in "QKV"}
-        word = _word(name, share, columns, inputs)
+        asked_for = asked(name, "forward", problem, engine.size, layout, columns, blocks)
+        return *asked_for, {X: by_rows(getattr(given, X)) for X in "QKV"}
+
+    program, share, C, inputs = _agreed(engine, agreed)
+    costs, (O, L) = _run(engine, program, share, C, own_rows(program, share, engine.rank, inputs))
+    O = O.reshape(share.H_q, -1, share.problem.shape.d_v)
+    return Part(**costs, program=program, share=share, columns=C, inputs=inputs, O=O, L=L)
+
+
+def backward(
+    part: Part,
+    dO: Any,
+    *,
+    engine: Processes,
+    columns: int | None = None,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    check_finite: bool = True,
+) -> Gradients:
+    """Run this process's part of `flashsim.devices.backward` of the program that made `part`, on the same rows.
+
+    dO (H_q, N, d_v) is whole, and the same in every process. Arguments and errors as there; LinkError as in `forward`.
+    """
+
+    def agreed() -> Any:
+        problem, finite = part.share.problem, check_flag("check_finite", check_finite)
+        O = np.broadcast_to(np.zeros((), problem.dtype), (*problem.leading, problem.shape.N_q, problem.shape.d_v))
+        gradient = by_rows(check_dO(dO, O, check_finite=finite))
+        problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
+        asked_for = asked(part.program.name, "backward", problem, engine.size, part.share.where, columns, blocks)
+        return *asked_for, {**part.inputs, "dO": gradient}
+
+    program, share, C, inputs = _agreed(engine, agreed)
+    own = own_rows(program, share, engine.rank, inputs)
+    costs, found = _run(engine, program, share, C, own | {"O": part.O.reshape(-1, part.O.shape[-1]), "L": part.L})
+    dtype, heads = share.problem.dtype, (share.H_q, share.H_kv, share.H_kv)
+    dQ, dK, dV = (X.reshape(H, -1, X.shape[1]).astype(dtype) for X, H in zip(found, heads, strict=True))
+    return Gradients(**costs, dQ=dQ, dK=dK, dV=dV)
+
+
+def _agreed(engine: Processes, agreed: Callable[[], Any]) -> tuple[DeviceProgram, Share, int, dict[str, Array]]:
+    """Return what a call checks its arguments to be, if all processes find the same. Raises ValueError, and LinkError."""
+    try:
+        found: tuple[DeviceProgram, Share, int, dict[str, Array]] = agreed()
     except ValueError:
         engine.everyone_s("an error of its own")
         raise
-    _check_agreement(engine, word)
-    hbm, chip = HBM(), chip_dtype(problem.dtype)
-    device = Device(engine.rank, engine.size, hbm, SRAM(hbm, problem.M, dtype=chip, fold=False), engine)
-    with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        O, L = (_values(matrix) for matrix in call_on(device, program, share, columns, inputs)())
-    costs = DeviceCosts(hbm.traffic, device.sram.use, device.links)
-    return Part(
-        share, engine.rank, O.reshape(share.H_q, -1, given.V.shape[-1]), L, costs, engine.handed, engine.received
-    )
+    words = engine.everyone_s(_word(*found))
+    if len(set(words)) > 1:
+        said = "; ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))
+        raise LinkError(f"the processes were asked for different things: {said}")
+    return found
 
 
-def _word(name: str, share: Share, columns: int, inputs: Mapping[str, Array]) -> str:
+def _word(program: DeviceProgram, share: Share, columns: int, inputs: Mapping[str, Array]) -> str:
     """Return what all processes must agree on, as a line."""
     problem, sums = share.problem, hashlib.sha256()
     for array in (*inputs.values(), *share.where):
         sums.update(array.tobytes())
+    name = program.name if program.direction == "forward" else f"{program.name}, backward"
     said = f"{name}, N = {len(share)}, {problem.heads} heads, M = {problem.M}, {problem.dtype.name}, scale {problem.scale:.6g}"
     blocks = f"blocks {share.B_r} × {share.B_c}, {columns} columns"
     return f"{said}, {problem.mask!r}, {blocks}, arrays and rows {sums.hexdigest()[:8]}"
 
 
-def _check_agreement(engine: Processes, word: str) -> None:
-    words = engine.everyone_s(word)
-    if len(set(words)) > 1:
-        said = "; ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))
-        raise LinkError(f"the processes were asked for different things: {said}")
-
-
-class _Named:
-    """Turns what an engine raises into LinkError with the rank and the line."""
-
-    def __init__(self, rank: int, site: Site) -> None:
-        self.who = said(rank, site)
-
-    def lost(self, first: str) -> str:
-        """Return what is said of an engine's error."""
-        return f"{self.who} lost its message: {first}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, LinkError):
-            first = str(error).strip().splitlines()[:1]
-            raise LinkError(self.lost("".join(first))) from error
-
-
-class _Alone(_Named):
-    """The same where all processes speak, or should."""
-
-    def __init__(self, rank: int) -> None:
-        self.who = f"rank {rank}"
-
-    def lost(self, first: str) -> str:
-        return f"{self.who} did not hear from all processes: {first}"
-
-
-def _other_length(rank: int, site: Site, found: int, from_: int, expected: int) -> LinkError:
-    return LinkError(f"{said(rank, site)} received {found:,} bytes from rank {from_}; expected {expected:,}")
-
-
-def _bytes(block: Block) -> Array:
-    """Return a block's own memory as bytes: whole rows lie together."""
-    found: Array = cast(Array, block._values).view(np.uint8).reshape(-1)
-    return found
+def _run(
+    engine: Processes, program: DeviceProgram, share: Share, columns: int, own: Mapping[str, Array]
+) -> tuple[dict[str, Any], list[Array]]:
+    """Run a program on own rows; return what it cost, and what it returned."""
+    hbm, handed, received = HBM(), engine.handed, engine.received
+    sram = SRAM(hbm, share.problem.M, dtype=chip_dtype(share.problem.dtype), fold=False)
+    device = Device(engine.rank, engine.size, hbm, sram, engine)
+    with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        found = [_values(matrix) for matrix in call_on(device, program, share, columns, own)()]
+    costs = DeviceCosts(hbm.traffic, sram.use, device.links)
+    got = None if engine.received is None or received is None else engine.received - received
+    return {"costs": costs, "handed": engine.handed - handed, "received": got}, found
 
 
 def _values(matrix: Matrix) -> Array:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.algorithms.parts import Which
 from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.devices.layouts import Positions, blocks_of
-from flashsim.machine.memory import Matrix, Tile
+from flashsim.machine.memory import Kinds, Matrix, Tile
 from flashsim.machine.shape_only import ShapeOnly
 from flashsim.masks.band import Band
 from flashsim.masks.rules import allowed_by
@@ -128,9 +130,16 @@ class Share:
         return np.array([s in steps for steps in self.steps(rank)], bool)
 
     def kinds(self, rank: int, s: int) -> Sequence[Hashable]:
-        """Return, for each row block, what its cost in step s of the ring depends on: its live tiles, its first and last step."""
-        tiles = alike(self.live(rank, (rank - s) % len(self.where)))
-        return [(kind, s == steps[0], s == steps[-1]) for kind, steps in zip(tiles, self.steps(rank), strict=True)]
+        """Return, for each row block, whether step s of the ring is one of its steps, the first, the last."""
+        return [(s in steps, s == steps[0], s == steps[-1]) for steps in self.steps(rank)]
+
+    def row(self, x: int, y: int, i: int, kinds: Sequence[Hashable] | None = None) -> Which:
+        """Return which tiles of x's row block i against y's key blocks are live; `kinds` as the loop over row blocks has them."""
+        return cast(Bools, self.live(x, y)[i])
+
+    def column(self, x: int, y: int, j: int, kinds: Sequence[Hashable] | None = None) -> Which:
+        """Return the same of y's key block j against x's row blocks."""
+        return self.live(x, y)[:, j]
 
     def mask(self, S_ij: Tile, rank: int, i: int, src: int, j: int) -> Tile:
         """Return a tile of scores with −∞ where the mask forbids."""
@@ -143,7 +152,20 @@ class Share:
         return allowed_by(self.problem.mask, rows, cols, self.problem.shape, ())
 
 
-def alike(*live: Bools) -> Sequence[Hashable]:
-    """For each row of tiles, what its cost depends on: how many are live, and whether the last is, which may be ragged."""
-    kinds = [zip(np.count_nonzero(each[:, :-1], axis=1), each[:, -1:].sum(1), strict=True) for each in live]
-    return [*zip(*kinds, strict=True)]
+class CountedShare(Share):
+    """The same on lengths alone: a block that a loop runs stands for others of its kind, and has the mean of their live tiles."""
+
+    def row(self, x: int, y: int, i: int, kinds: Sequence[Hashable] | None = None) -> Which:
+        """Return how many tiles of each kind are live; so does `column`."""
+        return _mean(self.live(x, y), i, kinds)
+
+    def column(self, x: int, y: int, j: int, kinds: Sequence[Hashable] | None = None) -> Which:  # noqa: D102
+        return _mean(self.live(x, y).T, j, kinds)
+
+
+def _mean(live: Bools, block: int, kinds: Sequence[Hashable] | None) -> Kinds:
+    """Return how many tiles, without the last, which may be ragged, and with it alone, the blocks have that one stands for."""
+    last, end = len(live) - 1, live.shape[1] - 1
+    same = [b for b in range(last) if kinds is None or kinds[b] == kinds[block]] if block < last else [last]
+    sums = {0: int(np.count_nonzero(live[same, :-1])), end: int(np.count_nonzero(live[same, -1:]))}
+    return Kinds({tile: Fraction(count, len(same)) for tile, count in sums.items() if count})

@@ -12,6 +12,7 @@ from flashsim.devices.api import DevicesRun, exact, forward
 from flashsim.problem.arguments import check_count
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.tracing.about import trace_of
+from flashsim.tracing.data import Lanes
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.steps import Recording
 from flashsim.tracing.traces import Trace
@@ -32,12 +33,12 @@ def trace(name: str, Q: Any, K: Any, V: Any, *, P: int, rank: int = 0, **options
     if run.share.H_q > 1:
         raise ValueError(f"Q has {run.share.H_q} heads; a trace is of one head")
     traces = [_of(run, p, recorder) for p, recorder in enumerate(recorders)]
-    return replace(traces[rank], lanes={"rank": rank, **lanes_of(traces)})
+    return replace(traces[rank], lanes=lanes_of(rank, traces))
 
 
-def lanes_of(traces: Sequence[Recording]) -> dict[str, Any]:
+def lanes_of(rank: int, traces: Sequence[Recording]) -> Lanes:
     """Return what each device's steps do, and the messages: between two devices the first that is posted arrives first."""
-    kinds = [[one.events[step.first].kind for step in one.steps] for one in traces]
+    kinds = tuple(tuple(one.events[step.first].kind for step in one.steps) for one in traces)
     ends: dict[str, dict[tuple[int, int], list[tuple[int, str]]]] = {
         "post": defaultdict(list),
         "wait": defaultdict(list),
@@ -54,7 +55,7 @@ def lanes_of(traces: Sequence[Recording]) -> dict[str, Any]:
         for pair, sent in ends["post"].items()
         for (posted, name), (arrived, _) in zip(sent, ends["wait"][pair], strict=True)
     ]
-    return {"kinds": kinds, "messages": sorted(messages, key=lambda message: message[1])}
+    return Lanes(rank, kinds, tuple(sorted(messages, key=lambda message: message[1])))
 
 
 def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:

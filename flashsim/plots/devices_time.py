@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -49,48 +50,53 @@ def devices_time_data(
         "causal": True,
         "flops": flops,
     }
-    panels = []
-    for link in links:
-        lines: dict[str, list[float | None]] = {name: [] for name in LINES}
-        for size in counts:
-            for said, (name, layout, *_) in LINES.items():
-                if name == "ulysses" and size > heads:
-                    lines[said].append(None)
-                    continue
-                found = plan(name, P=size, layout=layout, link=link, **asked)
-                assert found.seconds is not None
-                lines[said].append(round(found.seconds * flops / (found.mean * 4 * d), 4))
-        panels.append({"link": link, "lines": lines})
+
+    def lines(link: float, points: Sequence[tuple[int, int]]) -> dict[str, list[float | None]]:
+        found: dict[str, list[float | None]] = {said: [] for said in LINES}
+        for (size, N), (said, (name, layout, *_)) in product(points, LINES.items()):
+            if name == "ulysses" and size > heads:
+                found[said].append(None)
+                continue
+            of = plan(name, P=size, layout=layout, link=link, **asked | {"N": N})
+            assert of.seconds is not None
+            found[said].append(round(of.seconds * flops / (of.mean * 4 * d), 4))
+        return found
+
+    panels = [{"link": link, "lines": lines(link, [(size, N) for size in counts])} for link in links]
+    lengths = [length for length in (N // 16, N // 4, N, 4 * N, 16 * N) if length]
+    of_N: dict[str, Any] = {"P": counts[len(counts) // 2 - 1], "N": lengths, "link": links[-1]}
+    of_N["lines"] = lines(links[-1], [(of_N["P"], length) for length in lengths])
     setting = {"N": N, "d": d, "heads": heads, "kv_heads": kv_heads, "dtype": dtype, "flops": flops, "P": counts}
-    data: dict[str, Any] = plain({**setting, "panels": panels})
+    data: dict[str, Any] = plain({**setting, "panels": panels, "of_N": of_N})
     return data
 
 
 @partial(
-    Chart, "devices_time", devices_time_data, "time of causal attention over devices, by the model", 5.0, panels=2,
-    grid={"sharex": True}, x=2, y=2,
+    Chart, "devices_time", devices_time_data, "time of causal attention over devices, by the model", 7.4, panels=3, x=2, y=2
 )  # fmt: skip
 def plot_devices_time(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
-    """Draw a panel for each speed of links: a line for each program and layout, and 1, the arithmetic alone."""
-    for ax, panel in zip(axes, data["panels"], strict=True):
-        for said, (_, _, colour, marker, style) in LINES.items():
-            drawn = [(P, y) for P, y in zip(data["P"], panel["lines"][said], strict=True) if y is not None]
-            ax.plot(
-                *zip(*drawn, strict=True),
-                color=colour,
-                marker=marker,
-                markersize=4,
-                linestyle=style,
-                label=said,
-                gid=said,
-            )
-        ax.axhline(1, color=BLACK, linewidth=0.8)
-        ax.set_title(f"links of {panel['link'] / 1e9:g} GB/s", fontsize=9)
+    """Draw a panel for each speed of links, and one against N: a line for each program and layout, and the arithmetic alone."""
+    for ax, panel in zip(axes, data["panels"], strict=False):
+        _draw(ax, data["P"], panel["lines"])
+        ax.set_title(f"links of {panel['link'] / 1e9:g} GB/s, N = {data['N']:,}", fontsize=9)
+        ax.set_xlabel("devices")
         ticks(ax.xaxis, FixedLocator(data["P"]), "{x:.0f}")
-        ax.xaxis.set_minor_locator(NullLocator())
-        ticks(ax.yaxis, LogLocator(2, (1,)), "{x:.0f}")
-        ax.set_ylabel("time ÷ arithmetic alone")
+    of = data["of_N"]
+    _draw(axes[-1], of["N"], of["lines"])
+    axes[-1].set_title(f"links of {of['link'] / 1e9:g} GB/s, {of['P']} devices", fontsize=9)
+    ticks(axes[-1].xaxis, FixedLocator(of["N"]), "{x:,.0f}")
     heads = f"{data['heads']} query heads, {data['kv_heads']} KV heads"
-    setting = f"(causal, N = {data['N']:,}, d = {data['d']}, {data['dtype']},\n{heads}, {data['flops'] / 1e12:g} TFLOP/s each)"
-    axes[-1].set_xlabel(f"devices\n{setting}")
-    axes[-1].legend(loc="upper left", frameon=False)
+    setting = f"(causal, d = {data['d']}, {data['dtype']},\n{heads}, {data['flops'] / 1e12:g} TFLOP/s each)"
+    axes[-1].set_xlabel(f"N\n{setting}")
+    axes[1].legend(loc="upper left", frameon=False)
+
+
+def _draw(ax: Axes, x: Sequence[int], lines: Mapping[str, Any]) -> None:
+    for said, (_, _, colour, marker, style) in LINES.items():
+        drawn = [(at, y) for at, y in zip(x, lines[said], strict=True) if y is not None]
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "linestyle": style}
+        ax.plot(*zip(*drawn, strict=True), **look, label=said, gid=said)
+    ax.axhline(1, color=BLACK, linewidth=0.8)
+    ax.xaxis.set_minor_locator(NullLocator())
+    ticks(ax.yaxis, LogLocator(2, (1,)), "{x:.0f}")
+    ax.set_ylabel("time ÷ arithmetic alone")

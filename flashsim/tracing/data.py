@@ -77,6 +77,19 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """Of one of several devices, its `rank`, and what all did; the lists of a device's steps go by its own numbers.
+
+    kinds     what each device's steps do
+    messages  (from, its step, to, its step, name)
+    """
+
+    rank: int
+    kinds: tuple[tuple[str, ...], ...]
+    messages: tuple[tuple[int, int, int, int, str], ...]
+
+
+@dataclass(frozen=True)
 class About:
     """What a trace says of its run as a whole.
 

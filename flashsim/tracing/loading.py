@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from flashsim.problem.arguments import check_count
 from flashsim.support.files import path_of
-from flashsim.tracing.data import DATA, KINDS, About, Resident, TraceEvent
+from flashsim.tracing.data import DATA, KINDS, About, Lanes, Resident, TraceEvent
 from flashsim.tracing.traces import Trace
 from flashsim.tracing.writing import COLUMNS, FORMAT, VERSION
 
@@ -249,7 +249,22 @@ def trace_of(data: Mapping[str, Any], values: bytes) -> Trace:
         told = kind, names[name], n, loops[around], (file, line), label, where, in_use[held], residents[held]
         return TraceEvent(*told, read, written, tiles[value])
 
-    return Trace(about, tuple(map(event, *columns, reads, writes)))
+    lanes: Lanes | None = _typed(data.get("lanes"), Lanes | None, "lanes")
+    if lanes is not None:
+        _check_lanes(lanes)
+    return Trace(about, tuple(map(event, *columns, reads, writes)), lanes=lanes)
+
+
+def _check_lanes(lanes: Lanes) -> None:
+    lengths = [len(steps) for steps in lanes.kinds]
+    if lanes.rank >= len(lengths):
+        raise ValueError(f"lanes.rank is {shown(lanes.rank)}; expected one of {len(lengths)} lanes")
+    for kind in {kind for steps in lanes.kinds for kind in steps}:
+        _one_of(kind, DATA, "lanes.kinds")
+    for n, message in enumerate(lanes.messages):
+        for lane, step in (message[:2], message[2:4]):
+            if lane >= len(lengths) or step >= lengths[lane]:
+                raise ValueError(f"lanes.messages[{n}] is {shown(message)}; expected lanes and steps that there are")
 
 
 def _check_about(about: About) -> None:

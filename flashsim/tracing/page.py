@@ -96,7 +96,6 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
         **{name: [getattr(s, name) for s in steps] for name in OF_STEPS},
         "pairs": {name: [values(name, 0), values(name, 1)] for name, _ in trace.about.follows},
     }
-    data["lanes"] = trace.lanes
     data["wins"] = _wins(trace)
     data["turns"] = _turns(trace)
     data["spelled"] = [] if left_out else list(spelled(trace.about.source))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.tracing.data import DATA, MAXIMUM, About, Span, TraceEvent
+from flashsim.tracing.data import DATA, MAXIMUM, About, Lanes, Span, TraceEvent
 
 FOLLOWED = re.compile(r"(?:log_)?[A-Za-z]+(?:_tilde)?_[ij](?:_.*)?|[mlO]_new")
 ROW_OF = {"o": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}
@@ -59,8 +59,7 @@ class Recording:
 
     about: About
     events: tuple[TraceEvent, ...] = field(repr=False)
-    lanes: Mapping[str, Any] | None = field(default=None, repr=False, kw_only=True)
-    """Of one of several devices: "rank"; "kinds", what each's steps do; "messages", (from, its step, to, its step, name)."""
+    lanes: Lanes | None = field(default=None, repr=False, kw_only=True)
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:

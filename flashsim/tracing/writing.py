@@ -65,6 +65,7 @@ def as_json(trace: Recording, *, values: bool = True) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "about": asdict(trace.about),
+        "lanes": trace.lanes and asdict(trace.lanes),
         "names": names.things,
         "places": [[short(file), line, label] for file, line, label in places.things],
         "loops": loops.things,

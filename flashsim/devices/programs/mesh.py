@@ -26,7 +26,7 @@ from __future__ import annotations
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
-from flashsim.devices.share import Share, alike
+from flashsim.devices.share import Share
 from flashsim.machine.memory import Matrix
 
 
@@ -52,11 +52,10 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
     made = {x: _part(device, share, x, f"of_{x}", d_v) for x in in_row}
     got = {x: made[x] if x == rank else _part(device, share, rank, f"from_{x}", d_v) for x in in_row}
     for x in in_row:  # line 2
-        kinds = alike(*(share.live(x, y) for y in in_column))
         for h in sram.loop(H_q):  # line 2
             Q_x = share.head(Q_of[x], h, share.rows(x)).divide(share.B_r)
             O_x, l_x, m_x = (share.head(X, h, share.rows(x)).divide(share.B_r) for X in made[x])
-            for i in sram.loop(len(Q_x), alike=kinds):  # line 2
+            for i in sram.loop(len(Q_x)):  # line 2
                 Q_i = sram.load(Q_x[i])  # line 3
                 O_i = sram.full(O_x[i].shape, 0.0)  # line 3
                 l_i = sram.full(l_x[i].shape, 0.0)  # line 3
@@ -65,7 +64,7 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
                     K_y, V_y = (
                         share.head(X[y], h // share.group, share.rows(y)).divide(share.B_c) for X in (K_of, V_of)
                     )
-                    for j in sram.loop(len(K_y), where=share.live(x, y)[i]):  # line 4
+                    for j in sram.loop(len(K_y), where=share.row(x, y, i)):  # line 4
                         K_j, V_j = sram.load(K_y[j], V_y[j])  # line 5
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
                         S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6

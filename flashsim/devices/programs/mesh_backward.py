@@ -29,7 +29,7 @@ from __future__ import annotations
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
-from flashsim.devices.share import Share, alike
+from flashsim.devices.share import Share
 from flashsim.machine.memory import Matrix
 
 
@@ -68,7 +68,7 @@ def mesh_backward(
             K_y, V_y, dK_y, dV_y = (
                 share.head(X_of[y], h_kv, share.rows(y)).divide(B_c) for X_of in (K_of, V_of, dK_of, dV_of)
             )
-            for j in sram.loop(len(K_y), alike=alike(*(share.live(x, y).T for x in in_row))):  # line 3
+            for j in sram.loop(len(K_y)):  # line 3
                 K_j, V_j = sram.load(K_y[j], V_y[j])  # line 4
                 dK_j, dV_j = sram.full(K_y[j].shape, 0.0), sram.full(V_y[j].shape, 0.0)  # line 4
                 for r in sram.loop(g):  # line 5
@@ -77,7 +77,7 @@ def mesh_backward(
                             share.head(X_of[x], g * h_kv + r, share.rows(x)).divide(B_r)
                             for X_of in (Q_of, dO_of, dQ_of, L_of, D_of)
                         )
-                        for i in sram.loop(len(Q_x), where=share.live(x, y)[:, j]):  # line 5
+                        for i in sram.loop(len(Q_x), where=share.column(x, y, j)):  # line 5
                             Q_i, dO_i, dQ_i, L_i, D_i = sram.load(Q_x[i], dO_x[i], dQ_x[i], L_x[i], D_x[i])  # line 6
                             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 7
                             S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 7

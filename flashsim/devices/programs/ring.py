@@ -54,12 +54,12 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
             new = [matrix.rows(0, rows) for matrix in buffers[s % 2]]
             right, left = (rank + 1) % P, (rank - 1) % P
             ticket = device.post(sends=[(X, right) for X in cur], receives=[(X, left) for X in new])  # line 3
-        src = (rank - s) % P  # line 4
+        src, kinds = (rank - s) % P, share.kinds(rank, s)  # line 4
         for h in sram.loop(H_q):  # line 5
             Q_h, O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (Q, O, L))
             parts = [share.head(X, h, n).divide(share.B_r) for X in (O_run, l_run, m_run)]
             K_h, V_h = (share.head(X, h // share.group, share.rows(src)).divide(share.B_c) for X in cur)
-            for i in sram.loop(len(Q_h), where=share.due(rank, s), alike=share.kinds(rank, s)):  # line 5
+            for i in sram.loop(len(Q_h), where=share.due(rank, s), alike=kinds):  # line 5
                 Q_i = sram.load(Q_h[i])  # line 6
                 if s == share.steps(rank)[i][0]:
                     O_i = sram.full(O_h[i].shape, 0.0)  # line 6
@@ -67,7 +67,7 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
                     m_i = sram.full(L_h[i].shape, float("-inf"))  # line 6
                 else:
                     O_i, l_i, m_i = sram.load(*(X[i] for X in parts))  # line 6
-                for j in sram.loop(len(K_h), where=share.live(rank, src)[i]):  # line 7
+                for j in sram.loop(len(K_h), where=share.row(rank, src, i, kinds)):  # line 7
                     K_j, V_j = sram.load(K_h[j], V_h[j])  # line 8
                     S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
                     S_ij = on_chip(share.mask(S_ij, rank, i, src, j), over=S_ij)  # line 9

@@ -32,7 +32,7 @@ from typing import Any
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
-from flashsim.devices.share import Share, alike
+from flashsim.devices.share import Share
 from flashsim.machine.memory import Matrix
 
 
@@ -66,12 +66,12 @@ def ring_backward(
             new = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in buffers[s % 2]]
             ticket = device.post(sends=[(X, right) for X in cur], receives=[(X, left) for X in new])  # line 3
         src = (rank - s) % P  # line 4
-        live, rows = share.live(rank, src), share.rows(src)
-        due: Any = live.any(axis=0) if s else None  # line 5
+        rows = share.rows(src)
+        due: Any = share.live(rank, src).any(axis=0) if s else None  # line 5
         for h_kv in sram.loop(H_kv):  # line 5
             K_h, V_h = (share.head(X, h_kv, rows).divide(B_c) for X in cur)
             dK_h, dV_h = (share.head(X, h_kv, rows).divide(B_c) for X in acc)
-            for j in sram.loop(len(K_h), where=due, alike=alike(live.T)):  # line 5
+            for j in sram.loop(len(K_h), where=due):  # line 5
                 K_j, V_j = sram.load(K_h[j], V_h[j])  # line 6
                 if s:
                     dK_j, dV_j = sram.load(dK_h[j], dV_h[j])  # line 6
@@ -80,7 +80,7 @@ def ring_backward(
                 for r in sram.loop(g):  # line 7
                     h = g * h_kv + r
                     Q_h, dO_h, dQ_h, L_h, D_h = (share.head(X, h, n).divide(B_r) for X in (Q, dO, dQ, L, D))
-                    for i in sram.loop(len(Q_h), where=live[:, j]):  # line 7
+                    for i in sram.loop(len(Q_h), where=share.column(rank, src, j, due)):  # line 7
                         Q_i, dO_i, dQ_i, L_i, D_i = sram.load(Q_h[i], dO_h[i], dQ_h[i], L_h[i], D_h[i])  # line 8
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
                         S_ij = on_chip(share.mask(S_ij, rank, i, src, j), over=S_ij)  # line 9

@@ -29,7 +29,7 @@ from __future__ import annotations
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
-from flashsim.devices.share import Share, alike
+from flashsim.devices.share import Share
 from flashsim.machine.memory import Matrix
 
 
@@ -44,16 +44,15 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
         device.wait(device.post(receives=[(Q, parent)]))  # line 1
     device.wait(device.post(sends=[(Q, child) for child in children]))  # line 1
     part = [hbm.empty(f"{X}_part", (H_q * N_q, w), sram.dtype) for X, w in (("O", d_v), ("l", 1), ("m", 1))]
-    kinds = alike(share.live(0, rank))
     for h in sram.loop(H_q):  # line 2
         Q_h, O_h, l_h, m_h = (share.head(X, h, N_q).divide(share.B_r) for X in (Q, *part))
         K_h, V_h = (share.head(X, h // share.group, n).divide(share.B_c) for X in (K, V))
-        for i in sram.loop(len(Q_h), alike=kinds):  # line 2
+        for i in sram.loop(len(Q_h)):  # line 2
             Q_i = sram.load(Q_h[i])  # line 3
             O_i = sram.full(O_h[i].shape, 0.0)  # line 3
             l_i = sram.full(l_h[i].shape, 0.0)  # line 3
             m_i = sram.full(m_h[i].shape, float("-inf"))  # line 3
-            for j in sram.loop(len(K_h), where=share.live(0, rank)[i]):  # line 4
+            for j in sram.loop(len(K_h), where=share.row(0, rank, i)):  # line 4
                 K_j, V_j = sram.load(K_h[j], V_h[j])  # line 5
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
                 S_ij = on_chip(share.mask(S_ij, 0, i, rank, j), over=S_ij)  # line 6

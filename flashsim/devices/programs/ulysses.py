@@ -24,7 +24,7 @@ from __future__ import annotations
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
-from flashsim.devices.share import Share, alike
+from flashsim.devices.share import Share
 from flashsim.machine.memory import Matrix
 
 
@@ -64,8 +64,7 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
         for x in range(P):  # line 2
             Q_x, O_x = (share.head(X_of[x], h, share.rows(x)).divide(share.B_r) for X_of in (Q_of, O_of))
             L_x, top = L.rows(top, top + share.rows(x)).divide(share.B_r), top + share.rows(x)
-            kinds = alike(*(share.live(x, y) for y in range(P)))
-            for i in sram.loop(len(Q_x), alike=kinds):  # line 2
+            for i in sram.loop(len(Q_x)):  # line 2
                 Q_i = sram.load(Q_x[i])  # line 3
                 O_i = sram.full(O_x[i].shape, 0.0)  # line 3
                 l_i = sram.full(L_x[i].shape, 0.0)  # line 3
@@ -73,7 +72,7 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
                 for y in range(P):  # line 4
                     h_kv = (mine.start + h) // share.group - kv.start
                     K_y, V_y = (share.head(X_of[y], h_kv, share.rows(y)).divide(share.B_c) for X_of in (K_of, V_of))
-                    for j in sram.loop(len(K_y), where=share.live(x, y)[i]):  # line 4
+                    for j in sram.loop(len(K_y), where=share.row(x, y, i)):  # line 4
                         K_j, V_j = sram.load(K_y[j], V_y[j])  # line 5
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
                         S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6

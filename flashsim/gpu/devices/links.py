@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashsim.devices.device import Link
-from flashsim.devices.distributed import Torch
+from flashsim.devices.engines import Alone, Torch
 from flashsim.devices.share import Share
 from flashsim.gpu.compiling import import_cupy
 
@@ -37,9 +37,14 @@ class Links:
 
     def wait(self, works: list[Any]) -> None:
         """Let the current stream wait for messages, once."""
-        for work in works:
-            work.wait()
+        with Alone(self.rank):
+            for work in works:
+                work.wait()
         works.clear()
+
+    def finish(self) -> None:
+        """Return once this GPU has done what is queued. Raises LinkError if a process has ended: after the engine's `timeout`."""
+        self.engine.finish()
 
     @property
     def words(self) -> int:

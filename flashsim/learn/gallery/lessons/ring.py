@@ -22,14 +22,14 @@ def record() -> tuple[Trace, ...]:
 def teach(trace: Trace) -> str:
     about, lanes = trace.about, trace.lanes
     assert lanes is not None
-    P, n = len(lanes["kinds"]), about.shape.N_q
+    P, n = len(lanes.kinds), about.shape.N_q
     waited = every(trace, "line 15")
     count = devices.count("ring", P=P, N=P * n, d=about.shape.d, layout="contiguous", blocks=(2, 2), M=about.M)
     words, spare = count.devices[1].words, moved(trace, "O_run", "l_run", "m_run")
     assert count.devices[1].hbm.accesses == moved(trace)
     assert [dict(step.loops) for step in waited] == [{}] * (P - 1)
     second = first(trace, "read K_0")
-    flying = [message for message in lanes["messages"] if message[1] <= second.number < message[3]]
+    flying = [message for message in lanes.messages if message[1] <= second.number < message[3]]
     back = first(trace, "read O_run").number
     return f"""
         A sequence too long for one device is shared out: {P} devices have {n} rows of Q, K and V each. Every query must meet

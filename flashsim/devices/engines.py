@@ -1,0 +1,305 @@
+"""Who carries messages between processes: torch.distributed, with gloo or with NCCL between GPUs, and MPI.
+
+Bytes that are handed to an engine are counted, and, over MPI, those that it says were received. A message of another length,
+and a process that ends, raise LinkError in the others, within `timeout` seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Thread
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from flashsim.devices.device import Engine, LinkError, Ticket, said
+from flashsim.machine.memory import Block
+from flashsim.machine.source import Site
+from flashsim.problem.inputs import Array
+
+ENGINES = ("torch", "nccl", "mpi")
+STARTED_BY = {"torch": ("TORCHELASTIC_RUN_ID",), "mpi": ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")}
+"""Variables that torchrun and mpiexec set in the processes that they start."""
+
+
+class Processes(Engine, Protocol):
+    """An engine between processes: which of them this is, what went over it in bytes, and a word from all."""
+
+    rank: int
+    size: int
+    handed: int
+    received: int | None
+
+    def everyone_s(self, word: Any) -> list[Any]:
+        """Return what each process said, in the order of ranks."""
+
+    def close(self) -> None:
+        """End it, when all processes are done."""
+
+
+class Torch:
+    """torch.distributed, unless a process group is there already by `backends`. It does not say how much was received."""
+
+    backends, device_type, patience = "gloo", "cpu", 1
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._torch, self._dist, self._timeout = torch, dist, timedelta(seconds=timeout)
+        self.device = torch.device(self.device_type)
+        if not dist.is_initialized():
+            dist.init_process_group(self.backends, timeout=self.patience * self._timeout)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.handed, self.received = 0, cast(int | None, None)
+
+    def start(self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]) -> list[Any]:
+        """Start messages of tensors together, as a lone isend need not be asynchronous; return what to wait for."""
+        dist = self._dist
+        operations = [dist.P2POp(dist.irecv, data, from_) for data, from_ in receives]
+        for data, to in sends:
+            self.handed += data.nbytes
+            operations.append(dist.P2POp(dist.isend, data, to))
+        with Alone(self.rank):
+            return dist.batch_isend_irecv(operations) if operations else []
+
+    def finish(self) -> None:
+        """Return once what is queued on this process's GPU, if it has one, is done."""
+
+    def everyone_s(self, word: Any) -> list[Any]:
+        """Return what each process said, in the order of ranks."""
+        found = [None] * self.size
+        with Alone(self.rank):
+            self._dist.all_gather_object(found, word)
+        return found
+
+    def close(self) -> None:
+        """Leave together: a process that is gone while others still talk to it would end them."""
+        self._dist.barrier()
+        self._dist.destroy_process_group()
+
+
+class Nccl(Torch):
+    """Torch over NCCL: messages go between GPUs, of which a process has the one of its number on the host.
+
+    NCCL waits for ever for a process that has ended. `finish` waits `timeout` seconds, ends NCCL, and raises LinkError. PyTorch
+    ends a process that did not ask after twice that, but watches over no graph.
+    """
+
+    backends, device_type, patience = "cpu:gloo,cuda:nccl", "cuda", 2
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        import torch
+
+        index = int(os.environ.get("LOCAL_RANK", "0"))
+        if not 0 <= index < torch.cuda.device_count():
+            raise ValueError(f"engine is 'nccl', of GPU {index}; this host has {torch.cuda.device_count()}")
+        torch.cuda.set_device(index)
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # where a message and a kernel are ready
+        super().__init__(timeout)
+        self.device = torch.device("cuda", index)
+        self._works: dict[int, tuple[list[Any], list[tuple[Any, Any]]]] = {}
+
+    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+        """Copy blocks to the GPU, and start all of a ticket's messages."""
+        there, here = ([(self._torch.from_numpy(_bytes(X)), to) for X, to in each] for each in (sends, receives))
+        with _Named(ticket.rank, ticket.site):
+            arriving = [(data.to(self.device), from_) for data, from_ in here]
+            works = self.start([(data.to(self.device), to) for data, to in there], arriving)
+        self._works[ticket.number] = works, [(data, into) for (data, _), (into, _) in zip(arriving, here, strict=True)]
+
+    def wait(self, ticket: Ticket, site: Site) -> None:
+        """Wait for all, and copy what has arrived from the GPU."""
+        works, arrived = self._works.pop(ticket.number)
+        with _Named(ticket.rank, site):
+            for work in works:
+                work.wait()
+            self._until_done()
+            for data, into in arrived:
+                into.copy_(data)
+
+    def finish(self) -> None:
+        """Return once what is queued on this GPU's current stream is done. Raises LinkError after `timeout` seconds."""
+        with Alone(self.rank):
+            self._until_done()
+
+    def _until_done(self) -> None:
+        done, end = self._torch.cuda.Event(), time.monotonic() + self._timeout.total_seconds()
+        done.record()
+        while not done.query():
+            if time.monotonic() > end:
+                backend = self._dist.group.WORLD._get_backend(self.device)
+                ending = Thread(target=backend.abort, daemon=True)  # its kernels end at once, itself after all graphs
+                ending.start()
+                ending.join(self._timeout.total_seconds())
+                raise TimeoutError(f"nothing for {self._timeout.total_seconds():g} s")
+            time.sleep(1e-4)
+
+
+class Gloo(Torch):
+    """Torch over gloo, which takes a message that was cut short for a whole one, and ends the process at one that is too long.
+
+    So 8 bytes with its length go before each message, beside `handed`. A message is received from `wait` on, once its length is
+    known to be right; messages from one rank in the order of their posts.
+    """
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        super().__init__(timeout)
+        self._sent: dict[int, list[tuple[Any, Any]]] = {}
+        self._due: list[_Due] = []
+
+    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+        """Send lengths and messages, and ask for lengths."""
+        dist, sent = self._dist, self._sent.setdefault(ticket.number, [])
+        with _Named(ticket.rank, ticket.site):
+            for block, to in sends:
+                data = self._torch.from_numpy(_bytes(block))
+                length = self._torch.tensor([data.nbytes])
+                self.handed += data.nbytes
+                sent += [(dist.isend(each, to, tag=tag), each) for each, tag in ((length, 1), (data, 0))]
+            for block, from_ in receives:
+                length = self._torch.zeros(1, dtype=self._torch.int64)
+                self._due.append(_Due(ticket.number, from_, block, length, dist.irecv(length, from_, tag=1)))
+
+    def wait(self, ticket: Ticket, site: Site) -> None:
+        """Compare lengths, receive the ticket's messages, after what was to come before them, and see its own off."""
+        peers = {due.from_ for due in self._due if due.number == ticket.number}
+        now = [due for due in self._due if due.number <= ticket.number and due.from_ in peers]
+        self._due = [due for due in self._due if due not in now]
+        with _Named(ticket.rank, site):
+            for due in now:
+                due.work.wait(self._timeout)
+                data, found = self._torch.from_numpy(_bytes(due.block)), int(due.length)
+                if found != data.nbytes:
+                    raise _other_length(ticket.rank, site, found, due.from_, data.nbytes)
+                self._dist.irecv(data, due.from_).wait(self._timeout)
+            for work, _ in self._sent.pop(ticket.number):
+                work.wait(self._timeout)
+
+
+@dataclass(frozen=True, eq=False)
+class _Due:
+    """A message of ticket `number` that is to come: `length` holds its bytes once `work` is done."""
+
+    number: int
+    from_: int
+    block: Block
+    length: Any
+    work: Any
+
+
+class Mpi:
+    """MPI, by mpi4py. The receiver's own count of bytes is checked, and kept as `received`."""
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._all, self._timeout = MPI, MPI.COMM_WORLD, timeout
+        self.rank, self.size = self._all.Get_rank(), self._all.Get_size()
+        self.handed, self.received = 0, cast(int | None, 0)
+        self._posted: dict[int, tuple[list[Any], list[tuple[int, int]]]] = {}
+
+    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+        """Start all of a ticket's messages."""
+        requests, expected = [], []
+        for block, from_ in receives:
+            data = _bytes(block)
+            requests.append(self._all.Irecv([data, self._mpi.BYTE], source=from_))
+            expected.append((from_, data.nbytes))
+        for block, to in sends:
+            data = _bytes(block)
+            self.handed += data.nbytes
+            requests.append(self._all.Isend([data, self._mpi.BYTE], dest=to))
+        self._posted[ticket.number] = requests, expected
+
+    def wait(self, ticket: Ticket, site: Site) -> None:
+        """Wait for all, for `timeout` seconds at most."""
+        requests, expected = self._posted.pop(ticket.number)
+        states, end = [self._mpi.Status() for _ in requests], time.monotonic() + self._timeout
+        with _Named(ticket.rank, site):
+            while not self._mpi.Request.Testall(requests, states):
+                if time.monotonic() > end:
+                    raise TimeoutError(f"nothing for {self._timeout:g} s")
+        for state, (from_, size) in zip(states, expected, strict=False):
+            found = state.Get_count(self._mpi.BYTE)
+            self.received = (self.received or 0) + found
+            if found != size:
+                raise _other_length(ticket.rank, site, found, from_, size)
+
+    def everyone_s(self, word: Any) -> list[Any]:
+        """Return what each process said, in the order of ranks."""
+        met, end = self._all.Ibarrier(), time.monotonic() + self._timeout
+        with Alone(self.rank):
+            while not met.Test():
+                if time.monotonic() > end:
+                    raise TimeoutError(f"nothing for {self._timeout:g} s")
+            found: list[Any] = self._all.allgather(word)
+        return found
+
+    def close(self) -> None:
+        """Do nothing: mpi4py leaves together at the end of the program."""
+
+
+def started_by() -> str | None:
+    """Return the engine whose launcher started this process; None: no launcher did."""
+    return next((each for each, set_by in STARTED_BY.items() if any(name in os.environ for name in set_by)), None)
+
+
+def engine(name: str | None = None, timeout: float = 60.0) -> Processes:
+    """Return the engine of that name, "torch" (gloo), "nccl" or "mpi"; None: the one whose launcher started this process.
+
+    Raises ValueError.
+    """
+    name = started_by() if name is None else name
+    if name not in ENGINES:
+        started = "torchrun --standalone --nproc-per-node 4 -m -- flashsim …, or mpiexec -n 4 python -m flashsim …"
+        raise ValueError(
+            f"engine is {name!r}; expected {' or '.join(map(repr, ENGINES))}, and to be started by {started}"
+        )
+    if name == "mpi":
+        return Mpi(timeout)
+    return Nccl(timeout) if name == "nccl" else Gloo(timeout)
+
+
+class _Named:
+    """Turns what an engine raises into LinkError with the rank and the line."""
+
+    def __init__(self, rank: int, site: Site) -> None:
+        self.who = said(rank, site)
+
+    def lost(self, first: str) -> str:
+        """Return what is said of an engine's error."""
+        return f"{self.who} lost its message: {first}"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, LinkError):
+            first = str(error).strip().splitlines()[:1]
+            raise LinkError(self.lost("".join(first))) from error
+
+
+class Alone(_Named):
+    """The same where all processes speak, or should."""
+
+    def __init__(self, rank: int) -> None:
+        self.who = f"rank {rank}"
+
+    def lost(self, first: str) -> str:
+        """Return what is said of an engine's error."""
+        return f"{self.who} did not hear from all processes: {first}"
+
+
+def _other_length(rank: int, site: Site, found: int, from_: int, expected: int) -> LinkError:
+    return LinkError(f"{said(rank, site)} received {found:,} bytes from rank {from_}; expected {expected:,}")
+
+
+def _bytes(block: Block) -> Array:
+    """Return a block's own memory as bytes: whole rows lie together."""
+    found: Array = cast(Array, block._values).view(np.uint8).reshape(-1)
+    return found

@@ -1,0 +1,94 @@
+"""What devices must receive in a backward pass: a lower bound on words, as in `lower`, for dQ, dK and dV.
+
+Class of schedules. `flashsim.theory.lower_backward`'s, on P devices, as in `flashsim.devices.lower`: a device begins with own
+rows of Q, K, V, dO, and ends with own rows of dQ, dK, dV, q rows of queries and n of keys at most. What is known of a row, L and
+D, costs nothing. Terms are counted in pairs: those of dV over d_v, of dK and dQ over d, so that each pair has three. No device
+does more than 3W.
+
+Theorem 3. Let κ = 2/(3√3), s₀ = gq + n, E₀ = gq + 2n, X₀ ≥ √(κ E₀ s₀³), δ = min(d, d_v), c = 3 min(g · pairs, W), and μ at most
+the least 2(s − s₀) + E − E₀ for s ≥ s₀, E ≥ E₀, κ E s³ = c². Let λ ≤ 1/3 and λ (c − X₀) ≤ δ μ. Then all devices together receive
+at least λ (3 H_q · pairs − P · H_kv · X₀) words.
+
+Proof.
+1. A device's terms of g heads that share a KV head be x. In rows of its width, let it touch u_Q, u_O, u_K, u_V of Q, dO, K, V,
+   and y_Q, y_K, y_V of dQ, dK, dV. Steps 4 to 6 of `flashsim.theory.lower_backward`, in these units, say of terms of pairs of
+   which it received nothing: they are at most √(E F), E = y_Q + y_K + y_V, and F ≤ mk(2m + k), m = (u_Q + u_O)/2 and
+   k = (u_K + u_V)/2. With s = m + k that is F ≤ κ s³, as m(1 − m)(1 + m) is κ at most. A pair has three terms.
+2. It received at least δ (2(s − s₀))⁺ words of Q, dO, K and V, and sent δ (E − E₀)⁺ of dQ, dK, dV at least, which are received
+   elsewhere. A received pair costs a word for three terms, and λ ≤ 1/3: let x be without them.
+3. To show: λ (x − X₀) ≤ δ (2(s − s₀)⁺ + (E − E₀)⁺), where x ≤ √(κ E s³) and x ≤ c. If s < s₀, E < E₀ or κ E s³ > c², move to
+   where they are not: words get fewer, and x may be as large. Let μ(X) be the theorem's least sum with X in c's place. While s ≤
+   3E₀/2 it is 2(s − s₀) with E = E₀, s = (X²/κE₀)^{1/3}; from there on 8s/3 − 2s₀ − E₀, with E = 2s/3 and s = (3X²/2κ)^{1/4}.
+   Both are concave in X, with one slope, 4s/3X, where they meet; μ(X₀) ≥ 0 is where they begin. So μ(X)/(X − X₀) is least at c.
+4. Sum over KV heads and devices, as in theorem 1. ∎
+
+For large P the mesh sends 7/6.49 times as much: a box of pairs costs 7 sides, and the proof lets a device touch other shares of
+dQ, dK and dV. Open: which of the two is right; a theorem 2 for backward passes; a mask's shape.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from math import ceil, isqrt
+from typing import Any
+
+from flashsim.devices.lower import allowed
+from flashsim.devices.share import Share
+
+SCALE = 2**20  # s is a whole number of 1/SCALE rows
+
+
+@dataclass(frozen=True)
+class BackwardWordsBound:
+    """No schedule of the class has its devices receive fewer than `words` words in all. Names as in `WordsBound`, and X₀, s."""
+
+    P: int
+    N_q: int
+    N_k: int
+    d: int
+    d_v: int
+    heads: int
+    kv_heads: int
+    pairs: int
+    W: int
+    q: int
+    n: int
+    free: int
+    s: int
+    up: int
+    down: int
+    words: int
+
+    def certificate(self) -> dict[str, Any]:
+        """Return what `flashsim.devices.certificate.check` checks."""
+        return {"kind": "words over devices, backward", **asdict(self)}
+
+
+def lower_words_backward(share: Share, most: int | None = None) -> BackwardWordsBound:
+    """Return the bound for a backward pass, if no device does more than `most` pairs of heads' rows; None: than the others."""
+    shape, P, g, pairs = share.problem.shape, len(share.where), share.group, allowed(share)
+    total = pairs * share.H_q
+    most = -(-total // P) if most is None else min(most, total)
+    q, n = max(map(len, share.queries)), share.most_rows
+    s_0, E_0, c = g * q + n, g * q + 2 * n, 3 * min(g * pairs, most)
+    free = isqrt(isqrt(4 * E_0**2 * s_0**6 // 27)) + 1
+    s, rate = 0, Fraction(1, 3)
+    if c > free:
+        early = 256 * 243 * c**4 <= 16 * (3 * E_0) ** 8
+
+        def too_large(s: int) -> bool:
+            if early:
+                return 4 * E_0**2 * s**6 > 27 * c**4 * SCALE**6
+            return 16 * s**8 > 243 * c**4 * SCALE**8
+
+        s = bisect_left(range(1, 2 * SCALE * (E_0 if early else isqrt(c) + 1)), True, key=too_large)
+        at = Fraction(s, SCALE)
+        least = 2 * (at - s_0) if early else 8 * at / 3 - 2 * s_0 - E_0
+        rate = min(rate, max(Fraction(0), min(shape.d, shape.d_v) * least / (c - free)))
+    words = max(0, ceil(rate * (3 * total - P * share.H_kv * free)))
+    return BackwardWordsBound(
+        P, shape.N_q, shape.N_k, shape.d, shape.d_v, share.H_q, share.H_kv, pairs, most, q, n, free, s,
+        rate.numerator, rate.denominator, words,
+    )  # fmt: skip

@@ -1,0 +1,61 @@
+"""What tests/test_gpu_devices.py starts: the last process ends, and the others must say so in time, whatever they wait for.
+
+RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python tests/dying_gpus.py nccl graph      # and rank 1
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from flashsim.devices import LinkError, distributed
+from flashsim.gpu.devices import Captured, Links, backward, forward, tiles
+from tests import over_gpus
+
+
+def main() -> None:
+    name, what = sys.argv[1:]
+    engine: Any = distributed.engine(name, timeout=6)
+    if name != "nccl":
+        tiles.attend, tiles.gradients, tiles.merge = over_gpus.attend, over_gpus.gradients, over_gpus.merge
+        tiles.pause = lambda device: None
+    links, X = Links(engine), np.ones((64, 8))
+    q, k, v, do = (torch.randn(2, 256, 64, device=engine.device, dtype=torch.float16) for _ in range(4))
+
+    def both() -> Any:
+        part = forward("ring", q, k, v, links=links, causal=True)
+        return part.O, *backward(part, do)
+
+    step: Any = Captured(both) if what == "graph" else both
+    run: Any = {
+        "graph": step,
+        "links": step,
+        "program": lambda: distributed.forward("ring", X, X, X, engine=engine),
+    }[what]
+    run()
+    links.finish()
+    print("once", flush=True)
+    engine.everyone_s("done")
+    if engine.rank == engine.size - 1 and what != "program":
+        os._exit(3)
+    if engine.rank == engine.size - 1:
+        engine.wait = lambda *_: os._exit(3)
+    time.sleep(1)
+    began = time.monotonic()
+    try:
+        run()
+        links.finish()
+        print("finished", flush=True)
+    except LinkError as error:
+        print(f"LinkError after {time.monotonic() - began:.1f} s: {error}", flush=True)
+    if name == "nccl":
+        print(f"the GPU is free: {float(torch.ones(8, device=engine.device).sum()):g}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
