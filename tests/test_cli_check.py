@@ -496,3 +496,15 @@ def test_a_file_that_does_not_run_is_said_so(capsys: pytest.CaptureFixture[str])
 
 def test_names_inside_names_are_found() -> None:
     assert load("my_kernels:SPEC.block") == (16, 16)
+
+
+def test_a_kernel_without_a_spec_beside_it_is_told_of_init(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["check", "my_kernels.py:attention", "--check", "determinism", "--examples", "1", "--quiet"]
+    hint = "A spec and tests to keep: flashsim check my_kernels.py:attention --init"
+    main(command)
+    assert hint in capsys.readouterr().out
+    main([*command, "--spec", "my_kernels:SPEC"])
+    assert hint not in capsys.readouterr().out
+    Path("test_attention.py").write_text("", encoding="utf-8")
+    main(command)
+    assert hint not in capsys.readouterr().out

@@ -160,6 +160,15 @@ def test_count_is_by_array_and_by_line_of_the_file(capsys: pytest.CaptureFixture
     assert "NOT EQUAL TO THE CLOSED FORM" in said(capsys, "count", "wrong.py:two_sweeps", *size, status=1)
 
 
+def test_count_says_whose_shape_blocks_have_and_that_tune_looks_for_others(capsys: pytest.CaptureFixture[str]) -> None:
+    size, hint = ("--N", "64", "--d", "8", "--M", "4KB"), "flashsim tune mine.py:two_sweeps, at these sizes, looks for"
+    out = said(capsys, "count", "mine.py:two_sweeps", *size)
+    assert "the largest blocks of Algorithm 1's shape, or turned, that fit\n" in out
+    assert hint in " ".join(out.split())
+    for other in (["mine.py:two_sweeps", "--blocks", "4", "4"], ["formed.py:two_sweeps"], ["flash"]):
+        assert "flashsim tune" not in said(capsys, "count", *other, *size)
+
+
 def test_tune_tries_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(
         capsys, "tune", "--N", "16", "--d", "2", "--M", "100", "--algorithm", "mine.py:two_sweeps", "rabe_staats"

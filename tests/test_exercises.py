@@ -10,6 +10,8 @@ import pytest
 
 from flashsim.cli import main
 from flashsim.learn.exercises import exercises
+from flashsim.learn.exercises.apart import Limits
+from flashsim.learn.exercises.classes import grade_file
 from flashsim.learn.exercises.grading import PROGRESS, grade, progress, start
 from flashsim.tracing.planting import changed
 
@@ -324,3 +326,25 @@ def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
     assert not grade(written(tmp_path, "divide_once", solved("divide_once", ("O_i / l_i", "O_i")))).solved
     text = solved("divide_once").replace("def attention", "\n\n\ndef attention")
     assert grade(written(tmp_path, "divide_once", text)).solved
+
+
+@pytest.mark.parametrize(
+    ("name", "returned"), [("inner_loop", "m[i], m_new)"), ("divide_once", "sram.store(O[i], O_i)")]
+)
+def test_a_return_within_the_loop_is_told(name: str, returned: str, tmp_path: Path) -> None:
+    *before, last = SOLUTIONS[name].rstrip().splitlines()
+    assert returned in last
+    indent = last[: len(last) - len(last.lstrip())]
+    file = tmp_path / EXERCISES[name].file
+    for text, told in (([*before, last, f"{indent}return O"], True), ([*before, last, "    return O"], False)):
+        file.write_text("\n".join(text) + "\n", encoding="utf-8")
+        row, found = grade_file(file, file.name, None, Limits()), grade(file)
+        assert found.solved != told
+        assert (f"Line {len(text)} returns within the loop" in found.hint) == told == ("returns within" in row.hint)
+
+
+def test_a_file_that_is_no_utf_8_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "05_inner_loop.py"
+    file.write_bytes(b"# one\n# caf\xe9\n")
+    row = grade_file(file, file.name, None, Limits())
+    assert (row.seen, row.hint) == ("Line 2: the file is no text in UTF-8.", "Save it as UTF-8.")

@@ -665,6 +665,7 @@ def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str)
 def test_the_index_s_links_and_the_moment_button_lead_there(page: Any, name: str) -> None:
     page.goto("index.html")
     steps = [link.step for link in links(article(name))]
+    page.locator(f"#{name} summary").first.click()
     page.locator(f"#{name} .moments a").nth(1).click()
     page.wait_for_selector("html[data-ready]", state="attached")
     assert page.evaluate("[location.pathname.split('/').pop(), player.t]") == [f"{name}.html", steps[1]]
@@ -686,6 +687,13 @@ def test_the_index_fits_and_follows_the_colour_scheme(browser: Any, folder: str,
     page = browser.new_page(viewport=viewport, base_url=folder)
     page.goto("index.html")
     fits_and_follows_the_colour_scheme(page)
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height <= 5 * viewport["height"]  # what a lesson tells is folded
+    page.goto("index.html#causal")
+    page.reload()
+    assert page.evaluate("document.documentElement.scrollHeight") > height
+    assert page.locator("#causal .moments").is_visible()
+    assert page.locator(".moments:visible").count() == 1
     page.close()
 
 
@@ -947,7 +955,7 @@ def test_lessons_lead_to_each_other_through_the_index(page: Any) -> None:
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_thumbnails_show_the_tiles(name: str) -> None:
-    (entry,) = re.findall(rf'<li>(<svg .*?</svg>)<span>\d+\. <a href="{name}\.html">', made()["index.html"])
+    (entry,) = re.findall(rf'<li>(<svg .*?</svg>)<article id="{name}">', made()["index.html"])
     blocks = traces(name)[0].about.blocks
     assert entry.count("<rect") == blocks.T_r * blocks.T_c
     visited = {step.tile for step in traces(name)[0].steps} - {None}

@@ -148,9 +148,26 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
         legend = ax.get_legend()
         moved = any("→" in text.get_text() for text in legend.get_texts())
         assert ("→ with L2" in legend.get_title().get_text()) == moved
-    assert data["chapter"]["prefill"]["intensity"] == 32
+    assert data["chapter"]["prefill"]["intensity"] == 32  # the first dtype of each machine has 2 bytes
     assert data["chapter"]["prefill"]["printed"] == 32.75
     assert data["chapter"]["decode"]["intensity"] == data["chapter"]["decode"]["printed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "whose", "binds"),
+    [
+        ("A100-40GB", "float32", "19.5 TFLOP/s, float32\nwithout tensor cores.\n", "FlashAttention and standard"),
+        ("A100-40GB", "float16", "312 TFLOP/s, float16.\n", "With the L2, arithmetic binds FlashAttention"),
+        ("M2", "float32", "3.6 TFLOP/s, float32.\n", ""),
+    ],
+)  # fmt: skip
+def test_roofline_says_whose_peak_it_is(machine: str, dtype: str, whose: str, binds: str) -> None:
+    data = roofline_data(machine=machine, dtype=dtype)
+    title = plot_roofline(data)[0].get_title("left")
+    assert whose in title
+    assert title.endswith(binds)
+    itemsize = np.dtype(dtype).itemsize
+    assert [data["chapter"][tile]["intensity"] for tile in ("prefill", "decode")] == [64 / itemsize, 2 / itemsize]
 
 
 def test_roofline_through_the_l2() -> None:

@@ -852,8 +852,8 @@ def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
     right = recorded()
     wrong = recorded(with_bug("flash", "no_rescale"))
     page = open_page(right, versus=wrong)
-    changed = page.locator(".source:visible .changed").all_inner_texts()
-    assert [text.strip() for text in changed] == ["l_i * exp(m_i - finite(m_i_new)) * O_i", "l_i * O_i"]
+    for kind, text in (("instead", "l_i * exp(m_i - finite(m_i_new)) * O_i"), ("changed", "l_i * O_i")):
+        assert [line.strip() for line in page.locator(f".source:visible .{kind}").all_inner_texts()] == [text]
     page.click("#next-difference")
     same_until = next(
         s.number

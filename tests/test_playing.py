@@ -64,6 +64,10 @@ def test_a_mistake_parts_at_its_line(name: str, right: str, wrong: str, parts: s
     page.click("#next-difference")
     now = page.locator(".view").first.locator(".now").inner_text()
     assert parts in now, now
+    mine, its = page.locator(".view").first, page.locator(".view").last
+    assert its.locator(".differs, .changed").count() == 0  # the right run's numbers are right
+    if "O_new" in parts:
+        assert mine.locator(".pairs .differs, .tile .differs").count() > 0
 
 
 def test_the_planted_bug_parts_at_line_12(shown: Any) -> None:

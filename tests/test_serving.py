@@ -182,6 +182,7 @@ def test_what_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -
         ({"keys": [3, -1]}, r"keys\[1\] is -1; expected at least 0"),
         ({"heads": 3, "kv_heads": 2}, "heads is 3; expected a multiple of kv_heads = 2"),
         ({"pages": 2}, r"options of 'paged' are page, pages; expected page, tail \(may be left out\)"),
+        ({"name": "decode"}, r"options of 'decode' are page; expected schedule \(may be left out\), workers"),
         ({"name": "varlen"}, "options of 'varlen' are page; expected none"),
         ({"name": "cascade", "page": 1}, r"options of 'cascade' are page; expected prefix \(may be left out\), levels"),
     ],
@@ -190,6 +191,12 @@ def test_lengths_that_make_no_sense_are_refused(changed: dict[str, Any], message
     asked: dict[str, Any] = {"name": "paged", "queries": 1, "keys": [3, 2], "d": 4, "page": 2, "M": 1000} | changed
     with pytest.raises(ValueError, match=message):
         serving.count(**asked)
+
+
+def test_an_option_that_is_missing_is_named() -> None:
+    message = r"^workers missing; 'decode' takes schedule \(may be left out\), workers, splits \(may be left out\)$"
+    with pytest.raises(ValueError, match=message):
+        serving.count("decode", queries=1, keys=[3, 2], d=4, M=1000)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -270,3 +270,18 @@ def test_what_cannot_be_bundled_is_said(
         assert os.listdir(tmp_path) == ["a", "b"] or not (tmp_path / "out.zip").exists()
     assert main(["sweep", "flash", "--N", "64", "--d", "8", "--bundle", "no/out.zip"]) != 0
     assert "argument --bundle: no/out.zip cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([128, 256, 512, 1024], ["128", "256", "512", "1,024"]),
+        ([2**n for n in range(10, 17)], ["1,024", "4,096", "16,384", "65,536"]),
+    ],
+)
+def test_an_axis_that_doubles_has_ticks_at_what_was_counted(lengths: list[int], said: list[str]) -> None:
+    ax = plot_sweep(sweep_data(flashsim.sweep("flash", N=lengths, d=8, M=300, sizing="fit")))
+    assert ax.get_xscale() == "log"
+    assert [label.get_text() for label in ax.get_xticklabels()] == said
+    other = plot_sweep(sweep_data(flashsim.sweep("flash", N=[128, 256, 500], d=8, M=300, sizing="fit")))
+    assert other.get_xscale() == "linear"

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +17,13 @@ import flashsim
 from flashsim import Causal, SlidingWindow, plots, theory
 from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Direction
+from flashsim.attention.problem import Problem
 from flashsim.cli import main
 from flashsim.machine.memory import SramOverflow
 from flashsim.optimal.tune import best_of, sides, tune
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.theory.counts import peak_of
+from flashsim.theory.counts import Posed
+from flashsim.theory.problem import OneHead
 from tests.own import FORM, TWO_SWEEPS, module_of, two_sweeps
 
 
@@ -47,15 +50,34 @@ def test_least_is_kept_where_V_is_narrower() -> None:
 
 
 @pytest.mark.parametrize("direction", PASSES)
-def test_a_peak_alone_is_that_of_all_counts(direction: Direction) -> None:
+def test_a_search_s_quick_numbers_are_those_of_all_counts(direction: Direction) -> None:
     shape = Shape(13, 9, 5, 3)
     how: dict[str, Any] = {"M": 60, "dtype": "float16", "direction": direction}
-    for name, p in itertools.product(PASSES[direction], (0.0, 0.5)):
+    options: list[dict[str, Any]] = [
+        {"dropout_p": p, "mask": mask} for p in (0.0, 0.5) for mask in (None, SlidingWindow(2, 1))
+    ]
+    for name, more in itertools.product(PASSES[direction], options):
         form = theory.form_of(name, direction)
+        if form.plain and (more["dropout_p"] or more["mask"]):
+            continue
+        own = {option.name: option.default for option in form.options}
+        posed = Posed.of(form, Problem.of(**vars(shape), M=60, dtype="float16", **more), own)
         for blocks in itertools.product((1, 4, 20), (1, 2, 20)):
-            if not (form.plain and p):
-                want = theory.exact(name, **vars(shape), **how, blocks=blocks, dropout_p=p).sram.peak
-                assert peak_of(form, shape, 60, "float16", blocks, dropout=p > 0) == want, (name, blocks, p)
+            want = theory.exact(name, **vars(shape), **how, blocks=blocks, **more)
+            assert posed.accesses(*blocks) == want.accesses, (name, blocks, more)
+            assert more["mask"] or posed.peak(*blocks) == want.sram.peak, (name, blocks, more)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_search_poses_its_problem_once_an_algorithm_and_not_in_all_blocks(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posed, tried = mock.Mock(wraps=OneHead.__post_init__), mock.Mock(wraps=Posed.accesses)
+    monkeypatch.setattr(OneHead, "__post_init__", lambda p: posed(p))
+    monkeypatch.setattr(Posed, "accesses", lambda one, *blocks: tried(one, *blocks))
+    found = tune(N=4096, d=64, M=4096, causal=causal)
+    assert tried.call_count > 1_000
+    assert posed.call_count < 10 * len(found.by_loops)
 
 
 @given(data=st.data())

@@ -128,3 +128,27 @@ def test_processes_end_with_the_command(how: str) -> None:
 def _children(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in found.read_text().split()] if found.exists() else []
+
+
+def test_claims_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    ids = [check.__name__ for check in verify.checks() if check.__name__.startswith("theorem_2")]
+    assert len(ids) > 1
+    for name in ("theorem2", "theorem_2", "Theorem 2"):
+        assert [check.__name__ for check in verify.named([name])] == ids
+    assert main(["verify", "stream_k", "equation_4", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("holds  ") == 2
+    assert "2 claims, all hold" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Theorm_2", "there is no claim 'Theorm_2'; there are theorem_2_counts, "),
+        ("xyz", "there is no claim 'xyz'; there are theorem_1_right, "),
+        ("_", "there is no claim '_'; there are "),
+    ],
+)
+def test_a_claim_that_is_not_there_names_others(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "equation_4", name]) == 2
+    assert said in capsys.readouterr().err

@@ -155,8 +155,22 @@ def run(options: argparse.Namespace) -> int:
             on_try=lambda check, case: leave_word(Tried(name, check, case)),
         )
     last_words(b"")
-    finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(printable(report)))
+    finish(options, {"command": options.command_line, **report.as_json()}, lambda: _show(report, options))
     return NOT_ALL if report.ok and not report.complete else 0 if report.ok else 1
+
+
+def _show(report: Any, options: argparse.Namespace) -> None:
+    from flashsim.testing.first_tests import paths
+
+    print(printable(report))
+    where, _, name = options.function.rpartition(":")
+    if (
+        where.endswith(".py")
+        and not options.spec
+        and not any(path.exists() for path in paths(name, Path(where).parent))
+    ):
+        wrapped = f" --wrap {options.wrap}" if options.wrap else ""
+        print(f"\nA spec and tests to keep: flashsim check {options.function}{wrapped} --init")
 
 
 def ended(options: argparse.Namespace, ending: Ending) -> int:

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from flashsim import theory
+from flashsim.algorithms.blocks import by_trial
 from flashsim.problem.arguments import check_shape
 from flashsim.problem.qkv import QKV
 from flashsim.support.sizes import human_bytes
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 
 SIZED = {"fit": "the largest blocks that fit", "paper": "line 1's blocks", "given": "the blocks given"}
+TRIED = {
+    "fit": "the largest blocks of Algorithm 1's shape, or turned, that fit",
+    "paper": "Algorithm 1's blocks, or turned",
+}
+"""The same of a function of the user's, of which no line 1 is known."""
 
 
 def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result]) -> dict[str, Any]:
@@ -119,7 +125,9 @@ def print_count(counted: Counted) -> None:
     tally, arguments = counted.tally, counted.arguments
     blocks, heads, M = tally.blocks, arguments["heads"], tally.sram.capacity
     print(counted.algorithm.title)
-    sized = SIZED["given" if arguments["blocks"] is not None else arguments["sizing"]]
+    sizing = "given" if arguments["blocks"] is not None else arguments["sizing"]
+    tried = counted.algorithm.line_1 is by_trial and counted.agrees is None and sizing != "given"
+    sized = (TRIED if tried else SIZED)[sizing]
     print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']}), {sized}")
     print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}")
     papers = _choosing_line(counted) if arguments["blocks"] is None and arguments["sizing"] == "paper" else ""
@@ -148,6 +156,10 @@ def print_count(counted: Counted) -> None:
 
     print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M")
     print_words("= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
+    if tried:
+        print_words(
+            f"Blocks of another shape may move less: flashsim tune {counted.algorithm.name}, at these sizes, looks for the best."
+        )
     if papers and tally.sram.peak > M:
         said = f"The blocks of {papers} need more than M: the paper's Θ(M) leaves the constant open."
         print_words(f"{said} --sizing fit takes smaller ones.")

@@ -14,11 +14,15 @@ SUMMARY = "Check the paper's claims, and print the range tried, the measurement 
 SECONDS, LONGEST = 60, 15
 # Likewise, of its claims' processor time added up; of Theorem 1's first, from a part of its shapes.
 FULL, FULL_LONGEST = 900, 600
-EXAMPLES = "flashsim verify\nflashsim verify --full --jobs 8 --json ledger.json"
+EXAMPLES = "flashsim verify\nflashsim verify theorem2 stream_k\nflashsim verify --full --jobs 8 --json ledger.json"
 
 
 def add_options(parser: Any) -> None:
     parser.epilog = f"It takes {took(False, 1)} on one core, less on several.\n\n{parser.epilog}"
+    said = (
+        "claims to check, such as stream_k, or theorem2 for all of Theorem 2's; a wrong one names others. Default: all"
+    )
+    parser.add_argument("claims", nargs="*", metavar="NAME", help=said)
     wider = f"sweep far wider ranges: {took(True, 1)} on one core, {took(True, 8)} on many"
     add(parser, "--full", **FLAG, help=wider)
     add(parser, "--jobs", help="claims to check at the same time. Default: one a core")
@@ -29,11 +33,11 @@ def run(options: argparse.Namespace) -> int:
     from flashsim import verify
     from flashsim.cli import report
 
-    checks = verify.checks()
+    checks = verify.named(options.claims) if options.claims else verify.checks()
     names = [check.__name__.replace("_", " ") for check in checks]
     jobs = options.jobs or cores()
-    said = took(options.full, min(jobs, cores()))
-    with progress(options, f"{len(checks)} claims, {jobs} at a time: {said}; what is left is told as it goes") as told:
+    said = "" if options.claims else f": {took(options.full, min(jobs, cores()))}"
+    with progress(options, f"{len(checks)} claims, {jobs} at a time{said}; what is left is told as it goes") as told:
         told(0, len(checks), names[0])
 
         def on_claim(left: list[int]) -> None:

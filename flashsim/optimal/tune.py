@@ -34,7 +34,7 @@ from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count
 from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
-from flashsim.theory.counts import peak_of
+from flashsim.theory.counts import Posed
 from flashsim.theory.lower import LowerBound
 from flashsim.theory.lower_backward import BackwardBound
 
@@ -121,12 +121,21 @@ class _Search:
     options: Mapping[str, Any]
 
     @cached_property
-    def form(self) -> theory.Form | None:
-        """The closed forms, or None where there are none."""
+    def posed(self) -> Posed | None:
+        """The closed forms at this problem, or None where there are none."""
+        algorithm, options = self.counted
+        direction = options.pop("direction")
         try:
-            return theory.form_of(self.algorithm, self.options["direction"])
+            form = theory.form_of(algorithm, direction)
         except theory.NoClosedForm:
             return None
+        own = {option.name: options.pop(option.name, option.default) for option in form.options}
+        return Posed.of(form, Problem.of(**vars(self.shape), **options), own)
+
+    @cached_property
+    def whole(self) -> Posed | None:
+        """The same without a mask."""
+        return _Search(self.algorithm, self.shape, {**self.options, "mask": None}).posed
 
     @property
     def counted(self) -> tuple[str | Algorithm, dict[str, Any]]:
@@ -135,23 +144,19 @@ class _Search:
             return self.algorithm.skips_as, {**self.options, "block_mask": "live"}
         return self.algorithm, dict(self.options)
 
-    def at(self, **sizes: Any) -> theory.Exact | Tally:
+    def choice(self, **sizes: Any) -> Choice:
         """Return what it costs, whether it fits or not."""
         algorithm, options = self.counted
-        return cost(algorithm, **vars(self.shape), **options, **sizes)
-
-    def choice(self, **sizes: Any) -> Choice:
-        at, loops = self.at(**sizes), self.algorithm.loops or self.algorithm.title
+        at = cost(algorithm, **vars(self.shape), **options, **sizes)
+        loops = self.algorithm.loops or self.algorithm.title
         return Choice(self.algorithm.name, loops, at.blocks, at.hbm.accesses, at.sram.peak)
 
     def fits(self, B_r: int, B_c: int) -> bool:
         """Say whether all tiles fit: the peak does not depend on which are skipped, but for masks that skip all."""
-        how, blocks = self.options, (B_r, B_c)
-        if self.form is None:
-            peak = cost(self.algorithm, **vars(self.shape), **{**how, "mask": None}, blocks=blocks).sram.peak
-        else:
-            peak = peak_of(self.form, self.shape, how["M"], how["dtype"], blocks, dropout=how["dropout_p"] > 0)
-        return bool(peak <= how["M"])
+        how, M = {**self.options, "mask": None}, int(self.options["M"])
+        if self.whole is None:
+            return cost(self.algorithm, **vars(self.shape), **how, blocks=(B_r, B_c)).sram.peak <= M
+        return self.whole.peak(B_r, B_c) <= M
 
     def candidates(self, least: int) -> Iterator[tuple[int, int]]:
         """Yield each (B_r, B_c) that fits and can be the best: of one side every T, of the other as many as fit.
@@ -181,7 +186,11 @@ class _Search:
 
     def best(self, least: int) -> Choice | None:
         """Return the choice of fewest accesses among the candidates; None if there is none."""
-        tried = (blocks for blocks in {*self.candidates(least)} if self._all_at_least(least, blocks))
+        tried = [blocks for blocks in {*self.candidates(least)} if least == 1 or self._all_at_least(least, blocks)]
+        if self.posed is not None:
+            moved = {blocks: self.posed.accesses(*blocks) for blocks in tried}
+            fewest = min(moved.values(), default=0)
+            tried = [blocks for blocks in tried if moved[blocks] == fewest]
         return min((self.choice(blocks=blocks) for blocks in tried), key=_cost, default=None)
 
     def _all_at_least(self, least: int, blocks: tuple[int, int]) -> bool:

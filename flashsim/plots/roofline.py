@@ -19,7 +19,7 @@ from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import Machine, Roofline, kv_tile, predict, roofline
 from flashsim.hardware.reading import machine_of
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
+from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.run.api import backward, count, forward
 
 _THROUGH_L2 = ("standard", "flash")
@@ -39,8 +39,9 @@ def roofline_data(
 
     By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM access; `through_l2`, the
     same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill
-    32 × 32 and decode, d = 128, 2 bytes; `intensity` exactly, `printed` as the chapter divides. `sizing`: "paper" for
+    32 × 32 and decode, d = 128, in `dtype`; `intensity` exactly, `printed` as the chapter divides. `sizing`: "paper" for
     line 1's blocks. `sram_peak`: the most that FlashAttention has on chip. `blocks`: (B_r, B_c) of all; M enforced.
+    `plain`: the peak is below that of 16 bits, which tensor cores have.
     `algorithms`: others, one's own too, backward where they have such a pass; their names are `others`. Raises ValueError for
     a machine that is neither in `MACHINES` nor in a file (`flashsim.hardware.reading`), or cannot compute in `dtype`.
     """
@@ -65,7 +66,8 @@ def roofline_data(
                 for name, nbytes in through_l2.items()
             },
         }
-    tiles = {"prefill": kv_tile(B_q=32, B_k=32, d=128), "decode": kv_tile(B_q=1, B_k=32, d=128)}
+    itemsize = float_dtype(dtype).itemsize
+    tiles = {name: kv_tile(B_q=B_q, B_k=32, d=128, itemsize=itemsize) for name, B_q in _QUERIES.items()}
     chapter = {
         name: {**_numbers(roofline(on, t.nbytes, t.flops, dtype)), "printed": float(t.as_printed)}
         for name, t in tiles.items()
@@ -74,6 +76,7 @@ def roofline_data(
         "machine": on.name,
         "bandwidth": on.bandwidth,
         "peak": on.peak_for(dtype),
+        "plain": max(on.peak.values()) > on.peak_for(dtype),
         "ridge": on.ridge(dtype),
         "l2_share": on.l2_share(dtype),
         **shape,
@@ -104,6 +107,7 @@ def _dram_bytes(on: Machine, N: int, d: int, M: int, dtype: str, **how: Any) -> 
     return moved
 
 
+_QUERIES = {"prefill": 32, "decode": 1}
 _CHAPTER = {"prefill": "tile of 32 × 32", "decode": "decode"}
 _APART = 1.05  # points nearer than this factor are not drawn twice
 
@@ -121,8 +125,9 @@ def plot_roofline(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     for panel, (direction, points) in zip(axes, data["directions"].items(), strict=True):
         _draw(panel, direction, points, data)
     peak, bandwidth = data["peak"] / 1e12, data["bandwidth"] / 1e9
+    plain = "\nwithout tensor cores" if data["plain"] else ""
     axes[0].set_title(
-        f"{data['machine']}: {bandwidth:,.4g} GB/s, {peak:,.4g} TFLOP/s, {data['dtype']}.\n"
+        f"{data['machine']}: {bandwidth:,.4g} GB/s, {peak:,.4g} TFLOP/s, {data['dtype']}{plain}.\n"
         f"{_point(data['directions']['forward'])}",
         x=hang(axes[0], -0.14),
     )
@@ -131,7 +136,8 @@ def plot_roofline(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
 def _point(points: Mapping[str, Any]) -> str:
     plain, cached = (points[kind]["flash"]["bound"] for kind in ("algorithms", "through_l2"))
     what = "arithmetic" if cached == "compute" else "bandwidth"
-    return f"{what.capitalize() if plain == cached else f'With the L2, {what}'} binds FlashAttention"
+    too = " and standard" if cached == points["through_l2"]["standard"]["bound"] else ""
+    return f"{what.capitalize() if plain == cached else f'With the L2, {what}'} binds FlashAttention{too}"
 
 
 def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str, Any]) -> None:

@@ -148,11 +148,11 @@ def called(
     `given` returns the operands, of the checked options.
     """
     taken = [*signature(program.options).parameters.values()][1:]
-    if {one.name for one in taken if one.default is one.empty} - {*options} or {*options} - {one.name for one in taken}:
-        expected = ", ".join(one.name + " (may be left out)" * (one.default is not one.empty) for one in taken)
-        raise ValueError(
-            f"options of {program.name!r} are {', '.join(options) or 'none'}; expected {expected or 'none'}"
-        )
+    expected = ", ".join(one.name + " (may be left out)" * (one.default is not one.empty) for one in taken) or "none"
+    if {*options} - {one.name for one in taken}:
+        raise ValueError(f"options of {program.name!r} are {', '.join(options)}; expected {expected}")
+    if missing := [one.name for one in taken if one.default is one.empty and one.name not in options]:
+        raise ValueError(f"{', '.join(missing)} missing; {program.name!r} takes {expected}")
     found = program.options(batch, **options)
     form = forms()[program.name, program.direction]
     rows_in_all, most = max(batch.shapes()["Q"][0], 1), found.get("page") or max(1, *batch.keys)

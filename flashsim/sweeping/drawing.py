@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 from matplotlib.transforms import ScaledTranslation
 
 from flashsim.drawing.style import (
@@ -103,6 +103,9 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
             narrow = max(values) < WIDE**3 * min(values)
             ticks(axis, LogLocator(10, (1, 2, 5) if narrow else (1,)))
         axis.set_major_formatter(EngFormatter(sep=""))
+        if index == 0 and (steps := _doubling(values)):
+            scale("log", base=2)
+            ticks(axis, FixedLocator(steps), lambda value, _: f"{value:,.0f}")
     if len(ax.get_lines()) > 1 or data["mixed"]:
         if len(lines) > MOST_NAMED:
             ax.plot([], [], linestyle="none", label=f"and {len(lines) - MOST_NAMED} more")
@@ -117,6 +120,15 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     fixed = wrap(data["fixed"].replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), TITLE)
     ax.set_title("\n".join([data["what"].partition(":")[0], *fixed]), fontsize=7)
     return ax
+
+
+def _doubling(values: Sequence[float]) -> list[float]:
+    """Return the values, or every second, third, …, if three or more are each twice the one before it; else none."""
+    steps = sorted({*values})
+    if len(steps) < 3 or any(2 * before != after for before, after in pairwise(steps)):
+        return []
+    most = 9 if steps[-1] < 10_000 else 5  # as wide as their numbers
+    return steps[:: -(-len(steps) // most)]
 
 
 def hint(data: Mapping[str, Any]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Unpack
 
 from flashsim.attention.problem import Problem
@@ -21,8 +23,8 @@ from flashsim.problem.shapes import Blocks, Shape
 from flashsim.support.sizes import Size, first
 from flashsim.theory import groups
 from flashsim.theory.form import Form, form_of, forms
-from flashsim.theory.live import Chosen, listed
-from flashsim.theory.problem import BYTES, NoClosedForm, OneHead, Tiles, arrays_of, ceil_div, live_tiles
+from flashsim.theory.live import Chosen, Live, listed
+from flashsim.theory.problem import NoClosedForm, OneHead, Tiles, arrays_of, ceil_div, live_tiles
 from flashsim.theory.theorems import products_flops
 
 
@@ -110,50 +112,12 @@ def exact(
         problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask,
         dropout_p=dropout_p, gqa=gqa,
     )  # fmt: skip
-    shape, M, stored, share, together = asked.shape, asked.M, asked.dtype.itemsize, asked.group, asked.gqa == "grouped"
-    n, k, d, kv_heads = shape.N_q, shape.N_k, shape.d, asked.heads // share
-    group, problems = (share, kv_heads) if together else (1, asked.heads)
-    own = check_options(exact, options, repr(form.name), form, forms()["forward"])
-    rule = as_mask(asked.mask, False, shape, (), own) if own else asked.mask
-    sink, rule = rule.sink, rule.without_sink() if rule.sink else rule
-    masked = not isinstance(rule, All)
-    if form.plain and (masked or asked.dropout_p):
-        raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
-
-    if rule.bias is not None and rule.bias.is_table and form.name == "standard":
-        raise ValueError(f"{form.name!r} adds a bias in a pass of its own; expected Bias(table[buckets])")
-    learns = direction == "backward" and rule.bias is not None
-    if learns and not form.gives_dS:
-        raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
-    capped = direction == "backward" and cap_of(rule.scores) is not None
-    if capped and not (form.gives_dS and "P" not in form.formulas):
-        raise ValueError(f"{form.name!r} makes no gradient through a soft cap, backward; 'flash' (Algorithm 4) does")
-    if sink is not None and ((form.sink or form.sink_of or None) is None or own.get("merge") == "tree"):
-        raise ValueError(
-            f"{form.name!r}{', merged as a tree,' * ('merge' in own)} takes no sink; 'flash' (Algorithm 2) does"
-        )
-    n, dense = group * n, arrays_of(rule, group)
-    dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
-    p = OneHead(
-        n,
-        k,
-        d,
-        shape.d_v,
-        M,
-        stored,
-        masked,
-        dense,
-        bool(asked.dropout_p),
-        rule.tree is not None,
-        own,
-        group,
-        dB,
-        capped,
-        0 if sink is None else group,
-    )
+    one = Posed.of(form, asked, check_options(exact, options, repr(form.name), form, forms()["forward"]))
+    p, share, kv_heads, bias = one.p, asked.group, asked.heads // asked.group, one.rule.bias
+    together = asked.gqa == "grouped"
+    problems = kv_heads if together else asked.heads
     sizes = _sizes(form, p, sizing, fixed)
-    skipping = "live" if form.live else own.get("block_mask")
-    tiles = p.tiles(sizes.B_r, sizes.B_c, _chosen(skipping, rule, p, sizes))
+    tiles = one.tiles(sizes)
     arrays, peak = form.moved(p, sizes, tiles), _peak(form, p, sizes, tiles)
     if not isinstance(arrays, dict):
         raise ValueError(f"the traffic of Form {form.name!r} is {shown(arrays)}; expected a dict of p.array(…)")
@@ -163,53 +127,92 @@ def exact(
         if direction == "backward":
             arrays, peak = groups.summed(arrays, p, share, kv_heads), max(peak, groups.sum_peak(p))
         traffic = Traffic(arrays)
-    if learns:
+    if p.learns:
         gradient = {"dB": traffic.by_array["dB"].shared(problems)}
-        if rule.bias is not None and group > 1 and rule.bias.matrix[0] > 1:
-            gradient, most = groups.bias_summed(gradient["dB"], group, M)
+        if bias is not None and p.group > 1 and bias.matrix[0] > 1:
+            gradient, most = groups.bias_summed(gradient["dB"], p.group, p.M)
             peak = max(peak, most)
         traffic = Traffic({**traffic.by_array, **gradient})
-    if sink is not None and direction == "backward":
-        learnt, most = groups.sink_learnt(replace(p, N_q=shape.N_q), form.sink_of, asked.heads)
+    if p.sink and direction == "backward":
+        learnt, most = groups.sink_learnt(replace(p, N_q=asked.shape.N_q), form.sink_of, asked.heads)
         moved = traffic.by_array
-        peak, traffic = (
-            max(peak, most),
-            Traffic(
-                {
-                    **moved,
-                    **{
-                        name: moved[name].plus(replace(a, size=0)) if name in moved else a for name, a in learnt.items()
-                    },
-                }
-            ),
-        )
+        again = {name: moved[name].plus(replace(a, size=0)) if name in moved else a for name, a in learnt.items()}
+        peak, traffic = max(peak, most), Traffic({**moved, **again})
     return Exact(
         form.name,
         traffic,
         Occupancy(
-            peak, M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+            peak, p.M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
         ),
         sizes,
-        problems * (form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, d, shape.d_v)),
+        problems * (form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, p.d, p.d_v)),
         sizing if fixed is None else "given",
     )
 
 
-def peak_of(form: Form, shape: Shape, M: int, dtype: str, blocks: tuple[int, int], *, dropout: bool = False) -> int:
-    """Return what `exact` says of `sram.peak` without a mask, in blocks of (B_r, B_c); quicker, as it looks at no traffic."""
-    own = {option.name: option.default for option in form.options}
-    n, k, d, d_v = shape.N_q, shape.N_k, shape.d, shape.d_v
-    p = OneHead(n, k, d, d_v, M, BYTES[dtype], masked=False, dense=(), dropout=dropout, options=own)
-    sizes = _clipped(p, *blocks)
-    return _peak(form, p, sizes, p.tiles(sizes.B_r, sizes.B_c))
+@dataclass(frozen=True)
+class Posed:
+    """A form, and what of a problem is the same in all blocks: so a search through many looks at it once."""
 
+    form: Form
+    p: OneHead
+    rule: Mask
 
-def _chosen(skipping: Any, rule: Mask, p: OneHead, sizes: Blocks) -> Chosen | None:
-    if skipping is None:
-        return None
-    if isinstance(skipping, str):  # "live"
-        return live_tiles(rule, p.N_q, p.N_k, sizes, p.group)
-    return listed(check_tiles(skipping, sizes, Shape(p.N_q, p.N_k, p.d, p.d_v)))
+    @classmethod
+    def of(cls, form: Form, asked: Problem, own: Mapping[str, Any]) -> Posed:
+        """Return a form at a problem, with options of its own. Raises ValueError for what it does not compute."""
+        shape, stored = asked.shape, asked.dtype.itemsize
+        group = asked.group if asked.gqa == "grouped" else 1
+        rule = as_mask(asked.mask, False, shape, (), own) if own else asked.mask
+        sink, rule = rule.sink, rule.without_sink() if rule.sink else rule
+        masked, backward = not isinstance(rule, All), form.direction == "backward"
+        if form.plain and (masked or asked.dropout_p):
+            raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
+        if rule.bias is not None and rule.bias.is_table and form.name == "standard":
+            raise ValueError(f"{form.name!r} adds a bias in a pass of its own; expected Bias(table[buckets])")
+        learns = backward and rule.bias is not None
+        if learns and not form.gives_dS:
+            raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
+        capped = backward and cap_of(rule.scores) is not None
+        if capped and not (form.gives_dS and "P" not in form.formulas):
+            raise ValueError(
+                f"{form.name!r} makes no gradient through a soft cap, backward; 'flash' (Algorithm 4) does"
+            )
+        if sink is not None and ((form.sink or form.sink_of or None) is None or own.get("merge") == "tree"):
+            raise ValueError(
+                f"{form.name!r}{', merged as a tree,' * ('merge' in own)} takes no sink; 'flash' (Algorithm 2) does"
+            )
+        dense = arrays_of(rule, group)
+        dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
+        lengths, dropout = (group * shape.N_q, shape.N_k, shape.d, shape.d_v), bool(asked.dropout_p)
+        of_mask, sinks = (dense, dropout, rule.tree is not None), 0 if sink is None else group
+        return cls(form, OneHead(*lengths, asked.M, stored, masked, *of_mask, own, group, dB, capped, sinks), rule)
+
+    @cached_property
+    def live(self) -> Live:
+        """The live tiles, of the largest blocks."""
+        p = self.p
+        return live_tiles(self.rule, p.N_q, p.N_k, Blocks(p.N_q, p.N_k, 1, 1), p.group)
+
+    def tiles(self, sizes: Blocks) -> Tiles:
+        """Return the tiles that are computed."""
+        p, skipping = self.p, "live" if self.form.live else self.p.options.get("block_mask")
+        chosen: Chosen | None = None
+        if isinstance(skipping, str):  # "live"
+            chosen = self.live.cut(sizes.B_r, sizes.B_c)
+        elif skipping is not None:
+            chosen = listed(check_tiles(skipping, sizes, Shape(p.N_q, p.N_k, p.d, p.d_v)))
+        return p.tiles(sizes.B_r, sizes.B_c, chosen)
+
+    def accesses(self, B_r: int, B_c: int) -> int:
+        """Return the accesses of one head: those of `exact`, sooner, as nothing else is counted."""
+        sizes = _clipped(self.p, B_r, B_c)
+        return self.form.accesses(self.p, sizes, self.tiles(sizes))
+
+    def peak(self, B_r: int, B_c: int) -> int:
+        """Return the most on chip where all tiles are computed; without a mask, that of `exact`."""
+        sizes = _clipped(self.p, B_r, B_c)
+        return _peak(self.form, self.p, sizes, self.p.tiles(sizes.B_r, sizes.B_c))
 
 
 def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) -> Blocks:

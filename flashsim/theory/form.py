@@ -100,16 +100,11 @@ class Form:
 
     def moved(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         """Return what each array moves, for a set of computed tiles."""
-        sunk: Arrays = {}
-        if p.sink and self.sink is not None:
-            sunk = p.array("sink", "input", reads=p.sink * self.sink(p, blocks), kept=(p.sink, "chip"))
+        sunk = self._sunk(p, blocks)
         if self.traffic is not None:
             return self.asked(self.traffic, p, blocks, tiles) | sunk
-        passes = self.asked(self.passes, p, blocks, tiles)
+        passes, values = self._values(p, blocks, tiles)
         kept = self.asked(self.kept, p, blocks) if self.kept else {}
-        values: dict[str, Any] = common_symbols(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, self.direction)
-        values |= self.asked(self.symbols, p, blocks) if self.symbols else {}
-        values |= means(p, passes) if tiles.chosen else {}
         given: Arrays = {}
         made: Arrays = {}
         for name, (reads, writes) in self.formulas.items():
@@ -119,6 +114,28 @@ class Form:
             moved = p.array(name, role, reads=read, writes=written, init=init, kept=kept.get(name, in_hbm))
             (given if role == "input" else made).update(moved)
         return given | sunk | p.masks(*passes) | p.generator(self.direction) | p.gradient(passes[0]) | made
+
+    def accesses(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
+        """Return how many elements all arrays of `moved` move, sooner than that does."""
+        if self.traffic is not None:
+            return sum(array.accesses for array in self.moved(p, blocks, tiles).values())
+        passes, values = self._values(p, blocks, tiles)
+        others = self._sunk(p, blocks) | p.masks(*passes) | p.generator(self.direction) | p.gradient(passes[0])
+        moved = [evaluated(formula, values) for both in self.formulas.values() for formula in both]
+        return sum(moved) + sum(array.accesses for array in others.values())
+
+    def _sunk(self, p: OneHead, blocks: Blocks) -> Arrays:
+        """Return what a sink's logits move, where there are any."""
+        if not p.sink or self.sink is None:
+            return {}
+        return p.array("sink", "input", reads=p.sink * self.sink(p, blocks), kept=(p.sink, "chip"))
+
+    def _values(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[tuple[Tiles, ...], dict[str, Any]]:
+        """Return the tiles of each pass, and what the symbols of the formulas stand for."""
+        passes = self.asked(self.passes, p, blocks, tiles)
+        values: dict[str, Any] = common_symbols(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, self.direction)
+        values |= self.asked(self.symbols, p, blocks) if self.symbols else {}
+        return passes, values | (means(p, passes) if tiles.chosen else {})
 
     def asked(self, function: Callable[..., T], *arguments: object) -> T:
         """Return what one of its functions says; an error in a user's own notes the line of their file."""

@@ -16,6 +16,7 @@ class Alignment {
       left.about.algorithm === right.about.algorithm &&
       left.about.direction === right.about.direction &&
       String(Object.values(left.about.blocks)) === String(Object.values(right.about.blocks));
+    this.tried = left.about.title.endsWith(`, beside ${right.about.title}`) ? 0 : 1; // a student's, or a planted bug's
     this.refused = this.refusal();
     if (this.alike) this.byResult();
     else if (!this.refused) this.byTile();

@@ -29,7 +29,7 @@ class Player {
     this.slide(this.linked().panel, false);
     this.sparks = new Sparks(runs, find("#sparks"));
     this.difference = this.pair ? this.pair.firstDifference() : -1;
-    if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(...this.views);
+    if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(this.views, this.pair.tried);
     this.lesson = new Lesson();
     this.lesson.show(this.linked().t === null && !matchMedia("(max-width: 640px)").matches);
     this.setControls();
@@ -166,7 +166,7 @@ class Player {
     return this.runs.map((run) => Math.min(t, run.length - 1));
   }
 
-  /** Marks the second run's values that differ from the first's at the same line of the same turn. */
+  /** Marks the values of the run on trial that differ from the other's at the same line of the same turn. */
   markDifferences() {
     if (!this.pair?.alike) return;
     const together = this.by === "tile" && !this.pair.missing[this.t];
@@ -174,7 +174,7 @@ class Player {
       const [mine, its] = this.views.map((view) => [...view.root.querySelectorAll(part)]);
       const comparable = together && mine.length === its.length;
       const differs = (n) => comparable && !tellAlike(mine[n].dataset.tip, its[n].dataset.tip);
-      its.forEach((cell, n) => cell.classList.toggle("differs", differs(n)));
+      [mine, its][this.pair.tried].forEach((cell, n) => cell.classList.toggle("differs", differs(n)));
     }
   }
 

@@ -236,8 +236,9 @@ function intoView(lines) {
   known.set("scroll", box.scrollTop);
 }
 
-/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked, unless most do. */
-function markChanges(a, b) {
+/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked, unless most do; in red
+ * those of the run on trial. */
+function markChanges([a, b], tried) {
   const linesOf = (view) => [...view.sourceLines.values()];
   const differing = (view, other) => {
     const known = new Set(linesOf(other).map((line) => line.textContent));
@@ -247,7 +248,7 @@ function markChanges(a, b) {
   if (!changed.length) return;
   const most = changed.length > linesOf(a).length;
   for (const line of most ? [] : changed) {
-    line.classList.add("changed");
+    line.classList.add([a, b][tried].root.contains(line) ? "changed" : "instead");
     line.dataset.tip = "differs from the other run";
   }
   for (const view of [a, b]) view.showCode("source");

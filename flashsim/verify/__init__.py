@@ -7,8 +7,10 @@ A check that raises is a claim that fails. Nothing here is fitted to pass: count
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from inspect import isfunction
@@ -19,7 +21,7 @@ from flashsim.support.blas import one_blas_thread
 from flashsim.support.jobs import in_any_order
 from flashsim.verify.shared import Check, Claim
 
-__all__ = ["Check", "Claim", "checks", "run"]
+__all__ = ["Check", "Claim", "checks", "named", "run"]
 
 NAMES = (
     "theorems_1_2",
@@ -48,6 +50,25 @@ def checks() -> list[Check]:
     ]
 
 
+def named(names: Sequence[str]) -> list[Check]:
+    """Return the checks of these names, or of names that begin so, or of this source: "theorem2" is all of Theorem 2's.
+
+    Raises ValueError for a name of none.
+    """
+    known = checks()
+    bare = {check: (_bare(check.__name__), _bare(_said(check)[0])) for check in known}
+    for name in names:
+        if not _bare(name) or not any(one.startswith(_bare(name)) for both in bare.values() for one in both):
+            there = [check.__name__ for check in known]
+            near = get_close_matches(name.lower(), there, 5, cutoff=0.5) or there
+            raise ValueError(f"there is no claim {name!r}; there {'is' if len(near) == 1 else 'are'} {', '.join(near)}")
+    return [check for check in known if any(one.startswith(_bare(name)) for name in names for one in bare[check])]
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"\W|_", "", name).lower()
+
+
 def run(
     checks: Sequence[Check], full: bool = False, *, jobs: int | None = 1, on_claim: OnClaim | None = None
 ) -> list[Claim]:
@@ -64,12 +85,16 @@ def run(
     return [claim for _, claim in sorted(found.items())]
 
 
-def _claim(full: bool, check: Check) -> Claim:
-    """Return what the check says; a claim that fails where it raises: what it runs may have been changed."""
+def _said(check: Check) -> tuple[str, str]:
+    """Return the source and the claim."""
     said = " ".join((check.__doc__ or "").split())
     source, _, claim = said.partition(". ")
-    if not claim:
-        source, claim = check.__name__.replace("_", " ").strip(), said
+    return (source, claim) if claim else (check.__name__.replace("_", " ").strip(), said)
+
+
+def _claim(full: bool, check: Check) -> Claim:
+    """Return what the check says; a claim that fails where it raises: what it runs may have been changed."""
+    source, claim = _said(check)
     try:
         with one_blas_thread():
             found = check(full)

@@ -14,7 +14,7 @@ from typing import Any
 from flashsim.learn.exercises import exercises
 from flashsim.learn.exercises.apart import Apart, Limits
 from flashsim.learn.exercises.record import Exercise
-from flashsim.learn.exercises.work import Wrong
+from flashsim.learn.exercises.work import Wrong, hint_on_return
 from flashsim.support.entry import one_line
 from flashsim.support.exporting import in_csv
 
@@ -68,7 +68,7 @@ def grade_file(path: Path, name: str, exercise: Exercise | None, limits: Limits)
         with Apart(path, exercise, limits) as work:
             verdict, seen, hint = SOLVED, exercise.grade(work), ""
     except Wrong as wrong:
-        verdict, seen, hint = NOT_YET, wrong.seen, wrong.hint
+        verdict, seen, hint = NOT_YET, wrong.seen, hint_on_return(path) or wrong.hint
     except Exception as error:  # the file's answers were such that the judge cannot compare them
         verdict, seen, hint = NOT_GRADED, f"The judge failed: {type(error).__name__}: {error}", ""
     return Row(name, exercise.name, verdict, one_line(seen), one_line(hint), round(time.monotonic() - begun, 1))

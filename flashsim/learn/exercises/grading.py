@@ -11,7 +11,7 @@ from typing import Any
 
 from flashsim.learn.exercises import exercise, exercises
 from flashsim.learn.exercises.record import Exercise
-from flashsim.learn.exercises.work import Work, Wrong
+from flashsim.learn.exercises.work import Work, Wrong, hint_on_return
 from flashsim.support.files import what_is_there, write_whole
 
 PROGRESS = ".flashsim-exercises.json"
@@ -33,7 +33,7 @@ def grade(path: Path, which: str | None = None) -> Grade:
     try:
         return Grade(found, True, found.grade(Work(path)))
     except Wrong as wrong:
-        return Grade(found, False, wrong.seen, wrong.hint)
+        return Grade(found, False, wrong.seen, hint_on_return(path) or wrong.hint)
 
 
 def exercise_of(path: Path, which: str | None = None) -> Exercise:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from traceback import walk_tb
@@ -46,12 +47,41 @@ class Wrong(Exception):
         self.seen, self.hint = seen, hint
 
 
+def read(path: Path) -> str:
+    """Return a file's text. Raises Wrong for one that is no text in UTF-8, and names the line."""
+    held = path.read_bytes()
+    try:
+        return held.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = held.count(b"\n", 0, error.start) + 1
+        raise Wrong(f"{_at(line)}the file is no text in UTF-8.", "Save it as UTF-8.") from None
+
+
+def hint_on_return(path: Path) -> str:
+    """Return a hint on the first `return` that ends a loop in its first turn; "" where there is none.
+
+    The text alone is looked at, as what is handed in may be anything.
+    """
+    open_blocks: list[tuple[int, str]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), 1):
+        first = re.match(r"(\s*)(\w+)", line)
+        if first is None:
+            continue
+        indent, word = len(first[1]), first[2]
+        open_blocks = [block for block in open_blocks if block[0] < indent]
+        if word == "return" and open_blocks and open_blocks[-1][1] == "for":
+            return f"Line {number} returns within the loop, so only its first turn is run. Return after the loop, or not at all."
+        if word in ("for", "while", "if", "elif", "else", "def", "with", "try", "except", "class"):
+            open_blocks.append((indent, word))
+    return ""
+
+
 class Work:
     """What a student's file defines. Raises Wrong where it does not run, or has holes left, or imports other `modules`."""
 
     def __init__(self, path: Path, modules: Collection[str] | None = None) -> None:
         self.path, self.file = path, str(path.resolve())
-        text = path.read_text(encoding="utf-8-sig")
+        text = read(path)
         reread(self.file)
         try:
             tree = ast.parse(text, self.file)

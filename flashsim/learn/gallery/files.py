@@ -29,26 +29,21 @@ def index(made: list[Page]) -> str:
         "script": script,
         "policy": policy(style, script),
         "introduction": typeset(INTRODUCTION),
-        "contents": "\n".join(_entry(number, page) for number, page in enumerate(made, 1)),
-        "articles": "\n".join(map(_article, made)),
+        "lessons": "\n".join(_entry(number, page) for number, page in enumerate(made, 1)),
     }
     return filled(read("index.html", "flashsim.learn.gallery"), parts)
 
 
 def _entry(number: int, page: Page) -> str:
-    title = f'{number}. <a href="{page.name}.html">{html.escape(page.title)}</a>, about {page.lesson.minutes} min'
-    about = f'{typeset(page.about)} <a href="#{page.name}">What to look for</a>'
-    return f'<li>{page.picture}<span>{title}<br><span class="faint">{about}</span></span></li>'
-
-
-def _article(page: Page) -> str:
-    file = f"{page.name}.html"
-    return f"""<article id="{page.name}">
-<h2><a href="{file}">{html.escape(page.title)}</a></h2>
-<p class="about">{typeset(page.about)} <span class="size">{page.size}</span></p>
+    file, minutes = f"{page.name}.html", page.lesson.minutes
+    return f"""<li>{page.picture}<article id="{page.name}">
+<h2>{number}. <a href="{file}">{html.escape(page.title)}</a></h2>
+<p class="about">{typeset(page.about)} About {minutes} min, <span class="size">{page.size}</span>.</p>
+<details><summary class="faint">What to look for</summary>
 {page.lesson.html(file)}
 <details><summary class="faint">How to make it</summary><pre>{html.escape(page.made_by)}</pre></details>
-</article>"""
+</details>
+</article></li>"""
 
 
 TITLE = "<title>FlashAttention, step by step: lessons</title>"

@@ -4,5 +4,7 @@ const lessons = [...document.querySelectorAll("article")].map((article) => artic
 const at = lessons.indexOf(lesson);
 const neighbour = at < 0 ? undefined : lessons[at + { prev: -1, next: 1 }[way]];
 if (neighbour) location.replace(`${neighbour}.html`);
+const asked = document.getElementById(way);
+if (asked?.matches("article")) asked.querySelector("details").open = true; // a link to one lesson here
 magnify();
 window.addEventListener("resize", magnify);
