@@ -361,7 +361,8 @@ template <typename T> struct QueryConsumer {
 template <typename T>
 __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 queries(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
-        const __grid_constant__ TensorMap dO, const __grid_constant__ TensorMap dQ, const __grid_constant__ Problem p, Total* totals) {
+        const __grid_constant__ TensorMap dO, const __grid_constant__ TensorMap dQ, const __grid_constant__ Problem p,
+        Total* totals) {
     extern __shared__ __align__(1024) char shared[];
     const QueryMemory sram(__cvta_generic_to_shared(shared));
     sram.init();
@@ -373,7 +374,8 @@ queries(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K
         if (threadIdx.x > 0) return;
         const int rows = min(ROW_BLOCK, p.N_q - i * ROW_BLOCK);
         Tally(totals + 13).add(rows, d);
-        Tally(totals).add(rows, d), Tally(totals + 6).add(rows, d), Tally(totals + 8).add(rows, 1), Tally(totals + 10).add(rows, 1);
+        Tally(totals).add(rows, d), Tally(totals + 6).add(rows, d);
+        Tally(totals + 8).add(rows, 1), Tally(totals + 10).add(rows, 1);
         if (live.x == live.y) return;
         sram.there.arrive_and_expect(4 * TILE);
         load(sram.Q_i(), Q, i * ROW_BLOCK, h, b, sram.there);
@@ -418,7 +420,8 @@ prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row,
     for (int row = threadIdx.x / LANES; row < B_r; row += THREADS / LANES) {
         float D = 0.0f;
         if (row < end) {
-            const uint4 x = *reinterpret_cast<const uint4*>(O + row * d), y = *reinterpret_cast<const uint4*>(dO + row * dO_row);
+            const uint4 x = *reinterpret_cast<const uint4*>(O + row * d);
+            const uint4 y = *reinterpret_cast<const uint4*>(dO + row * dO_row);
 #pragma unroll
             for (int e = 0; e < 8; ++e)
                 D = fmaf(to_float(reinterpret_cast<const T*>(&x)[e]), to_float(reinterpret_cast<const T*>(&y)[e]), D);
