@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from flashsim import gpu, serving
-from flashsim.gpu import hopper_paged, hopper_varlen
-from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu import hopper, hopper_paged, hopper_varlen
+from flashsim.gpu.compiling import KERNELS, import_cupy
 from flashsim.gpu.counters import Moved
 from flashsim.problem.inputs import float_dtype
 from flashsim.testing import Spec, check_attention, wrap
@@ -164,7 +164,7 @@ def test_packed_batches_are_attention_and_their_counts_are_the_simulators(
         Q, K, V, cupy.asarray(cu_q), cupy.asarray(cu_k), causal=causal, count=True, return_lse=True
     )
     assert (again == O).all()
-    tiles = hopper_varlen.tiles_of(d, causal)
+    tiles = hopper.varlen_tiles(d, causal)
     asked: dict[str, Any] = {"d": d, "heads": H_q, "kv_heads": H_q, "M": 10**9, "blocks": (tiles.B_r, tiles.B_c)}
     wanted = totals(serving.count("varlen", queries=N, keys=n, causal=causal, **asked))
     assert moved(counted) == {**wanted, "cu_q": wanted["cu_k"], "order": wanted["cu_k"]}
@@ -183,6 +183,22 @@ def test_an_other_sequences_nan_reaches_nobody() -> None:
             X[:, 100:170] = kept
             assert (found[:, :100] == right[:, :100]).all()
             assert (found[:, 170:] == right[:, 170:]).all()
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", [64, 128])
+def test_short_row_blocks_one_after_another(d: int, causal: bool) -> None:
+    """The producer is at one when consumers are at the one before the last: 450 sequences, row blocks of a tile or two."""
+    cupy, rng, often = import_cupy(), np.random.default_rng(0), 150
+    lengths = [1, 129, 40]
+    (q, cu), (k, _), (v, _) = (packed(rng, "float16", 16, lengths, d) for _ in "qkv")
+    one = [cupy.asarray(x) for x in (q, k, v)]
+    alone = gpu.varlen(one[0], one[1], one[2], cu, cu, causal=causal)
+    Q, K, V = (cupy.tile(x, (1, often, 1)) for x in one)
+    ends = np.cumsum([0, *lengths * often])
+    for _ in range(20):
+        assert (gpu.varlen(Q, K, V, ends, ends, causal=causal) == cupy.tile(alone, (1, often, 1))).all()
 
 
 @ON_HOPPER
@@ -293,6 +309,15 @@ def test_row_blocks_that_see_most_keys_come_first() -> None:
 )
 def test_heads_are_cut_where_they_do_not_fill_the_machine(heads: int, longest: int, t: int) -> None:
     assert hopper_paged.parts(heads, longest, 8, 264) == t
+
+
+def test_a_row_blocks_sequence_is_written_where_nobody_reads_it() -> None:
+    """In hopper.cu, as its number is: once Q_i is free. Before, who still was at the last but one read the new one's lengths."""
+    code = (KERNELS / "hopper.cu").read_text(encoding="utf-8")
+    producer = code[code.index("void produce(") : code.index("struct Consumer {")]
+    free = producer.index("sram.Q_i.wait_free(q);")
+    for written in ("sram.row_block(q) =", "sram.sequences[q % (sram.Q_STAGES + 1)] ="):
+        assert free < producer.index(written) < producer.index("sram.Q_i.there(q).arrive_and_expect")
 
 
 def test_pages_that_no_tile_is_made_of_are_refused() -> None:

@@ -134,6 +134,11 @@ def choose_tiles(
     return tiles._replace(sums=sums, mends=sums and (d, kind) not in MENDS_NOT, turns=tiles.turns and sums)
 
 
+def varlen_tiles(d: int, causal: bool) -> Tiles:
+    """Return what the kernel is compiled for, of packed batches; with d = 64, not causal, registers do not do for `mends`."""
+    return PAIR._replace(mends=causal) if d == 64 else choose_tiles(d, "CAUSAL" if causal else "FULL")
+
+
 def all_begin(window: tuple[int, int], N_q: int, N_k: int) -> bool:
     """Return whether each of 64 rows in a row sees a key of the last tile of 64 of which one of them does."""
     return window[1] == -1 or window[1] >= N_q - 1 or (N_k - N_q + window[1]) % ROWS == 0
@@ -341,7 +346,7 @@ def _functions(dtype: str, count: bool) -> Iterator[str]:
         if (not drops or (dtype == "float16" and not count)) and as_list(d, kind, drops) == kind:
             yield choose_tiles(d, kind, drops).function(dtype, d, kind, drops)
     for d, kind in product((64, 128) if dtype == "float16" and not count else (128,), ("FULL", "CAUSAL")):
-        yield (PAIR if d == 64 else choose_tiles(d, kind)).function(dtype, d, kind, False, varlen=True)
+        yield varlen_tiles(d, kind == "CAUSAL").function(dtype, d, kind, False, varlen=True)
     yield choose_tiles(64, "WINDOW", begun=True).function(dtype, 64, "WINDOW", False)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import import_cupy
-from flashsim.gpu.hopper import FILE, MOST, O_ROWS, PAIR, PROBLEM, ROWS, Tiles
+from flashsim.gpu.hopper import FILE, MOST, O_ROWS, PROBLEM, ROWS, Tiles
 from flashsim.gpu.kernel import Options
 from flashsim.gpu.launching import L2_PART, Launch, Prepared, counter, ready, totals
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
@@ -23,11 +23,6 @@ from flashsim.support.sizes import ceil_div
 
 ARRAYS = (*hopper.ARRAYS, "cu_q", "cu_k", "order")
 HEAD_DIMS = (64, 128)
-
-
-def tiles_of(d: int, causal: bool) -> Tiles:
-    """Return what the kernel is compiled for."""
-    return PAIR if d == 64 else hopper.choose_tiles(d, "CAUSAL" if causal else "FULL")
 
 
 class Packed(NamedTuple):
@@ -78,7 +73,7 @@ def prepared(
     options: Options,
 ) -> Prepared | None:
     """Return what fills o and lse for arrays (H, rows, d) of these shapes, strides and dtypes; None if there are no queries."""
-    (heads, _, d), tiles = q.shape, tiles_of(q.shape[2], options.causal)
+    (heads, _, d), tiles = q.shape, hopper.varlen_tiles(q.shape[2], options.causal)
     held = heads, 4 * d * k.shape[0] / heads
     batch = _packed(device, cu_q.tobytes(), cu_k.tobytes(), tiles.B_r, options.causal, *held)
     if not batch.row_blocks:

@@ -200,14 +200,14 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>
         RowBlock at = in_order<longest && !varlen>(p, n);
         // Asked for early; as often as there are row blocks, so that the counter is 0 at the end.
         n = sram.TEAMS * gridDim.x + atomicInc(counter, p.row_blocks - 1);
+        Sequence of{0, p.N_q, 0, p.N_k};
         if (varlen) {
             const int s = __ldg(p.order + 2 * at.i);
             const int a = __ldg(p.cu_q + s), c = __ldg(p.cu_k + s), a_next = __ldg(p.cu_q + s + 1), c_next = __ldg(p.cu_k + s + 1);
             at.i = __ldg(p.order + 2 * at.i + 1);
-            sram.sequences[q % (sram.Q_STAGES + 1)] = {a, a_next - a, c, c_next - c};
+            of = {a, a_next - a, c, c_next - c};
             order_reads.add(1, 2), cu_q_reads.add(1, 2), cu_k_reads.add(1, 2);
         }
-        const Sequence of = sram.template sequence<varlen>(p, q);
         const int h_kv = at.h / p.group;
         const auto load_V = [&](int j, Word kv) {
             if (!sram.JOINT) {
@@ -235,6 +235,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>
         if (t >= live.begin) load_K(j, kv);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
+        if (varlen) sram.sequences[q % (sram.Q_STAGES + 1)] = of;  // not before: consumers may be at the one that was here
         sram.Q_i.there(q).arrive_and_expect(Q_BYTES);
         load(sram.Q_i.tile(q), Q, of.q + at.i * B_r, at.h, at.b, sram.Q_i.there(q));
         Q_reads.add(min(B_r, of.N_q - at.i * B_r), d);
