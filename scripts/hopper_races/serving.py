@@ -12,6 +12,7 @@ import numpy as np
 
 from flashsim import gpu
 from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.machine import version
 from hopper_races.calls import Calls, copying, normal, race, replayed
 
 PAGED = [(64, 4096, 1), (32, 8192, 1), (32, 8192, 4), (8, 8192, 1), (1, 131_072, 1)]  # sequences, keys, queries
@@ -50,6 +51,7 @@ def paged() -> Iterator[dict[str, Any]]:
         sizes = {"sequences": b, "n": n, "lengths": how, "N": N, "page": page, "H_q": 64, "H_kv": 8, "d": 128}
         moved = int(lengths.sum()) * 8 * 128 * 2 * 2
         rates = {name: round(moved / of / 1e6, 1) for name, of in ms.items() if name != "copy"}
+        sizes["flashinfer"] = version("flashinfer-python")
         yield {"case": "paged", **sizes, "bytes": moved, "copied": copied, "ms": ms, "GB/s": rates}
 
 
