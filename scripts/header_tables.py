@@ -24,6 +24,10 @@ LABELS = {
     "fa4": "FlashAttention-4",
     "hopper_fp8, keys of V contiguous": "V by keys",
     "copy": "a copy",
+    "hopper_decode, paged": "hopper_decode",
+    "hopper, varlen": "hopper",
+    "flashinfer": "FlashInfer",
+    "torch": "PyTorch",
 }
 
 
@@ -146,6 +150,39 @@ def array_masks(results: list[dict[str, Any]]) -> Iterator[list[str]]:
             yield [f"{direction}, {label}", *(f"{of_64:.0f} / {of_128:.0f}" for of_64, of_128 in rates)]
 
 
+def paged(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield GB/s of K and V, by the size of pages."""
+    cases = {(r["sequences"], r["n"], r["N"], r["lengths"], r["page"]): r for r in results if r["case"] == "paged"}
+    pages = sorted({key[-1] for key in cases})
+    sizes = " / ".join(map(str, pages))
+    yield [f"GB/s, pages of {sizes}", "hopper_decode", "FlashInfer", "FlashAttention-4", "a copy"]
+    for b, n, N, how in dict.fromkeys(key[:-1] for key in cases):
+        of = [cases.get((b, n, N, how, page)) for page in pages]
+        rates = (
+            [f"{r['GB/s'][who]:.0f}" if r and who in r["GB/s"] else "–" for r in of]
+            for who in ("hopper_decode, paged", "flashinfer", "fa4")
+        )
+        copied = " / ".join(f"{r['copied'] / r['ms']['copy'] / 1e6:.0f}" if r else "–" for r in of)
+        queries = f", {N} queries" * (N > 1)
+        yield [
+            f"{b} × {'up to ' * (how == 'ragged')}{n * (1 + (how == 'ragged')):,}{queries}",
+            *map(" / ".join, rates),
+            copied,
+        ]
+
+
+def varlen(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield TFLOP/s of packed batches, full / causal."""
+    cases = {(r["d"], r["lengths"], r["causal"]): r["tflops"] for r in results if r["case"] == "varlen"}
+    yield ["TFLOP/s, full / causal", "hopper", "FlashAttention-4", "PyTorch"]
+    for d, name in dict.fromkeys(key[:2] for key in sorted(cases, key=lambda key: -key[0])):
+        both = [cases.get((d, name, causal), {}) for causal in (False, True)]
+        rates = (
+            " / ".join(f"{r[who]:.0f}" if who in r else "–" for r in both) for who in ("hopper, varlen", "fa4", "torch")
+        )
+        yield [f"d = {d}, {name}", *rates]
+
+
 TABLES: dict[str, tuple[Path, str, Callable[[list[dict[str, Any]]], Iterator[list[str]]]]] = {
     "hopper.cu": (TRIED, "gpu_hopper", forward),
     "hopper_backward.cu": (TRIED, "gpu_hopper_backward", backward),
@@ -155,6 +192,8 @@ TABLES: dict[str, tuple[Path, str, Callable[[list[dict[str, Any]]], Iterator[lis
     "masked backward": (REACHED, "gpu_hopper_masked_backward", masked_backward),
     "array masks": (REACHED, "gpu_hopper_array_masks", array_masks),
     "distributions": (REACHED, "gpu_distributions", distributions),
+    "paged": (REACHED, "gpu_serving", paged),
+    "varlen": (REACHED, "gpu_serving", varlen),
 }
 
 if __name__ == "__main__":

@@ -27,6 +27,14 @@ def check_word(name: str, s: int, j: int, word: int, pages: int) -> int:
     return word
 
 
+def check_mapped(table: NDArray[np.uint32], lengths: NDArray[np.uint32], page: int, pages: int) -> None:
+    """Raise ValueError for a word of a table that is needed and none of so many pages."""
+    needed = -(-lengths.astype(np.int64) // page)
+    wrong = (np.arange(table.shape[1]) < needed[:, None]) & (table >= pages)
+    for s, j in np.argwhere(wrong)[:1].tolist():
+        check_word("table", s, j, int(table[s, j]), pages)
+
+
 def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | None = None) -> list[Array]:
     """Return a list of arrays (heads, length, width), one a sequence, of one type, as many heads and columns.
 
@@ -91,7 +99,7 @@ def check_words(name: str, given: Any, shape: tuple[int | None, ...]) -> NDArray
             (*at,) = np.argwhere((array < -1) | (array > NONE))[0].tolist()
             where, array = f"{name}{at}", array[tuple(at)].item()
         raise ValueError(f"{where} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
-    return np.where(array < 0, NONE, array).astype(np.uint32)
+    return np.where(array < 0, NONE, array.astype(np.int64)).astype(np.uint32)
 
 
 def check_pool(name: str, pool: Array, page: int) -> None:
