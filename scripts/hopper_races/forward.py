@@ -79,7 +79,7 @@ def sections() -> Iterator[dict[str, Any]]:
 
     With N = 512, also of a copy of as many bytes as Q, K, V and O have, and of calls from Python, one after the other.
     """
-    cupy, own = import_cupy(), hopper._section
+    cupy, own = import_cupy(), hopper.section_of
     l2_bytes = cupy.cuda.Device().attributes["L2CacheSize"]
     for d, N in ((128, 512), (64, 512), (256, 512), (128, 1024), (128, 16_384), (256, 16_384)):
         setting = Setting(N, d, True, H=2048 // d)
@@ -88,10 +88,10 @@ def sections() -> Iterator[dict[str, Any]]:
         usual = section(4 * N * d, l2_bytes, heads)
         calls: Calls = {}
         for name, many in {"usual": usual, **{str(n): n for n in (1, 8, 16, 32, 64, 66) if n <= heads}}.items():
-            hopper._section = lambda *_, many=many: many
+            hopper.section_of = lambda *_, many=many: many
             hopper._launch.cache_clear()
             calls[name] = replayed(partial(hopper.launch, None, q, k, v, o, None, Options(d**-0.5, causal=True)))
-        hopper._section = own
+        hopper.section_of = own
         hopper._launch.cache_clear()
         if N == 512:
             large = cupy.empty((2, *q.shape), q.dtype)

@@ -37,9 +37,10 @@ class Implementation:
     def __init__(self, name: str, module: ModuleType, spec: Spec = SPEC, by: str = "") -> None:
         self.__name__ = self.__qualname__ = name
         self.__module__ = str(__package__)
-        self.spec, self.keep = spec, getattr(module, "keep", None)
+        self.spec = spec
+        self.keep: Any = getattr(module, "keep", None)
         self.forward = ADAPTERS[by](getattr(module, by)) if by else module.forward
-        self.backward = None if by or spec.scales else module.backward
+        self.backward: Any = None if by or spec.scales else module.backward
 
     def __call__(self, *args: Any, **options: Any) -> tuple[Array, Array]:
         """Return O and the log-sum-exp of each row."""
