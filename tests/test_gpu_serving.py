@@ -329,7 +329,7 @@ def test_pages_that_no_tile_is_made_of_are_refused() -> None:
 
 
 def test_errors_name_sequence_and_page() -> None:
-    from flashsim.serving.checks import check_mapped
+    from flashsim.serving.checks import check_mapped, check_pages
 
     table, n = np.array([[1, 0], [3, 4]], np.uint32), np.array([20, 17], np.uint32)
     with pytest.raises(
@@ -337,5 +337,5 @@ def test_errors_name_sequence_and_page() -> None:
     ):
         check_mapped(table, n, 16, 4)
     with pytest.raises(ValueError, match=r"lengths\[1\] is 33; expected at most 32, as table has 2 pages of 16"):
-        check_mapped(table, np.array([20, 33], np.uint32), 16, 4)
+        check_pages(table, [20, 33], 2, 16)
     check_mapped(table, np.array([20, 16], np.uint32), 16, 4)  # what is not needed may be anything

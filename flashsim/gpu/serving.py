@@ -16,7 +16,7 @@ from flashsim.gpu.hopper import ELEMENTS, why_not
 from flashsim.gpu.kernel import Options
 from flashsim.gpu.launching import Prepared
 from flashsim.problem.arguments import MOST_SPLITS, check_count, check_flag, check_scale
-from flashsim.serving.checks import check_ends, check_mapped, check_words
+from flashsim.serving.checks import check_ends, check_mapped, check_pages, check_words
 
 WORDS = ("int32", "uint32")
 
@@ -75,8 +75,8 @@ def paged(
         if check:
             x.enter()
             words, n = (as_cupy(name, given).get() for name, given in zip(x.names[3:], x.given[3:], strict=True))
-            n = check_words("lengths", n, (q.shape[0],))
-            check_mapped(check_words("table", words, (len(n), None)), n, page, pages)
+            words, n = check_pages(words, n, q.shape[0], page)
+            check_mapped(words, n, page, pages)
             longest = int(n.max())
         options = _options(q, causal, scale, count)
         run = hopper_paged.prepared(x.device, q, k, v, table, bool(return_lse), options, longest, splits)
