@@ -260,7 +260,7 @@ class Case:
 
 
 def cases(
-    max_n: int = 40,
+    max_n: int = 20,
     dtypes: tuple[str, ...] = tuple(DTYPES),
     masks: tuple[str, ...] = ("none",),
     dropouts: tuple[float, ...] = (0.0,),
@@ -284,7 +284,7 @@ def cases(
     )
 
 
-def full_cases(max_n: int = 40, dtypes: tuple[str, ...] = tuple(DTYPES)) -> st.SearchStrategy[Case]:
+def full_cases(max_n: int = 20, dtypes: tuple[str, ...] = tuple(DTYPES)) -> st.SearchStrategy[Case]:
     """Every mask and dropout; features off come first, so that failures shrink to them."""
     return cases(max_n, dtypes, tuple(MASKS), DROPOUTS)
 

@@ -30,7 +30,7 @@ settings.register_profile(  # scripts/research/mutation.py's: what fails, fails 
 settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=70)  # .ci/run's, after the 30 above
 settings.load_profile("flashsim")
 
-FUZZ_EXAMPLES = 60
+FUZZ_EXAMPLES = 30
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first takes half the time
 DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}  # viewports
 if (

@@ -23,7 +23,7 @@ from flashsim.reference import (
     rounding,
 )
 
-from .cases import DROPOUTS, FEW, MASKS, Case, cases, forward_of, full_cases, of_bound, room_for
+from .cases import DROPOUTS, MASKS, Case, cases, forward_of, full_cases, of_bound, room_for
 
 POLICIES = ("paper", "fit", "blocks")
 PARTS = ("dQ", "dK", "dV")
@@ -53,8 +53,8 @@ def both_passes(name: str, case: Case, policy: str) -> tuple[flashsim.Run, flash
 
 @pytest.mark.parametrize("name", BACKWARD)
 @given(case=full_cases(), policy=st.sampled_from(POLICIES))
-def test_gradients_are_within_the_derived_bounds(name: str, case: Case, policy: str) -> None:
-    """For every mask, with and without dropout, in every dtype; dO is random."""
+def test_gradients_are_within_the_derived_bounds_counted_and_repeatable(name: str, case: Case, policy: str) -> None:
+    """For every mask, with and without dropout, in every dtype; dO is random. Nothing that is given is touched."""
     ran = both_passes(name, case, policy)
     if ran is None:
         return
@@ -67,16 +67,6 @@ def test_gradients_are_within_the_derived_bounds(name: str, case: Case, policy: 
     want = gradients(Q, K, V, case.dO(), **case.oracle)
     for part in PARTS:
         assert of_bound(getattr(got, part), getattr(want, part), getattr(bounds, part)) <= 1, part
-
-
-@pytest.mark.parametrize("name", BACKWARD)
-@given(case=full_cases(), policy=st.sampled_from(POLICIES))
-@settings(max_examples=20)
-def test_run_and_count_are_equal(name: str, case: Case, policy: str) -> None:
-    ran = both_passes(name, case, policy)
-    if ran is None:
-        return
-    _, got = ran
     M = room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
     how: dict[str, Any] = {"blocks": (case.B_r, case.B_c)} if policy == "blocks" else {"sizing": policy}
     if "block_mask" in BACKWARD[name].parts:
@@ -84,18 +74,8 @@ def test_run_and_count_are_equal(name: str, case: Case, policy: str) -> None:
     asked: dict[str, Any] = {**case.shape, "M": 4 * M, **how, "dtype": case.dtype}
     tally = flashsim.count(name, **asked, mask=case.masked()[0], dropout_p=case.dropout_p, direction="backward")
     assert (got.hbm, got.sram.peak, got.blocks) == (tally.hbm, tally.sram.peak, tally.blocks)
-
-
-@pytest.mark.parametrize("name", BACKWARD)
-@given(case=full_cases(dtypes=("float64", "float16")))
-@FEW
-def test_backward_touches_nothing_it_is_given_and_repeats_bit_for_bit(name: str, case: Case) -> None:
-    ran = both_passes(name, case, "blocks")
-    if ran is None:
-        return
-    run, got = ran
     dO, O = case.dO(), run.O.copy()
-    again = flashsim.backward(name, run, dO, M=4 * run.sram.capacity)
+    again = flashsim.backward(name, run, dO, M=4 * M)
     assert np.array_equal(dO, case.dO())
     assert np.array_equal(run.O, O)
     for part in PARTS:
@@ -158,7 +138,7 @@ def test_backward_may_take_other_blocks_than_forward(name: str) -> None:
     power=st.integers(0, 18),
     blocks=st.tuples(st.integers(1, 18), st.integers(1, 18)),
 )
-@settings(max_examples=25)
+@settings(max_examples=20)
 @example(case=Case("gaussian", 13, 13, 7, 7, "float32", 0, 1, 8, "padding"), power=4, blocks=(5, 1))
 @example(case=Case("gaussian", 13, 13, 7, 7, "float32", 0, 1, 8, "padding"), power=5, blocks=(5, 1))
 def test_weights_are_at_most_1_however_large_the_scores(
@@ -202,8 +182,10 @@ def test_real_data_with_its_padding(name: str) -> None:
     sample, attend = load_sample(padded=True), sample_mask()
     heads = (0, 7)
     Q, K, V = (np.ascontiguousarray(a[heads, :]) for a in (sample.Q, sample.K, sample.V))
-    if name == "memory_efficient":  # one query and one key at a time: slow in Python
-        Q, K, V, attend = Q[:, ::4], K[:, ::4], V[:, ::4], attend[::4]
+    step = (
+        8 if name in ("memory_efficient", "tiles_streamed") else 2
+    )  # one element or one pair at a time: slow in Python
+    Q, K, V, attend = Q[:, ::step], K[:, ::step], V[:, ::step], attend[::step]
     length = int(attend.sum())
     assert 0 < length < len(attend)
     assert attend[:length].all()
@@ -211,7 +193,7 @@ def test_real_data_with_its_padding(name: str) -> None:
     oracle: dict[str, Any] = {"mask": attend}
     O, want = attention(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
     for mask in (KeyPadding(length), attend):
-        run = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=20_000)
+        run = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=8_000)
         bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
         assert of_bound(run.O, O, bound) <= 1
         got = flashsim.backward(name, run, dO)

@@ -108,7 +108,7 @@ def test_without_room_every_access_reaches_dram_by_array(name: str, case: str) -
         pytest.skip(f"has no {' and no '.join(sorted(missing))}")
     for line in (1, 7):
         l2 = L2(line - 1, line=line)
-        runs = run_both_ways(name, l2, arguments(case, 13, 22), (13, 22, 3, 5), M=60)
+        runs = run_both_ways(name, l2, arguments(case, 7, 12), (7, 12, 3, 5), M=60)
         l2.flush()
         traffic = runs[0].hbm + runs[1].hbm if len(runs) > 1 else runs[0].hbm
         assert {array for array, a in traffic.by_array.items() if a.accesses} == set(l2.by_array)
@@ -199,7 +199,7 @@ class Finder(L2):
 
 @pytest.mark.parametrize("case", RUNS)
 @pytest.mark.parametrize("name", FORWARD)
-@pytest.mark.parametrize(("M", "N_q", "N_k"), [(40, 13, 22), (400, 31, 9)])
+@pytest.mark.parametrize(("M", "N_q", "N_k"), [(40, 7, 12), (400, 17, 6)])
 def test_blocks_are_found_where_they_lie(name: str, case: str, M: int, N_q: int, N_k: int) -> None:
     if missing := {PARTS[asked] for asked in RUNS[case] if asked in PARTS}.difference(FORWARD[name].parts):
         pytest.skip(f"has no {' and no '.join(sorted(missing))}")

@@ -274,14 +274,15 @@ def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines(monkeypatch: pytes
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_wrong.py", "-k"]
     for name in ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS"):  # with one of the first two, pytest shows each message twice
         monkeypatch.delenv(name, raising=False)
-    ran = subprocess.run([*command, "at_once or again or oracle"], capture_output=True, text=True, check=False)
-    assert "3 failed" in ran.stdout, ran.stdout + ran.stderr
+    ran = subprocess.run(
+        [*command, "at_once or again or oracle or nonsense"], capture_output=True, text=True, check=False
+    )
+    assert "4 failed" in ran.stdout, ran.stdout + ran.stderr
     assert ran.stdout.count("The scale is missing") == 2
     assert "raise AttentionCheckFailed" not in ran.stdout
-    assert len(ran.stdout.splitlines()) < 150
-    ran = subprocess.run([*command, "nonsense"], capture_output=True, text=True, check=False)
+    assert len(ran.stdout.splitlines()) < 170
     assert "spec is 3; expected a flashsim.testing.Spec" in ran.stdout
-    assert ": in check_attention" in ran.stdout  # an error is shown with its way
+    assert ran.stdout.count(": in check_attention") == 1  # an error, but not a failure, is shown with its way
 
 
 def test_ctrl_c_says_where_a_kernel_was_and_on_which_case(capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,10 +318,8 @@ def test_a_kernel_that_would_end_the_process_fails_with_its_simplest_case(
 
 # Ways to end the process that no handler in Python sees, and what is said of each.
 ENDINGS = {
-    "os.abort()": "SIGABRT",
     "ctypes.string_at(0)": "SIGSEGV",
     "ctypes.CDLL(None).exit(0)": "exit status 0",
-    "os.kill(os.getpid(), 9)": "SIGKILL",
 }
 RUDE = "import ctypes, os\ndef rude(q, k, v):\n    if k.shape[2] > 5{more}:\n        {way}\n    return q\n"
 

@@ -258,7 +258,7 @@ def test_of_lines_that_share_a_label_the_first_in_the_loops_asked_for(label: str
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
     rng = np.random.default_rng(0)
-    Q, K, V, dO = (rng.standard_normal((300, 64), np.float32) for _ in range(4))
+    Q, K, V, dO = (rng.standard_normal((66, 8), np.float32) for _ in range(4))
     tallest = widest = 0
 
     def look(event: flashsim.machine.memory.Event) -> None:
@@ -269,7 +269,7 @@ def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
                 lines = repr(memory).splitlines()
                 tallest, widest = max(tallest, len(lines)), max(widest, *map(len, lines))
 
-    sizes: dict[str, Any] = {"M": 200_000, "blocks": (128, 128)}
+    sizes: dict[str, Any] = {"M": 200_000, "blocks": (64, 64)}
     for algorithm in (FORWARD if direction == "forward" else BACKWARD).values():
         seen: set[tuple[str, int]] = set()
         takes: dict[str, dict[str, Any]] = {"MASK": {"causal": True}, "dropout": {"dropout_p": 0.1}}

@@ -240,7 +240,21 @@ def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
     assert Path("old.csv").read_text(encoding="utf-8") == "before"
 
 
-SWEPT = ["sweep", "flash", "standard", "--N", "8:247:1", "--d", "4", "--resume", "kept", "--csv", "a.csv"]
+SWEPT = [
+    "sweep",
+    "flash",
+    "standard",
+    "--N",
+    "8:247:1",
+    "--d",
+    "4",
+    "--check",
+    "0",
+    "--resume",
+    "kept",
+    "--csv",
+    "a.csv",
+]
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, Terminated])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
@@ -34,7 +34,7 @@ class EveryThird(flashsim.Mask):
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arrays, and how they are shared out."""
-    H_kv, g, N = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 24))
+    H_kv, g, N = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 16))
     d, d_v = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     Q, K, V, dO = (rng.normal(size=(h, N, w)) for h, w in ((g * H_kv, d), (H_kv, d), (H_kv, d_v), (g * H_kv, d_v)))
@@ -84,7 +84,6 @@ def test_numbers_are_one_device_s_and_counts_are_theory_s(
 
 
 @pytest.mark.parametrize("name", sorted(programs("backward")))
-@settings(max_examples=40)
 @given(problems())
 def test_gradients_are_one_device_s_and_counts_are_theory_s(
     name: str, drawn: tuple[dict[str, Any], dict[str, Any]]
@@ -121,7 +120,7 @@ def test_types_are_the_inputs_and_travel_as_such(dtype: str) -> None:
     assert back.devices[0].links[1].bytes == Q.itemsize * keys + max(Q.itemsize, 4) * 24 * 2 * 8
 
 
-@given(problems(), st.integers(0, 24))
+@given(problems(), st.integers(0, 16))
 def test_a_tree_decodes_queries_fewer_than_keys(drawn: tuple[dict[str, Any], dict[str, Any]], fewer: int) -> None:
     arrays, how = drawn
     Q, K, V = (arrays[X] for X in "QKV")

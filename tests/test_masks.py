@@ -270,35 +270,40 @@ def test_poison_reaches_those_who_attend_to_it_and_no_others(
 # ------------------------------------------------------------------------------------------------------------- heads
 
 HEADS: dict[str, Any] = {
-    "one length": KeyPadding(9),
-    "a length for each head": KeyPadding([3, 0, 13]),
-    "a length for each batch": KeyPadding(np.array([[5], [12]])),
-    "a length for each": KeyPadding(np.arange(6).reshape(2, 3) * 2),
-    "dense for all": "(10, 13)",
-    "dense for each head": "(3, 10, 13)",
-    "dense for each batch": "(2, 1, 10, 13)",
-    "dense for each": "(2, 3, 10, 13)",
-    "dense rows for each": "(2, 3, 1, 13)",
+    "one length": KeyPadding(5),
+    "a length for each head": KeyPadding([2, 0, 7]),
+    "a length for each batch": KeyPadding(np.array([[3], [6]])),
+    "a length for each": KeyPadding(np.arange(6).reshape(2, 3)),
+    "dense for all": "(6, 7)",
+    "dense for each head": "(3, 6, 7)",
+    "dense for each batch": "(2, 1, 6, 7)",
+    "dense for each": "(2, 3, 6, 7)",
+    "dense rows for each": "(2, 3, 1, 7)",
     "causal": Causal(),
     "an offset for each batch": Causal(offset=[[0], [-2]]),
-    "an offset for each, and lengths": Causal(offset=np.arange(6).reshape(2, 3)) & QueryPadding([[7], [10]]),
+    "an offset for each, and lengths": Causal(offset=np.arange(6).reshape(2, 3)) & QueryPadding([[4], [6]]),
 }
 
 
-@pytest.mark.parametrize("name", MASKED)
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(
+    (
+        "name",
+        "kind",
+    ),  # each name with a third of the kinds, each kind with a third of the names: heads do not know of loops
+    [(name, kind) for at, name in enumerate(MASKED) for kind in [*HEADS][at % 3 :: 3]],
+)
 def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
     rng = np.random.default_rng(0)
-    Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((10, 4), (13, 4), (13, 5), (10, 5)))
+    Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((6, 4), (7, 4), (7, 5), (6, 5)))
     mask: Any = HEADS[kind]
     if isinstance(mask, str):
         mask = rng.random([int(n) for n in mask.strip("()").split(", ")]) < 0.6
-    run = flashsim.forward(forward_of(name), Q, K, V, M=90, mask=mask)
+    run = flashsim.forward(forward_of(name), Q, K, V, M=60, mask=mask)
     got = flashsim.backward(name, run, dO)
     forward_sum, backward_sum = Traffic(), Traffic()
     for b, h in np.ndindex(2, 3):
         alone_mask = of_head(mask, b, h)
-        alone = flashsim.forward(forward_of(name), Q[b, h], K[b, h], V[b, h], M=90, mask=alone_mask)
+        alone = flashsim.forward(forward_of(name), Q[b, h], K[b, h], V[b, h], M=60, mask=alone_mask)
         assert np.array_equal(run.O[b, h], alone.O)
         gradient = flashsim.backward(name, alone, dO[b, h])
         for part in ("dQ", "dK", "dV"):

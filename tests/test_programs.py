@@ -67,8 +67,8 @@ def test_what_a_record_leaves_out_follows_from_the_rest() -> None:
 @every
 @given(data=st.data())
 def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject) -> None:
-    sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 24), label=symbol))
-    blocks = tuple(data.draw(st.integers(1, 24), label=name) for name in program.blocks)
+    sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 16), label=symbol))
+    blocks = tuple(data.draw(st.integers(1, 16), label=name) for name in program.blocks)
     operands, options = drawn(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
     dtype = np.dtype(data.draw(st.sampled_from(["float16", "float32", "float64"])))
     operands = {name: a.astype(program.operands[name].dtype(dtype)) for name, a in operands.items()}
@@ -143,7 +143,7 @@ def test_a_gradient_has_the_M_of_what_it_is_of(name: str) -> None:
 def test_the_blocks_that_are_chosen_are_theorys(program: Program, data: st.DataObject) -> None:
     if program.line_1 is None:
         pytest.skip("its blocks must be given")
-    sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 60), label=symbol))
+    sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 40), label=symbol))
     options = drawn(program, sizes, (1,) * len(program.blocks))[1]
     sizing = data.draw(st.sampled_from(["fit", "paper"]))
     M = data.draw(st.integers(1, 3_000), label="M")

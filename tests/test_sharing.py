@@ -86,7 +86,7 @@ def test_a_loop_waits_for_the_one_before() -> None:
 @pytest.mark.parametrize("name", FORWARD)
 def test_one_multiprocessor_is_the_L2_that_there_was(name: str) -> None:
     for size in (0, 24, 400):
-        how: dict[str, Any] = {"N": 12, "d": 4, "M": 100, "heads": 2, "sizing": "fit"}
+        how: dict[str, Any] = {"N": 8, "d": 4, "M": 60, "heads": 2, "sizing": "fit"}
         one, other = played(name, L2(size, line=4), **how), played(name, SharedL2(size, line=4, sms=1), **how)
         assert (one.total, one.by_array) == (other.total, other.by_array)
         many = played(name, SharedL2(size, line=4, sms=7), **how)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from types import FrameType
@@ -36,10 +36,13 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
             yield from nodes(node)
 
 
-def imported(source: str) -> set[str]:
+parsed = cache(ast.parse)
+
+
+def imported(source: str | ast.Module) -> set[str]:
     """The modules of flashsim that a source imports, in functions too. A name of a package is its submodule, if it has one."""
     found = set()
-    for node in nodes(ast.parse(source)):
+    for node in nodes(parsed(source) if isinstance(source, str) else source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -93,11 +96,11 @@ SIBLINGS = {("algorithms", "theory"), ("theory", "algorithms"), ("theory", "refe
 
 def named(source: str) -> set[str]:
     """The modules that a source imports in any way: in functions, under `if TYPE_CHECKING`, or by name, as a string."""
-    everywhere = ast.parse(source.replace("if TYPE_CHECKING:", "if True:"))
+    everywhere = parsed(source.replace("if TYPE_CHECKING:", "if True:"))
     strings = {
         node.value for node in ast.walk(everywhere) if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    return imported(ast.unparse(everywhere)) | (strings & MODULES.keys())
+    return imported(everywhere) | (strings & MODULES.keys())
 
 
 def arrows(sources: dict[str, str]) -> set[tuple[str, str]]:

@@ -83,7 +83,7 @@ def test_a_search_poses_its_problem_once_an_algorithm_and_not_in_all_blocks(
 @given(data=st.data())
 @settings(max_examples=25)
 def test_no_block_sizes_move_less(data: st.DataObject) -> None:
-    lengths = st.integers(1, 10)
+    lengths = st.integers(1, 7)
     N_q, N_k, d, d_v = (
         data.draw(lengths),
         data.draw(lengths),

@@ -13,8 +13,8 @@ from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.machine.traffic import ArrayTraffic
 from flashsim.plots.chart import Chart, said_blocks, setting
 from flashsim.problem.inputs import REFERENCE_D
-from flashsim.run.api import Tally, count
 from flashsim.support.sizes import Size, first
+from flashsim.theory import Exact, exact
 
 LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
 HEADS = 1024
@@ -77,8 +77,8 @@ def _held(name: str, N: int, shape: Mapping[str, Any]) -> dict[str, ArrayTraffic
     return {**forward, **{array: held for array, held in backward.items() if array not in forward}}
 
 
-def _passes(name: str, N: int, shape: Mapping[str, Any]) -> Iterator[Tally]:
-    return (count(name, N=N, **shape, heads=HEADS, direction=way) for way in ("forward", "backward"))
+def _passes(name: str, N: int, shape: Mapping[str, Any]) -> Iterator[Exact]:
+    return (exact(name, N=N, **shape, heads=HEADS, direction=way) for way in ("forward", "backward"))
 
 
 def _last(need: Callable[[int], int]) -> int:

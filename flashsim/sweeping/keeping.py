@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from flashsim.algorithms import Algorithm
 from flashsim.sweeping.points import Point
 from flashsim.sweeping.rows import Row
 from flashsim.version import __version__
@@ -86,9 +87,8 @@ def _object(line: bytes) -> dict[str, Any]:
 
 def _known_by(pieces: Sequence[list[Point]]) -> str:
     """Return what tells one sweep from another: a hash of its points, and of the text of algorithms that are the user's own."""
-    texts, said = {id(point.way): _text(point) for piece in pieces for point in piece}, sha256()
-    for text in texts.values():
-        said.update(text.encode())
+    algorithms = {id(point.way): point.way.algorithm for piece in pieces for point in piece}
+    said = sha256("".join(map(_text, algorithms.values())).encode())
     for piece in pieces:
         try:
             said.update(pickle.dumps([(point.way.name, dict(point.arguments), point.label) for point in piece]))
@@ -97,8 +97,8 @@ def _known_by(pieces: Sequence[list[Point]]) -> str:
     return said.hexdigest()
 
 
-def _text(point: Point) -> str:
+def _text(algorithm: Algorithm | None) -> str:
     try:
-        return inspect.getsource(inspect.unwrap(point.way.algorithm.run)) if point.way.algorithm else ""
+        return inspect.getsource(inspect.unwrap(algorithm.run)) if algorithm else ""
     except (OSError, TypeError):
         return ""
