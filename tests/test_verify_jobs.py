@@ -135,7 +135,7 @@ def test_claims_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(ids) > 1
     for name in ("theorem2", "theorem_2", "Theorem 2"):
         assert [check.__name__ for check in verify.named([name])] == ids
-    assert main(["verify", "stream_k", "equation_4", "--quiet"]) == 0
+    assert main(["verify", "stream_k", "equation_4", "--jobs", "1", "--quiet"]) == 0
     out = capsys.readouterr().out
     assert out.count("holds  ") == 2
     assert "2 claims, all hold" in out
