@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import flashsim
@@ -27,7 +29,7 @@ def teach(trace: Trace) -> str:
     rise = first(trace, "line 11")
     old, new = (column[:, 0] for column in pair(rise, "m"))
     stays = int((new == old).sum())
-    sizes = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
+    sizes: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
     plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(s)))
     return f"""
         Softmax weights sum to 1, so a query must attend to something, even where no key is worth it. Trained models then
