@@ -483,6 +483,8 @@ X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
         (lambda: serving.paged([X], Y, Y, [[2**40]], [2], page=2), r"table\[0, 0\] is 1,?099.*; expected whole numbers"),
         (lambda: serving.cascade([X], [None]), r"suffixes\[0\] is None; expected \(K, V\)"),
         (lambda: serving.cascade([X], [(X, X, X)]), r"suffixes\[0\] is .*; expected \(K, V\)"),
+        (lambda: serving.cascade([X], [(X, X)], prefix=np.array(3.0)), r"prefix is .*; expected \(K, V\)"),
+        (lambda: serving.cascade([X], [(X, X)], prefix=np.stack([X, X, X])), r"prefix is .*; expected \(K, V\)"),
         (lambda: serving.cascade([X], [(X, X)], levels=[3]), r"levels\[0\] is 3; expected a list"),
         (lambda: serving.cascade([X], [(X, X)], levels="ab"), "levels is 'ab'; expected a list"),
         (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X)]]), r"levels\[0\]\[0\] is .*; expected \(first, end, K, V\)"),
@@ -540,3 +542,9 @@ def test_hundreds_of_sequences() -> None:
     Q, K, V = (rng.normal(size=(1, 300, 2)) for _ in range(3))
     run = serving.varlen(Q, K, V, ends, ends, M=100)
     assert all(np.array_equal(O, V[:, s : s + 1]) for s, O in enumerate(run.O))
+
+
+def test_keys_and_values_may_be_one_array() -> None:
+    X = np.random.default_rng(0).normal(size=(2, 1, 3, 2))
+    as_array, as_pair = (serving.cascade([X[0]], [suffix], prefix=suffix, M=100) for suffix in (X, tuple(X)))
+    assert np.array_equal(as_array.O[0], as_pair.O[0])

@@ -57,10 +57,14 @@ def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | N
 
 
 def check_items(name: str, given: Any, items: str = "") -> Sequence[Any]:
-    """Return a list or tuple, of those items where they are named, such as "K, V"."""
-    if not isinstance(given, list | tuple) or (items and len(given) != items.count(",") + 1):
+    """Return what is in a list, tuple or array, those items where they are named, such as "K, V"."""
+    if (
+        not isinstance(given, list | tuple | np.ndarray)
+        or not np.ndim(given)
+        or (items and len(given) != items.count(",") + 1)
+    ):
         raise ValueError(f"{name} is {shown(given)}; expected {f'({items})' if items else 'a list'}")
-    return given
+    return [*given]
 
 
 def check_packed(name: str, given: Any) -> Array:
