@@ -58,11 +58,8 @@ def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | N
 
 def check_items(name: str, given: Any, items: str = "") -> Sequence[Any]:
     """Return what is in a list, tuple or array, those items where they are named, such as "K, V"."""
-    if (
-        not isinstance(given, list | tuple | np.ndarray)
-        or not np.ndim(given)
-        or (items and len(given) != items.count(",") + 1)
-    ):
+    listed = given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, list | tuple)
+    if not listed or (items and len(given) != items.count(",") + 1):
         raise ValueError(f"{name} is {shown(given)}; expected {f'({items})' if items else 'a list'}")
     return [*given]
 
