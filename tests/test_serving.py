@@ -141,7 +141,8 @@ def test_permuted_and_shared_pages_change_no_bit() -> None:
     for seed in range(3):
         table, n, pool = in_pages(np.random.default_rng(seed), K, 3)
         runs.append(serving.paged(Q, pool(K), pool(K), table, n, page=3, M=1000))
-    shared = serving.paged(Q, pool(K), pool(K), np.array([table[0]] * 2, np.int32), n, page=3, M=1000)  # as PyTorch's tables are
+    torch_like = np.array([table[0]] * 2, np.int32)
+    shared = serving.paged(Q, pool(K), pool(K), torch_like, n, page=3, M=1000)
     for run in (*runs, shared):
         assert np.array_equal(run.O, runs[0].O)
         assert np.array_equal(run.O[0], run.O[1])

@@ -168,7 +168,7 @@ class Posed:
         masked, backward = not isinstance(rule, All), form.direction == "backward"
         if form.plain and (masked or asked.dropout_p):
             raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
-        if rule.bias is not None and rule.bias.is_table and form.name == "standard":
+        if rule.bias is not None and rule.bias.is_table and "P" in form.formulas:
             raise ValueError(f"{form.name!r} adds a bias in a pass of its own; expected Bias(table[buckets])")
         learns = backward and rule.bias is not None
         if learns and not form.gives_dS:
