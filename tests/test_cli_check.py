@@ -207,7 +207,8 @@ def test_what_is_printed_to_see_it_again_runs_as_printed(tmp_path: Path, capsys:
     elsewhere.mkdir()
     (elsewhere / "far_kernels.py").write_text(KERNELS, encoding="utf-8")
     assert main(["check", "elsewhere/far_kernels.py:unscaled", "--examples", "5", "--check", "oracle"]) == 1
-    code = textwrap.dedent(capsys.readouterr().out.partition("To see it again:\n\n")[2])
+    said = capsys.readouterr().out.partition("To see it again:\n\n")[2].splitlines(keepends=True)
+    code = textwrap.dedent("".join(line for line in said if line.startswith("    ") or line == "\n"))
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "AttentionCheckFailed: unscaled fails 'oracle'" in again.stderr
     numbers = code.partition("import numpy as np")

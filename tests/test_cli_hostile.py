@@ -278,7 +278,7 @@ REFUSED = {  # command line: what is said
     "check kernels.py:attention --max-shapes 0": "--max-shapes: got '0'",
     "check kernels.py:attention --C -1": "--C",
     "check kernels.py:attention --lse": "--lse: expected one argument: natural or base2\n",
-    "check kernels.py:attention --dtypes": "at least one argument: float16, bfloat16, float32 or float64\n",
+    "check kernels.py:attention --dtypes": "at least one argument: float16, bfloat16, float32, float64, ",
     "check kernels.py:attention --C nan": "--C: got 'nan'",
     "check kernels.py:attention --dtypes int8": "--dtypes",
     "check kernels.py:attention --json nowhere/x": "--json",
@@ -321,7 +321,7 @@ REFUSED = {  # command line: what is said
     # verify
     "verify --json nowhere/ledger.json": "--json: nowhere/ledger.json cannot be written: there is no folder nowhere",
     "verify --json folder": "--json: folder is a folder; expected a file",
-    "verify --full extra": "unrecognized arguments: extra",
+    "verify --full extra": "there is no claim 'extra'; there are theorem_1_right, ",
 }
 
 

@@ -25,8 +25,8 @@ from dataclasses import replace
 
 from flashsim.algorithms import BACKWARD, FORWARD
 
-def attention(hbm, sram, Q, K, V, blocks, tau, MASK, dropout):
-    return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout)[:3]
+def attention(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink):
+    return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)[:3]
 
 def gradients(hbm, sram, *rest):
     return BACKWARD["flash"].run(hbm, sram, *rest)

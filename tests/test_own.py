@@ -66,13 +66,22 @@ def test_the_bound_of_a_function_is_what_its_blocks_make_it() -> None:
 
 def test_a_function_may_take_parts() -> None:
     def masked(
-        hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: Any, dropout: Any
+        hbm: HBM,
+        sram: SRAM,
+        Q: Matrix,
+        K: Matrix,
+        V: Matrix,
+        blocks: Blocks,
+        tau: Any,
+        MASK: Any,
+        dropout: Any,
+        sink: Any,
     ) -> tuple[Matrix, ...]:
         """Algorithm 2: with a mask.
 
         And with dropout.
         """
-        return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout)
+        return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)
 
     asked: dict[str, Any] = {"causal": True, "dropout_p": 0.2, "M": 100}
     assert np.array_equal(flashsim.forward(masked, Q, K, V, **asked).O, flashsim.forward("flash", Q, K, V, **asked).O)
@@ -126,7 +135,7 @@ FORTH = replace(
     FORWARD["flash"],
     name="forth",
     run=with_a_statistic,
-    parts=("tau", "MASK", "dropout", "weight"),
+    parts=("tau", "MASK", "dropout", "sink", "weight"),
     options=(Option("weight", 2, whole_number, "by what row sums are multiplied"),),
     matrices={"q_sums": Kind("N_q", "1", "chip")},
     saves=("R", "q_sums"),

@@ -135,8 +135,9 @@ def hybrid_streamed_backward(
             D_n = sram.load(D[n])  # line 19
             for e in sram.loop(V_j.shape[0]):  # line 19
                 P_ne, key = sram.load(P_elements[n, j * B_c + e]), j * B_c + e  # line 19
-                dP_ne = dP_dropped_nj[:, e : e + 1] * dropout_by_element(P_ne, n, key)  # line 19
-                dS_ne = on_chip(gated(P_ne, dP_ne - D_n), over=P_ne)  # line 19
+                dS_ne = on_chip(  # line 19
+                    gated(P_ne, dP_dropped_nj[:, e : e + 1] * dropout_by_element(P_ne, n, key) - D_n), over=P_ne
+                )
                 sram.store(dS_elements[n, key], dS_ne)  # line 19
         # line 20: end for
     # line 21: end for

@@ -15,7 +15,7 @@ from flashsim.machine.source import note_line
 from flashsim.problem.arguments import check_direction, is_one_of, shown
 
 SIGNATURE = "f(hbm, sram, Q, K, V, blocks)"
-PARTS = ("tau", "MASK", "dropout", "live")
+PARTS = ("tau", "MASK", "dropout", "live", "sink")
 RETURNS = (("O",), ("O", "L"), ("O", "l", "m"))
 """What a function may return, by the names of the matrices."""
 
@@ -24,9 +24,10 @@ def chosen(what: Any, direction: str) -> Algorithm:
     """Return the algorithm of that name; or that record, or that function, as an algorithm.
 
     A function is a forward pass `f(hbm, sram, Q, K, V, blocks)`, on the five verbs of `flashsim.machine.memory`, that returns the
-    matrix O in HBM, or (O, L), or (O, l, m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", by these names, as the
-    algorithms here do (`flashsim.algorithms.parts`); without "tau", Q comes scaled. Its blocks have the proportions of
-    its closed form's line 1; without one, of `by_keys` or `by_queries` (`flashsim.algorithms.blocks`), as it moves less.
+    matrix O in HBM, or (O, L), or (O, l, m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", "sink", by these
+    names, as the algorithms here do (`flashsim.algorithms.parts`); without "tau", Q comes scaled. Its blocks have the
+    proportions of its closed form's line 1; without one, of `by_keys` or `by_queries` (`flashsim.algorithms.blocks`), as it
+    moves less.
 
     Raises ValueError for anything else, and for a record or name of the other direction.
     """

@@ -19,6 +19,7 @@ has it in its lines 4 to 7, could do this there, for N + 1 reads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, nonzero, rowsum
 from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
@@ -37,12 +38,13 @@ def sink_gradient(hbm: HBM, sram: SRAM, s: Matrix, O: Matrix, dO: Matrix, *stati
     dsink = hbm.empty("dsink", (1, 1), s.dtype, "output")
     rows = max((sram.capacity - 2) // (2 * O.shape[1] + len(statistics)), 1)
     O, dO, *columns = (X.divide(rows) for X in (O, dO, *statistics))
-    weight = WEIGHTS[tuple(X.name for X in statistics)]  # line 4
+    weight = WEIGHTS[tuple(X.name for X in statistics)]  # line 1
     s_1 = sram.load(s[0])  # line 1
     ds = sram.full((1, 1), 0.0)  # line 1
     for i in sram.loop(len(O)):  # line 2
         O_i, dO_i, *of_i = sram.load(O[i], dO[i], *(X[i] for X in columns))  # line 3
-        ds = on_chip(ds - rowsum((weight(s_1, *of_i) * rowsum(dO_i * O_i)).T), over=ds)  # line 5
+        P_sink_i = partial(weight, s_1, *of_i)  # line 4
+        ds = on_chip(ds - rowsum((P_sink_i() * rowsum(dO_i * O_i)).T), over=ds)  # line 5
     # line 6: end for
     sram.store(dsink[0], ds)  # line 7
     return dsink  # line 8

@@ -102,7 +102,8 @@ class Form:
         """Return what each array moves, for a set of computed tiles."""
         sunk = self._sunk(p, blocks)
         if self.traffic is not None:
-            return self.asked(self.traffic, p, blocks, tiles) | sunk
+            moved = self.asked(self.traffic, p, blocks, tiles)
+            return moved | sunk if sunk else moved
         passes, values = self._values(p, blocks, tiles)
         kept = self.asked(self.kept, p, blocks) if self.kept else {}
         given: Arrays = {}

@@ -29,7 +29,8 @@ class Player {
     this.slide(this.linked().panel, false);
     this.sparks = new Sparks(runs, find("#sparks"));
     this.difference = this.pair ? this.pair.firstDifference() : -1;
-    if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(this.views, this.pair.tried);
+    const alike = runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm;
+    if (alike) markChanges(this.views, this.pair.tried);
     this.lesson = new Lesson();
     this.lesson.show(this.linked().t === null && !matchMedia("(max-width: 640px)").matches);
     this.setControls();

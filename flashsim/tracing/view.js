@@ -236,8 +236,8 @@ function intoView(lines) {
   known.set("scroll", box.scrollTop);
 }
 
-/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked, unless most do; in red
- * those of the run on trial. */
+/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked, unless most do; in
+ * red those of the run on trial. */
 function markChanges([a, b], tried) {
   const linesOf = (view) => [...view.sourceLines.values()];
   const differing = (view, other) => {

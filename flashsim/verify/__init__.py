@@ -60,7 +60,7 @@ def named(names: Sequence[str]) -> list[Check]:
     for name in names:
         if not _bare(name) or not any(one.startswith(_bare(name)) for both in bare.values() for one in both):
             there = [check.__name__ for check in known]
-            near = get_close_matches(name.lower(), there, 5, cutoff=0.5) or there
+            near = get_close_matches(name.lower(), there, 5, cutoff=0.5) or [*there[:3], f"{len(there) - 3} more"]
             raise ValueError(f"there is no claim {name!r}; there {'is' if len(near) == 1 else 'are'} {', '.join(near)}")
     return [check for check in known if any(one.startswith(_bare(name)) for name in names for one in bare[check])]
 
