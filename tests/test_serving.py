@@ -140,7 +140,7 @@ def test_permuted_and_shared_pages_change_no_bit() -> None:
     for seed in range(3):
         table, n, pool = in_pages(np.random.default_rng(seed), K, 3)
         runs.append(serving.paged(Q, pool(K), pool(K), table, n, page=3, M=1000))
-    shared = serving.paged(Q, pool(K), pool(K), [table[0]] * 2, n, page=3, M=1000)
+    shared = serving.paged(Q, pool(K), pool(K), np.int32([table[0]] * 2), n, page=3, M=1000)  # as PyTorch's tables are
     for run in (*runs, shared):
         assert np.array_equal(run.O, runs[0].O)
         assert np.array_equal(run.O[0], run.O[1])

@@ -26,6 +26,18 @@ def check_word(name: str, s: int, j: int, word: int, pages: int) -> int:
     return word
 
 
+def check_mapped(table: NDArray[np.uint32], lengths: NDArray[np.uint32], page: int, pages: int | None = None) -> None:
+    """Raise ValueError for more keys than a table has pages for, and for a word that is needed and none of so many pages."""
+    needed = -(-lengths.astype(np.int64) // page)
+    for s in np.flatnonzero(needed > table.shape[1])[:1].tolist():
+        most = f"at most {table.shape[1] * page}, as table has {table.shape[1]} pages of {page} for each sequence"
+        raise ValueError(f"lengths[{s}] is {lengths[s]}; expected {most}")
+    if pages is not None:
+        wrong = (np.arange(table.shape[1]) < needed[:, None]) & (table >= pages)
+        for s, j in np.argwhere(wrong)[:1].tolist():
+            check_word("table", s, j, int(table[s, j]), pages)
+
+
 def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | None = None) -> list[Array]:
     """Return a list of arrays (heads, length, width), one a sequence, of one type, as many heads and columns.
 
@@ -79,7 +91,7 @@ def check_words(name: str, given: Any, shape: tuple[int | None, ...]) -> NDArray
         raise ValueError(f"{name} has shape {array.shape}; expected {wanted}")
     if array.dtype.kind not in "iu" or np.any((array < -1) | (array > NONE)):
         raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
-    return np.where(array < 0, NONE, array).astype(np.uint32)
+    return np.where(array < 0, NONE, array.astype(np.int64)).astype(np.uint32)
 
 
 def check_by_sequence(name: str, given: Any, least: int = 0) -> tuple[int, ...]:

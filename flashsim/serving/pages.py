@@ -8,9 +8,9 @@ from typing import Any
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_count
 from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
-from flashsim.serving.checks import check_fit, check_packed, check_sequences, check_words
+from flashsim.serving.checks import check_fit, check_mapped, check_packed, check_sequences, check_words
 from flashsim.serving.programs import programs
-from flashsim.support.sizes import Size, ceil_div
+from flashsim.support.sizes import Size
 
 
 def paged(
@@ -51,10 +51,7 @@ def paged(
     if K.shape[1] % page:
         raise ValueError(f"K has {K.shape[1]} rows; expected a multiple of page = {page}")
     words, n = check_words("table", table, (len(queries), None)), check_words("lengths", lengths, (len(queries),))
-    for s, keys in enumerate(n.tolist()):
-        if ceil_div(keys, page) > words.shape[1]:
-            most = f"at most {words.shape[1] * page}, as table has {words.shape[1]} pages of {page} for each sequence"
-            raise ValueError(f"lengths[{s}] is {keys}; expected {most}")
+    check_mapped(words, n, page)
     batch = batch_of(queries[0], K, V, [array.shape[1] for array in queries], n.tolist(), M, causal, scale)
     operands = {"Q": packed(batch, queries), "K": K, "V": V, "table": words, "lengths": n[:, None]}
     asked, name = {"page": page, "tail": tail}, "paged" if splits is None else "paged_split"
