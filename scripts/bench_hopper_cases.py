@@ -1,6 +1,7 @@
 """Time on Hopper what `flashsim bench` does not, beside cuDNN and FlashAttention where PyTorch has them.
 
-Decoding, sliding windows, block-sparse attention; the backward pass, deterministic or not, and with dropout; 8 bits; d = 256.
+Decoding, sliding windows, block-sparse attention; the backward pass, deterministic or not, and with dropout; 8 bits; d = 256;
+keys in pages, and packed batches.
 
 python scripts/bench_hopper_cases.py                    # on a machine with a GPU: figures/gpu_hopper_cases.json
 python scripts/bench_hopper_cases.py --only backward -o figures/gpu_hopper_backward.json
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hopper_races import array_masks, backward, clocks, eight_bits, forward
+from hopper_races import array_masks, backward, clocks, eight_bits, forward, serving
 
 from flashsim.gpu.machine import machine
 from flashsim.support.entry import run_script
@@ -60,6 +61,8 @@ CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "fp8": eight_bits.eight_bits,
     "fp8-shift": eight_bits.shifts,
     "heads256": forward.heads_of_256,
+    "paged": serving.paged,
+    "varlen": serving.varlen,
     "clocks": clocks.clocks,
     "host": clocks.host,
 }

@@ -483,9 +483,9 @@ def test_hoppers_tiles() -> None:
     assert launching.section(2**20, 50 * 2**20, 64) == 32
     assert launching.section(2**20, 50 * 2**20, 8) == 8
     assert launching.section(2**30, 50 * 2**20, 64) == 1
-    assert hopper._section(2**18, 50 * 2**20, 512) == hopper.MOST_HEADS < launching.section(2**18, 50 * 2**20, 512)
-    assert hopper._section(2**30, 50 * 2**20, 64) == hopper.LEAST_HEADS
-    assert [hopper._section(size, 50 * 2**20, 4) for size in (2**18, 2**30)] == [4, 4]
+    assert hopper.section_of(2**18, 50 * 2**20, 512) == hopper.MOST_HEADS < launching.section(2**18, 50 * 2**20, 512)
+    assert hopper.section_of(2**30, 50 * 2**20, 64) == hopper.LEAST_HEADS
+    assert [hopper.section_of(size, 50 * 2**20, 4) for size in (2**18, 2**30)] == [4, 4]
 
 
 @pytest.mark.parametrize(

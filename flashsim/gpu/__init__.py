@@ -15,6 +15,7 @@ from flashsim.gpu.counters import Moved
 from flashsim.gpu.hopper_fp8 import to_fp8
 from flashsim.gpu.machine import info
 from flashsim.gpu.rungs import kernel, ladder
+from flashsim.gpu.serving import paged, varlen
 from flashsim.gpu.settling import Plan
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "info",
     "kernel",
     "ladder",
+    "paged",
     "plan",
     "to_fp8",
+    "varlen",
 ]

@@ -7,7 +7,6 @@ from typing import Any
 
 from flashsim.gpu import rungs
 from flashsim.gpu.arrays import Taken
-from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.launching import Prepared
 from flashsim.gpu.settling import Plan, planned, settled
 
@@ -128,12 +127,10 @@ def _called(
         run, wanted, copied, counters = settled(direction, x, plain, others)
         for n in copied:
             x.make_contiguous(n)
-        results = x.library.new(wanted, x.given)
         if isinstance(run, Prepared):
-            import_cupy().cuda.runtime.setDevice(x.device)
-            _memory, at = x.library.scratch(run.scratch, x.given[0]) if run.scratch else (None, 0)
-            run.run(x.library.stream(x.device), at, *x.at, *x.library.addresses(results))
+            results = x.fill(run, wanted)
         else:
+            results = x.library.new(wanted, x.given)
             run(*x.as_cupy(results))
         if counters is not None:
             results.append(counters.moved())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.gpu.compiling import current_device, import_cupy
-from flashsim.gpu.launching import Stream
+from flashsim.gpu.launching import Prepared, Stream
 from flashsim.masks.rules import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
@@ -218,6 +218,15 @@ class Taken:
         self.enter()
         names = (*self.names, *["result"] * len(filled))
         return [as_cupy(name, x) for name, x in zip(names, (*self.given, *filled), strict=True)]
+
+    def fill(self, run: Prepared | None, wanted: Sequence[New]) -> list[Any]:
+        """Return new arrays, filled by what is prepared for the addresses of arrays and them; None fills nothing."""
+        results = self.library.new(wanted, self.given)
+        if run is not None:
+            import_cupy().cuda.runtime.setDevice(self.device)
+            _memory, at = self.library.scratch(run.scratch, self.given[0]) if run.scratch else (None, 0)
+            run.run(self.library.stream(self.device), at, *self.at, *self.library.addresses(results))
+        return results
 
     def make_contiguous(self, n: int) -> None:
         """Have a contiguous copy in the place of the nth array."""

@@ -35,9 +35,10 @@ LEAST_HEADS, MOST_HEADS = 8, 64  # of a section, causally, whatever the L2 holds
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
 
 
-_PROBLEM = np.dtype(
+PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L", "left", "right")]
-    + [("mask", "i4", 3), ("starts", "u8"), ("tiles", "u8"), ("c", "f4"), ("sign", "f4"), ("dropout", DROPOUT)],
+    + [("mask", "i4", 3), ("starts", "u8"), ("tiles", "u8"), ("c", "f4"), ("sign", "f4"), ("dropout", DROPOUT)]
+    + [(name, "u8") for name in ("cu_q", "cu_k", "order", "O")],
     align=True,
 )
 
@@ -75,19 +76,18 @@ class Tiles(NamedTuple):
         """Return how many row blocks a block of threads has at a time: kernels/hopper.cu's TEAMS."""
         return 256 // self.B_r if d == self.B_c == 64 else 1
 
-    def function(self, dtype: str, d: int, kind: str, dropout: bool) -> str:
+    def function(self, dtype: str, d: int, kind: str, dropout: bool, varlen: bool = False) -> str:
         """Return the kernel's name for one case."""
-        switches = ", ".join(
-            str(on).lower() for on in (dropout, self.longest, self.split, self.turns, self.lazy, self.sums, self.mends)
-        )
+        ideas = self.longest, self.split, self.turns, self.lazy, self.sums, self.mends
+        switches = ", ".join(str(on).lower() for on in (dropout, *ideas, varlen))
         return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {kind}, {switches}>"
 
-    def shared_bytes(self, d: int, masks: bool = False) -> int:
-        """Return the shared memory of Q_i, K_j, V_j, O_i, a mask's tiles, barriers in pairs, and the row blocks' numbers."""
+    def shared_bytes(self, d: int, masks: bool = False, varlen: bool = False) -> int:
+        """Return that of Q_i, K_j, V_j, O_i, a mask's tiles, barriers in pairs, and the row blocks' numbers and sequences."""
         Q_stages, stages = (2, self.B_r // 32) if d == self.B_c == 64 else (1, 2)
         tiles = 2 * (d * (Q_stages * self.B_r + 2 * stages * self.B_c) + o_columns(d, masks) * self.B_r)
         tiles += masks * stages * self.B_r * self.B_c
-        return self.teams(d) * (tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12)
+        return self.teams(d) * (tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * (12 + 16 * varlen))
 
 
 def o_columns(d: int, masks: bool) -> int:
@@ -247,11 +247,11 @@ def _launch(
     if row_blocks >= MOST:
         raise ValueError(f"q has shape {q}: {row_blocks:,} row blocks; hopper takes fewer than {MOST:,}")
     attributes = import_cupy().cuda.Device(device).attributes
-    problem = np.zeros((), _PROBLEM)
+    problem = np.zeros((), PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     causal = kind == "CAUSAL" or (kind == "ARRAY" and window[1] == 0)
-    problem["section"] = _section(4 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
+    problem["section"] = section_of(4 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
     problem["left"], problem["right"] = (
         most if side == -1 else min(side, most) for side, most in zip(window, (N_k - 1, N_q - 1), strict=True)
     )
@@ -277,7 +277,7 @@ def _launch(
     return Launch(kernel, blocks, threads, shared, arguments)
 
 
-def _section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
+def section_of(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
     """Return how many heads make a section, whose row blocks come in turn, those that see the most keys first.
 
     With more than MOST_HEADS, short ones, all multiprocessors would first load K and V of other heads at once, and then none
@@ -330,10 +330,12 @@ def _another_runs(q: Any, options: Options) -> bool:
 
 
 def _functions(dtype: str, count: bool) -> Iterator[str]:
-    """Yield what the tests compile: with dropout in float16."""
+    """Yield what the tests compile: with dropout, and of packed batches d = 64, in float16."""
     for d, kind, drops in product(HEAD_DIMS, KINDS, (False, True)):
         if (not drops or (dtype == "float16" and not count)) and as_list(d, kind, drops) == kind:
             yield choose_tiles(d, kind, drops).function(dtype, d, kind, drops)
+    for d, kind in product((64, 128) if dtype == "float16" and not count else (128,), ("FULL", "CAUSAL")):
+        yield (PAIR if d == 64 else choose_tiles(d, kind)).function(dtype, d, kind, False, varlen=True)
     yield choose_tiles(64, "WINDOW", begun=True).function(dtype, 64, "WINDOW", False)
 
 

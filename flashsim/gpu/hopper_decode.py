@@ -6,7 +6,9 @@ heads, at all positions. Elsewhere this rung runs `hopper` in its place, with a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,10 @@ LEAST = 4  # tiles of a part
 CLUSTER = 2  # blocks of threads that read each other's shared memory
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
 
-_PROBLEM = np.dtype(
-    [("Q", STRIDES), ("tiles", "i8")]
-    + [(name, "i4") for name in ("N_q", "N_k", "H_kv", "group", "heads", "rows", "T_c", "causal", "wants_L")]
-    + [("c", "f4"), ("sign", "f4"), ("unused", "i4")]
+PROBLEM = np.dtype(
+    [("Q", STRIDES), ("tiles", "i8"), ("table", "u8"), ("lengths", "u8")]
+    + [(name, "i4") for name in ("width", "pages", "page", "N_q", "N_k", "H_kv", "group", "heads", "rows", "T_c")]
+    + [("causal", "i4"), ("wants_L", "i4"), ("c", "f4"), ("sign", "f4")]
 )
 
 
@@ -125,7 +127,7 @@ def _launches(
     blocks = grid(heads, T_c, rows, places)
     together = cluster(heads, blocks)
     merged = blocks // together  # so many parts, or heads
-    problem = np.zeros((), _PROBLEM)
+    problem = np.zeros((), PROBLEM)
     problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
     problem["tiles"], problem["N_q"], problem["N_k"], problem["H_kv"] = heads * T_c, N_q, N_k, H_kv
     problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
@@ -157,19 +159,27 @@ def _launches(
 
 
 def shared_bytes(d: int) -> int:
-    """Return the shared memory of Q, of as many K_j and V_j as make 32 KB each, and of a pair of barriers for each."""
+    """Return the shared memory of Q, of as many K_j and V_j as make 32 KB each, of a pair of barriers for each, and of a run."""
     stages = 256 // d
-    return 2 * d * (ROWS + 2 * stages * KEYS) + 2 * stages * 16
+    return 2 * d * (ROWS + 2 * stages * KEYS) + 2 * stages * 16 + 16
 
 
-def functions(dtype: str, d: int, together: int) -> tuple[str, str]:
+def functions(dtype: str, d: int, together: int, paged: bool = False) -> tuple[str, str]:
     """Return the kernels' names for one case."""
-    return f"hopper_decode<{ELEMENTS[dtype]}, {d}, {together}>", f"merge<{ELEMENTS[dtype]}, {d}>"
+    return f"hopper_decode<{ELEMENTS[dtype]}, {d}, {together}, {str(paged).lower()}>", f"merge<{ELEMENTS[dtype]}, {d}>"
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
     """Return (B_r, B_c), in rows of a group."""
     return (ROWS, KEYS) if d in HEAD_DIMS else hopper.choose_blocks(d, dtype, direction)
+
+
+def _functions(dtype: str, count: bool) -> Iterator[str]:
+    """Yield what the tests compile: of pages d = 128, and in float16 all."""
+    all_of = dtype == "float16" and not count
+    for d, together, paged in product(HEAD_DIMS, (1, CLUSTER), (False, True)):
+        if not paged or d == 128 or all_of:
+            yield from functions(dtype, d, together, paged)
 
 
 KERNEL = Kernel(
@@ -183,9 +193,7 @@ KERNEL = Kernel(
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
     head_dims=tensor_core.HEAD_DIMS,
-    variants=hopper_variants(
-        FILE, lambda dtype, _: (name for d in HEAD_DIMS for n in (1, CLUSTER) for name in functions(dtype, d, n))
-    ),
+    variants=hopper_variants(FILE, _functions),
     forward=forward,
     prepare=prepare,
     takes=("causal", "count"),

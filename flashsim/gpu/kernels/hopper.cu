@@ -44,10 +44,18 @@ struct Problem {
     const int *starts, *tiles;  // row block i's live tiles: tiles[starts[i]] to before tiles[starts[i + 1]], ascending
     float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
     Dropout dropout;
+    // Packed batches: where each sequence begins, and the last ends; of each row block of a head its sequence and number there;
+    // O. N_q and N_k are those of all, T_r is how many row blocks a head has.
+    const int *cu_q, *cu_k, *order;
+    void* O;
 };
 
 struct RowBlock {  // the i-th of query head h of batch b; none: i < 0
     int i, h, b;
+};
+
+struct Sequence {  // that a row block is of: where its queries and keys begin among all, and how many there are
+    int q, N_q, k, N_k;
 };
 
 // Which row block comes n-th: sections of heads, in each the blocks that see the most keys first, of all its heads.
@@ -58,11 +66,11 @@ template <bool longest> __device__ inline RowBlock in_order(const Problem& p, in
 }
 
 // Row r of a block whose first query is `top` sees the keys before min(N_k, end_of + r), and in a window from begin_of + r on.
-template <Kind kind> __device__ inline int end_of(const Problem& p, int top) {
-    return kind == FULL ? p.N_k : p.N_k - p.N_q + top + (kind == CAUSAL ? 0 : p.right) + 1;
+template <Kind kind> __device__ inline int end_of(const Problem& p, const Sequence& s, int top) {
+    return kind == FULL ? s.N_k : s.N_k - s.N_q + top + (kind == CAUSAL ? 0 : p.right) + 1;
 }
-template <Kind kind> __device__ inline int begin_of(const Problem& p, int top) {
-    return kind < WINDOW ? 0 : p.N_k - p.N_q + top - p.left;
+template <Kind kind> __device__ inline int begin_of(const Problem& p, const Sequence& s, int top) {
+    return kind < WINDOW ? 0 : s.N_k - s.N_q + top - p.left;
 }
 
 // Tiles `begin` to `end` − 1, of those that p.tiles lists, or of all.
@@ -71,27 +79,27 @@ struct Range {
 };
 
 // The tiles of which some of `rows` rows from `top` on see a key, and those of which all see all keys.
-template <Kind kind, int B_c> __device__ inline Range seen_by_some(const Problem& p, int top, int rows) {
-    const int end = kind == FULL ? p.N_k : min(p.N_k, max(0, end_of<kind>(p, top) + rows - 1));
-    return {max(0, begin_of<kind>(p, top)) / B_c, int(Word(end + B_c - 1) / B_c)};
+template <Kind kind, int B_c> __device__ inline Range seen_by_some(const Problem& p, const Sequence& s, int top, int rows) {
+    const int end = kind == FULL ? s.N_k : min(s.N_k, max(0, end_of<kind>(p, s, top) + rows - 1));
+    return {max(0, begin_of<kind>(p, s, top)) / B_c, int(Word(end + B_c - 1) / B_c)};
 }
-template <Kind kind, int B_c> __device__ inline Range seen_by_all(const Problem& p, int top, int rows) {
-    const int end = kind == FULL ? p.N_k : min(p.N_k, max(0, end_of<kind>(p, top)));
-    return {kind < WINDOW ? 0 : (max(0, begin_of<kind>(p, top) + rows - 1) + B_c - 1) / B_c, int(Word(end) / B_c)};
+template <Kind kind, int B_c> __device__ inline Range seen_by_all(const Problem& p, const Sequence& s, int top, int rows) {
+    const int end = kind == FULL ? s.N_k : min(s.N_k, max(0, end_of<kind>(p, s, top)));
+    return {kind < WINDOW ? 0 : (max(0, begin_of<kind>(p, s, top) + rows - 1) + B_c - 1) / B_c, int(Word(end) / B_c)};
 }
 
 // The live tiles of row block i; if they are listed they are counted from the block's first.
-template <Kind kind, int B_r, int B_c> __device__ inline Range live_tiles(const Problem& p, int i) {
+template <Kind kind, int B_r, int B_c> __device__ inline Range live_tiles(const Problem& p, const Sequence& s, int i) {
     if (kind == LISTED) return {0, __ldg(p.starts + i + 1) - __ldg(p.starts + i)};
-    return seen_by_some<kind, B_c>(p, i * B_r, B_r);
+    return seen_by_some<kind, B_c>(p, s, i * B_r, B_r);
 }
 template <Kind kind> __device__ inline int tile(const Problem& p, int i, int t) {
     return kind == LISTED ? __ldg(p.tiles + __ldg(p.starts + i) + t) : t;
 }
 
 // Those of them without a mask for 64 rows from `top` on.
-template <Kind kind, int B_c> __device__ inline Range whole_tiles(const Problem& p, int i, Range live, int top) {
-    Range whole = seen_by_all<kind, B_c>(p, top, 64);
+template <Kind kind, int B_c> __device__ inline Range whole_tiles(const Problem& p, const Sequence& s, int i, Range live, int top) {
+    Range whole = seen_by_all<kind, B_c>(p, s, top, 64);
     if (kind == LISTED) {
         while (live.begin < live.end && tile<kind>(p, i, live.end - 1) >= whole.end) --live.end;
         while (live.begin < live.end && tile<kind>(p, i, live.begin) < whole.begin) ++live.begin;
@@ -134,6 +142,7 @@ template <int d, int B_r, int B_c, bool masks> struct Memory {
     RingQ Q_i;
     RingKV K_j, V_j;
     RowBlock* row_blocks;
+    Sequence* sequences;
     int team;
 
     __device__ Memory(char* shared, int team) : team(team) {
@@ -143,8 +152,12 @@ template <int d, int B_r, int B_c, bool masks> struct Memory {
         K_j = {base + K_AT, barriers + RingQ::BARRIER_BYTES};
         V_j = {base + V_AT, barriers + RingQ::BARRIER_BYTES + (JOINT ? 0 : RingKV::BARRIER_BYTES)};
         row_blocks = reinterpret_cast<RowBlock*>(shared + TEAMS * (END + BARRIERS) + team * NUMBERS);
+        sequences = reinterpret_cast<Sequence*>(shared + TEAMS * (END + BARRIERS + NUMBERS)) + team * (Q_STAGES + 1);
     }
     __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }  // as long as anybody is at the q-th
+    template <bool varlen> __device__ Sequence sequence(const Problem& p, Word q) const {
+        return varlen ? sequences[q % (Q_STAGES + 1)] : Sequence{0, p.N_q, 0, p.N_k};
+    }
     // By the threads that copy: a team's is the first of a warp.
     __device__ static bool copies() { return threadIdx.x % 32 == 0 && threadIdx.x / 32 < TEAMS; }
     __device__ void init() const {
@@ -174,48 +187,57 @@ template <int d, int B_r, int B_c, bool masks> struct Memory {
 // -------------------------------------------------------------------------------------------------------------- producer
 
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
-template <Kind kind, bool longest, int d, int B_r, int B_c>
+template <Kind kind, bool longest, bool varlen, int d, int B_r, int B_c>
 __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>& sram, const TensorMap& Q, const TensorMap& K,
                                         const TensorMap& V, const TensorMap& M, Word* counter, const Problem& p, Total* totals) {
     constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
     Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4), mask_reads(totals + 10);
+    Tally cu_q_reads(totals + 12), cu_k_reads(totals + 14), order_reads(totals + 16);
     int n = blockIdx.x + sram.team * gridDim.x;
     Word kv = 0, q = 0;
 #pragma unroll 1
     for (; n < p.row_blocks; ++q) {
-        const RowBlock at = in_order<longest>(p, n);
+        RowBlock at = in_order<longest && !varlen>(p, n);
         // Asked for early; as often as there are row blocks, so that the counter is 0 at the end.
         n = sram.TEAMS * gridDim.x + atomicInc(counter, p.row_blocks - 1);
+        if (varlen) {
+            const int s = __ldg(p.order + 2 * at.i);
+            const int a = __ldg(p.cu_q + s), c = __ldg(p.cu_k + s), a_next = __ldg(p.cu_q + s + 1), c_next = __ldg(p.cu_k + s + 1);
+            at.i = __ldg(p.order + 2 * at.i + 1);
+            sram.sequences[q % (sram.Q_STAGES + 1)] = {a, a_next - a, c, c_next - c};
+            order_reads.add(1, 2), cu_q_reads.add(1, 2), cu_k_reads.add(1, 2);
+        }
+        const Sequence of = sram.template sequence<varlen>(p, q);
         const int h_kv = at.h / p.group;
         const auto load_V = [&](int j, Word kv) {
             if (!sram.JOINT) {
                 sram.V_j.wait_free(kv);
                 sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
             }
-            load(sram.V_j.tile(kv), V, j * B_c, h_kv, at.b, sram.V_j.there(kv));
-            V_reads.add(min(B_c, p.N_k - j * B_c), d);
+            load(sram.V_j.tile(kv), V, of.k + j * B_c, h_kv, at.b, sram.V_j.there(kv));
+            V_reads.add(min(B_c, of.N_k - j * B_c), d);
         };
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
             const int mask_bytes = kind == ARRAY ? (p.mask.rows ? B_r : 1) * B_c : 0;
             sram.K_j.there(kv).arrive_and_expect((sram.JOINT ? 2 * KV_BYTES : KV_BYTES) + mask_bytes);
-            load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
+            load(sram.K_j.tile(kv), K, of.k + j * B_c, h_kv, at.b, sram.K_j.there(kv));
             if (kind == ARRAY) {
                 const int top = at.i * B_r * p.mask.rows;
                 load_mask(sram.mask(kv), M, j * B_c, top, p.mask.matrix(at.h, at.b), sram.K_j.there(kv));
                 mask_reads.add(p.mask.rows ? min(B_r, p.N_q - top) : 1, min(B_c, p.N_k - j * B_c));
             }
-            K_reads.add(min(B_c, p.N_k - j * B_c), d);
+            K_reads.add(min(B_c, of.N_k - j * B_c), d);
             if (sram.JOINT) load_V(j, kv);
         };
-        const Range live = live_tiles<kind, B_r, B_c>(p, at.i);
+        const Range live = live_tiles<kind, B_r, B_c>(p, of, at.i);
         int t = live.end - 1, j = t >= live.begin ? tile<kind>(p, at.i, t) : 0;
         if (t >= live.begin) load_K(j, kv);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
         sram.Q_i.there(q).arrive_and_expect(Q_BYTES);
-        load(sram.Q_i.tile(q), Q, at.i * B_r, at.h, at.b, sram.Q_i.there(q));
-        Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
+        load(sram.Q_i.tile(q), Q, of.q + at.i * B_r, at.h, at.b, sram.Q_i.there(q));
+        Q_reads.add(min(B_r, of.N_q - at.i * B_r), d);
 #pragma unroll 1
         for (; t >= live.begin; --t, ++kv) {
             const int next = t > live.begin ? tile<kind>(p, at.i, t - 1) : 0;
@@ -232,7 +254,8 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool split, bool turns, bool lazy, bool sums, bool mends>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool split, bool turns, bool lazy, bool sums, bool mends,
+          bool varlen>
 struct Consumer {
     typedef Memory<d, B_r, B_c, kind == ARRAY> Sram;
     const Sram& sram;
@@ -249,6 +272,7 @@ struct Consumer {
 
     __device__ __forceinline__ Consumer(const Sram& sram, const Problem& p, int w) : sram(sram), p(p), w(w), turn(w) {}
 
+    __device__ __forceinline__ Sequence sequence() const { return sram.template sequence<varlen>(p, q); }
     __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
 
     __device__ static Word* in_shared(Word at) { return static_cast<Word*>(__cvta_shared_to_generic(at)); }
@@ -256,7 +280,7 @@ struct Consumer {
     static constexpr bool apart = B_c == 64 && !turns && kind != LISTED;  // a warpgroup passes by what its rows do not see
     // The tiles of row block i that this warpgroup goes through, and the t-th of them.
     __device__ __forceinline__ Range its_tiles(int i) const {
-        return apart ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live_tiles<kind, B_r, B_c>(p, i);
+        return apart ? seen_by_some<kind, B_c>(p, sequence(), i * B_r + 64 * w, 64) : live_tiles<kind, B_r, B_c>(p, sequence(), i);
     }
     __device__ __forceinline__ int tile_of(int t) const {
         const int i = sram.row_block(q).i;
@@ -268,8 +292,9 @@ struct Consumer {
         const int j = tile_of(t);
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
         const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
+        const Sequence s = sequence();
         if (t >= whole.end) {
-            const int end = end_of<kind>(p, top) + row - left, keys = p.N_k - left;  // of the upper row; the other's is 8 on
+            const int end = end_of<kind>(p, s, top) + row - left, keys = s.N_k - left;  // of the upper row; the other's is 8 on
             if (kind != FULL) {
 #pragma unroll
                 for (int x = 0; x < B_c / 8; ++x)
@@ -277,7 +302,7 @@ struct Consumer {
                     for (int e = 0; e < 4; ++e)
                         if (8 * (x - e / 2) + e % 2 >= end) S_ij[x][e] = -INFINITY;
             }
-            if (kind == FULL || (kind != ARRAY && (j + 1) * B_c > p.N_k)) {
+            if (kind == FULL || (kind != ARRAY && (j + 1) * B_c > s.N_k)) {
 #pragma unroll
                 for (int x = 0; x < B_c / 8; ++x)
 #pragma unroll
@@ -286,7 +311,7 @@ struct Consumer {
             }
         }
         if (kind >= WINDOW && t < whole.begin) {
-            const int begin = begin_of<kind>(p, top) + row - left;
+            const int begin = begin_of<kind>(p, s, top) + row - left;
 #pragma unroll
             for (int x = 0; x < B_c / 8; ++x)
 #pragma unroll
@@ -414,12 +439,35 @@ struct Consumer {
         }
     }
 
+    // A warp's first `rows` rows of O_i, where those of another sequence follow, which TMA would write over.
+    __device__ __forceinline__ void put_rows(Word mine, int rows, Offset to) {
+        for (int at = thread_index() % 32; at < rows * (Sram::O_COLUMNS / 8); at += 32) {
+            const int r = at / (Sram::O_COLUMNS / 8), chunk = at % (Sram::O_COLUMNS / 8);
+            const Word from = mine + chunk / 8 * (16 * 128) + r * 128 + ((chunk % 8 ^ r % 8) << 4);
+            reinterpret_cast<uint4*>(p.O)[(to + r * d) / 8 + chunk] = *reinterpret_cast<const uint4*>(in_shared(from));
+        }
+    }
+
+    // V_j's rows that another sequence has, of the last tile: 0 · NaN is NaN. Both consumers write the same zeros.
+    __device__ __forceinline__ void clear_V(int rows) {
+        const float zeros[4] = {};
+        sram.wait_V(kv);
+#pragma unroll 1
+        for (int half = 0; half < d / HALF; ++half)
+#pragma unroll 1
+            for (int at = rows * 8 + thread_index(); at < B_c * 8; at += WARPGROUP)
+                store_four(sram.V_j.tile(kv) + half * (B_c * 128) + at * 16, zeros);
+        show_writes();
+        meet(TOGETHER + sram.team * Sram::consumers + w, WARPGROUP);
+    }
+
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
     __device__ __forceinline__ void write(const TensorMap& O, float* L, Total* totals) {
         const Word O_w = sram.Q_i.tiles + Sram::O_AT + w * 64 * Sram::O_COLUMNS * 2;
         const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
         const RowBlock at = sram.row_block(q);
-        const int first = at.i * B_r + 64 * w;
+        const Sequence s = sequence();
+        const int first = at.i * B_r + 64 * w, left = s.N_q - first - thread / 32 * 16;  // of this warp's rows
         const Word mine = O_w + thread / 32 * (16 * Sram::O_COLUMNS * 2);
         rows.sum_l();
         float factor[2];
@@ -427,8 +475,8 @@ struct Consumer {
         for (int r = 0; r < 2; ++r) {
             factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(rows.l[r]));
             const int query = first + row + 8 * r;
-            if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
-                L[(Offset(at.b) * p.H + at.h) * p.N_q + query] = rows.L(r, p.c);
+            if (p.wants_L && lane % 4 == 0 && query < s.N_q) {
+                L[(Offset(at.b) * p.H + at.h) * p.N_q + s.q + query] = rows.L(r, p.c);
                 Tally(totals + 9).add(1, 1);
             }
         }
@@ -439,19 +487,20 @@ struct Consumer {
             round_rows<T, Sram::O_COLUMNS, 16 * 128, d>(mine + lane % 16 * 128, O_i, x, factor);
             show_writes();
             __syncwarp();
-            if (lane == 0) {
-                store(O, first + thread / 32 * 16, at.h, at.b, mine, x / HALF);
-                Tally(totals + 7).add(min(16, p.N_q - first - thread / 32 * 16), Sram::O_COLUMNS);
-            }
+            if (varlen && left < 16)
+                put_rows(mine, left, (Offset(at.h) * p.N_q + s.q + first + thread / 32 * 16) * d + x);
+            else if (lane == 0)
+                store(O, s.q + first + thread / 32 * 16, at.h, at.b, mine, x / HALF);
+            if (lane == 0) Tally(totals + 7).add(min(16, left), Sram::O_COLUMNS);
         }
     }
 
-    // A warpgroup's rows of Q_i times sign: scores of a negative τ, or of 0, by a positive c.
-    __device__ __forceinline__ void apply_sign() const {
+    // A warpgroup's rows of Q_i times sign: scores of a negative τ, or of 0, by a positive c; and 0 in those of other sequences.
+    __device__ __forceinline__ void apply_sign(int rows) const {
 #pragma unroll 1
         for (int of = thread_index(); of < d / HALF * 2048; of += WARPGROUP) {
             Word& two = *in_shared(Q_w() + of / 2048 * (B_r * 128) + of % 2048 * 4);
-            two = p.sign == 0.0f ? 0 : two ^ 0x80008000;
+            two = p.sign == 0.0f || (varlen && of % 2048 / 32 >= rows) ? 0 : two ^ (varlen && p.sign > 0.0f ? 0 : 0x80008000);
         }
         show_writes();
         meet(TOGETHER + sram.team * Sram::consumers + w, WARPGROUP);
@@ -463,7 +512,8 @@ struct Consumer {
             sram.Q_i.wait_there(q);
             const int i = sram.row_block(q).i;
             if (i < 0) break;
-            if (p.sign != 1.0f) apply_sign();
+            const int rows_left = varlen ? sequence().N_q - i * B_r - 64 * w : 64;
+            if (p.sign != 1.0f || rows_left < 64) apply_sign(rows_left);
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
@@ -471,13 +521,14 @@ struct Consumer {
             rows.init();
 
             constexpr bool apart_from_masks = split && kind != ARRAY;  // which every tile has
-            const Range live = live_tiles<kind, B_r, B_c>(p, i), its = its_tiles(i);
-            whole = whole_tiles<kind, B_c>(p, i, its, i * B_r + 64 * w);
+            const Range live = live_tiles<kind, B_r, B_c>(p, sequence(), i), its = its_tiles(i);
+            whole = whole_tiles<kind, B_c>(p, sequence(), i, its, i * B_r + 64 * w);
             if (kind == WINDOW) whole.begin -= its.begin, whole.end -= its.begin;
             if (its.begin < its.end) {
                 if (apart) pass_by(live.end - its.end);
                 int t = its.end - its.begin - 1;
                 begin(t, kind == ARRAY || t >= whole.end || t < whole.begin, t == 0);
+                if (varlen && (t + 1) * B_c > sequence().N_k) clear_V(sequence().N_k - t * B_c);
 #pragma unroll 1
                 for (--t; t >= (apart_from_masks ? max(0, whole.end) : 0); --t) advance<true, kind == ARRAY>(t, t == 0);
                 if (apart_from_masks) {
@@ -491,7 +542,7 @@ struct Consumer {
                 end();
                 if (apart) {
                     const int i = sram.row_block(q).i;  // again, and what follows: not in registers till now
-                    pass_by(its_tiles(i).begin - live_tiles<kind, B_r, B_c>(p, i).begin);
+                    pass_by(its_tiles(i).begin - live_tiles<kind, B_r, B_c>(p, sequence(), i).begin);
                 }
             } else {
                 sram.free_Q(q);
@@ -504,7 +555,7 @@ struct Consumer {
 };
 
 template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool longest, bool split, bool turns, bool lazy, bool sums,
-          bool mends>
+          bool mends, bool varlen>
 __global__ void __launch_bounds__((Memory<d, B_r, B_c, kind == ARRAY>::TEAMS * (B_r / 64) + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, const __grid_constant__ TensorMap M, float* L, Word* counter,
@@ -517,10 +568,10 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     sram.init();
     if (consumer < 0) {
         keep_registers<Sram::JOINT ? 32 : 40>();
-        if (Sram::copies()) produce<kind, longest>(sram, Q, K, V, M, counter, p, totals);
+        if (Sram::copies()) produce<kind, longest, varlen>(sram, Q, K, V, M, counter, p, totals);
     } else {
         take_registers<Sram::JOINT ? 112 : 232>();
         const int w = consumer - team * Sram::consumers;
-        Consumer<T, d, B_r, B_c, kind, dropping, split, turns, lazy, sums, mends>(sram, p, w).consume(O, L, totals);
+        Consumer<T, d, B_r, B_c, kind, dropping, split, turns, lazy, sums, mends, varlen>(sram, p, w).consume(O, L, totals);
     }
 }

@@ -9,22 +9,22 @@
 // other's part in shared memory, and leave one. A second kernel merges a head's parts, if there is more than one; the b-th's of a
 // head is at place b + head, which no other part has. How many blocks: hopper_decode.py, `grid`.
 //
-//     m = max_s m_s,   ℓ = Σ_s 2^(c (m_s − m)) ℓ_s,   O = diag(ℓ)⁻¹ Σ_s 2^(c (m_s − m)) O_s
+// Paged: a head is cut into T_c runs of as many pages; some may be empty. A word of a table says which page of a pool has a
+// sequence's keys p·j and after. The last one is copied whole, and V's rows behind the last key set to 0, since 0 · NaN is NaN.
 //
 //     d      B_r × B_c    blocks a multiprocessor, shared memory of each        registers: S_ij + P̃_ij + O_i of at most 168
 //     128    64 × 64      2: Q + 2 K_j + 2 V_j = 16 + 32 + 32 = 80 KB           32 + 16 + 64
 //     64     64 × 64      2: Q + 4 K_j + 4 V_j = 8 + 32 + 32 = 72 KB            32 + 16 + 32
 //
 // Roles: one warpgroup computes, one warp more copies. Order of events; time runs to the right:
-//
 //     producer        K_0, V_0   K_1, V_1   K_2 as soon as there is room, across heads
 //     tensor cores    S_0                     O += P̃_0 V_0, S_1                 O += P̃_1 V_1, S_2
 //     registers             P̃_0 = 2^(…)                          P̃_1 = 2^(…)
 //
 // Nothing overlaps within a block. 64 KB a multiprocessor on their way from HBM keep it busy; here are up to 128.
-//
 // HBM, in elements (`flashsim.count`, to the element, by the counting build): of a head that is not split, as "q_outer" with the
-// heads of a group together. Of one in t parts, as "split_kv" with splits = t; in a cluster both blocks read Q.
+// heads of a group together. Of one in t parts, as "split_kv" with splits = t; in a cluster both blocks read Q. Paged: as "paged"
+// and "paged_split" of flashsim.serving with tail = "page"; in a cluster both blocks read Q and the length.
 //
 // Roofline: HBM. A copy reaches 4.2 TB/s of an H200's 4.8, reading alone 4.4 to 4.6. What was tried: docs/gpu-tried.md.
 // no spills, no stack
@@ -41,9 +41,11 @@ struct Strides {
 
 struct Problem {
     Strides Q;
-    Offset tiles;                   // T
+    Offset tiles;                   // T; paged, the parts of all heads
+    const Word *table, *lengths;    // paged: (sequences, width), (sequences,)
+    int width, pages, page;         // pages in the pool, and rows of one
     int N_q, N_k, H_kv, group, heads;  // KV heads, of one of the batch and of all
-    int rows, T_c, causal, wants_L;    // rows = group · N_q
+    int rows, T_c, causal, wants_L;    // rows = group · N_q; paged, T_c is the parts of a head
     float c, sign;                     // as in hopper.cu
 };
 
@@ -56,17 +58,23 @@ __device__ inline Offset place(const Problem& p, int head, int r) {
     return (Offset(head) * p.group + r % p.group) * p.N_q + r / p.group;
 }
 
+// Paged: a block has keys `begin` to `end` − 1, of n.
+struct Run {
+    int begin, end, n;
+};
+
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q | K_j, K_{j+1}, … | V_j, V_{j+1}, … | barriers
+// Q | K_j, K_{j+1}, … | V_j, V_{j+1}, … | barriers | the run
 template <int d> struct Memory {
     static constexpr int STAGES = 256 / d, Q_BYTES = ROWS * d * 2, KV_BYTES = B_c * d * 2, V_AT = Q_BYTES + STAGES * KV_BYTES;
     static constexpr int END = V_AT + STAGES * KV_BYTES;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     Word Q;
     RingKV K_j, V_j;
+    Run& run;
 
-    __device__ explicit Memory(char* shared) {
+    __device__ explicit Memory(char* shared) : run(*reinterpret_cast<Run*>(shared + END + 2 * RingKV::BARRIER_BYTES)) {
         Q = __cvta_generic_to_shared(shared);
         K_j = {Q + Q_BYTES, Q + END};
         V_j = {Q + V_AT, Q + END + RingKV::BARRIER_BYTES};
@@ -112,9 +120,81 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
     }
 }
 
+// As `load_once`, of a piece of a tile: rows of one page, and one half of their columns.
+__device__ inline void load_piece(Word to, const TensorMap& X, int row, int half, int head, Word page, Barrier there, Total policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
+        "%4, %5, %6}], [%7], %8;" ::"r"(to),
+        "l"(&X), "r"(0), "r"(row), "r"(half), "r"(head), "r"(page), "r"(there.at), "l"(policy)
+        : "memory");
+}
+
+// The words of a run's pages, 32 at a time, a lane each; and the 32 after them, on their way.
+struct Words {
+    const Word* const from;
+    const int pages;
+    Tally& reads;
+    Word here, ahead;
+
+    __device__ Words(const Word* from, int pages, Tally& reads) : from(from), pages(pages), reads(reads) {
+        here = ask(0), ahead = ask(32);
+    }
+    __device__ Word ask(int first) const {
+        const int at = first + threadIdx.x % 32;
+        reads.add(at < pages, 1);
+        return at < pages ? __ldcg(from + at) : 0;
+    }
+    __device__ void turn(int first) { here = ahead, ahead = ask(first + 32); }
+};
+
+// Paged, a warp: which keys the block has; and all loads, a lane for each piece.
+template <int d>
+__device__ __forceinline__ void produce_paged(const Memory<d>& sram, const TensorMap& K, const TensorMap& V, const Problem& p,
+                                              int head, int part, Total* totals) {
+    constexpr int HALVES = d / HALF;
+    Tally K_reads(totals + 2), V_reads(totals + 4), table_reads(totals + 16), length_reads(totals + 18);
+    Total policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    const int lane = threadIdx.x % 32, s = head / p.H_kv, h = head % p.H_kv;
+    Word n = 0;
+    if (lane == 0) n = __ldcg(p.lengths + s);
+    length_reads.add(lane == 0, 1);
+    n = __shfl_sync(~0u, n, 0);
+    const int of_sequence = (int(n) + p.page - 1) / p.page, each = (of_sequence + p.T_c - 1) / p.T_c;
+    const int first = min(part * each, of_sequence), pages = min(each, of_sequence - first);
+    const int keys = min(pages * p.page, int(n) - first * p.page);  // of the run
+    if (lane == 0) sram.run = {first * p.page, first * p.page + keys, int(n)};
+    __syncwarp();
+    come(READY, THREADS);
+    const int rows = min(p.page, B_c), piece = lane / HALVES, half = lane % HALVES;
+    Words words(p.table + Offset(s) * p.width + first, pages, table_reads);
+    const auto start = [&](Word tile, const TensorMap& X, int row, Word page, int pieces, Barrier there) {
+        if (lane == 0) there.arrive_and_expect(pieces * rows * HALVES * 128);
+        __syncwarp();
+        if (piece < pieces) load_piece(tile + half * (B_c * 128) + piece * rows * 128, X, row, half, h, page, there, policy);
+    };
+    Word kv = 0;
+    int seen = 0;  // pages that `words` has let go
+#pragma unroll 1
+    for (int at = 0; at < keys; at += B_c, ++kv) {
+        if (at / p.page >= seen + 32) words.turn(seen += 32);
+        const int pieces = min(B_c / rows, (pages * p.page - at) / rows);
+        const int key = at + min(piece, pieces - 1) * rows, page = key / p.page, row = key - page * p.page;
+        const Word b = __shfl_sync(~0u, words.here, page % 32);
+        if (b >= Word(p.pages)) __trap();  // no page: refused, and not taken for another
+        sram.K_j.wait_free(kv);
+        start(sram.K_j.tile(kv), K, row, b, pieces, sram.K_j.there(kv));
+        sram.V_j.wait_free(kv);
+        start(sram.V_j.tile(kv), V, row, b, pieces, sram.V_j.there(kv));
+        if (lane == 0) K_reads.add(pieces * rows, d), V_reads.add(pieces * rows, d);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------- parts
 
 // What is known of a row from some of its parts: a lane has d/32 of its columns.
+//
+//     m = max_s m_s,   ℓ = Σ_s 2^(c (m_s − m)) ℓ_s,   O = diag(ℓ)⁻¹ Σ_s 2^(c (m_s − m)) O_s
 template <int d> struct Part {
     float m = -INFINITY, l = 0.0f, O[d / 32] = {};
 
@@ -164,7 +244,7 @@ __device__ inline float2 load_from(Word at) {
 // ------------------------------------------------------------------------------------------------------------- consumer
 
 // The warpgroup that has all rows. A thread has two of them, row and row + 8, with three other lanes.
-template <typename T, int d, int cluster> struct Consumer {
+template <typename T, int d, int cluster, bool paged> struct Consumer {
     const Memory<d>& sram;
     const Problem& p;
     const int lane, row;
@@ -176,6 +256,20 @@ template <typename T, int d, int cluster> struct Consumer {
 
     __device__ __forceinline__ Consumer(const Memory<d>& sram, const Problem& p)
         : sram(sram), p(p), lane(threadIdx.x % 32), row(threadIdx.x / 32 * 16 + lane / 4) {}
+
+    // The keys that tiles are of: all of a head's, or a run.
+    __device__ __forceinline__ Run its_run() const { return paged ? sram.run : Run{0, p.N_k, p.N_k}; }
+
+    // 0 in V_j's rows from `rows` on.
+    __device__ __forceinline__ void clear(Word tile, int rows) const {
+        const float zeros[4] = {};
+#pragma unroll
+        for (int half = 0; half < d / HALF; ++half)
+            for (int at = rows * 8 + threadIdx.x; at < B_c * 8; at += WARPGROUP)
+                store_four(tile + half * (B_c * 128) + at * 16, zeros);
+        show_writes();
+        meet(TOGETHER, WARPGROUP);
+    }
 
     // Q's rows of a head, 16 bytes at a time, on their way to registers; rows that there are not are 0.
     static constexpr int CHUNKS = ROWS * (d / 8) / WARPGROUP;
@@ -207,10 +301,11 @@ template <typename T, int d, int cluster> struct Consumer {
     // −∞ for keys that a row does not see.
     __device__ __forceinline__ void mask(int j) {
         int end[2];
+        const Run run = its_run();
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int sees = p.causal ? min(p.N_k, p.N_k - p.N_q + (row + 8 * r) / p.group + 1) : p.N_k;
-            end[r] = sees - j * B_c - lane % 4 * 2;
+            const int sees = p.causal ? min(run.end, run.n - p.N_q + (row + 8 * r) / p.group + 1) : run.end;
+            end[r] = sees - run.begin - j * B_c - lane % 4 * 2;
         }
 #pragma unroll
         for (int t = 0; t < B_c / 8; ++t)
@@ -236,6 +331,7 @@ template <typename T, int d, int cluster> struct Consumer {
 #pragma unroll
             for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
         rows.init();
+        if (paged && begin >= end) return;
         sram.K_j.wait_there(kv);
         start_scores<T, d, B_c>(S_ij, sram.Q, ROWS, sram.K_j.tile(kv));
         finish<0>(S_ij);
@@ -254,6 +350,10 @@ template <typename T, int d, int cluster> struct Consumer {
         }
         weigh(end - 1, whole);
         sram.V_j.wait_there(kv);
+        if (paged) {
+            const Run run = its_run();
+            if ((run.end - run.begin) % B_c) clear(sram.V_j.tile(kv), (run.end - run.begin) % B_c);
+        }
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         finish<0>(O_i);
         sram.V_j.free(kv).arrive_once_a_warp();
@@ -372,7 +472,6 @@ template <typename T, int d, int cluster> struct Consumer {
                                             float* m_parts, Offset first, Offset end, Total* totals) {
         Tally Q_reads(totals), O_writes(totals + 7), L_writes(totals + 9);
         Tally O_parts_writes(totals + 11), l_parts_writes(totals + 13), m_parts_writes(totals + 15);
-        const int seen_by_all = p.causal ? min(p.N_k, max(0, p.N_k - p.N_q + 1)) : p.N_k, whole = seen_by_all / B_c;
         int head = int(first / p.T_c), j = int(first % p.T_c);
 #pragma unroll 1
         for (Offset tile = first; tile < end; ++head, j = 0) {
@@ -381,7 +480,9 @@ template <typename T, int d, int cluster> struct Consumer {
             ask_for_Q(chunks, Q, head, Q_reads);
             tile == first ? meet(READY, THREADS) : meet(TOGETHER, WARPGROUP);  // all warps are done with the head before
             put_Q(chunks, shared);
-            attend(j, last, whole);
+            const Run run = its_run();
+            const int whole = (p.causal ? min(run.end, run.n - p.N_q + 1) - run.begin : run.end - run.begin) / B_c;
+            paged ? attend(0, (run.end - run.begin + B_c - 1) / B_c, whole) : attend(j, last, whole);
             rows.sum_l();
             if (cluster > 1) {  // each block has one part of one head
                 char* const ring = shared + Memory<d>::Q_BYTES;
@@ -401,7 +502,7 @@ template <typename T, int d, int cluster> struct Consumer {
     }
 };
 
-template <typename T, int d, int cluster>
+template <typename T, int d, int cluster, bool paged>
 __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(THREADS, 2)
 hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V, T* O, float* L,
               float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p, Total* totals) {
@@ -411,11 +512,15 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
     if (threadIdx.x >= WARPGROUP) {
         const bool copies = threadIdx.x == WARPGROUP;
         if (copies) sram.init();
-        __syncwarp();
-        come(READY, THREADS);  // and do not wait
-        if (copies) produce(sram, K, V, p, first, end, totals);
+        if (paged) {
+            produce_paged(sram, K, V, p, int(first / p.T_c), int(first % p.T_c), totals);
+        } else {
+            __syncwarp();
+            come(READY, THREADS);  // and do not wait
+            if (copies) produce(sram, K, V, p, first, end, totals);
+        }
     } else {
-        Consumer<T, d, cluster> consumer(sram, p);
+        Consumer<T, d, cluster, paged> consumer(sram, p);
         consumer.consume(shared, Q, O, L, O_parts, l_parts, m_parts, first, end, totals);
     }
 }

@@ -1,0 +1,182 @@
+"""What serves, on Hopper: `paged`, few queries of keys in pages, and `varlen`, sequences end to end; see `flashsim.serving`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from flashsim.gpu import hopper_paged, hopper_varlen
+from flashsim.gpu.arrays import Taken, as_cupy
+from flashsim.gpu.compiling import capability, import_cupy
+from flashsim.gpu.counters import Counters
+from flashsim.gpu.hopper import ELEMENTS, why_not
+from flashsim.gpu.kernel import Options
+from flashsim.gpu.launching import Prepared
+from flashsim.problem.arguments import MOST_SPLITS, check_count, check_flag, check_scale
+from flashsim.serving.checks import check_ends, check_mapped, check_words
+
+WORDS = ("int32", "uint32")
+
+
+def paged(
+    q: Any,
+    k: Any,
+    v: Any,
+    table: Any,
+    lengths: Any,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    splits: int | None = None,
+    check: bool = True,
+    return_lse: bool = False,
+    count: bool = False,
+) -> Any:
+    """Return attention of a batch to keys and values in pages, (b, H_q, N, d), float16 or bfloat16, d of 64 or 128.
+
+    q        (b, H_q, N, d): N queries of each sequence, the last ones; with their group's heads 64 of a KV head at most
+    k, v     pools (pages, H_kv, page, d), of any strides but the last: a pool (pages, page, H_kv, d) with its axes swapped.
+             Pages of 8, 16, 32 rows, or a multiple of 64
+    table    (b, width), int32 or uint32 on the GPU, or on the host: table[s, j] is the page with sequence s's keys page·j and
+             after. What is not needed may be anything; −1 is none
+    lengths  (b,), likewise: the keys of each sequence, those of its queries included; may be 0
+    splits   in how many runs a sequence's pages are attended to independently, and merged; None: as many as there is room for
+    check    look at table and lengths before the launch, which waits for the GPU. Without, a page that there is not ends the
+             kernel, and with it the process's work on this GPU; what else is wrong is not seen
+    count    return also what was moved, by array, as of `flashsim.gpu.forward`
+
+    Rows of the pool that no sequence fills may hold anything, NaN too. Of finite inputs results are finite as long as scaled
+    scores and sums of values are. Returns O, or a tuple (O, lse), (O, moved), (O, lse, moved); lse is (b, H_q, N), float32.
+
+    Raises ValueError for arguments that make no sense, naming sequence and page, `MissingGPU` without a GPU or a package.
+    """
+    check_flag("check", check)
+    splits = None if splits is None else check_count("splits", splits, most=MOST_SPLITS)
+    table, lengths = _on_gpu("table", table, 2), _on_gpu("lengths", lengths, 1)
+    with Taken(("q", "k", "v", "table", "lengths"), (q, k, v, table, lengths), None) as x:
+        q, k, v, table, lengths = _described(x)
+        _check_arrays(x.device, q, k, v, 4)
+        pages, _, page, _ = k.shape
+        hopper_paged.check_page(page)
+        if reason := hopper_paged.unsuited(q.shape, k.shape):
+            raise ValueError(f"q has shape {q.shape}, k {k.shape}: {reason}")
+        for name, of, axes in (("table", table, 2), ("lengths", lengths, 1)):
+            if of.ndim != axes or of.shape[0] != q.shape[0] or of.dtype.name not in WORDS or 0 in of.shape:
+                raise ValueError(
+                    f"{name} has shape {of.shape}, dtype {of.dtype.name}; expected ({q.shape[0]}{', ·' * (axes - 1)}) of int32, "
+                    "a row for each sequence, as q has"
+                )
+            if of.strides[-1] != 4:
+                raise ValueError(f"{name} has strides {of.strides} bytes; expected 4 for the last axis")
+        longest = table.shape[1] * page
+        if check:
+            x.enter()
+            words, n = (as_cupy(name, given).get() for name, given in zip(x.names[3:], x.given[3:], strict=True))
+            n = check_words("lengths", n, (q.shape[0],))
+            check_mapped(check_words("table", words, (len(n), None)), n, page, pages)
+            longest = int(n.max())
+        options = _options(q, causal, scale, count)
+        run = hopper_paged.prepared(x.device, q, k, v, table, bool(return_lse), options, longest, splits)
+        return _finished(x, run, q, return_lse, options)
+
+
+def varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_q: Any,
+    cu_k: Any,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    return_lse: bool = False,
+    count: bool = False,
+) -> Any:
+    """Return attention of sequences that lie end to end, (H_q, ΣN, d), float16 or bfloat16, d of 64 or 128.
+
+    q, k, v     (H_q, ΣN, d), (H_kv, Σn, d), (H_kv, Σn, d), of any strides but the last: (ΣN, H_q, d) with its axes swapped
+    cu_q, cu_k  (b + 1,), where each sequence begins, and where the last one ends; best on the host, as a list or NumPy's array,
+                since from a GPU they are fetched, which waits for it. Sequences may be empty
+    causal      query r of N_s sees keys up to position r + n_s − N_s of its sequence
+
+    A sequence's results are the same bits in any batch; nothing of other sequences, NaN neither, reaches them. In rows of no
+    sequence, before the first or behind the last, O is 0 and lse −∞. Other arguments, results and errors as of `paged`.
+    """
+    with Taken("qkv", (q, k, v), None) as x:
+        q, k, v = _described(x)
+        _check_arrays(x.device, q, k, v, 3)
+        x.enter()
+        host = [given if isinstance(given, list | tuple | np.ndarray) else as_cupy(name, given).get()
+                for name, given in (("cu_q", cu_q), ("cu_k", cu_k))]  # fmt: skip
+        ends_q, ends_k = check_ends("cu_q", host[0], q.shape[1], "q"), check_ends("cu_k", host[1], k.shape[1], "k")
+        if len(ends_q) != len(ends_k):
+            raise ValueError(f"cu_k has {len(ends_k)} ends; expected {len(ends_q)}, as cu_q has")
+        options = _options(q, causal, scale, count)
+        run = hopper_varlen.prepared(x.device, q, k, v, ends_q, ends_k, bool(return_lse), options)
+        return _finished(x, run, q, return_lse, options, (int(ends_q[0]), int(ends_q[-1])))
+
+
+def _on_gpu(name: str, words: Any, axes: int) -> Any:
+    """Return words that are on the host as CuPy's array."""
+    if isinstance(words, list | tuple | np.ndarray):
+        return import_cupy().asarray(check_words(name, words, (None,) * axes))
+    return words
+
+
+def _described(x: Taken) -> list[Any]:
+    return _described_before(x.library, x.found)
+
+
+@lru_cache(maxsize=1024)
+def _described_before(library: Any, found: tuple[Any, ...]) -> list[Any]:
+    from flashsim.gpu.settling import Described
+
+    return [Described(*library.described(*found[n : n + 3])) for n in range(0, len(found), 3)]
+
+
+def _check_arrays(device: int, q: Any, k: Any, v: Any, axes: int) -> None:
+    """Raise ValueError for a GPU, shapes, dtypes or strides that the kernels do not take."""
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if array.ndim != axes or 0 in (array.shape[0], *array.shape[2 if axes == 3 else 1 :]):
+            expected = "(heads, rows, d)" if axes == 3 else "(b, H_q, N, d), pools (pages, H_kv, page, d)"
+            raise ValueError(
+                f"{name} has shape {array.shape}; expected {expected}, no axis of 0" + ", but rows" * (axes == 3)
+            )
+        if array.dtype.name not in ELEMENTS or array.dtype != q.dtype:
+            raise ValueError(
+                f"{name} has dtype {array.dtype.name}; expected {' or '.join(ELEMENTS)}, and one of q, k and v"
+            )
+        if array.strides[-1] != array.itemsize:
+            raise ValueError(f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last axis")
+    d, heads, kv_heads = q.shape[-1], q.shape[axes - 3], k.shape[axes - 3]
+    if d not in hopper_varlen.HEAD_DIMS or k.shape[-1] != d or v.shape != k.shape or heads % kv_heads:
+        raise ValueError(
+            f"q has shape {q.shape}, k {k.shape}, v {v.shape}; expected one d, 64 or 128, k and v alike, and heads of q "
+            "that are a multiple of theirs"
+        )
+    if reason := why_not(capability(device), d):
+        raise ValueError(f"{reason}; nothing else here serves")
+
+
+def _options(q: Any, causal: bool, scale: float | None, count: bool) -> Options:
+    check_flag("causal", causal), check_flag("count", count)
+    return Options(check_scale(scale, q.shape[-1]), causal, counters=Counters() if count else None)
+
+
+def _finished(
+    x: Taken, run: Prepared | None, q: Any, return_lse: bool, options: Options, rows: Sequence[int] = ()
+) -> Any:
+    """Run it; return what was asked for. Of rows that are none of `rows`, the first and the one behind the last, O is 0."""
+    wanted: list[Any] = [(0, x.found[0], x.found[2])] + [(None, x.found[0][:-1], x.library.dtype("float32"))] * bool(
+        return_lse
+    )
+    results = x.fill(run, wanted)
+    if rows and (rows[0] or rows[1] < q.shape[1]):
+        for array, nothing in zip(results, (0, -np.inf), strict=False):
+            array[:, : rows[0]] = array[:, rows[1] :] = nothing
+    if options.counters is not None:
+        results.append(options.counters.moved())
+    return results[0] if len(results) == 1 else tuple(results)
