@@ -209,7 +209,7 @@ PLANTED: list[tuple[str, Any, str, str]] = [
         "np.arange(end - first)",
     ),
     ("the gradient's sign", sink_gradient.sink_gradient, "ds - rowsum", "ds + rowsum"),
-    ("the gradient of every row alike", sink_gradient.sink_gradient, "weight(s_1, *of_i) * ", ""),
+    ("the gradient of every row alike", sink_gradient.sink_gradient, "P_sink_i() * ", ""),
 ]
 
 

@@ -4,7 +4,7 @@
              function MASK, dropout probability p_drop, generator state R.
     1  Set the pseudo-random number generator state to R.
     2  Set block size B_c: as large as K_j, S_nj and an element fit M, and V_j, dP_nj and two elements; B_r = 1.
-    3  Set the sizes b × x of tiles of dV, of dK and of dQ: of those that fit, b(x + 1) + 1 ≤ M, the ones of fewest accesses.
+    3  Set the sizes b × x of tiles of dV, dK and dQ: of those that fit M beside R, b(x + 1) + 1, the ones of fewest accesses.
     4  Divide O, dO, L, D into rows, index n; K, V into T_c blocks of B_c rows; and each as a line says; e is a key, or a column.
     5  for 1 ≤ n ≤ N_q do
     6    Load O_n, dO_n from HBM to on-chip SRAM. Write D_n = rowsum(dO_n ∘ O_n) to HBM.
@@ -99,7 +99,7 @@ def hybrid_streamed_backward(
     dropout.restore()  # line 1
     B_c, T_c = blocks.B_c, blocks.T_c  # line 2
     (b_V, x_V), (b_K, x_K), (b_Q, x_Q) = (  # line 3
-        line_3(sram.capacity, N, w) for N, w in ((N_k, d_v), (N_k, d), (N_q, d))
+        line_3(sram.capacity - sum(sram.resident.values()), N, w) for N, w in ((N_k, d_v), (N_k, d), (N_q, d))
     )
     Q_elements, K_elements, dO_elements = Q.divide(1, 1), K.divide(1, 1), dO.divide(1, 1)  # line 4
     D = hbm.empty("D", L.shape, sram.dtype)  # line 4

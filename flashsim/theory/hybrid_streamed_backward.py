@@ -42,7 +42,8 @@ def tile(M: int, N: int, d: int) -> tuple[int, int]:
 
 
 def _tiles(p: OneHead) -> dict[str, tuple[int, int, int, int]]:
-    return {of: (N, w, *tile(p.M, N, w)) for of, N, w in (("v", p.N_k, p.d_v), ("k", p.N_k, p.d), ("q", p.N_q, p.d))}
+    widths = (("v", p.N_k, p.d_v), ("k", p.N_k, p.d), ("q", p.N_q, p.d))
+    return {of: (N, w, *tile(p.M - p.R, N, w)) for of, N, w in widths}
 
 
 def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
