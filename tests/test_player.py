@@ -882,7 +882,8 @@ def test_it_fits_and_follows_the_colour_scheme(open_page: Opener, viewport: dict
 
 @pytest.mark.parametrize("beside", ["q_outer", "backward"])
 def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener, beside: str | None) -> None:
-    """A page opens within a second: at best, as others may use the machine meanwhile. A step takes the processor for a frame.
+    """A page opens within a second: at best, as others may use the machine meanwhile. A step takes the processor for three frames
+    at most, on whatever machine.
 
     That is the page's own time there, which others do not lengthen.
     """
@@ -909,10 +910,10 @@ def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener, beside: 
         before = spent()
         page.evaluate(TWENTY_STEPS)
         took = min(took, (spent() - before) / 20)
-        if opened < 1000 and took < 16:
+        if opened < 1000 and took < 48:
             break
     assert opened < 1000, f"opened in {opened} ms"
-    assert took < 16, f"a step took {took} ms"
+    assert took < 48, f"a step took {took} ms"
 
 
 TWENTY_STEPS = """() => {
