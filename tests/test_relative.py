@@ -109,6 +109,7 @@ def test_what_is_no_relative_bias_is_refused_by_name() -> None:
     X = rng.normal(size=(6, 4))
     refused: list[tuple[str, Callable[[], flashsim.Mask]]] = [
         (r"RelativeBias's table has shape \(\); expected", lambda: RelativeBias(1.0)),
+        (r"RelativeBias's table has shape \(2, 0\); expected", lambda: RelativeBias(np.ones((2, 0)))),
         ("RelativeBias's table has NaN", lambda: RelativeBias([np.nan])),
         ("RelativeBias's table has dtype int64", lambda: RelativeBias([1])),
         (r"expected a number from 0 to 1 for each", lambda: RelativeBias([0.0, 1.0], lambda apart: apart)),
