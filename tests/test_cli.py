@@ -135,6 +135,21 @@ def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str
     assert numbers["algorithms"]["flash_basic"]["accesses"] == run.hbm.accesses
 
 
+BARE = """
+import sys
+for name in ("IPython", "cupy", "hypothesis", "ml_dtypes", "nbclient", "nbformat", "pandas", "pytest", "safetensors", "torch"):
+    sys.modules[name] = None  # as if it were not installed
+from flashsim.cli import main
+sys.exit((main(["count", "--N", "8", "--d", "4"]), main(["serve", "fp8", "--keys", "8", "--d", "4", "--group", "4"])) != (0, 2))
+"""
+
+
+def test_every_command_loads_with_what_pip_install_brings_alone() -> None:
+    ran = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == "flashsim serve: error: dtype float8_e4m3fn needs a package: pip install ml_dtypes\n"
+
+
 BFLOAT16 = """
 import sys
 sys.modules["ml_dtypes"] = None  # as if it were not installed

@@ -28,7 +28,7 @@ from flashsim.problem.shapes import Shape, Sizes
 from flashsim.run.interleaving import by_head, interleave
 from flashsim.run.results import Costs
 from flashsim.serving.batch import Batch, Operands
-from flashsim.serving.checks import check_by_sequence
+from flashsim.serving.checks import check_by_sequence, stored_type
 from flashsim.serving.programs import programs
 from flashsim.serving.record import ServingProgram
 from flashsim.serving.theory import forms
@@ -70,7 +70,8 @@ class Call:
             if name in self.words:
                 placed.append(hbm.place(name, value, index=True))
                 continue
-            dtype = np.dtype(self.program.stored.get(name, chip_dtype(batch.dtype) if name == "L" else batch.dtype))
+            own = chip_dtype(batch.dtype) if name == "L" else batch.dtype
+            dtype = stored_type(self.program.stored[name]) if name in self.program.stored else own
             placed.append(hbm.place(name, value if isinstance(value, tuple) else value[head], dtype))
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return hbm, sram, self.program.run(hbm, sram, batch, *placed, *self.options.values())
@@ -308,7 +309,7 @@ def exact(tally: ServingTally) -> ServingExact:
         if isinstance(size, tuple):
             size = shapes[size[0]][0] * size[1]
         itemsize = 4 if name in call.words else chip if moved.chip else batch.dtype.itemsize
-        itemsize = np.dtype(call.program.stored[name]).itemsize if name in call.program.stored else itemsize
+        itemsize = stored_type(call.program.stored[name]).itemsize if name in call.program.stored else itemsize
         role = "input" if name in shapes else moved.role
         arrays[name] = ArrayTraffic(moved.reads, moved.writes, 0, size, itemsize, role)
     hbm = _total(call, Traffic(arrays).times(batch.kv_heads))

@@ -11,7 +11,7 @@ from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_choice, check_count
 from flashsim.problem.inputs import Array
 from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
-from flashsim.serving.checks import check_fit, check_packed, check_sequences
+from flashsim.serving.checks import check_fit, check_packed, check_sequences, stored_type
 from flashsim.serving.programs import programs
 from flashsim.serving.programs.fp8 import FORMATS
 from flashsim.serving.programs.quantised import check_options
@@ -86,7 +86,8 @@ def to_fp8(X: Any, *, dtype: str = "e4m3", group: int | None = None) -> tuple[Ar
 
     The largest number of a group becomes the largest of the format, so that nothing overflows. Raises ValueError.
     """
-    X, (stored, most) = check_packed("X", X), FORMATS[check_choice("dtype", dtype, FORMATS)]
+    X, (name, most) = check_packed("X", X), FORMATS[check_choice("dtype", dtype, FORMATS)]
+    stored = stored_type(name)
     n = X.shape[1]
     group = max(n, 1) if group is None else check_count("group", group)
     starts = np.arange(0, n, group)
