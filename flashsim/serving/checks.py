@@ -126,7 +126,8 @@ def stored_type(name: str) -> np.dtype[Any]:
             import ml_dtypes
         except ModuleNotFoundError as error:
             raise ValueError(f"dtype {name} needs a package: pip install ml_dtypes") from error
-        return np.dtype(getattr(ml_dtypes, name))
+        of_8_bits: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return of_8_bits
     return np.dtype(name)
 
 
