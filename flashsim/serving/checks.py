@@ -20,9 +20,10 @@ NONE = 2**32 - 1
 def check_word(name: str, s: int, j: int, word: int, pages: int) -> int:
     """Return the word that a program read for page j of sequence s. Raises ValueError unless it is one of so many pages."""
     if word >= pages:
-        said = "2³²−1, which is none" if word == NONE else f"{word:,}"
+        said = "−1 (no page)" if word == NONE else f"{word:,}"
         raise ValueError(
-            f"{name}[{s}, {j}] is {said}, and sequence {s} has keys on its page {j}; expected one of {pages:,} pages, from 0"
+            f"{name}[{s}, {j}] is {said}, but sequence {s} has keys on its page {j}; "
+            f"expected one of {pages:,} pages, 0 to {pages - 1:,}"
         )
     return word
 

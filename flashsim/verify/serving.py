@@ -28,7 +28,8 @@ from flashsim.verify.shared import Claim, none_differs
 
 
 def counts(full: bool) -> Claim:
-    """Ragged batches. What serves moves what closed forms say, array by array, and its peak on chip is theirs."""
+    """Ragged batches. Every serving program moves exactly what its closed form says, array by array, and its peak on chip is
+    the one predicted."""
     rng, unequal, runs = np.random.default_rng(21), [], 400 if full else 60
     asked: dict[str, dict[str, Any]] = {
         "paged": {"page": 5}, "paged_split": {"page": 4, "tail": "page", "splits": 3}, "cascade": {"prefix": 37}, "varlen": {},
@@ -59,8 +60,8 @@ def counts(full: bool) -> Claim:
 
 
 def block_table(full: bool) -> Claim:
-    """PagedAttention (Kwon et al., 2023), section 7.1. Its kernel is 20 to 26% slower as it reads a block table: that is not
-    traffic, since in pages of 16 the table is less than a thousandth of what K and V move."""
+    """PagedAttention (Kwon et al., 2023), section 7.1. The paper's kernel is 20 to 26% slower because it reads a block
+    table. Traffic is not the reason: with pages of 16 tokens, the table has less than a thousandth of the bytes of K and V."""
     shares = {}
     for page in (1, 16):
         tally = serving.count("paged", queries=1, keys=[2048], d=128, dtype="float16", page=page, M=10**6)
@@ -71,8 +72,9 @@ def block_table(full: bool) -> Claim:
 
 
 def page_waste(full: bool) -> Claim:
-    """PagedAttention (Kwon et al., 2023), Figure 2. Reserving whole sequences used 20.4 to 38.2% of the memory for K and V. Pages
-    waste (p − 1)/2 rows a sequence; with the table, fewest bytes are kept at p = √(8n/w), w bytes of K and V a token."""
+    """PagedAttention (Kwon et al., 2023), Figure 2. Systems that reserve room for whole sequences used 20.4 to 38.2% of the
+    memory for K and V. Pages of p rows waste (p − 1)/2 rows a sequence. If a token has w bytes of K and V, pages and table
+    together take the fewest bytes at p = √(8n/w)."""
     lengths, waste = range(373, 629), {}
     for page in (16, 256):
         waste[page] = pool_bytes(page, lengths, 1) / sum(lengths) - 1
@@ -95,8 +97,8 @@ def pool_bytes(page: int, lengths: Sequence[int], row: int, word: int = 0) -> in
 
 
 def cascade_saving(full: bool) -> Claim:
-    """FlashInfer, "Cascade Inference" (Ye et al., 2024): up to 31 times faster. A prefix of b sequences is not read b times less:
-    ⌈b·g·N/B_r⌉ passes remain, so accesses fall B_r/(g·N)-fold at most."""
+    """FlashInfer, "Cascade Inference" (Ye et al., 2024): up to 31 times faster. A prefix that b sequences share is not read b
+    times less often. ⌈b·g·N/B_r⌉ passes over it remain, so accesses fall at most B_r/(g·N)-fold."""
     saved, b = {}, 128
     for B_r in (16, 64, 128):
         how: dict[str, Any] = {"queries": 1, "d": 128, "heads": 32, "dtype": "float16", "M": 10**6, "blocks": (B_r, 64)}
@@ -108,8 +110,8 @@ def cascade_saving(full: bool) -> Claim:
 
 
 def cascade_break_even(full: bool) -> Claim:
-    """vLLM's use_cascade_attention. It asks for a prefix of 256 keys and 8 requests; by accesses a tenth of that pays: few keys
-    repay what it costs, R·d + 4R(d_v + 1)."""
+    """vLLM's use_cascade_attention. vLLM shares a prefix only from 256 keys and 8 requests on. By accesses a tenth of these
+    keys is enough: few keys repay the cost of sharing, R·d + 4R(d_v + 1)."""
     least = {}
     for g in (1, 4, 8):
         how: dict[str, Any] = {"queries": 1, "d": 128, "heads": g, "kv_heads": 1, "M": 10**6, "blocks": (64, 64)}
@@ -126,8 +128,8 @@ def cascade_break_even(full: bool) -> Claim:
 
 
 def hydragen(full: bool) -> Claim:
-    """Hydragen (Juravsky et al., 2024). From a prefix of 1K to one of 16K, throughput falls by less than 15%, unshared by more
-    than 90%. Bytes say so where a row block holds the whole batch, and not where it holds 128 rows."""
+    """Hydragen (Juravsky et al., 2024). When the prefix grows from 1K to 16K, throughput falls by less than 15% if the prefix
+    is shared, and by more than 90% if not. Bytes agree if a row block holds the whole batch, but not if it holds 128 rows."""
     weights, kept, b = 26e9, 40 * 40, 1024  # CodeLlama-13b in float16; layers × heads
 
     def step(n: int, shared: bool, B_r: int) -> float:
@@ -145,8 +147,8 @@ def hydragen(full: bool) -> Claim:
 
 
 def padding(full: bool) -> Claim:
-    """Krell et al., 2021: up to 50% of all tokens can be padding. Tokens are half, tiles of scores a quarter: padded batches move
-    more than twice what packed ones do."""
+    """Krell et al., 2021: up to 50% of all tokens can be padding. Here half of the tokens are padding, but than half of the
+    scores are. So padded batches move more than twice what packed ones do."""
     N, d, lengths = 512, 64, [*range(8, 513, 8)]
     how: dict[str, Any] = {"d": d, "blocks": (64, 64), "M": 10**6}
     packed = serving.count("varlen", queries=lengths, keys=lengths, causal=False, **how).hbm.accesses
@@ -165,7 +167,8 @@ def padding(full: bool) -> Claim:
 
 
 def document_stream(lengths: list[int], d: int, B: int) -> int:
-    """Return the accesses of `q_outer` on sequences end to end as one, where tiles are live that hold a pair of one sequence."""
+    """Return the accesses of `q_outer` on sequences end to end as one, where tiles are live that hold a pair of one
+    sequence."""
     ends = np.cumsum([0, *lengths])
     N, keys = int(ends[-1]), 0
     for row in range(0, N, B):
@@ -176,8 +179,9 @@ def document_stream(lengths: list[int], d: int, B: int) -> int:
 
 
 def stream_k(full: bool) -> Claim:
-    """LeanAttention (Sanovar et al., 2024): 1.73 times faster than FlashDecoding. Stream-K's busiest worker has ⌈T/G⌉ tiles. Some
-    number of fixed splits balances as well, with many times the parts; with few parts some comes near."""
+    """LeanAttention (Sanovar et al., 2024): 1.73 times faster than FlashDecoding. Stream-K gives the busiest of G workers ⌈T/G⌉
+    of T tiles. Some number of fixed splits balances as well, but makes many times as many parts. Another comes near with few
+    parts."""
     workers, tally = (
         108,
         serving.count("decode", queries=1, keys=[4096] * 32, d=64, workers=108, M=10**6, blocks=(1, 64)),
@@ -188,16 +192,17 @@ def stream_k(full: bool) -> Claim:
     even = next(t for t, one in fixed.items() if one.busiest == best.busiest)
     few = min((t for t, one in fixed.items() if one.parts <= best.parts), key=ratios.__getitem__)
     said = (
-        f"Stream-K {best.busiest} tiles, {best.parts} parts; fixed: t = 1 {ratios[1]:.2f}×, t = {few} {ratios[few]:.2f}× with "
-        f"{fixed[few].parts} parts, t = {even} {ratios[even]:.2f}× with {fixed[even].parts}"
+        f"Stream-K {best.busiest} tiles, {best.parts} parts; t fixed splits, over these tiles: {ratios[1]:.2f}× with t = 1, "
+        f"{ratios[few]:.2f}× with t = {few} and {fixed[few].parts} parts, "
+        f"{ratios[even]:.2f}× with t = {even} and {fixed[even].parts} parts"
     )
     holds = best.busiest == ceil(32 * 64 / workers) and fixed[even].parts > 8 * best.parts
     return Claim("32 problems of 64 tiles, 108 workers, t = 1 … 64", said, holds, {"ratios": ratios})
 
 
 def multi_token(full: bool) -> Claim:
-    """Packed rows, as in FlashAttention's kernels. With g heads of a group and k + 1 tokens as rows of one block, K is read
-    ⌈g(k + 1)/B_r⌉ times, not g·⌈(k + 1)/B_r⌉: a draft costs what one token does."""
+    """Packed rows, as in FlashAttention's kernels. If g heads of a group and k + 1 tokens are rows of one block, K is read
+    ⌈g(k + 1)/B_r⌉ times, and not g·⌈(k + 1)/B_r⌉ times. So a draft of k tokens costs what one token does."""
     reads = {}
     for tokens in (1, 4, 8):
         how: dict[str, Any] = {
@@ -212,7 +217,11 @@ def multi_token(full: bool) -> Claim:
         for gqa in ("separate", "grouped"):
             tally = count("q_outer", **how, gqa=gqa, causal=True)
             reads[f"{gqa}, {tokens}"] = tally.hbm.by_array["K"].reads / (4096 * 128)
-    said = ", ".join(f"{name} tokens {times:.2g}×" for name, times in reads.items())
+    by = {
+        gqa: ", ".join(f"{times:.2g}×" for name, times in reads.items() if gqa in name)
+        for gqa in ("separate", "grouped")
+    }
+    said = f"by separate heads {by['separate']}; by grouped heads {by['grouped']}"
     holds = all(times == (1 if "grouped" in name else 8) for name, times in reads.items())
     return Claim("1, 4 and 8 tokens, g = 8, n = 4,096, B_r = 64", f"K is read: {said}", holds, {"reads": reads})
 
@@ -224,9 +233,10 @@ MLA: dict[str, Any] = {
 
 
 def mla_intensity(full: bool) -> Claim:
-    """FlashMLA, "A Deep-Dive Into the New Flash MLA Kernel" (2025). Arithmetic binds from h_q·s_q = ½·865/3.35 = 128 rows on,
-    with about 2h_q·s_q FLOPs a byte. Exactly it is h_q·s_q(d_k + d_v)/d_k: at 128 below the ridge. And 128 rows do not fit:
-    in blocks of 64 C passes twice, for half of that, unless an L2 serves the second pass."""
+    """FlashMLA, "A Deep-Dive Into the New Flash MLA Kernel" (2025). Decoding does about 2h_q·s_q FLOPs a byte, so arithmetic is
+    the limit from h_q·s_q = ½·865/3.35 ≈ 128 rows on. The exact number is h_q·s_q(d_k + d_v)/d_k, which at 128 rows is below
+    the ridge. Moreover, 128 rows do not fit on chip. With blocks of 64 rows, C passes twice, and the FLOPs a byte are half of
+    that, unless an L2 serves the second pass."""
     ridge, exact, found = 865 / 3.35, 128 * (576 + 512) / 576, {}
     whole = {**MLA, "M": 10**6, "blocks": (128, 64)}
     for name, n, how in (("one pass", 2**24, whole), ("one pass of 4,096", 4096, whole), ("two passes", 2**24, MLA)):
@@ -238,19 +248,21 @@ def mla_intensity(full: bool) -> Claim:
     found["two of 4,096 by an L2"] = 2 * 128 * 4096 * (576 + 512) / l2.dram_bytes(run.hbm)
     by_one = replace(run.batch, B_c=1)
     most = most_rows(lambda rows, M: mla.peak(replace(by_one, B_r=rows)) <= M, run.batch.M, 128, "mla", "")
-    said = ", ".join(f"{name} {ratio:.1f}" for name, ratio in found.items())
+    one, short, two, cached = found.values()
+    said = f"{one:.1f} in one pass, {short:.1f} if n = 4,096; {two:.1f} in two passes, {cached:.1f} if n = 4,096 with an L2"
     holds = abs(found["one pass"] - exact) < 0.01 and exact < ridge and abs(found["two passes"] - exact / 2) < 0.01
     return Claim(
         "128 heads, one query, d_k = 576, d_v = 512, float16, 227 KB on chip, n = 2²⁴ or 4,096, an H100's L2",
-        f"FLOPs a byte: {said}; the ridge is {ridge:.1f}, of {128 * ridge / exact:.1f} rows; {most} rows fit",
+        f"FLOPs a byte: {said}; the ridge, {ridge:.1f}, needs {128 * ridge / exact:.1f} rows; {most} rows fit",
         holds and found["two of 4,096 by an L2"] > 0.99 * found["one pass of 4,096"] and most < 128,
         {"found": found},
     )
 
 
 def mla_cache(full: bool) -> Claim:
-    """DeepSeek-V2 (2024), Table 1. A latent is kept for a token, as large as K and V of 2.25 groups. To attend to latents pays
-    only if W_UK and W_UV are absorbed: to make K and V of them at each step moves more than to keep K and V."""
+    """DeepSeek-V2 (2024), Table 1. For each token a latent is kept, which is as large as K and V of 2.25 groups. Latents save
+    traffic only if W_UK and W_UV are absorbed. If each step makes K and V from the latents, it moves more than if K and V had
+    been kept."""
     own = {**MLA, "keys": [4096], "kv_heads": 128, "d": 192, "d_v": 128, "blocks": (1, 64)}
     absorbed = serving.count("mla", keys=[4096], **MLA).hbm
     kept = serving.count("decode", workers=1, **own).hbm
@@ -262,15 +274,16 @@ def mla_cache(full: bool) -> Claim:
     return Claim(
         "128 heads of 128 + 64 columns, values of 128, latents of 512 + 64, n = 4,096, 227 KB of float16; without the "
         "query's own projections",
-        f"{row:.0f} numbers a token, {row / 256:.2f} groups of 128, {fewer:.1f}× fewer; accesses over absorbed: {said}",
+        f"{row:.0f} numbers a token, as many as {row / 256:.2f} groups of 128, {fewer:.1f}× fewer than K and V; accesses over "
+        f"absorbed: {said}",
         row == 576 and 1 < times["K and V kept"] < times["made"],
         {"times": times, "fewer": fewer},
     )
 
 
 def quantised_bits(full: bool) -> Claim:
-    """KIVI (Liu et al., 2024): K and V in 2 bits. With a scale and a zero of 16 bits for each 32 they are 3 bits, 5.3 times fewer
-    than float16's and not 8; and more where tiles cut groups, which reads scales of keys twice."""
+    """KIVI (Liu et al., 2024): K and V in 2 bits. With a scale and a zero of 16 bits for each 32 numbers, these are 3 bits: 5.3
+    times fewer than float16's, and not 8 times. Tiles that cut groups read the scales of keys twice, and so take more."""
     found = {}
     for bits, group, B_c in ((2, 32, 64), (4, 32, 64), (8, 128, 128), (2, 32, 48)):
         how: dict[str, Any] = {
@@ -283,17 +296,22 @@ def quantised_bits(full: bool) -> Claim:
         }
         moved = serving.count("quantised", **how, bits=bits, group=group).hbm.by_array
         nbytes = sum(a.bytes for name, a in moved.items() if name not in ("Q", "O", "L"))
-        found[f"{bits} with G = {group}, B_c = {B_c}"] = 8 * nbytes / (2 * 6144 * 128)
+        found[f"{bits} bits, G = {group}, B_c = {B_c}"] = 8 * nbytes / (2 * 6144 * 128)
     two, *_, cut = found.values()
-    said = ", ".join(f"{name}: {bits:.2f}" for name, bits in found.items())
+    said = "; ".join(f"{name}: {bits:.2f}" for name, bits in found.items())
     holds = two == 3 and cut > two
-    return Claim("one query, n = 6,144, d = 128", f"bits a number: {said}; {16 / two:.1f}×", holds, {"found": found})
+    return Claim(
+        "one query, n = 6,144, d = 128",
+        f"bits a number, all told: {said}; {16 / two:.1f}× fewer than 16",
+        holds,
+        {"found": found},
+    )
 
 
 def float_bits(full: bool) -> Claim:
-    """FlashAttention-3 (Shah et al., 2024): K and V in e4m3. A scale for each sequence and head, or for 64 keys, is nearly
-    nothing: 8 bits are 8 bits. Integers of 8 bits with a scale and a zero lose several times less where numbers are normal,
-    and take more."""
+    """FlashAttention-3 (Shah et al., 2024): K and V in e4m3. A scale for each sequence and head, or for each 64 keys, adds
+    nearly nothing to the 8 bits of a number. Integers of 8 bits with a scale and a zero take more bits, but their error is
+    several times smaller on normally distributed numbers."""
     rng, found = np.random.default_rng(21), dict[str, tuple[float, float]]()
     Q, K, V = ([rng.normal(size=(1, n, 128)).astype("float32")] for n in (16, 1024, 1024))
     how: dict[str, Any] = {"M": 10**6, "blocks": (16, 64)}
@@ -305,16 +323,16 @@ def float_bits(full: bool) -> Claim:
     for name, run in runs.items():
         moved = sum(a.bytes for array, a in run.hbm.by_array.items() if array not in ("Q", "O", "L"))
         found[name] = 8 * moved / (2 * 1024 * 128), float(np.abs(run.O[0] - want).max() / np.abs(want).max())
-    said = ", ".join(f"{name} {bits:.2f} bits, off by {off:.2%}" for name, (bits, off) in found.items())
+    said = "; ".join(f"{name}: {bits:.2f} bits, off by {off:.2%}" for name, (bits, off) in found.items())
     bits, off = ({name: each[k] for name, each in found.items()} for k in (0, 1))
     holds = max(each for name, each in bits.items() if "scale" in name or "keys" in name) < 8.02
     holds = holds and off["integers, G = 128"] < off["e4m3, one scale"] < off["e5m2, one scale"]
-    return Claim("16 queries, n = 1,024, d = 128, normal numbers, float32", said, holds, {"found": found})
+    return Claim("16 queries, n = 1,024, d = 128, normally distributed, float32", said, holds, {"found": found})
 
 
 def mla_pages(full: bool) -> Claim:
-    """FlashMLA (2025): latents in pages of 64, shared out over splits. The table is less than a ten-thousandth of C. A
-    split reads Q anew, and writes a part of 512 columns in float32: with short splits that is more than C."""
+    """FlashMLA (2025): latents in pages of 64, divided among splits. The table is less than a ten-thousandth of C. Each split
+    reads Q again, and writes a part of 512 columns in float32. If splits are short, Q and parts take more bytes than C."""
     asked: dict[str, Any] = {**MLA, "keys": [4096], "page": 64}
     plain, found = serving.count("mla_paged", **asked).hbm, {}
     for splits in (2, 8, 64):
@@ -327,9 +345,9 @@ def mla_pages(full: bool) -> Claim:
 
 
 def sinks(full: bool) -> Claim:
-    """gpt-oss (OpenAI, 2025): a learnable sink a head, in the denominator alone. It is a key of value 0: a word for each
-    row block, however many splits there are, where a kernel added it for each (rocm-libraries 12227). Its gradient is one
-    more pass."""
+    """gpt-oss (OpenAI, 2025): a learnable sink a head, in the denominator alone. The sink acts like a key of score s and value
+    0. It costs one word for each row block, however many splits there are; a kernel that added it once for each split was wrong
+    (rocm-libraries 12227). The gradient of the sink takes one more pass."""
     rng, off, words = np.random.default_rng(22), 0.0, {}
     Q, K, V = rng.normal(size=(3, 40, 8))
     for s in (-800.0, 0.0, 3.0, 800.0):
@@ -348,9 +366,9 @@ def sinks(full: bool) -> Claim:
 
 
 def streaming(full: bool) -> Claim:
-    """StreamingLLM (Xiao et al., 2023): up to 22.2 times faster than to compute the window anew. A step moves the same for
-    any length: the sinks, the window, and what tiles round up to. To compute anew moves less than 22.2 times as much where
-    M is 100 KB, and does far more arithmetic: it is that, not traffic, which 22.2 times can come from."""
+    """StreamingLLM (Xiao et al., 2023): up to 22.2 times faster than computing the window anew. A step moves the same at any
+    length: the sinks, the window, and what tiles round up to. With M = 100 KB, computing the window anew moves less than 22.2
+    times as much, but does far more arithmetic. So arithmetic can explain the 22.2 times, and traffic cannot."""
     reads = {}
     for n in (4096, 65_536):
         tally = count("q_outer", N_q=1, N_k=n, d=128, M=10**6, blocks=(1, 4), mask=Streaming(4, 1020))
@@ -368,8 +386,8 @@ def streaming(full: bool) -> Claim:
 
 
 def score_modifications(full: bool) -> Claim:
-    """FlexAttention (Dong et al., 2024): score modifications in place of arrays. A cap and ALiBi move nothing. A table of
-    relative biases is loaded by every tile, and moves little where it is smaller than tiles; an array has a number for
+    """FlexAttention (Dong et al., 2024): score modifications in place of arrays. A cap and ALiBi move nothing. Every tile loads
+    the table of relative biases, which is little if the table is smaller than a tile. An array of biases has a number for
     every score."""
     asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600}
     plain = count("q_outer", **asked).hbm.accesses
