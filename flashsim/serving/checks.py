@@ -89,18 +89,18 @@ def check_fit(Q: Array, K: Array, V: Array, names: str = "QKV") -> None:
         raise ValueError(f"{q} and {k}; expected one d, and query heads that are a multiple of KV heads")
 
 
-def check_words(name: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.uint32]:
-    """Return whole numbers from 0 to 2³²−1 of that shape, None where any length will do; −1 is 2³²−1, none."""
+def check_words(name: str, given: Any, shape: tuple[int | None, ...], least: int = 0) -> NDArray[np.uint32]:
+    """Return whole numbers from `least`, 0 or −1, to 2³²−1 of that shape, where None is any length; −1 gives NONE."""
     array = check_array(name, given)
     wanted = "(" + ", ".join("·" if n is None else str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
     if array.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
         raise ValueError(f"{name} has shape {array.shape}; expected {wanted}")
-    if array.dtype.kind not in "iu" or np.any((array < -1) | (array > NONE)):
+    if array.dtype.kind not in "iu" or np.any((array < least) | (array > NONE)):
         where = name
         if array.dtype.kind in "iu":
-            (*at,) = np.argwhere((array < -1) | (array > NONE))[0].tolist()
+            (*at,) = np.argwhere((array < least) | (array > NONE))[0].tolist()
             where, array = f"{name}{at}", array[tuple(at)].item()
-        raise ValueError(f"{where} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
+        raise ValueError(f"{where} is {shown(array)}; expected whole numbers from {'−1' if least else 0} to 2³²−1")
     return np.where(array < 0, NONE, array.astype(np.int64)).astype(np.uint32)
 
 
@@ -112,7 +112,7 @@ def check_pool(name: str, pool: Array, page: int) -> None:
 
 def check_pages(table: Any, lengths: Any, b: int, page: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return the table of pages of b sequences, and their lengths, which it must have room for."""
-    words, n = check_words("table", table, (b, None)), check_words("lengths", lengths, (b,))
+    words, n = check_words("table", table, (b, None), least=-1), check_words("lengths", lengths, (b,))
     for s, keys in enumerate(n.tolist()):
         if ceil_div(keys, page) > words.shape[1]:
             most = f"at most {words.shape[1] * page}, as table has {words.shape[1]} pages of {page} for each sequence"
