@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
@@ -64,7 +65,7 @@ class Torch:
         for data, to in sends:
             self.handed += data.nbytes
             operations.append(dist.P2POp(dist.isend, data, to))
-        with Alone(self.rank):
+        with together(self.rank):
             return dist.batch_isend_irecv(operations) if operations else []
 
     def finish(self) -> None:
@@ -73,7 +74,7 @@ class Torch:
     def everyone_s(self, word: Any) -> list[Any]:
         """Return what each process said, in the order of ranks."""
         found = [None] * self.size
-        with Alone(self.rank):
+        with together(self.rank):
             self._dist.all_gather_object(found, word)
         return found
 
@@ -107,7 +108,7 @@ class Nccl(Torch):
     def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
         """Copy blocks to the GPU, and start all of a ticket's messages."""
         there, here = ([(self._torch.from_numpy(_bytes(X)), to) for X, to in each] for each in (sends, receives))
-        with _Named(ticket.rank, ticket.site):
+        with _named(said(ticket.rank, ticket.site)):
             arriving = [(data.to(self.device), from_) for data, from_ in here]
             works = self.start([(data.to(self.device), to) for data, to in there], arriving)
         self._works[ticket.number] = works, [(data, into) for (data, _), (into, _) in zip(arriving, here, strict=True)]
@@ -115,7 +116,7 @@ class Nccl(Torch):
     def wait(self, ticket: Ticket, site: Site) -> None:
         """Wait for all, and copy what has arrived from the GPU."""
         works, arrived = self._works.pop(ticket.number)
-        with _Named(ticket.rank, site):
+        with _named(said(ticket.rank, site)):
             for work in works:
                 work.wait()
             self._until_done()
@@ -124,20 +125,20 @@ class Nccl(Torch):
 
     def finish(self) -> None:
         """Return once what is queued on this GPU's current stream is done. Raises LinkError after `timeout` seconds."""
-        with Alone(self.rank):
+        with together(self.rank):
             self._until_done()
 
     def _until_done(self) -> None:
-        done, end = self._torch.cuda.Event(), time.monotonic() + self._timeout.total_seconds()
-        done.record()
-        while not done.query():
-            if time.monotonic() > end:
-                backend = self._dist.group.WORLD._get_backend(self.device)
-                ending = Thread(target=backend.abort, daemon=True)  # its kernels end at once, itself after all graphs
-                ending.start()
-                ending.join(self._timeout.total_seconds())
-                raise TimeoutError(f"nothing for {self._timeout.total_seconds():g} s")
-            time.sleep(1e-4)
+        event, seconds = self._torch.cuda.Event(), self._timeout.total_seconds()
+        event.record()
+        try:
+            _until(event.query, seconds)
+        except TimeoutError:
+            backend = self._dist.group.WORLD._get_backend(self.device)
+            ending = Thread(target=backend.abort, daemon=True)  # its kernels end at once, itself after all graphs
+            ending.start()
+            ending.join(seconds)
+            raise
 
 
 class Gloo(Torch):
@@ -155,7 +156,7 @@ class Gloo(Torch):
     def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
         """Send lengths and messages, and ask for lengths."""
         dist, sent = self._dist, self._sent.setdefault(ticket.number, [])
-        with _Named(ticket.rank, ticket.site):
+        with _named(said(ticket.rank, ticket.site)):
             for block, to in sends:
                 data = self._torch.from_numpy(_bytes(block))
                 length = self._torch.tensor([data.nbytes])
@@ -170,7 +171,7 @@ class Gloo(Torch):
         peers = {due.from_ for due in self._due if due.number == ticket.number}
         now = [due for due in self._due if due.number <= ticket.number and due.from_ in peers]
         self._due = [due for due in self._due if due not in now]
-        with _Named(ticket.rank, site):
+        with _named(said(ticket.rank, site)):
             for due in now:
                 due.work.wait(self._timeout)
                 data, found = self._torch.from_numpy(_bytes(due.block)), int(due.length)
@@ -219,11 +220,9 @@ class Mpi:
     def wait(self, ticket: Ticket, site: Site) -> None:
         """Wait for all, for `timeout` seconds at most."""
         requests, expected = self._posted.pop(ticket.number)
-        states, end = [self._mpi.Status() for _ in requests], time.monotonic() + self._timeout
-        with _Named(ticket.rank, site):
-            while not self._mpi.Request.Testall(requests, states):
-                if time.monotonic() > end:
-                    raise TimeoutError(f"nothing for {self._timeout:g} s")
+        states = [self._mpi.Status() for _ in requests]
+        with _named(said(ticket.rank, site)):
+            _until(lambda: self._mpi.Request.Testall(requests, states), self._timeout)
         for state, (from_, size) in zip(states, expected, strict=False):
             found = state.Get_count(self._mpi.BYTE)
             self.received = (self.received or 0) + found
@@ -232,11 +231,8 @@ class Mpi:
 
     def everyone_s(self, word: Any) -> list[Any]:
         """Return what each process said, in the order of ranks."""
-        met, end = self._all.Ibarrier(), time.monotonic() + self._timeout
-        with Alone(self.rank):
-            while not met.Test():
-                if time.monotonic() > end:
-                    raise TimeoutError(f"nothing for {self._timeout:g} s")
+        with together(self.rank):
+            _until(self._all.Ibarrier().Test, self._timeout)
             found: list[Any] = self._all.allgather(word)
         return found
 
@@ -265,34 +261,30 @@ def engine(name: str | None = None, timeout: float = 60.0) -> Processes:
     return Nccl(timeout) if name == "nccl" else Gloo(timeout)
 
 
-class _Named:
-    """Turns what an engine raises into LinkError with the rank and the line."""
-
-    def __init__(self, rank: int, site: Site) -> None:
-        self.who = said(rank, site)
-
-    def lost(self, first: str) -> str:
-        """Return what is said of an engine's error."""
-        return f"{self.who} lost its message: {first}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, LinkError):
-            first = str(error).strip().splitlines()[:1]
-            raise LinkError(self.lost("".join(first))) from error
+@contextmanager
+def _named(who: str, lost: str = "lost its message") -> Iterator[None]:
+    """Turn what an engine raises into LinkError that says whose it is."""
+    try:
+        yield
+    except LinkError:
+        raise
+    except Exception as error:
+        first = str(error).strip().splitlines()[:1]
+        raise LinkError(f"{who} {lost}: {''.join(first)}") from error
 
 
-class Alone(_Named):
+def together(rank: int) -> AbstractContextManager[None]:
     """The same where all processes speak, or should."""
+    return _named(f"rank {rank}", "did not hear from all processes")
 
-    def __init__(self, rank: int) -> None:
-        self.who = f"rank {rank}"
 
-    def lost(self, first: str) -> str:
-        """Return what is said of an engine's error."""
-        return f"{self.who} did not hear from all processes: {first}"
+def _until(done: Callable[[], Any], seconds: float) -> None:
+    """Ask until it is done. Raises TimeoutError."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError(f"nothing for {seconds:g} s")
+        time.sleep(1e-4)
 
 
 def _other_length(rank: int, site: Site, found: int, from_: int, expected: int) -> LinkError:

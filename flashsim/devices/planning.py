@@ -173,8 +173,7 @@ def _size(share: Share, p: int, name: str, columns: int) -> int:
     if name == "ulysses":
         h, kv, w = len(share.heads(p)), len(share.kv_heads(p)), shape.d + shape.d_v
         return w * ((share.H_q + share.H_kv) * n + (h + kv) * (len(share) - n)) + h * len(share)
-    row = sum(share.rows(x) for x in range(p - p % columns, p - p % columns + columns))
-    column = sum(share.rows(y) for y in range(p % columns, len(share.where), columns))
+    row, column = (sum(map(share.rows, line)) for line in theory.lines(share, p, columns))
     of_queries = row * (shape.d + shape.d_v + 2) + n * (columns * (shape.d_v + 2) - 1)
     return share.H_q * of_queries + share.H_kv * column * (shape.d + shape.d_v)
 

@@ -32,7 +32,7 @@ class _Tiles:
     """Which tiles are live, and their sizes, from positions alone."""
 
     def __init__(self, share: Share) -> None:
-        self.share, self.P = share, len(share.where)
+        self.share = share
 
     def rows(self, p: int) -> Any:
         return _cut(len(self.share.queries[p]), self.share.B_r)
@@ -63,27 +63,20 @@ class _Tiles:
 def ring(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """Row block i has a live tile in k_i steps: its Q is read k_i times, and its O, ℓ, m go and come k_i − 1 times."""
     t, P, H_q, H_kv = _Tiles(share), len(share.where), share.H_q, share.H_kv
-    d, d_v, n = share.problem.shape.d, share.problem.shape.d_v, share.rows(p)
+    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
     steps = np.array([t.live(p, (p - s) % P).any(1) for s in range(P)]).sum(0).clip(1)
-    rk, away = int((t.rows(p) * steps).sum()), int((t.rows(p) * (steps - 1)).sum())
+    rk, away = H_q * int((t.rows(p) * steps).sum()), H_q * int((t.rows(p) * (steps - 1)).sum())
     read = [H_q * t.keys(p, (p - s) % P) for s in range(P)]
-    most, b = H_kv * share.most_rows, _bytes(share)
     arrays = {
-        "Q": _array(H_q * d * rk, 0, H_q * n * d, b.stored, "input"),
-        "K": _array(d * read[0], 0, H_kv * n * d, b.stored, "input"),
-        "V": _array(d_v * read[0], 0, H_kv * n * d_v, b.stored, "input"),
-        "O": _array(0, H_q * n * d_v, H_q * n * d_v, b.stored, "output"),
-        "L": _array(0, H_q * n, H_q * n, b.chip),
-        "O_run": _array(H_q * d_v * away, H_q * d_v * away, H_q * n * d_v, b.chip),
-        "l_run": _array(H_q * away, H_q * away, H_q * n, b.chip),
-        "m_run": _array(H_q * away, H_q * away, H_q * n, b.chip),
+        **_rows({"Q": d}, rk, 0, H_q * n, stored, "input"),
+        **_rows({"K": d, "V": d_v}, read[0], 0, H_kv * n, stored, "input"),
+        **_rows({"O": d_v}, 0, H_q * n, H_q * n, stored, "output"),
+        **_rows({"L": 1}, 0, H_q * n, H_q * n, chip),
+        **_rows({"O_run": d_v, "l_run": 1, "m_run": 1}, away, away, H_q * n, chip),
     }
     for buffer in range(min(P - 1, 2)):
         got = sum(read[s] for s in range(1, P) if (s - 1) % 2 == buffer)
-        arrays |= {
-            f"K_{buffer}": _array(d * got, 0, most * d, b.stored),
-            f"V_{buffer}": _array(d_v * got, 0, most * d_v, b.stored),
-        }
+        arrays |= _rows({f"K_{buffer}": d, f"V_{buffer}": d_v}, got, 0, H_kv * share.most_rows, stored)
     return ExactDevice(ring_words(share, p), Traffic(arrays))
 
 
@@ -96,67 +89,55 @@ def ring_words(share: Share, p: int, passes: int = 1) -> int:
 
 def ring_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """Each live tile reads rows of Q, dO, dQ, L, D; each key block with one, its K, V, dK, dV. dK, dV travel P times."""
-    t, P, H_q, H_kv = _Tiles(share), len(share.where), share.H_q, share.H_kv
-    d, d_v, n = share.problem.shape.d, share.problem.shape.d_v, share.rows(p)
+    t, P, H_kv, n = _Tiles(share), len(share.where), share.H_kv, share.rows(p)
+    d, d_v, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, _itemsizes(share)
     live = [t.live(p, (p - s) % P) for s in range(P)]
-    A = H_q * sum(int((t.rows(p) @ step).sum()) for step in live)
+    A = share.H_q * sum(int((t.rows(p) @ step).sum()) for step in live)
     cols = [t.cols((p - s) % P) for s in range(P)]
     C = [H_kv * int((cols[s] * (live[s].any(0) if s else True)).sum()) for s in range(P)]
-    most, b, D = H_kv * share.most_rows, _bytes(share), H_q * n
+    most, D = H_kv * share.most_rows, share.H_q * n
     arrays = {
-        "Q": _array(A * d, 0, D * d, b.stored, "input"),
-        "K": _array(C[0] * d, 0, H_kv * n * d, b.stored, "input"),
-        "V": _array(C[0] * d_v, 0, H_kv * n * d_v, b.stored, "input"),
-        "O": _array(D * d_v, 0, D * d_v, b.stored, "input"),
-        "dO": _array((D + A) * d_v, 0, D * d_v, b.stored, "input"),
-        "L": _array(A, 0, D, b.chip, "input"),
-        "D": _array(A, D, D, b.chip),
-        "dQ": ArrayTraffic(A * d, A * d + D * d, D * d, D * d, b.chip, "output"),
+        **_rows({"Q": d}, A, 0, D, stored, "input"),
+        **_rows({"K": d, "V": d_v}, C[0], 0, H_kv * n, stored, "input"),
+        **_rows({"O": d_v}, D, 0, D, stored, "input"),
+        **_rows({"dO": d_v}, D + A, 0, D, stored, "input"),
+        **_rows({"L": 1}, A, 0, D, chip, "input"),
+        **_rows({"D": 1}, A, D, D, chip),
+        **_rows({"dQ": d}, A, A + D, D, chip, "output", zeros=D),
     }
     for buffer in range(min(P - 1, 2)):
         got = sum(C[s] for s in range(1, P) if (s - 1) % 2 == buffer)
-        arrays |= {
-            f"K_{buffer}": _array(d * got, 0, most * d, b.stored),
-            f"V_{buffer}": _array(d_v * got, 0, most * d_v, b.stored),
-        }
+        arrays |= _rows({f"K_{buffer}": d, f"V_{buffer}": d_v}, got, 0, most, stored)
     for buffer in range(min(P, 2)):
         wrote = sum(C[s] for s in range(P) if s % 2 == buffer)
         loaded = wrote - (C[0] if buffer == 0 else 0)
-        for name, width in (("dK", d), ("dV", d_v)):
-            arrays[f"{name}_{buffer}"] = _array(width * loaded, width * wrote, most * width, b.chip)
+        arrays |= _rows({f"dK_{buffer}": d, f"dV_{buffer}": d_v}, loaded, wrote, most, chip)
     return ExactDevice(ring_words(share, p, passes=2), Traffic(arrays))
 
 
 def ulysses_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """The ring's tiles, of own heads and all rows; then own rows of dK, dV are summed, a part of each device that shares them."""
-    t, where, heads, kv = _Tiles(share), range(len(share.where)), share.heads(p), share.kv_heads(p)
-    d, d_v, n, own, own_kv = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), len(heads), len(kv)
-    b, parts = _bytes(share), [len(share.kv_heads(x)) for x in where]
-    arrays = _own_rows(share, p)
+    t, where, own, own_kv = _Tiles(share), range(len(share.where)), len(share.heads(p)), len(share.kv_heads(p))
+    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
+    arrays, everywhere = _own_rows(share, p), 0
     for x in where:
-        m, here = share.rows(x), x == p
+        m, here, parts = share.rows(x), x == p, len(share.kv_heads(x)) * n
         A = own * sum(int((t.rows(x) @ t.live(x, y)).sum()) for y in where)
+        everywhere += A
         H_q, H_kv = (share.H_q, share.H_kv) if here else (own, own_kv)
-        away = "" if here else f"_{x}"
-        role: Any = "input" if here else "extra"
-        first = arrays["dO"].reads if here else 0
+        away, role = ("", "input") if here else (f"_{x}", "extra")
+        own_O = H_q * n if here else 0
         arrays |= {
-            f"Q{away}": _array(A * d, 0, H_q * m * d, b.stored, role),
-            f"dO{away}": _array(first + A * d_v, 0, H_q * m * d_v, b.stored, role),
-            f"D{away}": _array(A, share.H_q * m if here else 0, H_q * m, b.chip),
-            f"K{away}": _array(own_kv * m * d, 0, H_kv * m * d, b.stored, role),
-            f"V{away}": _array(own_kv * m * d_v, 0, H_kv * m * d_v, b.stored, role),
-            f"dQ{away}": ArrayTraffic(
-                A * d, (A + H_q * m) * d, H_q * m * d, H_q * m * d, b.chip, "output" if here else "extra"
-            ),
+            **_rows({f"Q{away}": d}, A, 0, H_q * m, stored, role),
+            **_rows({f"dO{away}": d_v}, own_O + A, 0, H_q * m, stored, role),
+            **_rows({f"D{away}": 1}, A, own_O, H_q * m, chip),
+            **_rows({f"K{away}": d, f"V{away}": d_v}, own_kv * m, 0, H_kv * m, stored, role),
+            **_rows({f"dQ{away}": d}, A, A + H_q * m, H_q * m, chip, "output" if here else "extra", zeros=H_q * m),
+            **_rows({f"dK_of_{x}": d, f"dV_of_{x}": d_v}, parts if here else 0, own_kv * m, own_kv * m, chip),
         }
-        for name, width in (("dK", d), ("dV", d_v)):
-            mine, from_x = own_kv * m * width, parts[x] * n * width
-            arrays[f"{name}_of_{x}"] = _array(from_x if here else 0, mine, mine, b.chip)
-            if not here:
-                arrays[f"{name}_from_{x}"] = _array(from_x, 0, from_x, b.chip)
-    A = own * sum(int((t.rows(x) @ t.live(x, y)).sum()) for x in where for y in where)
-    arrays["L"] = _array(A, 0, own * len(share), b.chip, "input")
+        if not here:
+            arrays |= _rows({f"dK_from_{x}": d, f"dV_from_{x}": d_v}, parts, 0, parts, chip)
+    arrays |= _rows({"L": 1}, everywhere, 0, own * len(share), chip, "input")
     return ExactDevice(ulysses_backward_words(share, p), Traffic(arrays))
 
 
@@ -170,74 +151,70 @@ def ulysses_backward_words(share: Share, p: int, columns: int = 1) -> int:
 
 def mesh_backward(share: Share, p: int, columns: int) -> ExactDevice:
     """The ring's tiles, of the row's queries and the column's keys; then own rows of each gradient are summed, part by part."""
-    t, P, H_q, H_kv, C = _Tiles(share), len(share.where), share.H_q, share.H_kv, columns
-    d, d_v, n, b = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _bytes(share)
-    row, column, arrays = range(p - p % C, p - p % C + C), range(p % C, P, C), _own_rows(share, p)
+    t, H_q, H_kv, (row, column) = _Tiles(share), share.H_q, share.H_kv, lines(share, p, columns)
+    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
+    arrays = _own_rows(share, p)
     for x in row:
-        m, away, role = share.rows(x), "" if x == p else f"_{x}", "input" if x == p else "extra"
+        m, (away, role) = H_q * share.rows(x), ("", "input") if x == p else (f"_{x}", "extra")
         A = H_q * sum(int((t.rows(x) @ t.live(x, y)).sum()) for y in column)
-        first = arrays["dO"].reads if x == p else 0
+        own = m if x == p else 0
         arrays |= {
-            f"Q{away}": _array(A * d, 0, H_q * m * d, b.stored, role),
-            f"dO{away}": _array(first + A * d_v, 0, H_q * m * d_v, b.stored, role),
-            f"L{away}": _array(A, 0, H_q * m, b.chip, role),
-            f"D{away}": _array(A, H_q * m if x == p else 0, H_q * m, b.chip),
+            **_rows({f"Q{away}": d}, A, 0, m, stored, role),
+            **_rows({f"dO{away}": d_v}, own + A, 0, m, stored, role),
+            **_rows({f"L{away}": 1}, A, 0, m, chip, role),
+            **_rows({f"D{away}": 1}, A, own, m, chip),
+            **_rows({f"dQ_of_{x}": d}, A + own, A + m, m, chip, zeros=m),
         }
-        back = H_q * n * d if x == p else 0
-        arrays[f"dQ_of_{x}"] = ArrayTraffic(A * d + back, (A + H_q * m) * d, H_q * m * d, H_q * m * d, b.chip, "extra")
     for y in column:
-        m, away, role = H_kv * share.rows(y), "" if y == p else f"_{y}", "input" if y == p else "extra"
-        for name, width in (("K", d), ("V", d_v)):
-            arrays[f"{name}{away}"] = _array(m * width, 0, m * width, b.stored, role)
-            arrays[f"d{name}_of_{y}"] = _array(m * width if y == p else 0, m * width, m * width, b.chip)
-    for name, others, heads, width in (("dQ", row, H_q, d), ("dK", column, H_kv, d), ("dV", column, H_kv, d_v)):
-        size = heads * n * width
-        arrays |= {f"{name}_from_{x}": _array(size, 0, size, b.chip) for x in others if x != p}
-        arrays[name] = _array(0, size, size, b.chip, "output")
+        m, (away, role) = H_kv * share.rows(y), ("", "input") if y == p else (f"_{y}", "extra")
+        arrays |= _rows({f"K{away}": d, f"V{away}": d_v}, m, 0, m, stored, role)
+        arrays |= _rows({f"dK_of_{y}": d, f"dV_of_{y}": d_v}, m if y == p else 0, m, m, chip)
+    for name, others, size, width in (
+        ("dQ", row, H_q * n, d),
+        ("dK", column, H_kv * n, d),
+        ("dV", column, H_kv * n, d_v),
+    ):
+        arrays |= _rows({f"{name}_from_{x}": width for x in others if x != p}, size, 0, size, chip)
+        arrays |= _rows({name: width}, 0, size, size, chip, "output")
     return ExactDevice(mesh_backward_words(share, p, columns), Traffic(arrays))
 
 
 def mesh_backward_words(share: Share, p: int, columns: int) -> int:
     """(C − 1)·n·(d + d_v + 2)·H_q + (R − 1)·n·w·H_kv go out, and gradients of the others' rows come back."""
-    P, C, d, w = len(share.where), columns, share.problem.shape.d, share.problem.shape.d + share.problem.shape.d_v
-    out = share.rows(p) * ((C - 1) * (w + 2) * share.H_q + (P // C - 1) * w * share.H_kv)
-    in_row = sum(share.rows(x) for x in range(p - p % C, p - p % C + C) if x != p)
-    return out + in_row * d * share.H_q + sum(share.rows(y) for y in range(p % C, P, C) if y != p) * w * share.H_kv
+    d, w, (row, column) = (
+        share.problem.shape.d,
+        share.problem.shape.d + share.problem.shape.d_v,
+        lines(share, p, columns),
+    )
+    out = share.rows(p) * ((len(row) - 1) * (w + 2) * share.H_q + (len(column) - 1) * w * share.H_kv)
+    in_row, in_column = (sum(share.rows(x) for x in line if x != p) for line in (row, column))
+    return out + in_row * d * share.H_q + in_column * w * share.H_kv
 
 
 def _own_rows(share: Share, p: int) -> dict[str, ArrayTraffic]:
     """Return what D_i reads of O and dO, and the gradients of own rows."""
-    shape, n, b = share.problem.shape, share.rows(p), _bytes(share)
-    rows, keys = share.H_q * n * shape.d_v, share.H_kv * n
-    return {
-        "O": _array(rows, 0, rows, b.stored, "input"),
-        "dO": _array(rows, 0, rows, b.stored, "input"),
-        "dK": _array(0, keys * shape.d, keys * shape.d, b.chip, "output"),
-        "dV": _array(0, keys * shape.d_v, keys * shape.d_v, b.chip, "output"),
-    }
+    d, d_v, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, _itemsizes(share)
+    queries, keys = share.H_q * share.rows(p), share.H_kv * share.rows(p)
+    own = _rows({"O": d_v, "dO": d_v}, queries, 0, queries, stored, "input")
+    return own | _rows({"dK": d, "dV": d_v}, 0, keys, keys, chip, "output")
 
 
 def ulysses(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """q_outer's on all N rows for each own head. Σ_{x≠p} [n_p(h_x·d + kv_x·w) + n_x·h_p·d_v] words."""
-    t, where = _Tiles(share), range(len(share.where))
-    d, d_v, n = share.problem.shape.d, share.problem.shape.d_v, share.rows(p)
-    kv = share.kv_heads(p)
-    keys = {y: sum(t.keys(x, y) for x in where) for y in where}
-    b, own = _bytes(share), len(share.heads(p))
+    t, where, own, kv = _Tiles(share), range(len(share.where)), len(share.heads(p)), len(share.kv_heads(p))
+    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
+    keys = {y: own * sum(t.keys(x, y) for x in where) for y in where}
     arrays = {
-        "Q": _array(own * n * d, 0, share.H_q * n * d, b.stored, "input"),
-        "K": _array(own * keys[p] * d, 0, share.H_kv * n * d, b.stored, "input"),
-        "V": _array(own * keys[p] * d_v, 0, share.H_kv * n * d_v, b.stored, "input"),
-        "O": _array(0, own * n * d_v, share.H_q * n * d_v, b.stored, "output"),
-        "L": _array(0, own * len(share), own * len(share), b.chip),
+        **_rows({"Q": d}, own * n, 0, share.H_q * n, stored, "input"),
+        **_rows({"K": d, "V": d_v}, keys[p], 0, share.H_kv * n, stored, "input"),
+        **_rows({"O": d_v}, 0, own * n, share.H_q * n, stored, "output"),
+        **_rows({"L": 1}, 0, own * len(share), own * len(share), chip),
     }
     for x in (x for x in where if x != p):
-        m, read = share.rows(x), own * keys[x]
-        for name, reads, writes, size in (
-            ("Q", own * m * d, 0, own * m * d), ("K", read * d, 0, len(kv) * m * d), ("V", read * d_v, 0, len(kv) * m * d_v),
-            ("O", 0, own * m * d_v, own * m * d_v),
-        ):  # fmt: skip
-            arrays[f"{name}_{x}"] = _array(reads, writes, size, b.stored)
+        m = share.rows(x)
+        arrays |= _rows({f"Q_{x}": d}, own * m, 0, own * m, stored)
+        arrays |= _rows({f"K_{x}": d, f"V_{x}": d_v}, keys[x], 0, kv * m, stored)
+        arrays |= _rows({f"O_{x}": d_v}, 0, own * m, own * m, stored)
     return ExactDevice(ulysses_words(share, p), Traffic(arrays))
 
 
@@ -259,40 +236,38 @@ def ulysses_kept_backward_words(share: Share, p: int) -> int:
 
 def mesh(share: Share, p: int, columns: int) -> ExactDevice:
     """(C − 1)·n·d·H_q + (R − 1)·n·w·H_kv words go out, and n_x(d_v + 2)H_q for each other x of the row come back."""
-    t, P, H_q, H_kv = _Tiles(share), len(share.where), share.H_q, share.H_kv
-    d, d_v, n, C = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), columns
-    row, column = range(p - p % C, p - p % C + C), range(p % C, P, C)
-    b, keys = _bytes(share), {y: H_q * sum(t.keys(x, y) for x in row) for y in column}
+    t, H_q, H_kv, (row, column) = _Tiles(share), share.H_q, share.H_kv, lines(share, p, columns)
+    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
+    keys = {y: H_q * sum(t.keys(x, y) for x in row) for y in column}
     arrays = {
-        "Q": _array(H_q * n * d, 0, H_q * n * d, b.stored, "input"),
-        "K": _array(keys[p] * d, 0, H_kv * n * d, b.stored, "input"),
-        "V": _array(keys[p] * d_v, 0, H_kv * n * d_v, b.stored, "input"),
-        "O": _array(0, H_q * n * d_v, H_q * n * d_v, b.stored, "output"),
-        "L": _array(0, H_q * n, H_q * n, b.chip),
+        **_rows({"Q": d}, H_q * n, 0, H_q * n, stored, "input"),
+        **_rows({"K": d, "V": d_v}, keys[p], 0, H_kv * n, stored, "input"),
+        **_rows({"O": d_v}, 0, H_q * n, H_q * n, stored, "output"),
+        **_rows({"L": 1}, 0, H_q * n, H_q * n, chip),
     }
     for y in (y for y in column if y != p):
-        m = H_kv * share.rows(y)
-        arrays |= {
-            f"K_{y}": _array(keys[y] * d, 0, m * d, b.stored),
-            f"V_{y}": _array(keys[y] * d_v, 0, m * d_v, b.stored),
-        }
+        arrays |= _rows({f"K_{y}": d, f"V_{y}": d_v}, keys[y], 0, H_kv * share.rows(y), stored)
     for x in row:
         m, mine = H_q * share.rows(x), x == p
+        arrays |= _rows({f"O_of_{x}": d_v, f"l_of_{x}": 1, f"m_of_{x}": 1}, m if mine else 0, m, m, chip)
         if not mine:
-            arrays[f"Q_{x}"] = _array(m * d, 0, m * d, b.stored)
-        for name, width in (("O", d_v), ("l", 1), ("m", 1)):
-            arrays[f"{name}_of_{x}"] = _array(m * width if mine else 0, m * width, m * width, b.chip)
-            if not mine:
-                arrays[f"{name}_from_{x}"] = _array(H_q * n * width, 0, H_q * n * width, b.chip)
+            arrays |= _rows({f"Q_{x}": d}, m, 0, m, stored)
+            arrays |= _rows({f"O_from_{x}": d_v, f"l_from_{x}": 1, f"m_from_{x}": 1}, H_q * n, 0, H_q * n, chip)
     return ExactDevice(mesh_words(share, p, columns), Traffic(arrays))
 
 
 def mesh_words(share: Share, p: int, columns: int) -> int:
     """Return what device p sends: Q along its row, K and V along its column, and parts of O, ℓ, m back along the row."""
-    n, P, C, shape = share.rows(p), len(share.where), columns, share.problem.shape
-    out = (C - 1) * n * shape.d * share.H_q + (P // C - 1) * n * (shape.d + shape.d_v) * share.H_kv
-    others = (x for x in range(p - p % C, p - p % C + C) if x != p)
-    return out + sum(share.rows(x) * (shape.d_v + 2) * share.H_q for x in others)
+    shape, (row, column) = share.problem.shape, lines(share, p, columns)
+    by_row, by_column = shape.d * share.H_q, (shape.d + shape.d_v) * share.H_kv
+    out = share.rows(p) * ((len(row) - 1) * by_row + (len(column) - 1) * by_column)
+    return out + sum(share.rows(x) * (shape.d_v + 2) * share.H_q for x in row if x != p)
+
+
+def lines(share: Share, p: int, columns: int) -> tuple[range, range]:
+    """Return the devices of p's row in a mesh, and of its column."""
+    first = p - p % columns
+    return range(first, first + columns), range(p % columns, len(share.where), columns)
 
 
 def mesh_total(share: Share, columns: int, direction: str = "forward") -> int:
@@ -312,21 +287,21 @@ def fewest_columns(share: Share, direction: str = "forward") -> int:
 def tree(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """q_outer's on own keys; then, of c children, each part is read once, and the own one read and written with each."""
     t, shape, (parent, children) = _Tiles(share), share.problem.shape, share.family(p)
-    rows, n, b = share.H_q * shape.N_q, share.H_kv * share.rows(p), _bytes(share)
+    d, d_v, rows, (stored, chip) = shape.d, shape.d_v, share.H_q * shape.N_q, _itemsizes(share)
     keys, c, root = share.H_q * int((t.live(0, p) @ t.cols(p)).sum()), len(children), parent is None
+    of_root = rows * root
     arrays = {
-        "Q": _array(rows * shape.d * root, 0, rows * shape.d * root, b.stored, "input"),
-        "K": _array(keys * shape.d, 0, n * shape.d, b.stored, "input"),
-        "V": _array(keys * shape.d_v, 0, n * shape.d_v, b.stored, "input"),
-        "O": _array(0, rows * shape.d_v * root, rows * shape.d_v * root, b.stored, "output"),
-        "L": _array(0, rows * root, rows * root, b.chip),
+        **_rows({"Q": d}, of_root, 0, of_root, stored, "input"),
+        **_rows({"K": d, "V": d_v}, keys, 0, share.H_kv * share.rows(p), stored, "input"),
+        **_rows({"O": d_v}, 0, of_root, of_root, stored, "output"),
+        **_rows({"L": 1}, 0, of_root, of_root, chip),
+        **_rows({"O_part": d_v, "l_part": 1, "m_part": 1}, rows * (c + root), rows * (1 + c), rows, chip),
     }
     if not root:
-        arrays["Q_here"] = _array(rows * shape.d, 0, rows * shape.d, b.stored)
-    for name, width in (("O", shape.d_v), ("l", 1), ("m", 1)):
-        arrays[f"{name}_part"] = _array(rows * width * (c + root), rows * width * (1 + c), rows * width, b.chip)
-        arrays |= {f"{name}_of_{child}": _array(rows * width, 0, rows * width, b.chip) for child in children}
-    return ExactDevice(rows * (shape.d * c + (shape.d_v + 2) * (not root)), Traffic(arrays))
+        arrays |= _rows({"Q_here": d}, rows, 0, rows, stored)
+    for child in children:
+        arrays |= _rows({f"O_of_{child}": d_v, f"l_of_{child}": 1, f"m_of_{child}": 1}, rows, 0, rows, chip)
+    return ExactDevice(rows * (d * c + (d_v + 2) * (not root)), Traffic(arrays))
 
 
 def tile_peak(B_r: int, B_c: int, d: int, d_v: int) -> int:
@@ -370,21 +345,19 @@ def balance(where: Sequence[Any], allows: Any) -> Fraction:
     return Fraction(max(work) * len(work), sum(work))
 
 
-@dataclass(frozen=True)
-class _Bytes:
-    stored: int
-    chip: int
-
-
 def _cut(length: int, size: int) -> Any:
     """Return the sizes of a length's blocks."""
     return np.array([min(size, length - first) for first in range(0, length, size)], dtype=np.int64)
 
 
-def _bytes(share: Share) -> _Bytes:
+def _itemsizes(share: Share) -> tuple[int, int]:
+    """Return the bytes of an element as it is stored, and as the chip computes with it."""
     dtype = share.problem.dtype
-    return _Bytes(dtype.itemsize, chip_dtype(dtype).itemsize)
+    return dtype.itemsize, chip_dtype(dtype).itemsize
 
 
-def _array(reads: int, writes: int, size: int, itemsize: int, role: Any = "extra") -> ArrayTraffic:
-    return ArrayTraffic(int(reads), int(writes), 0, int(size), itemsize, role)
+def _rows(
+    widths: Mapping[str, int], reads: int, writes: int, there: int, itemsize: int, role: Any = "extra", zeros: int = 0
+) -> dict[str, ArrayTraffic]:
+    """Return what arrays of these widths move: rows that are read, written (`zeros` of them before all else), and there."""
+    return {X: ArrayTraffic(reads * w, writes * w, zeros * w, there * w, itemsize, role) for X, w in widths.items()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashsim.devices.device import Link
-from flashsim.devices.engines import Alone, Torch
+from flashsim.devices.engines import Torch, together
 from flashsim.devices.share import Share
 from flashsim.gpu.compiling import import_cupy
 
@@ -37,7 +37,7 @@ class Links:
 
     def wait(self, works: list[Any]) -> None:
         """Let the current stream wait for messages, once."""
-        with Alone(self.rank):
+        with together(self.rank):
             for work in works:
                 work.wait()
         works.clear()
