@@ -147,7 +147,7 @@ def hydragen(full: bool) -> Claim:
 
 
 def padding(full: bool) -> Claim:
-    """Krell et al., 2021: up to 50% of all tokens can be padding. Here half of the tokens are padding, but than half of the
+    """Krell et al., 2021: up to 50% of all tokens can be padding. Here half of the tokens are padding, but more than half of the
     scores are. So padded batches move more than twice what packed ones do."""
     N, d, lengths = 512, 64, [*range(8, 513, 8)]
     how: dict[str, Any] = {"d": d, "blocks": (64, 64), "M": 10**6}
