@@ -179,8 +179,9 @@ def test_the_page_says_what_was_measured() -> None:
     grads = "dQ", "dK", "dV"
     errors = most("ring", "one GPU", ("O",)), most("ring", "float64", ("O",)), most("one GPU", "float64", ("O",))
     assert (
-        f"from one GPU's by {errors[0]} at most, and from float64's, of two heads, by {errors[1]}, where one GPU's differs by "
-        f"{errors[2]}. Its gradients differ from one GPU's by {most('ring', 'one GPU', grads)} at most"
+        f"The ring's O differs from one GPU's by at most {errors[0]}. From O in float64, computed for two heads, it differs by "
+        f"at most {errors[1]}, and one GPU's by at most {errors[2]}. The ring's gradients differ from one GPU's by at most "
+        f"{most('ring', 'one GPU', grads)}"
     ) in page
     assert {most("ulysses", "one GPU", (X,)) for X in ("O", "dK", "dV")} == {"0.0e+00"}
     ratios = [
@@ -192,22 +193,22 @@ def test_the_page_says_what_was_measured() -> None:
     operations, bytes_sent = gpu_devices.rates(RECORD, causal=False)
     assert f"sends {bytes_sent / 1e9:.0f} GB/s and attends at {operations / 1e12:.0f} TFLOP/s" in page
     for say in (gpu_devices.predicted, gpu_devices.measured):
-        assert f"from N = {say(RECORD, False):,.0f} on, and {say(RECORD, True):,.0f} causally" in page
+        said = f"from N = {say(RECORD, False):,.0f} on, and from {say(RECORD, True):,.0f} on with a causal mask"
+        assert said in page
     (one,) = (r for r in gpu_devices.results_of(RECORD, "forward", True) if r["N"] == 16_384)
     alone, ring, without = (gpu_devices.median(one, name) for name in ("kernels alone", "ring", "ring, no overlap"))
     assert (
-        f"of {gpu_devices.median(one, 'messages alone'):.2f} ms at N = 16,384, causally, {ring - alone:.2f} ms with overlap, "
-        f"and {without - alone:.2f} ms without"
+        f"At N = 16,384 with a causal mask, messages alone take {gpu_devices.median(one, 'messages alone'):.2f} ms; they add "
+        f"{ring - alone:.2f} ms to the kernels' time with overlap, and {without - alone:.2f} ms without"
     ) in page
     last = gpu_devices.results_of(RECORD, "forward", True)[-1]
     theirs, of_one, ours = (
         gpu_devices.median(last, name) for name in ("context_parallel, allgather", "one GPU, PyTorch", "ring")
     )
     assert (
-        f"is {of_one / theirs:.2f} times as fast as PyTorch on one GPU, forward, and the ring takes {ours:.1f} ms"
-        in page
-    )
-    assert f"where it takes {theirs:.1f}" in page
+        f"`context_parallel` is {of_one / theirs:.2f} times as fast as PyTorch on one GPU. It takes {theirs:.1f} ms; the ring "
+        f"takes {ours:.1f} ms"
+    ) in page
     assert [5 * sent for sent in model("ulysses", last["N"])["backward"]] == model("ring", last["N"])["backward"]
 
 

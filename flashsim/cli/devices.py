@@ -30,32 +30,34 @@ LAYOUTS = ("contiguous", "striped", "zigzag")
 
 
 def add_options(parser: Any) -> None:
-    known = f"{', '.join(PROGRAMS)}. Default: all but the last, side by side"
+    known = f"{', '.join(PROGRAMS)}. Default: all except tree, side by side"
     parser.add_argument("program", nargs="?", choices=PROGRAMS, metavar="NAME", help=known)
     parser.add_argument(
         "--P", type=several(whole()), metavar="P", help="devices. Default: 4; under torchrun or mpiexec, the processes"
     )
     add(parser, "--N", required=True)
-    add(parser, "--N-q", help="queries, if not as many as keys: of tree, which decodes")
+    add(parser, "--N-q", help="queries, for tree, which decodes. Default: as many as keys")
     add(parser, "--d", "--d-v", "--dtype")
     add(parser, "--heads", default=1, help="query heads")
     add(parser, "--kv-heads", help="KV heads, where query heads share them")
-    parser.add_argument("--layout", choices=LAYOUTS, help="which rows a device has. Default: the program's own")
+    parser.add_argument("--layout", choices=LAYOUTS, help="which rows a device has. Default: the program's own layout")
     parser.add_argument(
-        "--columns", type=whole(), metavar="C", help="of the mesh. Default: those with the fewest words"
+        "--columns", type=whole(), metavar="C", help="columns of the mesh. Default: the number with the fewest words"
     )
-    add(parser, "--backward", help="the backward pass, not of tree, which decodes")
+    add(parser, "--backward", help="count the backward pass; tree has none")
     add(parser, "--causal", "--M", "--blocks")
     add(parser, "--seed", help="of the random numbers, on real processes. Default: 0")
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="by formula alone, for one P or more, 4:4096:x4; beside the lower bound on words",
+        help="compute by formula alone, and compare with the lower bound on words; takes several P, such as 4:4096:x4",
     )
     parser.add_argument(
-        "--flops", type=positive, metavar="F", help="of a plan, in time: operations a second, such as 312e12"
+        "--flops", type=positive, metavar="F", help="with --plan: operations a second, such as 312e12, to show times"
     )
-    parser.add_argument("--link", type=positive, metavar="B", help="of a plan, in time: bytes a second, such as 300e9")
+    parser.add_argument(
+        "--link", type=positive, metavar="B", help="with --plan: bytes a second on a link, such as 300e9, to show times"
+    )
     add(parser, "--json")
 
 
@@ -130,9 +132,9 @@ def _show(tallies: list[DevicesTally]) -> None:
             to = ", ".join(map(str, sorted(one.links))) or "–"
             rows.append((p, share.rows(p), one.words, to, one.hbm.accesses, one.sram.peak))
         print_table(("device", "rows", "words sent", "to", "HBM accesses", "peak"), rows)
-    said = " “One device” is the one that has most." if len(tallies) > 1 else ""
+    said = " “One device” is the device with the most." if len(tallies) > 1 else ""
     print_paragraphs(
-        f"Words are elements on links between devices; HBM accesses are apart. Theory gives the same numbers.{said}"
+        f"Words are elements that links carry; HBM accesses are not among them. Theory gives the same numbers.{said}"
     )
 
 
@@ -173,8 +175,9 @@ def _plan(options: argparse.Namespace) -> int:
         ]  # fmt: skip
         print_table(headings[: 6 if timed else 5], [row[: 6 if timed else 5] for row in shown])
         print_paragraphs(
-            "Words are those of the device that sends most; ÷ bound is of all words. The bound is for devices that do no "
-            "more, and have no more room, than the program's. StarTrail and TASP are by formula."
+            "“Words a device” is of the device that sends the most; “÷ bound” compares the words of all devices. The bound "
+            "is for devices that do no more work, and have no more room, than the program's. StarTrail and TASP are "
+            "computed by formula."
         )
         if timed:
             n = hidden_from(
@@ -184,7 +187,7 @@ def _plan(options: argparse.Namespace) -> int:
                 causal=options.causal,
                 **speeds,
             )
-            print_paragraphs(f"The ring's messages are hidden from {n:,.0f} rows a device.")
+            print_paragraphs(f"The ring's messages are hidden if a device has {n:,.0f} rows or more.")
 
     finish(options, {"plans": [vars(found) | {"bound": found.bound.certificate()} for found in plans]}, show)
     return 0

@@ -122,7 +122,7 @@ def varlen(
 def _on_gpu(name: str, words: Any, axes: int) -> Any:
     """Return words that are on the host as CuPy's array."""
     if isinstance(words, list | tuple | np.ndarray):
-        return import_cupy().asarray(check_words(name, words, (None,) * axes, least=-1))
+        return import_cupy().asarray(check_words(name, words, (None,) * axes, least=-(name == "table")))
     return words
 
 
