@@ -238,6 +238,9 @@ def test_gradients_that_overflow_float16_are_refused() -> None:
     with pytest.raises(ValueError, match=r"dQ overflows float16, which ends at 6.55e\+04. Scale dO down"):
         flashsim.backward("flash", run, np.full((3, 1), 6e4, np.float16))
     assert np.isfinite(flashsim.backward("flash", run, np.full((3, 1), 1e-2, np.float16)).dQ).all()
+    run = flashsim.forward("flash", np.zeros((9, 1), np.float16), *np.ones((2, 3, 1), np.float16))
+    with pytest.raises(ValueError, match=r"^dV overflows float16"):
+        flashsim.backward("flash", run, np.full((9, 1), 6e4, np.float16))
 
 
 # ------------------------------------------------------------------------------------------------- what is returned

@@ -22,7 +22,7 @@ from flashsim.plots import FIGURES
 from flashsim.problem import qkv
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.support.sizes import human_bytes, parse_size
-from flashsim.support.tables import console, print_table
+from flashsim.support.tables import console, print_table, problem
 from flashsim.verify import appendices, theorem_5, theorems_1_2
 
 from .pages import ROOT, text_of
@@ -414,6 +414,11 @@ def test_a_table_that_is_too_wide_is_stacked(width: int, capsys: pytest.CaptureF
     assert re.findall(r"column \d", " ".join(heads)) == [f"column {n}" for n in range(8)]
     assert len(heads) == {30: 4, 60: 2, 80: 2, 200: 1}[width]
     assert all(f"{row}{n}" in " ".join(lines) for row in "fs" for n in range(8))
+
+
+def test_a_problem_s_widths_are_said_once_where_they_are_equal() -> None:
+    assert problem(2, 2, 1000, int("1000")) == "N = 2, d = 1000"
+    assert problem(2, 3, 1000, 999) == "N_q = 2, N_k = 3, d = 1000, d_v = 999"
 
 
 def test_python_m_flashsim() -> None:

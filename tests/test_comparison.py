@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from flashsim import reference
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.algorithms.blocks import Fixed
 from flashsim.masks.rules import Causal
 from flashsim.problem.qkv import QKV
 from flashsim.tracing.planting import planted
@@ -41,6 +44,16 @@ def test_a_block_mask_of_live_tiles_leaves_out_what_is_masked_alone() -> None:
         for results in comparison.run_all(GIVEN, ["block_sparse"], lambda *_: lambda *_: None, both_ways=True, **asked):
             assert results["block_sparse"].ok
             assert results["block_sparse"].error_of_bound is not None
+
+
+@pytest.mark.parametrize("sizes", [{"sizing": "paper"}, {"sizing": "fit", "blocks": (2, 2)}], ids=str)
+def test_blocks_are_chosen_for_both_passes_where_they_were_left_to_fit(sizes: dict[str, Any]) -> None:
+    asked = {"M": 100, "block_mask": "live"}
+    back = BACKWARD["block_sparse"]
+    assert isinstance(
+        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, {**asked, "sizing": "fit"})["sizing"], Fixed
+    )
+    assert comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, asked | sizes) == asked | sizes
 
 
 @pytest.mark.parametrize("factor", ["float('nan')", "float('inf')", "1.001"])

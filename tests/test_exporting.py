@@ -15,7 +15,7 @@ import pytest
 import flashsim
 import flashsim.machine.traffic
 from flashsim.cli import main
-from flashsim.support import provenance
+from flashsim.support import exporting, provenance
 
 LARGE = flashsim.count("flash", N=2**42, d=128, heads=2, M=4096)
 
@@ -116,6 +116,7 @@ def test_a_table_by_array() -> None:
             assert table[name].tolist() == [getattr(a, name) for a in traffic.by_array.values()]
             assert table[name].sum() == sum(getattr(a, name) for a in traffic.by_array.values())
     assert str(forward.to_pandas().reads.dtype) == "int64"
+    assert exporting.to_pandas([{"n": 2**63}, {"n": 1}], ["n"])["n"].tolist() == [2**63, 1]  # more than int64 holds
     assert forward.to_pandas().attrs["blocks"] == {"B_r": 4, "B_c": 8, "T_r": 3, "T_c": 2}
 
 

@@ -215,6 +215,7 @@ def test_a_certificate_that_holds() -> None:
         ({"steps": [[0, 0, ["K0"]]]}, "step 0"),
         ({"steps": [[[], {}, 5]]}, "step 0"),
         ({"steps": [7]}, "step 0"),
+        ({"steps": ["3" * 60]}, f"^step 0, {50 * '3'}, is not possible there"),
         ({"steps": {}}, "steps, a list"),
         ({"table": {}}, "not in the table"),
         ({"table": {"": 1.5}}, "whole numbers"),

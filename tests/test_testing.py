@@ -21,7 +21,7 @@ from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, c
 from flashsim.testing import parametrize_with_checks as parametrize
 from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, SINCE, Implementation, Mutant
 from flashsim.testing.regimes import MASKS, REGIMES, values
-from flashsim.testing.running import applicable, survey
+from flashsim.testing.running import Finding, applicable, shrink, survey
 from flashsim.testing.strategies import around, pool
 from flashsim.testing.subject import EMPTY, Subject, lay_out
 
@@ -125,6 +125,15 @@ def test_a_failure_that_does_not_come_again_is_said_to_be_one() -> None:
 
     (failure,) = check_attention(kernel, Spec(), max_examples=30, checks=["oracle"], on_fail="return").failures
     assert "tried once more it passed, so the kernel may not be deterministic; 1 of 30 cases" in failure.message
+
+
+def test_a_case_is_made_smaller_with_other_numbers_where_its_own_pass() -> None:
+    def attempt(check: Any, subject: Subject, case: Case) -> Finding:
+        return Finding("oracle", case, 2.0 if case.N_q == 9 or case.seed == 3 else 0.5)
+
+    found = shrink(CHECKS["oracle"], Subject(TILED, TILED.spec), Case(N_q=9, seed=2), attempt)
+    assert found is not None
+    assert found.case == Case(N_q=1, seed=3)
 
 
 @pytest.mark.parametrize(
@@ -527,6 +536,13 @@ def test_arrays_lie_as_asked_with_nan_around_them(strides: str, layout: str) -> 
     assert np.isnan(base).sum() == base.size - a.size
 
 
+def test_a_case_that_has_groups_keeps_them() -> None:
+    fit, subject = CHECKS["grouped_heads"].fit, Subject(TILED, TILED.spec)
+    assert {fit(Case(seed=seed), subject).group for seed in range(4)} == {2, 3}  # type: ignore[union-attr]
+    for case in (Case(group=2, seed=1), Case(group=3, seed=2)):
+        assert fit(case, subject) == case  # or nothing would shrink
+
+
 def test_lengths_lie_around_the_block() -> None:
     assert {63, 64, 65, 96, 127, 128, 129, 193} <= set(around(64))
     assert around(1) == [1, 2, 3, 4, 5, 6]
@@ -588,6 +604,16 @@ def test_budgets_are_the_data_s_and_not_a_constant() -> None:
     assert half.mean() > 50 * small.mean()
     double = Case(N_q=4, N_k=6, d=8, regime="integers").problem(Spec(C=4)).solution.O_budget
     assert np.allclose(double, 2 * small)
+
+
+@pytest.mark.parametrize(("lse", "unit"), [("natural", 1.0), ("base2", np.log(2))])
+def test_budgets_of_equal_weights(lse: str, unit: float) -> None:
+    """Scores of 0 are not off: what is left is a sum of 300, and what is stored. Values are 1, so that O is 1."""
+    spec = Spec(lse=lse)
+    even = Case(N_q=1, N_k=300, d=8).problem(spec)
+    found, u = even.but(q=0 * even.q, v=0 * even.v + 1).solution, 2.0**-24
+    np.testing.assert_allclose(found.O_budget, spec.C * (300 + 8 + 2 + 1) * u, rtol=1e-6)
+    np.testing.assert_allclose(found.lse_budget * unit, spec.C * (300 + 8 + 4 * (1 + np.log(300))) * u, rtol=1e-6)
 
 
 def test_stored_scores_that_overflow_have_no_budget_and_others_do() -> None:

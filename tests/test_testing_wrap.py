@@ -19,7 +19,7 @@ from flashsim.testing.bridges import BRIDGES, Bridge, Sent, _surroundings
 from flashsim.testing.checkup import check_attention
 from flashsim.testing.probe import parameters
 from flashsim.testing.spec import Spec
-from flashsim.testing.wrapping import Wrapped, wrap
+from flashsim.testing.wrapping import Wrapped, _sdpa, wrap
 
 from .wrapping import DTYPES, inputs, layouts, same_bits
 
@@ -182,6 +182,12 @@ def test_a_wrapped_function_s_parameters_are_its_own_but_for_a_convention_s() ->
 
     assert parameters(Wrapped(attend, Plain(), None)) == ("q", "k", "v", "is_causal")
     assert "is_causal" not in parameters(Wrapped(attend, Plain(), "sdpa"))
+
+
+@pytest.mark.parametrize("axes", [2, 3, 4])
+def test_a_mask_for_pytorch_has_four_axes(axes: int) -> None:
+    q, mask = np.ones((1, 1, 4, 2)), np.ones((1, 1, 4, 4)[-axes:], bool)
+    assert _sdpa(q, q, mask=mask)["attn_mask"].shape == (1, 1, 4, 4)
 
 
 def test_who_wraps_already_is_not_told_to() -> None:
