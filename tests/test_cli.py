@@ -451,6 +451,46 @@ def test_sizes_are_read(text: str, itemsize: int, elements: int) -> None:
     assert parse_size(text, itemsize) == elements
 
 
+def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"N": 12, "d": 4, "M": 400, "blocks": (4, 4)}
+    asked = ["count", "q_outer", "--N", "12", "--d", "4", "--M", "400", "--blocks", "4", "4", "--json", "-"]
+    for heads, typed, logit in ((1, "0.5", 0.5), (3, "-.5e1", -5), (2, "-inf", -np.inf)):
+        assert main([*asked, "--causal", "--heads", str(heads), "--sink", typed]) == 0
+        counted = json.loads(capsys.readouterr().out)
+        tally = flashsim.count("q_outer", **shape, heads=heads, causal=True, mask=flashsim.Sink(logit))
+        assert counted["arguments"]["mask"] == f"Sink({float(logit)})"
+        assert (counted["reads"], counted["equals_theory"]) == (tally.hbm.reads, True)
+        assert tally.hbm.by_array["sink"].reads == 3 * heads
+    monkeypatch.chdir(tmp_path)
+    np.savez("a.npz", **{name: np.random.default_rng(0).normal(size=(2, 6, 3)) for name in "qkv"})
+    asked = ["run", "--qkv", "a.npz", "--M", "200", "--algorithm", "q_outer", "--backward", "--json", "-", "--quiet"]
+    assert main([*asked, "--sink", "-1,20"]) == 0
+    ran = json.loads(capsys.readouterr().out)
+    assert ran["algorithms"]["q_outer"]["by_array"]["sink"]["reads"] == 2
+    assert main([*asked[:-3], "--sink", "-1,20"]) == 0
+    assert "sink -1,20" in capsys.readouterr().out
+    assert main(["step", "--sink", "2", "--causal", "--text"]) == 0
+    assert "Sink" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--sink", "two"], "argument --sink: got 'two'; expected a number, or one for each query head, as -1.5,0,2"),
+        (["--sink", "1,,2"], "argument --sink: got '1,,2'; expected a number, or one"),
+        (["--sink", "nan"], "argument --sink: got 'nan'; expected a number"),
+        (["--sink", "inf"], "argument --sink: got 'inf'; expected a number"),
+        (["--heads", "2", "--sink", "1,2"], "--sink has 2 numbers; expected one: `flashsim count` is of one head"),
+        (["tiles_streamed", "--sink", "1"], "takes no sink; expected one of these: 'standard', 'flash'"),
+    ],
+)
+def test_what_is_no_sink_is_refused(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count", "--N", "8", "--d", "4", *typed]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_an_offset_moves_the_causal_mask(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     asked = ["--N_q", "12", "--N_k", "20", "--d", "4", "--M", "400", "--blocks", "4", "4", "--causal", "--offset", "-3"]
     assert main(["count", "block_sparse", "--block-mask", "live", *asked, "--json", "-"]) == 0
