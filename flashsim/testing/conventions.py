@@ -159,7 +159,10 @@ def _onnx(
     keywords |= {"softcap": softcap} if softcap is not None else {}
     keywords |= {} if window is None else {"left_window_size": window[0], "right_window_size": window[1]}
     added = mask if bias is None else bias if mask is None else np.where(mask, bias, np.asarray(-np.inf, bias.dtype))
-    return keywords if added is None else keywords | {"attn_mask": added}
+    if added is None:
+        return keywords
+    # a last axis of 1 would be padded by −∞, and not broadcast
+    return keywords | {"attn_mask": np.broadcast_to(added, (*added.shape[:-1], k.shape[2]))}
 
 
 def _operator(fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
