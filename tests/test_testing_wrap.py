@@ -49,9 +49,11 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, xp: str, in
 
 
 def test_unknown_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="xp is 'numpy'; expected one of 'torch', 'cupy', 'jax'"):
-        wrap(lambda q, k, v: q, "numpy")
-    with pytest.raises(ValueError, match="convention is 'flash'; expected one of None, 'sdpa', 'flash_attn'"):
+    with pytest.raises(ValueError, match="xp is 'numba'; expected one of 'numpy', 'torch', 'cupy', 'jax'"):
+        wrap(lambda q, k, v: q, "numba")
+    with pytest.raises(
+        ValueError, match="convention is 'flash'; expected one of None, 'sdpa', 'flex_attention', 'flash_attn',"
+    ):
         wrap(lambda q, k, v: q, "torch", convention="flash")
     with pytest.raises(ValueError, match="xp is 'jax'; expected 'torch'"):
         wrap(lambda q, k, v: q, "jax", convention="sdpa")
@@ -230,8 +232,15 @@ def test_a_device_that_is_none_is_refused_before_any_call(cupy: Any, monkeypatch
 
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=never))
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(devices=never, Device=int))
-    for xp, device in (("cupy", object()), ("cupy", -1), ("torch", object()), ("jax", object()), ("jax", "none")):
-        with pytest.raises(ValueError, match=r"^device is (-1|<object|'none').*; expected"):
+    for xp, device in (
+        ("numpy", "cpu"),
+        ("cupy", object()),
+        ("cupy", -1),
+        ("torch", object()),
+        ("jax", object()),
+        ("jax", "none"),
+    ):
+        with pytest.raises(ValueError, match=r"^device is (-1|<object|'none'|'cpu').*; expected"):
             wrap(lambda q, k, v: q, xp, device=device)
 
 
