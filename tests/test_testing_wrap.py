@@ -17,9 +17,10 @@ import pytest
 from flashsim.cli import main
 from flashsim.testing.bridges import BRIDGES, Bridge, Sent, _surroundings
 from flashsim.testing.checkup import check_attention
+from flashsim.testing.conventions import _sdpa
 from flashsim.testing.probe import parameters
 from flashsim.testing.spec import Spec
-from flashsim.testing.wrapping import Wrapped, _sdpa, wrap
+from flashsim.testing.wrapping import Wrapped, wrap
 
 from .wrapping import DTYPES, inputs, layouts, same_bits
 
