@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from flashsim import reference
-from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
-from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, sink_gradient
+from flashsim.algorithms.blocks import Fixed
 from flashsim.masks.rules import Causal
 from flashsim.masks.sink import Sink
 from flashsim.problem.qkv import QKV
