@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from flashsim import reference
-from flashsim.reference import operands
 
 rng = np.random.default_rng(0)
 X, Z, V, Q, K, W = (rng.normal(size=shape) for shape in ((7, 3), (5, 3), (5, 2), (7, 3), (7, 3), (4, 3)))
@@ -93,12 +92,6 @@ def test_finite_operands_never_make_nan(function: Callable[..., Any], given: dic
 def test_what_else_does_not_fit_is_named(function: Callable[..., Any], arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)")):
         function(**arguments)
-
-
-def test_a_number_above_0_may_be_below_1() -> None:
-    assert operands.positive("sigma", 0.5, {}) == 0.5
-    with pytest.raises(ValueError, match="sigma is 0; expected a finite number above 0"):
-        operands.positive("sigma", 0, {})
 
 
 def test_one_column_may_be_flat_and_lists_are_taken() -> None:
