@@ -196,12 +196,32 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             cache = [_normal(2, 2, N_k, d) for _ in "kv"]
             asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
             yield f"hopper_decode, d = {d}, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
+        yield from _serving(d)
     q, k, v, _ = wholes[128]
     fours = _normal(1, 1, 332, 128)
     for causal in (False, True):
         of = "causal" if causal else "full"
         yield f"hopper_fp8, {of}", partial(_fp8, q, k, v, causal, False)
         yield f"hopper_fp8, {of}, keys of V contiguous", partial(_fp8, q, fours, fours, causal, True)
+
+
+def _serving(d: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield launches on keys in pages, and on packed batches, where sequences are short, long, and empty."""
+    lengths, N = np.array([300, 0, 1, 3100], np.int32), 3
+    for page, splits in itertools.product((16, 128), (None, 1, 3)):  # None: by pairs of blocks
+        needed = -(-lengths // page)
+        table, free = np.full((len(lengths), needed.max()), -1, np.int32), np.arange(needed.sum())[::-1]
+        for s, ends in enumerate(np.cumsum(needed)):
+            table[s, : needed[s]] = free[ends - needed[s] : ends]
+        pools = (_normal(len(free), 2, page, d) for _ in "kv")
+        given = (_normal(len(lengths), 8, N, d), *pools, table, lengths)
+        call = partial(gpu.paged, *given, splits=splits, check=False, return_lse=True)
+        yield f"paged, d = {d}, pages of {page}, splits = {splits}", call
+    ends_q, ends_k = (np.cumsum([0, *of]) for of in ((300, 0, 65, 1), (333, 7, 65, 200)))
+    for causal in (False, True):
+        packed = (_normal(heads, of[-1], d) for heads, of in ((2, ends_q), (1, ends_k), (1, ends_k)))
+        call = partial(gpu.varlen, *packed, ends_q, ends_k, causal=causal, return_lse=True)
+        yield f"varlen, d = {d}, {'causal' if causal else 'full'}", call
 
 
 def _backward(q: Any, k: Any, v: Any, do: Any, deterministic: bool, asked: dict[str, Any]) -> Any:

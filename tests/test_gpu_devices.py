@@ -269,6 +269,7 @@ def look_at_the_dead(found: list[tuple[int, str, str]], most: float) -> None:
         told = re.match(rf"(?ms).*^once\nLinkError after ([\d.]+) s: rank {rank}\b.*", out)
         assert told, (code, out, err[-3000:])
         assert float(told[1]) < most
+        assert "\nand again: " in out
         assert code == 0, err[-3000:]
 
 
@@ -300,7 +301,7 @@ def test_a_process_that_ends_is_noticed_by_the_others_over_gloo(what: str) -> No
     look_at_the_dead(dying("torch", 2, what), 10)
 
 
-@pytest.mark.parametrize("what", ["graph", "links", "program"])
+@pytest.mark.parametrize("what", ["graph", "links", "program", "many", "many graphs"])
 def test_a_gpu_whose_process_ends_is_noticed_by_the_others(what: str) -> None:
     """NCCL itself waits for ever, and PyTorch watches over no graph."""
     if (P := gpus()) < 2:

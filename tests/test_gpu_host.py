@@ -33,6 +33,8 @@ from flashsim.gpu import (
     hopper_backward_wide,
     hopper_decode,
     hopper_fp8,
+    hopper_paged,
+    hopper_varlen,
     launching,
     settling,
     tensor_core,
@@ -44,6 +46,7 @@ from flashsim.gpu.masking import InTiles
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DEVICE, STREAM = 7, 5  # the stream is PyTorch's
+LAUNCHING = hopper, hopper_backward, hopper_backward_wide, hopper_decode, hopper_fp8, hopper_paged, hopper_varlen
 CACHES = (
     settling._settled_before,
     of_gpus._library,
@@ -53,6 +56,9 @@ CACHES = (
     hopper_backward_wide._launches,
     hopper_decode._launches,
     hopper_fp8._launch,
+    hopper_paged._launches,
+    hopper_varlen._launch,
+    hopper_varlen._packed,
     tensor_maps.tensor_map,
     launching._counters,
     launching._words,
@@ -192,7 +198,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     torch._C = SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(tensor_maps, "_encode", lambda: _encode)
-    for module in (hopper, hopper_backward, hopper_backward_wide, hopper_decode, hopper_fp8):
+    for module in LAUNCHING:
         monkeypatch.setattr(module, "ready", ready)
     _forget()
     yield found
@@ -399,6 +405,7 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monke
     monkeypatch.setattr(sanitize_gpu, "_normal", lambda *shape, dtype="float16": Array(shape, dtype))
     monkeypatch.setattr(sanitize_gpu, "_half", lambda *shape: Array(shape, "bool"))
     monkeypatch.setattr(sys.modules["cupy"], "broadcast_to", lambda x, onto: Array(onto, x.dtype), raising=False)
+    monkeypatch.setattr(sys.modules["cupy"], "asarray", lambda x, _="": Array(x.shape, "int32"), raising=False)
     for module in (hopper, hopper_backward):
         tiles = InTiles(Array((1, 300, 336), "bool"), (1, 300, 333), (16, 336, 1), (1, 0, 0))
         monkeypatch.setattr(module, "in_tiles", lambda _, tiles=tiles: tiles)
@@ -412,8 +419,6 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monke
     rungs = (gpu.kernel(name) for name in ("hopper", "hopper_decode", "hopper_fp8"))
     variants = [v for rung in rungs for v in rung.variants if v.defines == (("COUNT", 0),)]
     wanted = {name for v in variants for name in v.functions if "bfloat16" not in name and "round_to_8" not in name}
-    packed = ("hopper<", "hopper_decode<")  # pages and packed batches are not watched yet
-    wanted -= {name for name in wanted if name.startswith(packed) and name.endswith(", true>")}
     assert wanted == {launch[0] for launch in launches}
 
 

@@ -29,6 +29,7 @@ from flashsim.masks.dropout import keep_mask
 from flashsim.problem.shapes import Shape
 from tests import test_gpu as tests
 from tests import test_gpu_fp8 as fp8
+from tests import test_gpu_serving as serving
 
 pytestmark = [pytest.mark.slow, *tests.pytestmark]
 
@@ -156,6 +157,15 @@ def test_random_shapes_lie_within_rounding_of_the_reference(rung: Kernel, part: 
 )
 def test_the_kit_finds_nothing_in_200_examples(rung: Kernel, dtype: str, d: int) -> None:
     tests.check(rung, dtype, d, examples=200)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("way", [serving.through_pages, serving.among_others])
+def test_the_kit_finds_nothing_in_what_serves(way: Any, dtype: str, d: int) -> None:
+    if capability(current_device()) != "90":
+        pytest.skip("it needs a GPU of compute capability 90")
+    serving.run_kit(way, dtype, d, 200)
 
 
 def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None:

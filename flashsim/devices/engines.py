@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
+from weakref import WeakSet
 
 import numpy as np
 
@@ -88,10 +89,13 @@ class Nccl(Torch):
     """Torch over NCCL: messages go between GPUs, of which a process has the one of its number on the host.
 
     NCCL waits for ever for a process that has ended. `finish` waits `timeout` seconds, ends NCCL, and raises LinkError. PyTorch
-    ends a process that did not ask after twice that, but watches over no graph.
+    ends a process that did not ask after twice that, but watches over no graph. `graphs` hold messages: NCCL ends once they are
+    gone. In one that runs after that, messages would seem to arrive at once.
     """
 
     backends, device_type, patience = "cpu:gloo,cuda:nccl", "cuda", 2
+    graphs: ClassVar[WeakSet[Any]] = WeakSet()
+    _ended = False
 
     def __init__(self, timeout: float = 60.0) -> None:
         import torch
@@ -126,6 +130,8 @@ class Nccl(Torch):
     def finish(self) -> None:
         """Return once what is queued on this GPU's current stream is done. Raises LinkError after `timeout` seconds."""
         with together(self.rank):
+            if self._ended:
+                raise TimeoutError("NCCL was ended before")
             self._until_done()
 
     def _until_done(self) -> None:
@@ -135,8 +141,12 @@ class Nccl(Torch):
             _until(event.query, seconds)
         except TimeoutError:
             backend = self._dist.group.WORLD._get_backend(self.device)
-            ending = Thread(target=backend.abort, daemon=True)  # its kernels end at once, itself after all graphs
-            ending.start()
+            ending, self._ended = Thread(target=backend.abort, daemon=True), True
+            ending.start()  # its kernels end at once
+            with suppress(TimeoutError):
+                _until(event.query, seconds)
+            while self.graphs:
+                self.graphs.pop().reset()
             ending.join(seconds)
             raise
 

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from flashsim.devices.device import LinkError
+from flashsim.devices.engines import Nccl
+
 
 class Captured:
     """A call, captured after two that warm up; `result` is what it returned, filled anew each time that it runs again.
@@ -25,8 +28,11 @@ class Captured:
         # other threads, such as the one that watches over NCCL, may go on with what a capture forbids
         with torch.cuda.graph(self._graph, stream=own, capture_error_mode="thread_local"):
             self.result = call()
+        Nccl.graphs.add(self._graph)
 
     def __call__(self) -> Any:
-        """Run it on the current stream."""
+        """Run it on the current stream. Raises LinkError once NCCL was ended, as a process had."""
+        if self._graph not in Nccl.graphs:
+            raise LinkError("the graph is gone: NCCL was ended after a process did not answer")
         self._graph.replay()
         return self.result
