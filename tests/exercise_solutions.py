@@ -57,7 +57,7 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("exp(m_tilde - m_new) * (P_tilde @ V_j)", "(P_tilde @ V_j)", "P~_ij V_j was summed against"),
         ("on_chip(maximum(m_i, m_tilde))", "on_chip(m_tilde + 0)", "This is the block's maximum alone"),
         ("exp(m_i - m_new) * l_i +", "l_i +", "The old l_i is not rescaled"),
-        ("exp(m_i - m_new) * l_i +", "exp(m_new - m_i) * l_i +", "The old l_i is multiplied by the inverse"),
+        ("exp(m_i - m_new) * l_i +", "exp(m_new - m_i) * l_i +", "The old l_i is rescaled by the inverse"),
         ("exp(m_tilde - m_new) * l_tilde", "l_tilde", "l~_ij was summed against"),
         ("Q_i @ K_j.T)", "Q_i @ K_j.T / Q_i.shape[1] ** 0.5)", "The scores are divided by √d."),
         ("Q_i @ K_j.T)", "Q_i @ K_j.T / Q_i.shape[1])", "√d twice"),

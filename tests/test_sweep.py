@@ -426,6 +426,11 @@ def test_a_mask_of_ones_own_is_called_by_its_class_where_it_says_nothing() -> No
     assert "0x" not in found
 
 
+def test_a_table_is_80_characters_wide_unless_it_is_said() -> None:
+    found = flashsim.sweep(["flash", "standard"], N=[8, 16], d=16, M=100_000)
+    assert found.as_text() == found.as_text(width=80) != found.as_text(width=81)
+
+
 def test_a_sweep_shows_what_varies() -> None:
     found = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
     said = repr(found)

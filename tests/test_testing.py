@@ -21,7 +21,8 @@ from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, c
 from flashsim.testing import parametrize_with_checks as parametrize
 from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, SINCE, Implementation, Mutant
 from flashsim.testing.regimes import MASKS, REGIMES, values
-from flashsim.testing.running import Finding, applicable, shrink, survey
+from flashsim.testing.report import code
+from flashsim.testing.running import Finding, applicable, shrink, survey, try_check
 from flashsim.testing.strategies import around, pool
 from flashsim.testing.subject import EMPTY, Subject, lay_out
 
@@ -98,6 +99,14 @@ def test_a_failure_says_what_where_and_how_to_see_it_again() -> None:
     got = re.search(r"is (\S+); expected", said)
     assert got is not None
     assert got[1][:6] in printed
+
+
+@pytest.mark.parametrize(("N_q", "N_k", "d", "shown"), [(4, 2, 8, True), (5, 4, 5, False)])
+def test_up_to_64_numbers_are_shown_with_a_failure(N_q: int, N_k: int, d: int, shown: bool) -> None:
+    subject = Subject(lambda q, k, v: reference.attention(q, k, v) + 1, Spec())
+    finding = try_check(CHECKS["oracle"], subject, Case(N_q=N_q, N_k=N_k, d=d))
+    assert finding is not None
+    assert ("q = np.array(" in code(subject, finding)) == shown
 
 
 def test_the_likeliest_bug_is_named() -> None:
