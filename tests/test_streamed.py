@@ -320,6 +320,21 @@ def test_ds_in_hbm_moves_less_below_two_and_a_half_d_squared() -> None:
     assert large.accesses / 2**40 == pytest.approx(11, rel=0.01)
 
 
+def test_one_pass_moves_less_with_few_blocks_of_keys() -> None:
+    """4T_c + 4 matrices of N × d against 2T_c + 2T_r + 9, T_r about 3T_c/4: less up to T_c = 9."""
+    N, d = 3600, 16
+    for T_c, less in ((1, True), (2, True), (5, True), (9, True), (18, False)):
+        one, two = (
+            best_of(name, N=N, d=d, M=N // T_c * (4 * d + 1) + 3 * d + 2, direction="backward")
+            for name in ("streamed", "q_outer_streamed")
+        )
+        assert one is not None
+        assert two is not None
+        assert one.blocks.T_c == T_c
+        assert one.accesses == (4 * T_c + 4) * N * d + 2 * T_c * N  # and L and D
+        assert (one.accesses < two.accesses) is less
+
+
 BACKWARD_BUGS: dict[str, list[Bug]] = {
     "streamed": [
         ("dQ of the last block alone", "on_chip(dQ_n + tau", "on_chip(tau", {"gradients"}),

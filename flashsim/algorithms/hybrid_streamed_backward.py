@@ -21,7 +21,8 @@
     17   for 1 ≤ n ≤ N_q do
     18     On chip, dP_nj^dropped = (0)_{B_c}; for 1 ≤ k ≤ d_v: load dO_nk; dP_nj^dropped ← dP_nj^dropped + dO_nk V_jkᵀ. And if
            j = 1 and they do fit, D_n = 0 before; load O_nk, D_n ← D_n + dO_nk O_nk; write D_n after.
-    19     Load D_n, if line 18 did not make it. For each key e of block j: load P_ne, dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne − D_n). Write dS_ne to HBM.
+    19     Load D_n, if line 18 did not make it. For each key e of block j:
+           load P_ne, dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne − D_n); write dS_ne to HBM.
     20   end for
     21 end for
     22 for each tile dV_jc: set dV_jc = 0.

@@ -22,10 +22,10 @@
     18 end for
     19 Return dQ, dK, dV.
 
-The listing is ours. `q_outer` reads dO once more, to make D, and writes zeros to dQ, which its first block of keys reads. Here the
-first block of keys has dO on chip, and begins dQ itself: 2N_q·d + N_q·d_v accesses fewer. As N grows both move 16 N²d²/M. But
-where K, V, dK and dV fit M, T_c = 1: each operand is read once, each gradient written once, and D, N_q elements, is all that is
-more. Every tile is computed: no empty one is skipped.
+The listing is ours. `q_outer` reads dO once more, to make D, and writes zeros to dQ, which its first block of keys reads. Here
+that block has dO on chip, and begins dQ itself: 2N_q·d + N_q·d_v accesses fewer. As N grows both move 16 N²d²/M. But where K, V,
+dK and dV fit M, T_c = 1: each operand is read once, each gradient written once, and D, N_q elements, is all that is more. Every
+tile is computed: no empty one is skipped.
 """
 
 from __future__ import annotations

@@ -79,7 +79,11 @@ PROGRAM = Program(
     bugs=(
         Bug("the state transposed", "k_s.T @ v_s", "v_s.T @ k_s"),
         Bug("the state twice", "q_t @ S, over", "2 * q_t @ S, over"),
-        Bug("the state is written for each token", "folds = i * C + c, c == C - 1 and i < T - 1", "folds = i * C + c, i < T - 1"),
+        Bug(
+            "the state is written for each token",
+            "folds = i * C + c, c == C - 1 and i < T - 1",
+            "folds = i * C + c, i < T - 1",
+        ),
         Bug("the state is not written", "sram.store(state[0], S)", "pass"),
         Bug("the state keeps the last key alone", "S = on_chip(S + k_s.T", "S = on_chip(0 * S + k_s.T"),
         Bug("a token does not attend to itself", "sram.loop(c + 1)", "sram.loop(c)"),
