@@ -228,13 +228,33 @@ def test_hybrid_backward_counts_by_hand(counted: Any) -> None:
     """7 keys in 3, 3, 1. Tiles of dV 3 × 4 in 3, of dK 6 × 2 in 2, of dQ 5 × 2 in 1."""
     hybrid = counted("hybrid_streamed", **SHAPE, M=19, direction="backward")
     assert moved(hybrid) == {
-        "Q": (3 * 10 + 2 * 10, 0), "K": (14 + 14, 0), "V": (28, 0), "O": (20, 0), "dO": (20 + 3 * 20 + 3 * 20, 0),
-        "L": (15, 0), "D": (15, 5), "P": (2 * 35, 35), "dS": (2 * 35, 35), "dQ": (0, 10), "dK": (0, 14), "dV": (0, 28),
+        "Q": (3 * 10 + 2 * 10, 0), "K": (14 + 14, 0), "V": (28, 0), "O": (20, 0), "dO": (3 * 20 + 3 * 20, 0),
+        "L": (15, 0), "D": (10, 5), "P": (2 * 35, 35), "dS": (2 * 35, 35), "dQ": (0, 10), "dK": (0, 14), "dV": (0, 28),
     }  # fmt: skip
     assert hybrid.sram.peak == 6 * 2 + 6 + 1  # dK_jc, dS_nj, an element
-    assert (
-        counted("hybrid_streamed", **SHAPE, M=17, direction="backward").sram.peak == 3 * 4 + 3 + 2
-    )  # V_j, dP_nj, D_n, P_ne
+    tight = counted("hybrid_streamed", **SHAPE, M=17, direction="backward")  # D_n and two elements do not fit
+    assert moved(tight)["D"] == (15, 5)
+    assert tight.hbm.by_array["dO"].reads % 20 == 0
+    assert tight.sram.peak == 3 * 4 + 3 + 2  # V_j, dP_nj, D_n, P_ne
+    fitting = counted("hybrid_streamed", **SHAPE, M=18, direction="backward")
+    assert moved(fitting)["D"] == (10, 5)
+    assert fitting.sram.peak == 18  # V_j, dP_nj, D_n, dO_nk, O_nk
+
+
+@pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
+def test_streamed_backward_counts_by_hand(counted: Any) -> None:
+    """7 keys in 3, 3, 1: O is read once, dQ and D by all blocks but the first. With all keys on chip, each once, and D."""
+    asked: dict[str, Any] = {**SHAPE, "direction": "backward"}
+    streamed_ = counted("streamed", **asked, M=49)
+    assert moved(streamed_) == {
+        "Q": (3 * 10, 0), "K": (14, 0), "V": (28, 0), "O": (20, 0), "dO": (3 * 20, 0), "L": (15, 0), "D": (10, 5),
+        "dQ": (20, 30), "dK": (0, 14), "dV": (0, 28),
+    }  # fmt: skip
+    assert streamed_.sram.peak == 49 == 3 * 2 * 6 + 3 + 2 + 4 + 2 + 2  # K_j V_j dK_j dV_j, P_nj, Q_n dO_n dQ_n, L_n D_n
+    assert counted("streamed", **asked, M=48).sram.peak == 49 - 13
+    room = counted("streamed", **asked, M=7 * 13 + 10)
+    assert room.sram.peak == 101
+    assert room.hbm.accesses == theory.compulsory(5, 7, 2, 4, "backward") + 20 + 5 + 5  # O, L and D
 
 
 @pytest.mark.parametrize("of", ["dO_elements[n, c * x_V", "Q_elements[n, c * x_K", "K_elements[n, c * x_Q"])
@@ -253,13 +273,19 @@ def test_hybrid_backward_in_tiles_of_some_columns(of: str) -> None:
 
 
 def test_hybrid_backward_takes_the_room_that_a_referee_s_take() -> None:
-    """AccelForge's accesses at N = 256, d = 16, and those of L, D and O, which it has not: these alone are between."""
+    """AccelForge's accesses at N = 256, d = 16, and those of L, D and O, which it has not: these alone are between.
+
+    With one element more, D_n's, dO is not read again for D, nor D by the first block.
+    """
     N, d = 256, 16
     for M, keys, accelforge in ((138, 8, 1_069_056), (274, 16, 741_376)):
         best = best_of("hybrid_streamed", N=N, d=d, M=M, direction="backward")
         assert best is not None
         assert (best.blocks.B_c, best.peak) == (keys, M)
         assert best.accesses == accelforge + (2 * N * d + N) + 2 * (N // keys) * N
+        more = best_of("hybrid_streamed", N=N, d=d, M=M + 1, direction="backward")
+        assert more is not None
+        assert (more.peak, more.accesses) == (M + 1, best.accesses - N * d - N)
     for part, name in ((0.1, "tiles_streamed"), (0.6, "hybrid_streamed"), (1.5, "q_outer_stored")):
         known = (
             best_of(name, N=1024, d=64, M=int(part * 64 * 64), direction="backward")
@@ -294,7 +320,35 @@ def test_ds_in_hbm_moves_less_below_two_and_a_half_d_squared() -> None:
     assert large.accesses / 2**40 == pytest.approx(11, rel=0.01)
 
 
+def test_one_pass_moves_less_with_few_blocks_of_keys() -> None:
+    """4T_c + 4 matrices of N × d against 2T_c + 2T_r + 9, T_r about 3T_c/4: less up to T_c = 9."""
+    N, d = 3600, 16
+    for T_c, less in ((1, True), (2, True), (5, True), (9, True), (18, False)):
+        one, two = (
+            best_of(name, N=N, d=d, M=N // T_c * (4 * d + 1) + 3 * d + 2, direction="backward")
+            for name in ("streamed", "q_outer_streamed")
+        )
+        assert one is not None
+        assert two is not None
+        assert one.blocks.T_c == T_c
+        assert one.accesses == (4 * T_c + 4) * N * d + 2 * T_c * N  # and L and D
+        assert (one.accesses < two.accesses) is less
+
+
 BACKWARD_BUGS: dict[str, list[Bug]] = {
+    "streamed": [
+        ("dQ of the last block alone", "on_chip(dQ_n + tau", "on_chip(tau", {"gradients"}),
+        ("dQ begins anew in each block", "sram.load(dQ[n]) if j else sram", "sram", {"gradients", "counts"}),
+        ("dK without τ", "tau * product(dS_nj.T, Q_n)", "product(dS_nj.T, Q_n)", {"gradients"}),
+        ("dV from the undropped P", "product(P_dropped_nj.T, dO_n)", "product(P_nj.T, dO_n)", {"gradients"}),
+        ("dS not dropped", "V_j.T * Z_nj - D_n", "V_j.T - D_n", {"gradients"}),
+        ("D of O's first column alone", "sram.load(O[n, k])", "sram.load(O[n, 0])", {"gradients"}),
+        ("D of the last column alone", "on_chip(D_n + dO_n", "on_chip(0 * D_n + dO_n", {"gradients"}),
+        ("D never kept", "sram.store(D[n], D_n)", "pass", {"gradients", "counts"}),
+        ("a row with no key: −∞ subtracted", "- finite(L_n)", "- L_n", {"gradients"}),
+        ("mask left out", "MASK(S_nj, n, j)", "(S_nj + 0)", {"gradients"}),
+        ("0·NaN in dQ", "product(dS_nj, K_j)", "(dS_nj @ K_j)", {"poison"}),
+    ],
     "tiles_streamed": [
         ("dQ of the last key alone", "on_chip(dQ_ie + tau", "on_chip(tau", {"gradients"}),
         ("dK without τ", "tau * product(dS_rn, Q_rc)", "product(dS_rn, Q_rc)", {"gradients"}),
@@ -314,6 +368,9 @@ BACKWARD_BUGS: dict[str, list[Bug]] = {
         ("dV from the undropped P", "P_nj * dropout_by_row(P_nj, n, j)", "P_nj * 1", {"gradients"}),
         ("dS not dropped", " * dropout_by_element(P_ne, n, key)", "", {"gradients"}),
         ("D left out", "key) - D_n", "key) - 0 * D_n", {"gradients"}),
+        ("D on the way, of the last column alone", "on_chip(D_n + dO_nk", "on_chip(0 * D_n + dO_nk", {"gradients"}),
+        ("D of each block's first row", "sram.store(D[n], D_n)  # line 18", "sram.store(D[0], D_n)  # line 18", {"gradients"}),
+        ("D made by each block", "first and j == 0", "first", {"counts"}),
         ("keys of the first block", "sram.load(P_elements[n, j * B_c + e])", "sram.load(P_elements[n, e])", {"gradients"}),
         ("S of the last column alone", "on_chip(S_nj + Q_nk", "on_chip(0 * S_nj + Q_nk", {"gradients"}),
         ("the first column of dQ alone", "dQ_ic[:, e : e + 1]", "dQ_ic[:, :1]", {"gradients"}),
