@@ -723,12 +723,12 @@ def test_the_pages_words_on_sections_are_the_recorded_ones() -> None:
     gains = [f"{us[d, N]['usual'] / us[d, N][str(heads)]:.2f}" for d, N, heads in at]
     tried, page, short = " ".join(TRIED.split()), " ".join(PAGE.split()), us[128, 512]
     assert (
-        "64 in place of that are {} times as fast at N = 512, d = 128, and 64 in place of 256 {} at d = 64".format(
+        "sections of 64 instead of 128 are {} times as fast at N = 512, d = 128, and 64 instead of 256 are {} at d = 64".format(
             *gains[:2]
         )
         in tried
     )
-    assert "8 heads in place of what fits are {} and, d = 256, {} (".format(*gains[2:]) in tried
+    assert "8 heads instead of what fits are {} and, for d = 256, {} (".format(*gains[2:]) in tried
     assert f"has become {gains[3]} times as fast" in page
     times = (short[name] for name in ("copy of as much", "64", "torch_cudnn"))
     assert "takes {:.0f} µs, this call {:.0f} and cuDNN's {:.0f}".format(*times) in page
