@@ -1,4 +1,4 @@
-"""Runs beside naive attention and theory: what is off is said, and NaN is no small error."""
+"""Runs beside naive attention and theory: what is off is said, and NaN is not a small error."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_each_outcome_has_a_status_of_its_own(tmp_path: Path, capsys: pytest.Cap
     assert main(["exercise", "grade", str(tmp_path / "empty"), "--exercise", "5", "--gradescope", str(results)]) == 1
     assert "No .py file was handed in." in results.read_text(encoding="utf-8")
     for command, said in (
-        (["grade", str(tmp_path / "none")], "is no folder"),
+        (["grade", str(tmp_path / "none")], "is not a folder"),
         (["grade"], "which folder?"),
         (["list", "--csv", "a.csv"], "go with grade"),
         (["grade", str(tmp_path), "--exercise", "77"], "there is no exercise '77'"),
@@ -228,7 +228,7 @@ def test_an_exercise_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[
     path.write_text(text.replace("...", "2 * x"), encoding="utf-8")
     assert main(["exercise", "check", str(path), "--exercise", str(own)]) == 0
     assert main(["exercise", "grade", str(folder), "--exercise", str(own)]) == 0
-    for text, said in (("NUMBER = 1\n", "is no exercise"), ("1 / 0\n", "cannot be read: ZeroDivisionError")):
+    for text, said in (("NUMBER = 1\n", "is not an exercise"), ("1 / 0\n", "cannot be read: ZeroDivisionError")):
         own.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=said):
             exercise(str(own))

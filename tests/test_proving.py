@@ -571,8 +571,8 @@ def test_the_command_says_what_is_proved_in_rocq(
     assert main(["prove", *sizes.split(), "--d", "64", "--json", str(target)]) == 0
     assert main(["prove", "--check", str(target)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("Proved by hand and in Rocq (scripts/proofs), arithmetic machine-checked.") == 2 * in_rocq
-    assert said.count("Hand-proved, arithmetic machine-checked.") == 2 * (not in_rocq)
+    assert said.count("Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic.") == 2 * in_rocq
+    assert said.count("Proved by hand; a program checked the arithmetic.") == 2 * (not in_rocq)
 
 
 def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -599,9 +599,9 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"counted again, moves {moved:,}; it is said to move 7" in " ".join(capsys.readouterr().out.split())
     target.write_bytes(b"\xa8\xff")
     for command, message in (
-        (["--check", str(target)], "proof.json is no text"),
-        (["--check", str(target), "--N", "8"], "--check goes alone"),
-        (["--check", str(target), "--backward"], "--check goes alone"),
+        (["--check", str(target)], "proof.json is not text"),
+        (["--check", str(target), "--N", "8"], "--check takes no other options"),
+        (["--check", str(target), "--backward"], "--check takes no other options"),
         ([], "--d"),
         (["--check", str(tmp_path / "none.json")], "none.json"),
     ):

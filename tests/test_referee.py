@@ -168,7 +168,7 @@ def test_the_page_says_what_is_recorded() -> None:
     )
     assert f"the nearest makes {nearest:.3f} times as many" in page
     fewer = sum(row["ours"] is not None and row["ours"] < row["accesses"] for row in forward)
-    assert f"At {fewer} of 80 points" in page
+    assert f"move less at {fewer} of 80 points" in page
 
 
 def test_calculators_differ_as_the_page_says() -> None:

@@ -220,7 +220,7 @@ def test_a_sweep_is_a_table(tmp_path: Path) -> None:
 
 
 def test_a_sweep_read_back_varies_in_what_it_varied_in() -> None:
-    """N_q and N_k, where they are N, and d_v, where it is d, are no arguments of their own."""
+    """N_q and N_k, where they are N, and d_v, where it is d, are not arguments of their own."""
     found = flashsim.sweep(["flash", "q_outer"], N=[64, 256, 1024], d=[16, 32], heads=[2, 4], M=2000)
     back = flashsim.sweep(points=found)
     assert back.axes == found.axes

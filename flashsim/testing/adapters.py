@@ -30,7 +30,7 @@ def varlen(fn: Kernel, *, fill: float = np.nan, zero_lengths: bool = True) -> Ke
     (rows, H_q, d_v), or O and the log-sum-exp (H_q, rows). A backward function is given do after v, and all is packed.
 
     Between a case's sequences, and after the last, are others whose rows are all `fill`. Some have no queries or no keys, but
-    for zero_lengths=False. Raises ValueError for what is no function; what is returned in another shape raises ValueError too.
+    for zero_lengths=False. Raises ValueError for what is not a function; what is returned in another shape raises ValueError too.
     """
     check_flag("zero_lengths", zero_lengths)
     rng, given = np.random.default_rng(0), ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
@@ -83,7 +83,7 @@ def paged(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
 
     The pages are permuted. Rows of a page after a sequence's last key, pages that no sequence has, and other sequences of the
     batch, of other lengths, are all `fill`. The table is wider than any sequence needs.
-    Raises ValueError for what is no function or no positive number; what is returned in another shape raises ValueError too.
+    Raises ValueError for what is not a function or not a positive number; a result of another shape raises ValueError too.
     """
     check_count("page", page)
     rng, given = np.random.default_rng(0), ("block_table", "cache_seqlens")

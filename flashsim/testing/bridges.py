@@ -48,7 +48,7 @@ class Sent:
 class Lent(NamedTuple):
     """The memory around an array, to be copied elsewhere as one row, and where the array lies in it.
 
-    home     the caller's memory: all that the array is a view of, as integers; if that is no row, the array's elements
+    home     the caller's memory: all that the array is a view of, as integers; if that is not a row, the array's elements
     before   a copy
     start    where the array's first element is in the row
     strides  of the array, in elements

@@ -9,7 +9,7 @@ from flashsim.testing.mutants.mutant import SERVED, Mutant
 OUTSIDE: tuple[Mutant, ...] = (
     Mutant(
         "dq_of_other_segments",
-        "Where the width is no power of two, dQ has terms of keys that a query does not attend to. The rest is right.",
+        "Where the width is not a power of two, dQ has terms of keys that a query does not attend to. The rest is right.",
         ("fla-org/flash-linear-attention#836",),
         "served",
         (
