@@ -47,8 +47,8 @@ def flash_attn_varlen_func(
         assert (b - a <= max_seqlen_q) & (e - c <= max_seqlen_k)
         p = (e - c) - (b - a)
         seen = within(b - a, e - c, p, causal, window_size)
-        one = (x.swapaxes(0, 1) for x in (q[a:b], k[c:e], v[c:e]))
-        o, lse[:, a:b] = attention(*one, seen, softmax_scale, softcap, alibi_slopes, p)
+        h, K, V = (x.swapaxes(0, 1) for x in (q[a:b], k[c:e], v[c:e]))
+        o, lse[:, a:b] = attention(h, K, V, seen, softmax_scale, softcap, alibi_slopes, p)
         O[a:b] = o.swapaxes(0, 1)
     return (O, lse, None) if return_attn_probs else O
 
@@ -90,8 +90,8 @@ def vllm_flash_attn_varlen_func(
 def single_prefill(q: Any, k: Any, v: Any, causal: bool, sm_scale: Any, cap: Any) -> tuple[Array, Array]:
     """Return O (N, H, d_v), and its log-sum-exp (N, H) to base 2."""
     p = len(k) - len(q)
-    one = (x.swapaxes(0, 1) for x in (q, k, v))
-    O, lse = attention(*one, within(len(q), len(k), p, causal), sm_scale, cap or 0.0, None, p)
+    h, K, V = (x.swapaxes(0, 1) for x in (q, k, v))
+    O, lse = attention(h, K, V, within(len(q), len(k), p, causal), sm_scale, cap or 0.0, None, p)
     return O.swapaxes(0, 1), lse.T / np.log(np.float32(2))
 
 

@@ -462,7 +462,7 @@ def test_a_check_has_its_name_where_python_drops_docstrings() -> None:
         (["my_kernels:attention", "--spec", "my_kernels:attention"], "expected a flashsim.testing.Spec"),
         (["my_kernels:attention", "--check", "orakel"], "there is no check 'orakel'; expected one of"),
         (["my_kernels:attention", "--examples", "0"], "--examples: got '0'; expected a whole number"),
-        (["my_kernels:attention", "--convention", "sdpa"], "--convention and --device go with --wrap"),
+        (["my_kernels:attention", "--convention", "sdpa"], "--convention, --device and --page go with --wrap"),
         (["my_kernels:attention", "--expect", "gradients"], "fail, but does not apply: no backward was"),
         (["my_kernels:attention", "--backward", "auto"], "expected --wrap torch, or --wrap jax"),
         (["my_kernels:attention", "--overwrite"], "--overwrite goes with --init"),

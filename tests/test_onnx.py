@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
+from operator import and_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +64,8 @@ def recorded(tests: dict[str, NodeTest]) -> Iterator[None]:
 
 def masks(test: NodeTest, N_q: int, N_k: int, upto: int = 2) -> Any:
     """Return the mask that attributes and inputs make; `upto` 0: none, 1: the soft cap alone."""
-    given, attributes, found = test.inputs, test.attributes, []
+    given, attributes = test.inputs, test.attributes
+    found: list[Any] = []
     offset: Any = given["past_key"].shape[2] if "past_key" in given else 0
     if attributes.get("softcap") and upto:
         found.append(SoftCap(attributes["softcap"]))
@@ -71,9 +74,9 @@ def masks(test: NodeTest, N_q: int, N_k: int, upto: int = 2) -> Any:
         found.append(KeyPadding(given["nonpad_kv_seqlen"][:, None]))
     if attributes.get("is_causal"):
         found.append(Causal(offset=offset))
-    sides = tuple(attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
-    if sides != (-1, -1):
-        found.append(SlidingWindow(*sides, offset=offset))
+    left, right = (attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
+    if (left, right) != (-1, -1):
+        found.append(SlidingWindow(left, right, offset=offset))
     if "attn_mask" in given:
         added = given["attn_mask"]
         short = [(0, 0)] * (added.ndim - 1) + [(0, N_k - added.shape[-1])]
@@ -83,10 +86,7 @@ def masks(test: NodeTest, N_q: int, N_k: int, upto: int = 2) -> Any:
             added = np.pad(added.astype(np.float32), short)
             found.insert(0, flashsim.Bias(np.where(allowed, added, 0)))
     found = [each for each in found if upto == 2 or isinstance(each, SoftCap)]
-    whole = None
-    for each in found:
-        whole = each if whole is None else whole & each
-    return whole
+    return reduce(and_, found) if found else None
 
 
 def attention(test: NodeTest) -> dict[str, Array]:
@@ -114,7 +114,7 @@ def attention(test: NodeTest) -> dict[str, Array]:
         "present_value": V,
     }
     if "qk_matmul_output" in test.outputs:
-        mode, kept = attributes.get("qk_matmul_output_mode", 0), {}
+        mode, kept = attributes.get("qk_matmul_output_mode", 0), dict[int, Any]()
         run("standard", min(mode, 2), observers=[lambda event: kept.__setitem__(id(event.sram.hbm), event.sram.hbm)])
         S = [hbm.peek("P" if mode == 3 else "S") for hbm in kept.values()]
         found["qk_matmul_output"] = np.reshape(S, (*Q.shape[:3], K.shape[2]))
@@ -136,7 +136,7 @@ def test_every_node_test_of_attention_gives_what_onnx_s_reference_gives(tests: M
         found, close = attention(test), CLOSE[test.inputs["Q"].dtype.name]
         for output, expected in test.outputs.items():
             assert found[output].shape == expected.shape, name
-            if not np.allclose(*(a.astype(float) for a in (found[output], expected)), rtol=close, atol=close):
+            if not np.allclose(found[output].astype(float), expected.astype(float), rtol=close, atol=close):
                 wrong[f"{name}, {output}"] = found[output], expected
     assert not wrong
 

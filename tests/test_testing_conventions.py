@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashsim.cli import check
 from flashsim.testing import Case, Spec, check_attention, wrap
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.conventions import CONVENTIONS
@@ -53,7 +54,7 @@ def made(convention: str, *changes: tuple[str, str]) -> Subject:
 
 
 CASE = Case(B=2, H_kv=2, group=2, N_q=3, N_k=5, d=8, dtype="float16", seed=1)
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
     "rows without keys": {"causal": True, "N_q": 7},
@@ -77,10 +78,10 @@ def case_for(subject: Subject, name: str) -> Case:
 def test_a_right_function_passes_every_check(convention: str, name: str) -> None:
     subject = made(convention)
     case = case_for(subject, name)
-    for check in (check for check in CHECKS.values() if not check.needs(subject)):
-        if (convention, check.name) != ("onnx", "masked_kv_poison"):  # 0 · NaN, as in its reference
-            found = try_check(check, subject, case)
-            assert found is None or not found.failed, (check.name, found)
+    for each in (each for each in CHECKS.values() if not each.needs(subject)):
+        if (convention, each.name) != ("onnx", "masked_kv_poison"):  # 0 · NaN, as in its reference
+            found = try_check(each, subject, case)
+            assert found is None or not found.failed, (each.name, found)
 
 
 BUGS = {
@@ -107,9 +108,9 @@ BUGS = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_shows(bug: str) -> None:
-    convention, check, name, before, after = BUGS[bug]
+    convention, shows, name, before, after = BUGS[bug]
     subject = made(convention, (before, after))
-    found = try_check(CHECKS[check], subject, case_for(subject, name))
+    found = try_check(CHECKS[shows], subject, case_for(subject, name))
     assert found is not None
     assert found.failed
     assert not found.broken  # it answers, and wrongly
@@ -192,11 +193,12 @@ def test_a_cache_has_no_backward_pass() -> None:
     kernel = wrap(libraries.vllm_flash_attn_varlen_func, "numpy", convention="vllm")
     with pytest.raises(AttributeError, match="no backward for vllm_flash_attn_varlen_func: numpy has no automatic"):
         _ = kernel.backward
-    kernel._bridge.gradients = lambda *given: given  # type: ignore[assignment]
+    kernel._bridge.gradients = lambda *given: given
     with pytest.raises(AttributeError, match="convention 'vllm' is of decoding"):
         _ = kernel.backward
 
 
-def test_the_page_has_every_convention() -> None:
+def test_the_command_and_the_page_have_every_convention() -> None:
+    assert tuple(CONVENTIONS) == check.CONVENTIONS
     page = Path(__file__).parents[1].joinpath("docs/conventions.md").read_text(encoding="utf-8")
     assert all(f'`"{name}"`' in page for name in CONVENTIONS)

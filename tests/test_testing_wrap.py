@@ -59,7 +59,7 @@ def test_unknown_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="xp is 'jax'; expected 'torch'"):
         wrap(lambda q, k, v: q, "jax", convention="sdpa")
     with pytest.raises(ValueError, match="fn is 3; expected a function"):
-        wrap(3, "torch")  # type: ignore[arg-type]
+        wrap(3, "torch")
 
 
 class Plain(Bridge):
