@@ -454,7 +454,7 @@ def test_sizes_are_read(text: str, itemsize: int, elements: int) -> None:
 def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = {"N": 12, "d": 4, "M": 400, "blocks": (4, 4)}
+    shape: dict[str, Any] = {"N": 12, "d": 4, "M": 400, "blocks": (4, 4)}
     asked = ["count", "q_outer", "--N", "12", "--d", "4", "--M", "400", "--blocks", "4", "4", "--json", "-"]
     for heads, typed, logit in ((1, "0.5", 0.5), (3, "-.5e1", -5), (2, "-inf", -np.inf)):
         assert main([*asked, "--causal", "--heads", str(heads), "--sink", typed]) == 0
@@ -464,7 +464,8 @@ def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
         assert (counted["reads"], counted["equals_theory"]) == (tally.hbm.reads, True)
         assert tally.hbm.by_array["sink"].reads == 3 * heads
     monkeypatch.chdir(tmp_path)
-    np.savez("a.npz", **{name: np.random.default_rng(0).normal(size=(2, 6, 3)) for name in "qkv"})
+    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 6, 3))
+    np.savez("a.npz", q=q, k=k, v=v)
     asked = ["run", "--qkv", "a.npz", "--M", "200", "--algorithm", "q_outer", "--backward", "--json", "-", "--quiet"]
     assert main([*asked, "--sink", "-1,20"]) == 0
     ran = json.loads(capsys.readouterr().out)

@@ -61,7 +61,8 @@ def test_blocks_are_chosen_for_both_passes_where_they_were_left_to_fit(sizes: di
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(gqa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = QKV(*(rng.normal(size=(heads, 9, 4)) for heads in (4, 2, 2)), "a test")
+    Q, K, V = (rng.normal(size=(heads, 9, 4)) for heads in (4, 2, 2))
+    given = QKV(Q, K, V, "a test")
     mask = Sink([3.0, -1.0, -np.inf, 0.5]) & Causal(offset=-1)
 
     def results() -> list[comparison.Result]:

@@ -135,12 +135,16 @@ SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "window_on_both_sides": ("oracle", {"window": (2, 0)}),
     "cap_after_the_mask": ("oracle", {"softcap": 0.5, "causal": True}),
     "cap_dropped_in_decode": ("oracle", {"softcap": 0.5, "N_q": 1}),
+    "window_not_applied_to_the_first_tile": ("log_sum_exp", {"window": (2, 0)}),
+    "window_by_whole_tiles": ("log_sum_exp", {"window": (2, 0)}),
+    "dsink_from_other_rows": ("gradients", {"sink": "zero"}),
+    "slopes_lost_in_decode": ("log_sum_exp", {"alibi": True, "N_q": 1}),
 }
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_bug_shows_and_the_correct_kernel_does_not_have_it(name: str) -> None:
-    mutant = next(each for each in SERVING if each.name == name)
+    mutant = next(each for each in (*SERVING, *OUTSIDE) if each.name == name)
     check, changes = SHOWN[name]
     serves = {"": "eight_bits_by_head" if mutant.spec.scales else "served"}.get(mutant.by, mutant.by)
     correct = BASES[mutant.base] if mutant.base in BASES else CORRECT[serves]

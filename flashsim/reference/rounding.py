@@ -359,7 +359,7 @@ class _Bounds:
             apart = np.abs(np.log(P, where=P > 0, out=np.zeros_like(P)))
             E_P = np.minimum(P * (self.undropped + u * apart) + self.least, 1.0)
             off = E_P * D + P * E_D + (self.Q.shape[-2] + 2) * u * (P + E_P) * D + self.least
-            return np.nan_to_num(self.C * off.sum(axis=(-2, -1)), nan=np.inf, posinf=np.inf)
+            return np.asarray(np.nan_to_num(self.C * off.sum(axis=(-2, -1)), nan=np.inf, posinf=np.inf))
 
     def _of_D(self, dO: Array) -> Array:
         """Return how far rowsum(dO ∘ O) may be off."""

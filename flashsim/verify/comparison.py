@@ -156,7 +156,9 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
     given, p, shape, g = run.inputs, run.problem.dropout_p, run.inputs.shape, run.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
-    rounded: dict[str, Any] = {**reference.backward_rounding(found.plan.algorithm, run.blocks, found.blocks)}
+    rounded = reference.backward_rounding(found.plan.algorithm, run.blocks, found.blocks)
+    sunk = run.plan.mask.sink is not None
+    C = 2.0 * g if sunk and run.gqa == "grouped" else 2.0
     heads = list(enumerate(np.ndindex(given.leading)))
     for first in range(0, len(heads), g):
         sharing = heads[first : first + g]
@@ -164,21 +166,22 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
         masks = [_whole_masks(run, head, number) for number, head in sharing]
         whole, keep = (None if of[0] is None else np.stack(of) for of in zip(*masks, strict=True))
         Q, dO_h, dQ = (np.stack([a[head] for _, head in sharing]) for a in (given.Q, dO, found.dQ))
-        sinks = None if run.plan.mask.sink is None else np.stack([_sink(run, head) for _, head in sharing])
-        if run.gqa == "grouped" and sinks is not None:
-            rounded |= {"C": 2.0 * g}
-        elif run.gqa == "grouped":
+        sinks = np.stack([_sink(run, head) for _, head in sharing]) if sunk else None
+        if run.gqa == "grouped" and not sunk:
             whole, keep = (None if a is None else interleave(a, g) for a in (whole, keep))
             Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
         operands = Q, given.K[shared], given.V[shared], dO_h
         parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": p, "sink": sinks}
-        want, bound = reference.gradients(*operands, **parts), reference.gradient_bounds(*operands, **rounded, **parts)
+        want, bound = (
+            reference.gradients(*operands, **parts),
+            reference.gradient_bounds(*operands, **rounded, **parts, C=C),
+        )
         yield dQ, want.dQ, bound.dQ
         for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
             off = off[0] if len(exact) == 1 else reference.group_bound(exact, off, stored=given.dtype)
             yield got[shared], exact.sum(axis=0), off
         if found.dsink is not None:
-            off = reference.sink_gradient_bound(*operands, **rounded, **parts)
+            off = reference.sink_gradient_bound(*operands, **rounded, **parts, C=C)
             yield np.stack([found.dsink[head] for _, head in sharing]), reference.sink_gradient(*operands, **parts), off
 
 
