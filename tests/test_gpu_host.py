@@ -45,18 +45,10 @@ from flashsim.gpu.masking import InTiles
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DEVICE, STREAM = 7, 5  # the stream is PyTorch's
 CACHES = (
-    settling._settled_before,
-    of_gpus._library,
-    compiling.capability,
-    hopper._launch,
-    hopper_backward._launches,
-    hopper_backward_wide._launches,
-    hopper_decode._launches,
-    hopper_fp8._launch,
-    tensor_maps.tensor_map,
-    launching._counters,
-    launching._words,
-)
+    settling._settled_before, of_gpus._library, compiling.capability, hopper._launch, hopper_backward._launches,
+    hopper_backward_wide._launches, hopper_decode._launches, hopper_fp8._launch, tensor_maps.tensor_map,
+    launching._counters, launching._words,
+)  # fmt: skip
 Launches = list[tuple[Any, ...]]
 
 

@@ -66,31 +66,10 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 ROOMS = [
-    "version",
-    "support",
-    "machine",
-    "problem",
-    "masks",
-    "attention",
-    "algorithms",
-    "theory",
-    "reference",
-    "drawing",
-    "run",
-    "tracing",
-    "beyond",
-    "devices",
-    "serving",
-    "optimal",
-    "hardware",
-    "sweeping",
-    "verify",
-    "testing",
-    "gpu",
-    "learn",
-    "plots",
-    "cli",
-]
+    "version", "support", "machine", "problem", "masks", "attention", "algorithms", "theory", "reference", "drawing",
+    "run", "tracing", "beyond", "devices", "serving", "optimal", "hardware", "sweeping", "verify", "testing", "gpu",
+    "learn", "plots", "cli",
+]  # fmt: skip
 SIBLINGS = {("algorithms", "theory"), ("theory", "algorithms"), ("theory", "reference"), ("reference", "theory")}
 
 
