@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
 from typing import Any, cast
@@ -212,24 +211,6 @@ def test_a_scale_that_the_chip_s_type_does_not_hold_is_refused(name: str) -> Non
     assert np.array_equal(flashsim.forward(name, Q, Q, Q + 1, scale=3e38).O, Q + 1)
     wide = Q.astype(np.float64)
     assert np.array_equal(flashsim.forward(name, wide, wide, wide + 1, scale=-1e39).O, wide + 1)
-
-
-def test_importing_flashsim_is_quick_to_do() -> None:
-    """Plotting, tables and optional packages are only imported when used."""
-    heavy: tuple[str, ...] = (
-        "matplotlib",
-        "rich",
-        "ml_dtypes",
-        "safetensors",
-        "threadpoolctl",
-        "cupy",
-        "torch",
-        "hypothesis",
-    )
-    later = ("cache", "machines", "observers", "plots", "reference", "testing", "theory", "tune")
-    heavy += ("secrets", *(f"flashsim.{name}" for name in later))
-    code = f"import sys, flashsim; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_gradients_that_overflow_float16_are_refused() -> None:

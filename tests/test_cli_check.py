@@ -229,16 +229,8 @@ def test_init_writes_a_spec_and_tests_that_run(capsys: pytest.CaptureFixture[str
     assert (spec.lse, spec.causal, spec.masks, spec.layout) == ("natural", "top_left", False, "BHND")
     assert "float32" in spec.dtypes
     command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "test_with_lse.py",
-        "-k",
-        "oracle or log_sum",
-    ]
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_with_lse.py", "-k", "oracle or log_sum",
+    ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
 

@@ -128,13 +128,6 @@ def test_without_pandas_the_error_says_what_to_install(what: str, monkeypatch: p
         result.to_pandas()
 
 
-def test_pandas_is_imported_only_when_used() -> None:
-    import subprocess
-
-    code = "import sys, flashsim; flashsim.sweep(N=8, d=4).to_csv(); assert 'pandas' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_proofs_and_tunings_are_what_their_commands_write(
     direction: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -100,13 +100,6 @@ def test_there_is_a_page_for_each_lesson_and_nothing_else() -> None:
     assert len(set(orders)) == len(orders)
 
 
-def test_lessons_need_no_command_line() -> None:
-    code = (
-        "import sys, flashsim.learn.gallery; print([name for name in sys.modules if name.startswith('flashsim.cli')])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
 def test_every_run_makes_the_same_bytes(tmp_path: Path) -> None:
     """Also one with hashes of its own, in whose sets words lie in another order."""
     code = "import sys; from flashsim.cli import main; sys.exit(main(['lessons', '-o', sys.argv[1]]))"

@@ -156,16 +156,8 @@ def test_on_the_command_line_too_it_gets_the_package_s_arrays(
     monkeypatch.setitem(BRIDGES, "torch", Boxed)
     Path("tensors.py").write_text(OWN_BACKWARD, encoding="utf-8")
     command = [
-        "check",
-        "tensors.py:attend",
-        "--wrap",
-        "torch",
-        "--check",
-        "gradients",
-        "--examples",
-        "20",
-        "--backward",
-    ]
+        "check", "tensors.py:attend", "--wrap", "torch", "--check", "gradients", "--examples", "20", "--backward",
+    ]  # fmt: skip
     assert main([*command, "tensors.py:attend_backward"]) == 0
     assert main([*command, "tensors.py:attend_wrongly"]) == 1
     assert "attend_wrongly = wrap(attend_wrongly, 'torch')" in capsys.readouterr().out

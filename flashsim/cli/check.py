@@ -224,7 +224,7 @@ def _spec(fn: Any, options: argparse.Namespace) -> Spec:
     """Return what the kernel declares: --spec's, or its own attribute's, or what its wrapper does; changed by the options."""
     from flashsim.testing import Spec
 
-    asked = {name: getattr(options, name) for name in SPEC_OPTIONS}
+    asked = by_name(options, *SPEC_OPTIONS)
     said: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items() if v is not None}
     if options.spec:
         given, whose = load(options.spec), f"argument --spec: {options.spec}"

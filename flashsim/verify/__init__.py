@@ -24,16 +24,9 @@ from flashsim.verify.shared import Check, Claim
 __all__ = ["Check", "Claim", "checks", "named", "run"]
 
 NAMES = (
-    "theorems_1_2",
-    "propositions",
-    "theorem_5",
-    "appendices",
-    "section_4",
-    "beyond_attention",
-    "serving",
-    "chapter",
+    "theorems_1_2", "propositions", "theorem_5", "appendices", "section_4", "beyond_attention", "serving", "chapter",
     "optimality",
-)
+)  # fmt: skip
 MODULES = [import_module(f"flashsim.verify.{name}") for name in NAMES]
 
 OnClaim = Callable[[list[int]], None]
