@@ -64,6 +64,14 @@ def buffered(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]
     return {"K": Moved(met * p.d), "V": Moved(met * p.e), "S": Moved(later * p.d * p.e, (b.T - 1) * p.d * p.e)}
 
 
+def waiting(p: Sizes) -> int:
+    """Return the C that makes d·e/C + C(d + e)/2 least: one more makes it no less."""
+    C = 1
+    while 2 * p.d * p.e >= C * (C + 1) * (p.d + p.e):
+        C += 1
+    return C
+
+
 def _met(p: Sizes, b: Sizes) -> int:
     """Return how many keys the tokens meet in their chunks."""
     whole, rest = divmod(p.N, b.C)
@@ -86,7 +94,7 @@ BUFFERED = ProgramForm(
         "O": returned("N", "e"),
     },
     blocks={"C": "N"},
-    line_1=lambda rows, p: (min(max(isqrt(2 * p.d * p.e // (p.d + p.e)), 1), rows),),
+    line_1=lambda rows, p: (min(waiting(p), rows),),
     rows=lambda M, p: p.N,
     traffic=buffered,
     peak=lambda p, b, options: 2 * (p.d + p.e) + p.d * p.e * (b.C < p.N),

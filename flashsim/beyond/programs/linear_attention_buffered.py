@@ -1,7 +1,7 @@
-"""Causal linear attention a token at a time, as it is decoded: keys and values wait in a buffer, and the state is written rarely.
+"""Causal linear attention, decoded a token at a time: keys and values wait in a buffer, and the state is written rarely.
 
     Require: Q, K (N×d), V (N×e) in HBM, on-chip SRAM of size M.
-    1  Set the buffer's rows C = ⌊√(2d·e/(d + e))⌋.
+    1  Set the buffer's rows C as large as C(C − 1)(d + e) ≤ 2d·e allows.
     2  Divide Q, K, V, O into N rows, and these into T = ⌈N/C⌉ chunks of C; S (d×e) in HBM is the state.
     3  for 1 ≤ i ≤ T do
     4    for each row t of chunk i do
@@ -34,7 +34,7 @@ from flashsim.problem.shapes import Sizes
 
 def line_1(rows: int, sizes: Sizes) -> tuple[int]:
     """Return (C,), at most `rows`."""
-    return (min(max(isqrt(2 * sizes.d * sizes.e // (sizes.d + sizes.e)), 1), rows),)
+    return (min((1 + isqrt(1 + 8 * sizes.d * sizes.e // (sizes.d + sizes.e))) // 2, rows),)
 
 
 def linear_attention_buffered(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Sizes) -> Matrix:
