@@ -22,7 +22,7 @@ from flashsim.testing import CHECKS, Case, wrap
 from flashsim.testing.running import try_check
 from flashsim.testing.subject import Subject
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+onnx = pytest.importorskip("onnx", reason='onnx is not installed: pip install "flashsim[onnx]"')
 pytestmark = pytest.mark.packages
 CLOSE = {"float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}
 

@@ -102,7 +102,7 @@ def test_a_bug_shows(bug: str) -> None:
 @pytest.mark.parametrize("wrong", ["layout", "last"])
 def test_flashinfer_s_pages_read_wrongly_show(wrong: str) -> None:
     class Wrong(libraries.BatchPrefillWithPagedKVCacheWrapper):
-        def plan(self, qo: Any, indptr: Any, indices: Any, last: Any, *more: Any, **given: Any) -> None:
+        def plan(self, qo: Any, indptr: Any, indices: Any, last: Any, *more: Any, **given: Any) -> None:  # type: ignore[override]
             super().plan(qo, indptr, indices, 2 * (last > 0) if wrong == "last" else last, *more, **given)
 
     # 2 rows a page, and 2 heads: no shape tells the layout
