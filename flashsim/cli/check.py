@@ -177,7 +177,8 @@ def _show(report: Any, options: argparse.Namespace) -> None:
         and not options.spec
         and not any(path.exists() for path in paths(name, Path(where).parent))
     ):
-        wrapped = f" --wrap {options.wrap}" if options.wrap else ""
+        given = {f"--{name}": getattr(options, name) for name in ("wrap", "convention", "device", "page")}
+        wrapped = "".join(f" {name} {value}" for name, value in given.items() if value is not None)
         print(f"\nA spec and tests to keep: flashsim check {options.function}{wrapped} --init")
 
 
