@@ -1,6 +1,6 @@
 """Try every mutant of flashsim.testing against every check: figures/kit_matrix (.png, .svg, .json) and .md, the table.
 
-    python scripts/kit_matrix.py --jobs 2        # about two hours
+    python scripts/kit_matrix.py --jobs 2        # two hours or more
     python scripts/kit_matrix.py --new           # the mutants that the record lacks, beside those that it has
     python scripts/kit_matrix.py --fill          # and the checks that were not tried on those that it has
     python scripts/kit_matrix.py --draw          # the picture and the table again, from the record that is there
