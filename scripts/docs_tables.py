@@ -131,7 +131,7 @@ def meanings() -> Iterator[tuple[str, ...]]:
 
 def referee() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the comparison with AccelForge, by front, from figures/referee.json."""
-    yield "N, d", "points", "fewer here", "at most 1.02 times", "with L_i's room more", "here ÷ AccelForge"
+    yield "N, d", "points", "fewer here", "at most 1.02 times", "with a statistic's room more", "here ÷ AccelForge"
     yield "---", "--:", "--:", "--:", "--:", "--:"
     rows = json.loads((ROOT / "figures" / "referee.json").read_text(encoding="utf-8"))["rows"]
     fronts: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
@@ -141,14 +141,13 @@ def referee() -> Iterator[tuple[str, ...]]:
         ratios = [row["ours"] / row["accesses"] for row in points if row["ours"]]
         near, fewer = (sum(ratio <= most for ratio in ratios) for most in (1.02, 1 - 1e-9))
         granted = sum(0 < row["more"] <= row["statistic"] for row in points)
-        last = f"{near + granted}" if direction == "forward" else "–"
         of = "" if direction == "forward" else ", backward"
         yield (
             f"{N:,}, {d}{of}",
             f"{len(points)}",
             f"{fewer}",
             f"{near}",
-            last,
+            f"{near + granted}",
             f"{min(ratios):.2f} to {max(ratios):.2f}",
         )
 

@@ -39,8 +39,10 @@ def best(N: int, d: int, M: int, direction: str = "forward", names: tuple[str, .
     return min((choice for choice in found if choice), key=lambda choice: choice.accesses, default=None)
 
 
-def statistic(choice: Choice, N: int, d: int, M: int) -> int:
-    """Return how many elements L takes on chip, of a schedule in STREAMED."""
+def statistic(choice: Choice, N: int, d: int, M: int, direction: str = "forward") -> int:
+    """Return how many elements L takes on chip, of a schedule in STREAMED; backward D_n, of a row."""
+    if direction == "backward":
+        return 1
     return max(choice.blocks.B_r, line_3(M, N, d)[0]) if choice.algorithm == "hybrid_streamed" else choice.blocks.B_r
 
 
@@ -51,22 +53,22 @@ def compared(point: dict[str, Any]) -> Iterator[dict[str, Any]]:
         ours = best(N, d, M, direction)
         row: dict[str, Any] = {"N": N, "d": d, "direction": direction, "M": M, "accesses": accesses}
         row |= {"algorithm": ours and ours.algorithm, "ours": ours and ours.accesses, "more": 0, "statistic": 0}
-        if direction == "forward" and (ours is None or ours.accesses > NEAR * accesses):
-            row |= more(N, d, M, accesses)
+        if ours is None or ours.accesses > NEAR * accesses:
+            row |= more(N, d, M, accesses, direction)
         yield row
 
 
-def more(N: int, d: int, M: int, accesses: int) -> dict[str, Any]:
+def more(N: int, d: int, M: int, accesses: int, direction: str) -> dict[str, Any]:
     """Return how much more M makes a streamed schedule move at most 1.02 times as much, and what its statistic takes of M."""
 
     def near(room: int) -> bool:
-        choice = best(N, d, M + room, names=STREAMED)
+        choice = best(N, d, M + room, direction, STREAMED)
         return choice is not None and choice.accesses <= NEAR * accesses
 
     room = first(near)
-    choice = best(N, d, M + room, names=STREAMED)
+    choice = best(N, d, M + room, direction, STREAMED)
     assert choice is not None
-    return {"more": room, "statistic": statistic(choice, N, d, M + room), "with_more": choice.algorithm}
+    return {"more": room, "statistic": statistic(choice, N, d, M + room, direction), "with_more": choice.algorithm}
 
 
 def main() -> None:

@@ -219,8 +219,8 @@ def _serving(d: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"paged, d = {d}, pages of {page}, splits = {splits}", call
     ends_q, ends_k = (np.cumsum([0, *of]) for of in ((300, 0, 65, 1), (333, 7, 65, 200)))
     for causal in (False, True):
-        packed = (_normal(heads, of[-1], d) for heads, of in ((2, ends_q), (1, ends_k), (1, ends_k)))
-        call = partial(gpu.varlen, *packed, ends_q, ends_k, causal=causal, return_lse=True)
+        q, k, v = (_normal(heads, of[-1], d) for heads, of in ((2, ends_q), (1, ends_k), (1, ends_k)))
+        call = partial(gpu.varlen, q, k, v, ends_q, ends_k, causal=causal, return_lse=True)
         yield f"varlen, d = {d}, {'causal' if causal else 'full'}", call
 
 

@@ -28,7 +28,7 @@ from flashsim.tracing.planting import mutated
 from . import masks
 
 Array = NDArray[Any]
-FEW = settings(max_examples=settings().max_examples // 3)  # for what is asked of each of many algorithms
+FEW = settings(max_examples=settings().max_examples // 2)  # for what is asked of each of many algorithms
 DTYPES = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),

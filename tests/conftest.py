@@ -19,15 +19,16 @@ from hypothesis import HealthCheck, Phase, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: each core has a process of its own
 
-settings.register_profile("flashsim", deadline=None, max_examples=30, print_blob=True)
+settings.register_profile("flashsim", deadline=None, max_examples=20, print_blob=True)
 settings.register_profile(  # scripts/research/mutation.py's: what fails, fails every time, and need not be made small
     "mutants",
     settings.get_profile("flashsim"),
+    max_examples=30,
     derandomize=True,
     database=None,
     phases=(Phase.explicit, Phase.generate),
 )
-settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=70)  # .ci/run's, after the 30 above
+settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=300)  # CONTRIBUTING.md
 settings.load_profile("flashsim")
 
 FUZZ_EXAMPLES = 30

@@ -191,11 +191,12 @@ def test_bad_input_is_named() -> None:
         approximate.linformer(*(np.full((4, 4), 1e30, np.float32) for _ in range(5)))
 
 
-def averaged(s: float, delta: float, v: float, E_v: float, blocks: int) -> tuple[float, float]:
-    """How far the average of one value is off, and its log-sum-exp: the module's text, in float32, C = 2."""
-    R = math.expm1(2 * (delta + 8 * U * abs(s))) + 2 * (1 + 8 * blocks + 8) * U
-    E_O = R * abs(v) + (1 + R) * E_v + TINY * (1 + abs(v) + E_v)
-    return stored(v, E_O), delta + 2 * ((1 + 3 * blocks + 8) * U + 4 * U * abs(s) + U * abs(s)) + TINY
+def averaged(s: float, delta: float, v: float, E_v: float, blocks: int, n: int = 1) -> tuple[float, float]:
+    """How far the average of n equal values is off, and its log-sum-exp: the module's text, in float32, C = 2."""
+    R = math.expm1(2 * (delta + 8 * U * abs(s))) + 2 * (n + 8 * blocks + 8) * U
+    E_O = R * abs(v) + (1 + R) * E_v + n * TINY * (1 + abs(v) + E_v)
+    E_L = delta + 2 * ((n + 3 * blocks + 8) * U + 4 * U * abs(s) + U * abs(s + math.log(n))) + TINY
+    return stored(v, E_O), E_L
 
 
 def stored(x: float, off: float) -> float:
@@ -228,6 +229,17 @@ def test_performer_s_bounds_of_one_element_are_those_derived(phi: str) -> None:
     want, _ = averaged(x + g, E_Q + 4 * U * abs(g) + E_A, v, E_S, 3)
     how: dict[str, Any] = {"scale": c * c, "blocks": (2, 3), "stored": "float32", "phi": phi}
     found = reference.performer_bounds(*([[x]] for x in (q, k, v, w)), **how)
+    assert found.item() == pytest.approx(want, rel=1e-9, abs=0)
+
+
+def test_reformer_s_bounds_of_one_element_are_those_derived() -> None:
+    """It meets itself in two rounds, under a bias of −log 2 in each; O and L of both are the same."""
+    q, k, v, tau = 0.75, -1.25, 2.0, 0.5
+    s, bias = tau * q * k, -math.log(2)
+    E_O, E_L = averaged(s + bias, 2 * 5 * U * abs(s) + 2 * U * (abs(s) + 3 * abs(bias)), v, 0.0, 2)
+    want, _ = averaged(s + bias, E_L, v, E_O, 2, n=2)
+    how: dict[str, Any] = {"C": 1, "scale": tau, "stored": "float32"}
+    found = reference.reformer_bounds([[q]], [[k]], [[v]], [[0], [0]], **how)
     assert found.item() == pytest.approx(want, rel=1e-9, abs=0)
 
 

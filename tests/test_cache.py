@@ -472,3 +472,18 @@ def test_arguments_are_checked_and_the_state_is_printed() -> None:
     shown = repr(l2)
     assert shown.startswith("L2 of 64 elements, 2 of 8 lines of 8 in use")
     assert shown.splitlines()[-1].split() == ["total", "16", "0", "16", "0"]
+
+
+@pytest.mark.parametrize(("name", "options"), [("q_outer", {}), ("standard", {}), ("split_kv", {"splits": 3})])
+def test_the_lower_bound_holds_beneath_each_level(name: str, options: dict[str, Any]) -> None:
+    """What is above a cut is one memory: SRAM alone, then SRAM and L2. At d = 1 phases say more than compulsory there."""
+    N, sharp = 40, 0
+    caches = [L2(size, line=1) for size in (8, 30, 200)]
+    run = flashsim.forward(name, *inputs(N, N, 1), blocks=(2, 1), M=9, enforce=False, observers=caches, **options)
+    for l2 in caches:
+        l2.flush()
+        for moved, M in ((l2.accesses, run.sram.peak), (l2.dram_accesses, run.sram.peak + l2.size)):
+            bound = theory.lower_bound(N=N, d=1, M=M)
+            assert moved >= bound.accesses
+            sharp += bound.accesses > bound.compulsory
+    assert sharp >= 4

@@ -22,7 +22,7 @@ from flashsim.plots import FIGURES
 from flashsim.problem import qkv
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.support.sizes import human_bytes, parse_size
-from flashsim.support.tables import console, print_table
+from flashsim.support.tables import console, print_table, problem
 from flashsim.verify import appendices, theorem_5, theorems_1_2
 
 from .pages import ROOT, text_of
@@ -416,6 +416,11 @@ def test_a_table_that_is_too_wide_is_stacked(width: int, capsys: pytest.CaptureF
     assert all(f"{row}{n}" in " ".join(lines) for row in "fs" for n in range(8))
 
 
+def test_a_problem_s_widths_are_said_once_where_they_are_equal() -> None:
+    assert problem(2, 2, 1000, int("1000")) == "N = 2, d = 1000"
+    assert problem(2, 3, 1000, 999) == "N_q = 2, N_k = 3, d = 1000, d_v = 999"
+
+
 def test_python_m_flashsim() -> None:
     python = f"'{sys.executable}' -m flashsim"
     assert shell(f"{python} --version").stdout == f"flashsim {flashsim.__version__}\n"
@@ -444,6 +449,47 @@ def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str], monke
 )  # fmt: skip
 def test_sizes_are_read(text: str, itemsize: int, elements: int) -> None:
     assert parse_size(text, itemsize) == elements
+
+
+def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape: dict[str, Any] = {"N": 12, "d": 4, "M": 400, "blocks": (4, 4)}
+    asked = ["count", "q_outer", "--N", "12", "--d", "4", "--M", "400", "--blocks", "4", "4", "--json", "-"]
+    for heads, typed, logit in ((1, "0.5", 0.5), (3, "-.5e1", -5), (2, "-inf", -np.inf)):
+        assert main([*asked, "--causal", "--heads", str(heads), "--sink", typed]) == 0
+        counted = json.loads(capsys.readouterr().out)
+        tally = flashsim.count("q_outer", **shape, heads=heads, causal=True, mask=flashsim.Sink(logit))
+        assert counted["arguments"]["mask"] == f"Sink({float(logit)})"
+        assert (counted["reads"], counted["equals_theory"]) == (tally.hbm.reads, True)
+        assert tally.hbm.by_array["sink"].reads == 3 * heads
+    monkeypatch.chdir(tmp_path)
+    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 6, 3))
+    np.savez("a.npz", q=q, k=k, v=v)
+    asked = ["run", "--qkv", "a.npz", "--M", "200", "--algorithm", "q_outer", "--backward", "--json", "-", "--quiet"]
+    assert main([*asked, "--sink", "-1,20"]) == 0
+    ran = json.loads(capsys.readouterr().out)
+    assert ran["algorithms"]["q_outer"]["by_array"]["sink"]["reads"] == 2
+    assert main([*asked[:-3], "--sink", "-1,20"]) == 0
+    assert "sink -1,20" in capsys.readouterr().out
+    assert main(["step", "--sink", "2", "--causal", "--text"]) == 0
+    assert "Sink" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--sink", "two"], "argument --sink: got 'two'; expected a number, or one for each query head, as -1.5,0,2"),
+        (["--sink", "1,,2"], "argument --sink: got '1,,2'; expected a number, or one"),
+        (["--sink", "nan"], "argument --sink: got 'nan'; expected a number"),
+        (["--sink", "inf"], "argument --sink: got 'inf'; expected a number"),
+        (["--heads", "2", "--sink", "1,2"], "--sink has 2 numbers; expected one: `flashsim count` is of one head"),
+        (["tiles_streamed", "--sink", "1"], "takes no sink; expected one of these: 'standard', 'flash'"),
+    ],
+)
+def test_what_is_no_sink_is_refused(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count", "--N", "8", "--d", "4", *typed]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_an_offset_moves_the_causal_mask(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

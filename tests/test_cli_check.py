@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -72,6 +73,14 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
     yield
     sys.modules.pop("my_kernels", None)
+
+
+def by_pytest(file: str, tests: str) -> subprocess.CompletedProcess[str]:
+    """Without the plugins that happen to be installed, whose import takes longer than the tests, nor a configuration above."""
+    Path("pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-k", tests]
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
 
 
 def test_a_right_kernel_passes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,18 +237,10 @@ def test_init_writes_a_spec_and_tests_that_run(capsys: pytest.CaptureFixture[str
     spec = load("with_lse_spec.py:SPEC")
     assert (spec.lse, spec.causal, spec.masks, spec.layout) == ("natural", "top_left", False, "BHND")
     assert "float32" in spec.dtypes
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "test_with_lse.py",
-        "-k",
-        "oracle or log_sum",
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    text = Path("test_with_lse.py").read_text(encoding="utf-8")
+    assert text.count("SPEC)") == 1
+    Path("test_with_lse.py").write_text(text.replace("SPEC)", "SPEC, max_examples=20)"), encoding="utf-8")
+    ran = by_pytest("test_with_lse.py", "oracle or log_sum")
     assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
@@ -272,12 +273,9 @@ def test_pytest_shows_what_failed_and_not_the_kit_s_own_lines(monkeypatch: pytes
         "def test_nonsense():\n    check_attention(unscaled, 3)\n"
         "@parametrize_with_checks(unscaled, Spec(), max_examples=5)\ndef test_each(check):\n    check()\n", "utf-8"
     )  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_wrong.py", "-k"]
     for name in ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS"):  # with one of the first two, pytest shows each message twice
         monkeypatch.delenv(name, raising=False)
-    ran = subprocess.run(
-        [*command, "at_once or again or oracle or nonsense"], capture_output=True, text=True, check=False
-    )
+    ran = by_pytest("test_wrong.py", "at_once or again or oracle or nonsense")
     assert "4 failed" in ran.stdout, ran.stdout + ran.stderr
     assert ran.stdout.count("The scale is missing") == 2
     assert "raise AttentionCheckFailed" not in ran.stdout
@@ -462,7 +460,7 @@ def test_a_check_has_its_name_where_python_drops_docstrings() -> None:
         (["my_kernels:attention", "--spec", "my_kernels:attention"], "expected a flashsim.testing.Spec"),
         (["my_kernels:attention", "--check", "orakel"], "there is no check 'orakel'; expected one of"),
         (["my_kernels:attention", "--examples", "0"], "--examples: got '0'; expected a whole number"),
-        (["my_kernels:attention", "--convention", "sdpa"], "--convention and --device go with --wrap"),
+        (["my_kernels:attention", "--convention", "sdpa"], "--convention, --device and --page go with --wrap"),
         (["my_kernels:attention", "--expect", "gradients"], "fail, but does not apply: no backward was"),
         (["my_kernels:attention", "--backward", "auto"], "expected --wrap torch, or --wrap jax"),
         (["my_kernels:attention", "--overwrite"], "--overwrite goes with --init"),

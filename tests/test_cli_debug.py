@@ -258,7 +258,7 @@ def test_of_lines_that_share_a_label_the_first_in_the_loops_asked_for(label: str
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
     rng = np.random.default_rng(0)
-    Q, K, V, dO = (rng.standard_normal((66, 8), np.float32) for _ in range(4))
+    arrays = [rng.standard_normal((66, 8), np.float32) for _ in range(4)]
     tallest = widest = 0
 
     def look(event: flashsim.machine.memory.Event) -> None:
@@ -275,6 +275,8 @@ def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
         takes: dict[str, dict[str, Any]] = {"MASK": {"causal": True}, "dropout": {"dropout_p": 0.1}}
         parts = {name: value for part in takes if part in algorithm.parts for name, value in takes[part].items()}
         watched = [look] if direction == "forward" else []
+        slow = "streamed" in algorithm.name or algorithm.name == "memory_efficient"  # a word or a row at a time
+        Q, K, V, dO = (array[:18] if slow else array for array in arrays)
         made = flashsim.forward(algorithm.forward_pass, Q, K, V, **sizes, **parts, observers=watched)
         if direction == "backward":
             flashsim.backward(algorithm.name, made, dO, observers=[look])

@@ -281,10 +281,10 @@ def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "record.json is no JSON"),
-        (b"{", "record.json is no JSON"),
-        (b"\xff", "record.json is no JSON"),
-        (b"[" * 100_000, "record.json is no JSON"),
+        (b"", "record.json is not JSON"),
+        (b"{", "record.json is not JSON"),
+        (b"\xff", "record.json is not JSON"),
+        (b"[" * 100_000, "record.json is not JSON"),
         (b"[]", "record.json has no machine and no results; expected a JSON object with machine, results"),
         (b"3", "record.json has no machine and no results; expected a JSON object with machine, results"),
         (b'{"steps": []}', "record.json has no machine; expected a JSON object with machine, steps"),

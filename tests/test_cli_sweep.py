@@ -186,21 +186,9 @@ def test_a_line_of_very_many_names_is_read_at_once(capsys: pytest.CaptureFixture
 
 def test_files_are_written_with_how_they_were_made(capsys: pytest.CaptureFixture[str]) -> None:
     command = [
-        "flash",
-        "standard",
-        "--N",
-        "8:64:x2",
-        "--d",
-        "4",
-        "--csv",
-        "a.csv",
-        "--json",
-        "a.json",
-        "-o",
-        "a",
-        "--y",
+        "flash", "standard", "--N", "8:64:x2", "--d", "4", "--csv", "a.csv", "--json", "a.json", "-o", "a", "--y",
         "traffic",
-    ]
+    ]  # fmt: skip
     assert "Saved a.csv, a.png, a.svg, a.json" not in printed(capsys, *command[:-4], "-o", "b", "--y", "traffic")
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
     assert (
@@ -241,20 +229,8 @@ def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
 
 
 SWEPT = [
-    "sweep",
-    "flash",
-    "standard",
-    "--N",
-    "8:247:1",
-    "--d",
-    "4",
-    "--check",
-    "0",
-    "--resume",
-    "kept",
-    "--csv",
-    "a.csv",
-]
+    "sweep", "flash", "standard", "--N", "8:247:1", "--d", "4", "--check", "0", "--resume", "kept", "--csv", "a.csv",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, Terminated])

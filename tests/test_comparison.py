@@ -1,16 +1,22 @@
-"""Runs beside naive attention and theory: what is off is said, and NaN is no small error."""
+"""Runs beside naive attention and theory: what is off is said, and NaN is not a small error."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flashsim import reference
-from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, sink_gradient
+from flashsim.algorithms.blocks import Fixed
 from flashsim.masks.rules import Causal
+from flashsim.masks.sink import Sink
 from flashsim.problem.qkv import QKV
 from flashsim.tracing.planting import planted
 from flashsim.verify import comparison
+
+from .cases import swap
 
 rng = np.random.default_rng(0)
 GIVEN = QKV(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), "a test")
@@ -41,6 +47,32 @@ def test_a_block_mask_of_live_tiles_leaves_out_what_is_masked_alone() -> None:
         for results in comparison.run_all(GIVEN, ["block_sparse"], lambda *_: lambda *_: None, both_ways=True, **asked):
             assert results["block_sparse"].ok
             assert results["block_sparse"].error_of_bound is not None
+
+
+@pytest.mark.parametrize("sizes", [{"sizing": "paper"}, {"sizing": "fit", "blocks": (2, 2)}], ids=str)
+def test_blocks_are_chosen_for_both_passes_where_they_were_left_to_fit(sizes: dict[str, Any]) -> None:
+    asked = {"M": 100, "block_mask": "live"}
+    back = BACKWARD["block_sparse"]
+    assert isinstance(
+        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, {**asked, "sizing": "fit"})["sizing"], Fixed
+    )
+    assert comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, asked | sizes) == asked | sizes
+
+
+@pytest.mark.parametrize("gqa", ["separate", "grouped"])
+def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(gqa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Q, K, V = (rng.normal(size=(heads, 9, 4)) for heads in (4, 2, 2))
+    given = QKV(Q, K, V, "a test")
+    mask = Sink([3.0, -1.0, -np.inf, 0.5]) & Causal(offset=-1)
+
+    def results() -> list[comparison.Result]:
+        asked = {"mask": mask, "gqa": gqa, "blocks": (4, 3), "M": 200}
+        both = comparison.run_all(given, ["q_outer"], lambda *_: lambda *_: None, both_ways=True, **asked)
+        return [found["q_outer"] for found in both]
+
+    assert all(result.ok and (result.error_of_bound or 0) > 0 for result in results())
+    swap(sink_gradient.sink_gradient, "ds - rowsum", "ds - 1.001 * rowsum", monkeypatch)
+    assert [result.ok for result in results()] == [True, False]
 
 
 @pytest.mark.parametrize("factor", ["float('nan')", "float('inf')", "1.001"])

@@ -125,15 +125,8 @@ def test_the_command_prints_plans_beside_the_bound(capsys: pytest.CaptureFixture
     assert main(arguments) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:1] in ("4", "8")]
     assert [row[1].rstrip(",") for row in rows] == [
-        "ring",
-        "TASP",
-        "StarTrail",
-        "mesh",
-        "ring",
-        "TASP",
-        "StarTrail",
-        "mesh",
-    ]
+        "ring", "TASP", "StarTrail", "mesh", "ring", "TASP", "StarTrail", "mesh",
+    ]  # fmt: skip
     found = plan("mesh", P=4, N=4096, d=64, flops=1e14, link=1e11)
     assert found.seconds is not None
     assert rows[3][-4:] == [f"{found.most_words:,}", "1.008", f"{found.room:,}", f"{found.seconds * 1e3:.3f}"]

@@ -9,8 +9,11 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from flashsim.devices import engines
 
 ROOT = Path(__file__).resolve().parents[1]
 DIES = """
@@ -157,6 +160,20 @@ def test_faults_are_said_in_time(engine: str, tmp_path: Path) -> None:
     assert re.match(
         rf"in time: rank 0, at line \d+ of faults.py, {'lost its message' if engine == 'mpi' else from_gloo}", long
     )
+
+
+def test_a_process_has_the_gpu_of_its_number_or_is_told_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: 2)))
+    for index in ("-1", "2", "3"):
+        monkeypatch.setenv("LOCAL_RANK", index)
+        with pytest.raises(ValueError, match=f"of GPU {index}; this host has 2"):
+            engines.Nccl()
+
+
+def test_at_first_nothing_is_handed_over_or_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=alone)))
+    assert (engines.Mpi().handed, engines.Mpi().received) == (0, 0)
 
 
 def test_without_a_launcher_the_error_says_how_to_start_it() -> None:

@@ -231,6 +231,14 @@ def test_the_same_at_other_sizes_and_counted_otherwise(dtype: Any, blocks: tuple
     assert (compared.differing, again.differing) == (differing, 0)
 
 
+def test_which_results_are_compared() -> None:
+    X = np.ones((4, 2))
+    found = not_bit_for_bit.compare(X, X, X, [(4, 4), (2, 4), (2, 2), (4, 2)])
+    tiled = [f"Algorithm 1, {blocks}" for blocks in ("4 × 4", "2 × 4", "2 × 2", "4 × 2")]
+    assert [each.one for each in found] == [*4 * ["Algorithm 0"], tiled[1], tiled[0]]
+    assert [each.other for each in found] == [*tiled, tiled[2], f"{tiled[0]}, again"]
+
+
 def test_bits_tell_minus_zero_from_zero() -> None:
     assert not_bit_for_bit.bits_differ(np.array([0.0, 1.0]), np.array([-0.0, 1.0])) == 1
 

@@ -275,8 +275,8 @@ def test_hints_come_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFi
         (["check", "nothing.py"], "nothing.py is not there"),
         (["check", "."], ". is a folder"),
         (["check", "other.py"], "other.py is of no exercise"),
-        (["check", "binary.py"], "binary.py is no text"),
-        (["list", "nowhere"], "nowhere is no folder"),
+        (["check", "binary.py"], "binary.py is not text"),
+        (["list", "nowhere"], "nowhere is not a folder"),
         (["list", "--hint"], "--hint goes with check"),
         (["check", "other.py", "--overwrite"], "--overwrite goes with start"),
         (["check", "other.py", "more"], "check takes one argument"),
@@ -347,4 +347,4 @@ def test_a_file_that_is_no_utf_8_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "05_inner_loop.py"
     file.write_bytes(b"# one\n# caf\xe9\n")
     row = grade_file(file, file.name, None, Limits())
-    assert (row.seen, row.hint) == ("Line 2: the file is no text in UTF-8.", "Save it as UTF-8.")
+    assert (row.seen, row.hint) == ("Line 2: the file is not text in UTF-8.", "Save it as UTF-8.")

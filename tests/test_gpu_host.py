@@ -48,21 +48,10 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 DEVICE, STREAM = 7, 5  # the stream is PyTorch's
 LAUNCHING = hopper, hopper_backward, hopper_backward_wide, hopper_decode, hopper_fp8, hopper_paged, hopper_varlen
 CACHES = (
-    settling._settled_before,
-    of_gpus._library,
-    compiling.capability,
-    hopper._launch,
-    hopper_backward._launches,
-    hopper_backward_wide._launches,
-    hopper_decode._launches,
-    hopper_fp8._launch,
-    hopper_paged._launches,
-    hopper_varlen._launch,
-    hopper_varlen._packed,
-    tensor_maps.tensor_map,
-    launching._counters,
-    launching._words,
-)
+    settling._settled_before, of_gpus._library, compiling.capability, hopper._launch, hopper_backward._launches,
+    hopper_backward_wide._launches, hopper_decode._launches, hopper_fp8._launch, hopper_paged._launches, hopper_varlen._launch,
+    hopper_varlen._packed, tensor_maps.tensor_map, launching._counters, launching._words,
+)  # fmt: skip
 Launches = list[tuple[Any, ...]]
 
 

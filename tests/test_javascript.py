@@ -27,7 +27,7 @@ BEFORE_VALUE = {
     "await",
     "typeof",
     "new",
-}  # after which a bracket is no call or block
+}  # after which a bracket is not a call or block
 
 CONTROL = {"for", "if", "while", "switch"}
 

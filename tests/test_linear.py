@@ -68,6 +68,28 @@ def test_chunks_side_by_side_cost_at_most_K_and_V_twice_more(chunk: int) -> None
     assert more <= 2 * (N * 2 * d)
 
 
+@pytest.mark.parametrize("counted", [linear.count, linear.exact])
+def test_a_buffer_by_hand(counted: Any) -> None:
+    """Chunks of 3, 3 and 1 meet 6 + 6 + 1 keys; four rows read S, and two chunks write it. In one chunk there is none."""
+    by_array = counted(N=7, d=2, e=3, chunk=3, state="buffered").hbm.by_array
+    assert {name: (of.reads, of.writes) for name, of in by_array.items()} == {
+        "Q": (14, 0), "K": (13 * 2, 0), "V": (13 * 3, 0), "S": (4 * 6, 2 * 6), "O": (0, 21),
+    }  # fmt: skip
+    short = counted(N=7, d=2, e=3, chunk=7, state="buffered")
+    assert (short.hbm.by_array["S"].accesses, short.hbm.by_array["K"].reads, short.sram.peak) == (0, 28 * 2, 10)
+    each = counted(N=7, d=2, e=3, chunk=1, state="buffered").hbm.by_array["S"]
+    assert (each.reads, each.writes) == (6 * 6, 6 * 6)
+
+
+@pytest.mark.parametrize(("d", "e"), [(128, 128), (64, 64), (96, 32)])
+def test_its_buffer_is_the_one_of_fewest_accesses(d: int, e: int) -> None:
+    def moved(chunk: int | None) -> int:
+        return linear.exact(N=27_720, d=d, e=e, chunk=chunk, state="buffered", M=25_600).hbm.accesses
+
+    assert moved(None) == pytest.approx(min(map(moved, range(1, 40))), rel=2e-4)  # the first chunk needs no state
+    assert moved(None) < 0.7 * moved(1)
+
+
 def test_bad_input_is_named() -> None:
     Q, K, V = operands(5, 2, 3)
     for wrong, match in (

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
+import row_game
 
 import flashsim
 from flashsim import theory
@@ -141,6 +142,22 @@ def test_the_proof_holds_of_random_schedules() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- constant
+
+
+@pytest.mark.parametrize(
+    ("N_q", "N_k", "m", "rows"),
+    [(1, 1, 5, 7), (1, 2, 5, 11), (2, 2, 7, 15), pytest.param(2, 2, 5, 20, marks=pytest.mark.slow)],
+)
+def test_the_fewest_of_all_schedules(N_q: int, N_k: int, m: int, rows: int) -> None:
+    """With one pair or two each row comes once: at 2 × 2, twice the constant would be refuted, 28·4/4 − 6 = 22."""
+    assert row_game.fewest(N_q, N_k, m) == rows >= lower_bound_rows(N_q=N_q, N_k=N_k, d=1, M=m)
+
+
+def test_no_schedule_of_the_smallest_games_moves_fewer() -> None:
+    """The bound exceeds what is compulsory, 21; and a search that is cut off above what there is finds it."""
+    assert lower_bound_rows(N=3, d=1, M=5) == 23
+    assert row_game.fewest(3, 3, 5, below=23) is None
+    assert row_game.fewest(2, 2, 7, below=16) == 15
 
 
 def test_the_constant_is_reached() -> None:

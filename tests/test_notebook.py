@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -211,14 +210,6 @@ def test_a_proof_s_box_is_the_largest_that_a_phase_allows(sizes: int) -> None:
 def test_a_proof_without_phases_has_no_picture() -> None:
     """Each input once is all that it says."""
     assert "<svg" not in flashsim.prove(N=64, d=64, M=25_600)._repr_html_()
-
-
-def test_a_proof_s_picture_imports_nothing_that_draws() -> None:
-    code = (
-        "import sys, flashsim; flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg'); "
-        "print([name for name in ('matplotlib', 'IPython', 'flashsim.plots') if name in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_words_of_a_proof_s_picture_are_within_it(browser: Any) -> None:

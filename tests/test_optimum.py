@@ -96,7 +96,9 @@ def test_the_same_under_masks_and_with_three_rows() -> None:
 
 @pytest.mark.slow
 def test_the_same_of_three_by_three() -> None:
-    assert optimum(N=3, d=1, M=7).upper == plain(3, 3, 1, 1, 7)
+    """But for two products: each doubles Dijkstra's time."""
+    allowed = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1]], bool)
+    assert optimum(N=3, d=1, M=7, mask=allowed).upper == plain(3, 3, 1, 1, 7, allowed)
 
 
 # ------------------------------------------------------------------------------------------------------ known optima
@@ -215,6 +217,7 @@ def test_a_certificate_that_holds() -> None:
         ({"steps": [[0, 0, ["K0"]]]}, "step 0"),
         ({"steps": [[[], {}, 5]]}, "step 0"),
         ({"steps": [7]}, "step 0"),
+        ({"steps": ["3" * 60]}, f"^step 0, {50 * '3'}, is not possible there"),
         ({"steps": {}}, "steps, a list"),
         ({"table": {}}, "not in the table"),
         ({"table": {"": 1.5}}, "whole numbers"),
@@ -318,7 +321,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["prove", "--exact", "--N", "3", "--d", "4", "--M", "24", "--json", str(proof), "-o", str(page)]) == 0
     out, err = capsys.readouterr()
     assert re.search(r"optimum of the row game +75\n", out)
-    assert "75 elements counted" in " ".join(out.split())
+    assert "75 elements were counted" in " ".join(out.split())
     assert "states to search" in err
     assert max(map(len, out.partition("Saved")[0].splitlines())) <= 80
     assert "row game" in page.read_text(encoding="utf-8")
@@ -328,8 +331,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["prove", "--check", str(proof)]) == 1
     assert "proves nothing: the optimum is said to be 76" in " ".join(capsys.readouterr().out.split())
     for command, message in (
-        (["--exact", "--check", str(proof)], "--check goes alone"),
-        (["--N", "4", "--d", "4", "-o", str(page)], "goes with --exact"),
+        (["--exact", "--check", str(proof)], "--check takes no other options"),
+        (["--N", "4", "--d", "4", "-o", str(page)], "needs --exact"),
         (["--exact", "--N", "4", "--d", "4", "-o", str(tmp_path / "x.pdf")], "no suffix"),
         (["--exact", "--N", "9", "--d", "4"], "8 at most"),
         (["--exact"], "--d"),
@@ -348,5 +351,5 @@ def test_an_interrupted_search_tells_its_bounds(
     monkeypatch.setattr(Search, "run", stopped)
     assert main(["prove", "--exact", "--N", "4", "--d", "4", "--M", "24"]) == 130
     out, err = capsys.readouterr()
-    assert "the optimum is from 76 to 128 elements" in out
+    assert "The optimum is between 76 and 128 elements" in out
     assert err.splitlines()[-1] == "interrupted"

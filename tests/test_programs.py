@@ -209,7 +209,7 @@ def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
     assert not names & {"a result", "an unnamed tile", "registers", "loop"}
     moved = [event for event in trace.events if event.kind in ("load", "compute", "store")]
     assert all(event.value is not None for event in moved), "labels, too, are numbers to look at"
-    gathers = any(event.name.startswith("Q[[") for event in trace.events)  # rows from anywhere are no tile
+    gathers = any(event.name.startswith("Q[[") for event in trace.events)  # rows from anywhere are not tiles
     assert any(step.tile is not None for step in trace.steps) != gathers
     assert not gathers or {step.rows for step in trace.steps if step.label == "line 5"} == {None}  # words of an order
     assert sum(each.elements for each in ledger.movements) == sum(a.reads + a.writes for a in about.arrays)

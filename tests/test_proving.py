@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from bisect import bisect_left
@@ -27,6 +28,7 @@ from flashsim.machine.memory import SramOverflow
 from flashsim.masks.rules import All, Causal
 from flashsim.optimal.allowed import allowed_pairs
 from flashsim.optimal.games import checker as certificate_of_optimum
+from flashsim.optimal.picture import picture
 from flashsim.optimal.proving import prove, recount
 from flashsim.optimal.tune import best_of
 from flashsim.problem.shapes import Shape
@@ -336,8 +338,12 @@ def of_a_mask(**changed: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "change", [{"queries": 21}, {"keys": 31}, {"pairs": 15}, {"pairs": 0}, {"pairs": 6}, {"queries": 1, "pairs": 1}]
-)
+    "change",
+    [
+        {"queries": 21}, {"keys": 31}, {"pairs": 15}, {"pairs": 0}, {"pairs": 6}, {"queries": 1, "pairs": 1},
+        {"queries": 1, "keys": 7, "pairs": 6},
+    ],
+)  # fmt: skip
 def test_pairs_that_no_mask_allows_prove_nothing(change: dict[str, int]) -> None:
     """Seven queries and two keys, each of which attends: from 7 to 14 pairs."""
     assert "124" in check(of_a_mask())
@@ -406,6 +412,18 @@ def test_the_last_phase_has_the_terms_that_are_left() -> None:
     assert "the last has 3 charges" in certificate.by_phases(1, 1, 4, 15, 8, 4, 3, 0, 1, 0)
     with pytest.raises(ValueError, match="a last phase of 3 charges is enough"):
         certificate.by_phases(1, 1, 4, 15, 8, 4, 4, 0, 1, 0)
+    most, of_six = (next(H for H in range(999) if most_in_a_phase_backward(Y, 1, H)) for Y in (9, 6))
+    left = math.isqrt(of_six)
+    with pytest.raises(ValueError, match=f"a last phase of 2 charges is enough: it may have the {left} terms left"):
+        certificate.by_phases_backward(1, 4, math.isqrt(most) + left, 9, 2, 3, most)
+
+
+def test_a_picture_of_a_proof_has_its_bars_one_below_the_other() -> None:
+    bound = lower_bound(N=64, d=4, M=32)
+    for best, tops in ((None, [18, 74, 74]), (2 * bound.accesses, [18, 74, 130, 130])):
+        bars = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)"[^>]*height="18"', picture(bound, best, "flash"))
+        assert [float(y) for _, y in bars] == tops
+        assert {float(x) for x, _ in bars[:-1]} == {0}
 
 
 def test_the_command_refuses_what_no_certificate_says_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -428,7 +446,7 @@ def test_the_last_phase_of_the_combined_bound_has_what_is_left() -> None:
     """Two phases of all that Y = 9 allow; what is left is just what a last phase of two charges gives, or one more."""
     most, of_two = (next(H for H in range(1, 99) if most_in_a_phase(Y, 1, 4, 0, 1, H)) for Y in (9, 6))
     assert "the last has 3 charges" in certificate.by_phases(1, 1, 4, 2 * most + of_two + 1, 9, 3, 3, 0, 1, most)
-    with pytest.raises(ValueError, match="a last phase of 2 charges is enough"):
+    with pytest.raises(ValueError, match=f"a last phase of 2 charges is enough: it may give the {of_two} left"):
         certificate.by_phases(1, 1, 4, 2 * most + of_two, 9, 3, 3, 0, 1, most)
 
 
@@ -553,8 +571,8 @@ def test_the_command_says_what_is_proved_in_rocq(
     assert main(["prove", *sizes.split(), "--d", "64", "--json", str(target)]) == 0
     assert main(["prove", "--check", str(target)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("Proved by hand and in Rocq (scripts/proofs), arithmetic machine-checked.") == 2 * in_rocq
-    assert said.count("Hand-proved, arithmetic machine-checked.") == 2 * (not in_rocq)
+    assert said.count("Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic.") == 2 * in_rocq
+    assert said.count("Proved by hand; a program checked the arithmetic.") == 2 * (not in_rocq)
 
 
 def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -581,9 +599,9 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"counted again, moves {moved:,}; it is said to move 7" in " ".join(capsys.readouterr().out.split())
     target.write_bytes(b"\xa8\xff")
     for command, message in (
-        (["--check", str(target)], "proof.json is no text"),
-        (["--check", str(target), "--N", "8"], "--check goes alone"),
-        (["--check", str(target), "--backward"], "--check goes alone"),
+        (["--check", str(target)], "proof.json is not text"),
+        (["--check", str(target), "--N", "8"], "--check takes no other options"),
+        (["--check", str(target), "--backward"], "--check takes no other options"),
         ([], "--d"),
         (["--check", str(tmp_path / "none.json")], "none.json"),
     ):

@@ -27,6 +27,7 @@ from flashsim.reference import (
     of_bound,
     rounding,
     score_reach,
+    sink_gradient_bound,
 )
 
 N_q, N_k, d, d_v, P = 4, 2, 2, 3, 0.5
@@ -53,24 +54,33 @@ ASKED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def what(o: dict[str, Any]) -> SimpleNamespace:
-    """Both docstrings' common terms."""
+def what(o: dict[str, Any], sunk: bool = False) -> SimpleNamespace:
+    """The docstrings' common terms; `sunk`: beside a sink log 2 above both scores, which leaves half of P."""
     (u, least, normal), (u_s, smallest, _) = FORMATS[o["chip"]], FORMATS[o["stored"]]
     u_s, least = (0.0 if o["chip"] == o["stored"] else u_s), (normal if o["flushed"] else least)
     dropped, kept = o["keep"] is not None, o["scores_stored"] or o["operands_stored"]
     gain, tau = 1 / (1 - o["dropout_p"]), abs(o["scale"])
-    delta = (d + 4) * u * tau + o["scores_stored"] * u_s * tau + o["logs_rounded"] * u * (tau + math.log(N_k))
-    delta += least * (d * max(1, tau) + d * (1 + 1) * 0.5)
-    relative = math.expm1(2 * delta) + (N_k + 8 * (o["steps"] + 1) + 3 * dropped) * u + kept * (1 + dropped) * u_s
+    largest = max(tau, abs(above(o))) if sunk else tau
+    delta = (
+        (d + 4) * u * tau + o["scores_stored"] * u_s * tau + o["logs_rounded"] * u * (largest + math.log(N_k + sunk))
+    )
+    delta += least * (d * max(1, tau) + d * (1 + 1) * 0.5) + sunk * u * max(above(o) - tau, 0)
+    undropped = math.expm1(2 * delta) + (N_k + 8 * (o["steps"] + 1)) * u
+    relative = undropped + 3 * dropped * u + kept * (1 + dropped) * u_s
     stores = o["steps"] if o["stores"] is None else o["stores"]
     return SimpleNamespace(
         u=u, u_s=u_s, least=least, step=max(least, smallest), dropped=dropped, kept=kept, gain=gain, tau=tau, stores=stores,
-        relative=relative, mass=gain * P * sum(VALUES), most=2 * gain * (1 + u_s) * max(VALUES),
+        relative=relative, undropped=undropped, mass=gain * P / (1 + sunk) * sum(VALUES), most=2 * gain * (1 + u_s) * max(VALUES),
     )  # fmt: skip
 
 
-def of_O(o: dict[str, Any], C: float) -> float:
-    w = what(o)
+def above(o: dict[str, Any]) -> float:
+    """Return the sink."""
+    return float(o["scale"]) + math.log(2)
+
+
+def of_O(o: dict[str, Any], C: float, sunk: bool = False) -> float:
+    w = what(o, sunk)
     floor = w.stores * w.step + w.least * (N_k + o["steps"] + w.gain * sum(VALUES))
     floor += w.kept * w.step * (w.gain + w.dropped) * sum(VALUES)
     return float(min(C * (w.relative + w.stores * w.u_s) * w.mass, w.most) + floor)
@@ -128,6 +138,23 @@ def test_bounds_are_what_they_are_said_to_be(asked: dict[str, Any], formats: dic
         assert np.allclose(got.dQ, want[0], rtol=1e-12, atol=0)
         assert np.allclose(got.dK, np.array(want[1])[:, None], rtol=1e-12, atol=0)
         assert np.allclose(got.dV, want[2], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("formats", [WIDE, NARROW, ALIKE], ids=["wide", "narrow", "alike"])
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: " ".join(asked) or "plain")
+def test_the_bound_of_a_sink_s_gradient_is_what_it_is_said_to_be(
+    asked: dict[str, Any], formats: dict[str, Any]
+) -> None:
+    """P_sink is 1/2, and P is 1/4 for both keys, so that D is a quarter of ΣV, times ΣdO = 1."""
+    o = {**PLAIN, **asked, **formats}
+    w, size, P_sink = what(o, True), sum(map(abs, DO)), 0.5
+    E_D = size * (of_O(o, 1.0, True) + (d_v + 2) * w.u * w.mass + w.least) + d_v * w.least
+    E_P = min(P_sink * (w.undropped + w.u * math.log(2)) + w.least, 1.0)
+    D = w.gain * sum(VALUES) / 4 * abs(sum(DO))
+    want = E_P * (D + E_D) + P_sink * E_D + (N_q + 2) * w.u * (P_sink + E_P) * (D + E_D) + w.least
+    assert np.allclose(error_bound(Q, K, V, **o, sink=above(o)), of_O(o, o["C"], True), rtol=1e-12, atol=0)
+    got = sink_gradient_bound(Q, K, V, np.tile(DO, (N_q, 1)), **o, sink=above(o))
+    assert np.allclose(got, o["C"] * N_q * want, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.75])
@@ -189,10 +216,10 @@ def test_the_bound_of_a_bias_gradient_takes_each_argument(change: dict[str, Any]
     assert not np.array_equal(plain, changed)
 
 
-@pytest.mark.parametrize("function", [gradient_bounds, bias_gradient_bound])
+@pytest.mark.parametrize("function", [gradient_bounds, bias_gradient_bound, sink_gradient_bound])
 def test_a_signature_says_what_is_taken(function: Any) -> None:
     own, known = signature(function).parameters, signature(error_bound).parameters
-    apart = {"bias", "sink"} if function is bias_gradient_bound else {"bias"}  # a sink changes dS by L alone
+    apart = {"bias", "sink"} if function is not gradient_bounds else {"bias"}  # a sink changes dS by L alone
     kept = known.keys() - apart
     assert kept <= own.keys()
     assert {name: own[name].default for name in kept} == {name: known[name].default for name in kept}

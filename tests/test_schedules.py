@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +12,12 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import theory
-from flashsim.algorithms import FORWARD, Algorithm, q_outer_pinned, small_cache_hybrid
+from flashsim.algorithms import FORWARD, q_outer_pinned, small_cache_hybrid
 from flashsim.optimal.tune import best_of
 from flashsim.problem.shapes import Blocks
-from flashsim.tracing.planting import mutated, planted
+from flashsim.tracing.planting import mutated
 
-from .cases import on_each, unnoticed
-from .test_planted_bugs import VARIANTS
-from .test_small_cache import moved, objections_to
+from .test_small_cache import moved
 
 SHAPE: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4}
 
@@ -146,91 +143,6 @@ def test_no_backward_pass_is_refused_by_name() -> None:
             flashsim.backward(name, run, X)
         with pytest.raises(ValueError, match=f"made by '{name}'; it has no backward pass; run 'q_outer' forward, too"):
             flashsim.backward("q_outer", run, X)
-
-
-# --------------------------------------------------------------------------------------------------------- planted bugs
-
-Bug = tuple[str, str, str, set[str]]
-SOFTMAX: list[Bug] = [
-    ("O is not rescaled", "exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 21",
-     "O_i + product(P_dropped_ij, V_j), over=O_i)  # line 21", {"exact"}),
-    ("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 19",
-     "l_i + rowsum(P_tilde_ij), over=l_i)  # line 19", {"exact", "L"}),
-    ("m never kept", "m_i = on_chip(m_i_new, over=m_i)  # line 13", "pass", {"exact", "L"}),
-    ("mask left out of the blocks on chip", "MASK(S_ij, i, j), over=S_ij)  # line 9", "S_ij + 0, over=S_ij)  # line 9",
-     {"exact"}),
-    ("dropout of another tile", "dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # line 12",
-     "dropout(P_tilde_ij, i, j + 1), over=P_tilde_ij)  # line 12", {"exact"}),
-    ("0·NaN", "product(P_dropped_ij, V_j), over=O_i)  # line 21", "P_dropped_ij @ V_j, over=O_i)  # line 21", {"poison"}),
-]  # fmt: skip
-BUGS: dict[str, list[Bug]] = {
-    "q_outer_pinned": [
-        *SOFTMAX,
-        ("O is not rescaled by pinned blocks",
-         "exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13",
-         "O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13", {"exact"}),
-        ("one block more is pinned than fits", "MASK.room(B_r, B_c))  # line 4", "MASK.room(B_r, B_c)) + 1", {"counts"}),
-        ("none is pinned", "for j in range(p)]", "for j in range(p * 0)]; p = 0", {"counts"}),
-        ("pinned blocks are loaded again", "K_j, V_j = pinned[j]", "K_j, V_j = sram.load(K[j], V[j])", {"counts"}),
-        ("a pinned block is left out", "sram.loop(range(p))", "sram.loop(range(1, p))", {"exact"}),
-        ("the first streamed block is left out", "range(p, blocks.T_c)", "range(p + 1, blocks.T_c)", {"exact", "counts"}),
-        ("the first pinned block in place of each", "pinned[j]", "pinned[0]", {"exact"}),
-    ],
-    "snake": [
-        *SOFTMAX,
-        ("always upwards", "ways = range(T_c), range(T_c - 1, -1, -1)", "ways = range(T_c), range(T_c)", {"exact"}),
-        ("the block on chip is left out", "ways[i % 2][:1]", "ways[i % 2][:0]", {"exact"}),
-        ("the block on chip is loaded again", "ways[i % 2][1:]", "ways[i % 2][0:]", {"exact", "counts"}),
-        ("K over a block of its own", "K_j = sram.load(K[j], over=K_here)", "K_j = sram.load(K[j])", {"exact", "counts"}),
-        ("rows of the block before", "K_j, V_j = K_here[:keys], V_here[:keys]", "K_j, V_j = K_here, V_here", {"refused"}),
-    ],
-    "small_cache_hybrid": [
-        ("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +", {"exact", "L"}),
-        ("L without ℓ", "m_i + log(l_i)", "m_i + 0 * l_i", {"exact", "L"}),
-        ("a row with no key: −∞ subtracted", "S_un - finite(L_u)", "S_un - L_u", {"exact"}),
-        ("the mask left out", "MASK(S_ij, i, j), over=S_ij)", "S_ij + 0, over=S_ij)", {"exact"}),
-        ("S of the first row block alone", "S_tiles[i, j]", "S_tiles[0, j]", {"refused", "exact"}),
-        ("V's pieces of the first columns alone", "V[n, c]", "V[n, 0]", {"refused"}),
-        ("dropout keyed to blocks of keys", "dropout_by_key(P_un, u, n)", "dropout(P_un, u, n)", {"exact"}),
-        ("the last key is left out of O", "sram.loop(N_k)", "sram.loop(N_k - 1)", {"exact", "counts"}),
-        ("S in the inputs' type", "N_k), sram.dtype)", "N_k), 'float16')", {"exact", "counts"}),
-        ("0·NaN", "product(P_dropped_un, V_nc)", "(P_dropped_un @ V_nc)", {"poison"}),
-        ("tiles of O of one column", "line_3(sram.capacity, N_q, d_v)", "line_3(sram.capacity, N_q, 1)", {"counts"}),
-    ],
-}  # fmt: skip
-
-
-def objections(algorithm: Algorithm, case: Any) -> Iterator[str]:
-    """In an SRAM that has room to pin some blocks, not all, and in which O takes several tiles."""
-    room = {"q_outer_pinned": 220, "small_cache_hybrid": 12}.get(algorithm.name.partition(":")[0], 400)
-    options: dict[str, Any] = {"M": room, "sizing": Sized(case.B_r, case.B_c), **case.options}
-    blocks = case.B_r, case.B_c
-    return objections_to(
-        planted_from(algorithm), algorithm, case, case.inputs()[2], options, blocks=blocks, enforce=False
-    )
-
-
-def Sized(B_r: int, B_c: int) -> Any:
-    return flashsim.Fixed(B_r, B_c, enforced=False)
-
-
-def planted_from(algorithm: Algorithm) -> str:
-    return next(name for name in BUGS if algorithm.name.startswith(name))
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_the_originals_are_not_accused(name: str) -> None:
-    assert list(on_each(VARIANTS, objections, FORWARD[name])) == []
-
-
-@pytest.mark.filterwarnings("ignore:the accesses are equal")  # of a bug that stores another type
-@pytest.mark.parametrize(
-    ("name", "bug", "before", "after", "by"),
-    [(name, *bug) for name, bugs in BUGS.items() for bug in bugs],
-    ids=[f"{name}: {bug[0]}" for name, bugs in BUGS.items() for bug in bugs],
-)
-def test_bugs_are_caught(name: str, bug: str, before: str, after: str, by: set[str]) -> None:
-    assert unnoticed(by, on_each(VARIANTS, objections, planted(FORWARD[name], (before, after)))) == set()
 
 
 def test_room_that_is_counted_wrong_is_caught() -> None:

@@ -22,6 +22,7 @@ from flashsim.reference import (
     gradients,
     of_bound,
     rounding,
+    sink_gradient_bound,
 )
 from flashsim.reference import sink_gradient as oracle_sink_gradient
 from flashsim.run import tile_masks
@@ -86,13 +87,22 @@ def test_gradients_are_right_within_rounding_and_counted_as_theory_says(name: st
     bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **told)
     for gradient, want, most in zip((got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **told), bounds, strict=True):
         assert of_bound(gradient, want, most) <= 1
-    if case.dtype == "float64":
-        assert got.dsink is not None
-        assert np.allclose(got.dsink, oracle_sink_gradient(Q, K, V, dO, **told), rtol=1e-7, atol=1e-9)
+    most = sink_gradient_bound(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **told)
+    assert of_bound(got.dsink, oracle_sink_gradient(Q, K, V, dO, **told), most) <= 1
     exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
     tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
     assert got.hbm == tally.hbm == exact.hbm
     assert got.sram == tally.sram == exact.sram
+
+
+@pytest.mark.parametrize("name", TAKE)
+def test_the_difference_from_a_high_sink_is_rounded_and_within_the_bound(name: str) -> None:
+    """80 is a multiple of 2⁻¹⁷, its unit in the last place in float32; a score of nearly half of one is lost beside it."""
+    Q, K, V = (np.array([[x]], np.float32) for x in (1.0, 0.49 * 2.0**-17, 1.0))
+    run = flashsim.forward(name, Q, K, V, mask=Sink(80.0), M=100)
+    bound = error_bound(Q, K, V, sink=80.0, **rounding(name, run.blocks))
+    part = of_bound(run.O, np.exp(K.astype(float) - 80), bound)
+    assert 0.05 < part <= 1, part
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
@@ -197,6 +207,25 @@ def test_what_is_no_sink_is_refused_by_name() -> None:
     assert repr(both.without_sink()) == "Causal() & KeyPadding(3)"
     assert Sink([1, 2]) == Sink([1.0, 2.0]) != Sink(1)
     assert hash(Sink([1, 2])) == hash(Sink([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("off", ["its sum", "the logit"])
+def test_a_gradient_that_is_off_by_a_thousandth_exceeds_its_bound(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    X = rng.normal(size=(7, 3)).astype(np.float32)
+    run = flashsim.forward("q_outer", X, X, X, mask=Sink(1.0), blocks=(5, 4), M=200)
+
+    def part() -> float:
+        got = flashsim.backward("q_outer", run, X)
+        most = sink_gradient_bound(X, X, X, X, sink=1.0, **backward_rounding("q_outer", run.blocks, got.blocks))
+        return of_bound(got.dsink, oracle_sink_gradient(X, X, X, X, sink=1.0), most)
+
+    assert part() < 0.1
+    if off == "its sum":
+        swap(sink_gradient.sink_gradient, "ds - rowsum", "ds - 1.001 * rowsum", monkeypatch)
+    else:
+        made = sink_gradient.WEIGHTS["L",]
+        monkeypatch.setitem(sink_gradient.WEIGHTS, ("L",), lambda s, L: made(0.999 * s, L))
+    assert part() > 1
 
 
 PLANTED: list[tuple[str, Any, str, str]] = [

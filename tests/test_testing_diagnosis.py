@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from flashsim.testing import check_attention
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
+from flashsim.testing.diagnosis.exhibits import aspects
 from flashsim.testing.mutants import ALL
 from flashsim.testing.problem import Problem
 from flashsim.testing.running import Finding, survey, try_check
@@ -247,7 +249,7 @@ def test_one_failing_case_that_contradicts_a_bug_clears_it(contradicted: bool) -
     assert families(found) == ([] if contradicted else ["scale_missing"])
 
 
-def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so() -> None:
+def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def kernel(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
         """Aligned at the top left where causal, and wrong in a way of its own elsewhere."""
         right = Problem(q, k, v, replace(SPEC, causal="top_left"), **options).solution
@@ -255,10 +257,15 @@ def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so() -> None:
 
     shown, other = Case(N_q=2, N_k=5, d=4), Case(N_q=3, N_k=7, d=4, causal=True)
     findings = [try_check(CHECKS["oracle"], Subject(kernel, SPEC), case) for case in (shown, other)]
+    in_common = Suspicion("What they have in common", (), "")
+    monkeypatch.setattr("flashsim.testing.diagnosis.in_common", lambda *_: [in_common])
     for order, said in ((findings, True), (findings[::-1], False)):
-        (bug,) = diagnose(Subject(kernel, SPEC), [f for f in order if f is not None], [])
+        bug, more = diagnose(Subject(kernel, SPEC), [f for f in order if f is not None], [])
         assert "aligned at the top left" in bug.says
         assert ("in 1 of 2 drawn and simplified failing cases, not in the one shown" in bug.evidence) == said
+        assert more == in_common
+    (bug,) = diagnose(Subject(kernel, SPEC), [f for f in findings[1:] if f is not None], [])
+    assert "aligned at the top left" in bug.says
 
 
 def test_what_failing_cases_have_in_common_is_said() -> None:
@@ -280,6 +287,13 @@ def test_nothing_to_go_by_is_no_error(kernel: Callable[..., Any]) -> None:
     for case in (Case(), Case(N_k=0), Case(causal=True, mask="rows", dropout_p=0.5)):
         found = diagnose(Subject(kernel, SPEC), [tiny, Finding("dropout_gradients", case, 2.0)], [(case, False)] * 20)
         assert len(found) <= 3
+
+
+@pytest.mark.parametrize("check", ["empty_rows", "oracle"])
+def test_what_a_check_is_about_is_looked_at_first(check: str) -> None:
+    problem = Case(N_q=3, N_k=2, d=2, causal=True).problem(SPEC)
+    first = next(aspects(Subject(right, SPEC), Finding(check, Case(), 2.0), problem)).asked[0]
+    assert np.ravel(first.at).tolist() == [check == "empty_rows", check == "oracle", check == "oracle"]
 
 
 def test_empty_rows_of_zero_are_told_where_the_mean_is_declared() -> None:
@@ -332,6 +346,34 @@ def test_a_mask_or_causal_attention_is_misread_wherever_there_is_one(masked: boo
         answered = {name for name in FAMILIES if FAMILIES[name][0].answers(question)}
     assert {"mask_ignored", "mask_inverted"} & answered == ({"mask_ignored", "mask_inverted"} if masked else set())
     assert ("causal_ignored" in answered) == causal
+
+
+def answer_of(family: str, problem: Problem, aspect: str, kept: Array | None = None, number: int = 0) -> Any:
+    right = problem.gradients(kept).exact if aspect == "gradients" else (problem.solution.O,)
+    found = FAMILIES[family][number].answers(Question(problem, kept, aspect, right))
+    return found[0] if found else None
+
+
+def test_models_of_bugs_compute_what_they_say() -> None:
+    """Worked out from scores and weights, of a causal problem."""
+    problem = Case(N_q=3, N_k=5, d=2, causal=True).problem(SPEC)
+    q, k, v, dO = (a[0, 0].astype(float) for a in (problem.q, problem.k, problem.v, problem.dO))
+    allowed = np.tri(3, 5, 2, dtype=bool)
+    P = np.where(allowed, np.exp(q @ k.T / math.sqrt(2)), 0)
+    l = P.sum(1, keepdims=True)
+    dP, D = dO @ v.T, (dO * (P / l @ v)).sum(1, keepdims=True)
+    dQ = np.where(allowed, dP - D, 0) @ k / math.sqrt(2)
+    np.testing.assert_allclose(answer_of("dS_without_P", problem, "gradients")[0][0, 0], dQ, rtol=1e-6)
+    assert answer_of("tail_nan", problem, "O") is None
+    assert np.isnan(answer_of("tail_nan", problem.but(causal=False), "O")[0]).all()
+
+    dropping = problem.but(dropout_p=0.75)
+    kept = np.arange(15).reshape(1, 1, 3, 5) % 3 > 0
+    weights = np.where(kept[0, 0], P, 0)
+    O = weights @ v / weights.sum(1, keepdims=True)
+    answers = [answer_of("dropout_renormalised", dropping, "O", kept, number)[0][0, 0] for number in (0, 1)]
+    for got, want in zip(answers, (O, 4 * O), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 # ----------------------------------------------------------------------------------- no suspect that a case contradicts

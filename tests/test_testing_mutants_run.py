@@ -200,7 +200,7 @@ def test_the_bug_is_one(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", ALL, ids=IDS)
 def test_the_bug_hides(mutant: Mutant) -> None:
-    """Somewhere it does not show, or it would be no challenge."""
+    """Somewhere it does not show, or it would not be a challenge."""
     built = mutant.build()
     assert not all(differs(mutant, built, case) for case in TRIED)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from flashsim.testing.regimes import SINKS
 from flashsim.testing.running import survey, try_check
 from flashsim.testing.spec import FP8
 from flashsim.testing.subject import Subject
+
+from .pages import ROOT
 
 CASE = Case(B=2, H_kv=2, group=2, N_q=3, N_k=21, d=4, d_v=3, block=(8, 16), seed=5)
 WORDS: dict[str, dict[str, Any]] = {
@@ -135,12 +139,16 @@ SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "window_on_both_sides": ("oracle", {"window": (2, 0)}),
     "cap_after_the_mask": ("oracle", {"softcap": 0.5, "causal": True}),
     "cap_dropped_in_decode": ("oracle", {"softcap": 0.5, "N_q": 1}),
+    "window_not_applied_to_the_first_tile": ("log_sum_exp", {"window": (2, 0)}),
+    "window_by_whole_tiles": ("log_sum_exp", {"window": (2, 0)}),
+    "dsink_from_other_rows": ("gradients", {"sink": "zero"}),
+    "slopes_lost_in_decode": ("log_sum_exp", {"alibi": True, "N_q": 1}),
 }
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_bug_shows_and_the_correct_kernel_does_not_have_it(name: str) -> None:
-    mutant = next(each for each in SERVING if each.name == name)
+    mutant = next(each for each in (*SERVING, *OUTSIDE) if each.name == name)
     check, changes = SHOWN[name]
     serves = {"": "eight_bits_by_head" if mutant.spec.scales else "served"}.get(mutant.by, mutant.by)
     correct = BASES[mutant.base] if mutant.base in BASES else CORRECT[serves]
@@ -169,6 +177,41 @@ def test_every_bug_of_a_kernel_that_serves_is_caught_within_300_examples(mutant:
     kernel = mutant.build()
     found = survey(Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, 0, until_failure=True)
     assert [name for name, tally in found.tallies.items() if tally.failed], mutant.bug
+
+
+def test_the_matrix_has_bugs_of_8_bits_and_goes_on_from_where_it_was_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    script = import_module("kit_matrix")
+    named = [
+        mutant for mutant in script.MUTANTS if mutant.name in ("lse_times_ln_2", "scales_ignored", "lse_not_stored")
+    ]
+    for name, value in {"MUTANTS": named, "CASES": 1, "EXAMPLES": 1, "SEEDS": 1}.items():
+        monkeypatch.setattr(script, name, value)
+    monkeypatch.setattr("sys.argv", ["kit_matrix.py", "-o", str(tmp_path / "it")])
+    kept, written = tmp_path / "it.rows.json", []
+
+    def stop(path: Path, text: str) -> None:
+        path.write_text(text.replace(named[0].bug, "what was found before"))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(script, "write_whole", stop)
+        with pytest.raises(KeyboardInterrupt):
+            script.main()
+    assert kept.exists()
+    monkeypatch.setattr(script, "_write", lambda stem, data, *how: written.append(data))
+    script.main()
+    first, *others = written[0]["mutants"]
+    assert first["bug"] == "what was found before"
+    assert [(row["name"], row["part"], row["textbook"]) for row in others] == [
+        ("lse_not_stored", "serving", False),
+        ("scales_ignored", "serving", None),
+    ]
+    assert others[0]["tried"].keys() > others[1]["tried"].keys() > {"oracle"}
+    assert "| – |" in script.as_markdown(written[0])
+    assert not kept.exists()
 
 
 def test_names_of_bugs_are_unique_and_each_is_a_change() -> None:

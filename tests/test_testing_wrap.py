@@ -17,6 +17,7 @@ import pytest
 from flashsim.cli import main
 from flashsim.testing.bridges import BRIDGES, Bridge, Sent, _surroundings
 from flashsim.testing.checkup import check_attention
+from flashsim.testing.conventions import _sdpa
 from flashsim.testing.probe import parameters
 from flashsim.testing.spec import Spec
 from flashsim.testing.wrapping import Wrapped, wrap
@@ -49,14 +50,16 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, xp: str, in
 
 
 def test_unknown_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="xp is 'numpy'; expected one of 'torch', 'cupy', 'jax'"):
-        wrap(lambda q, k, v: q, "numpy")
-    with pytest.raises(ValueError, match="convention is 'flash'; expected one of None, 'sdpa', 'flash_attn'"):
+    with pytest.raises(ValueError, match="xp is 'numba'; expected one of 'numpy', 'torch', 'cupy', 'jax'"):
+        wrap(lambda q, k, v: q, "numba")
+    with pytest.raises(
+        ValueError, match="convention is 'flash'; expected one of None, 'sdpa', 'flex_attention', 'flash_attn',"
+    ):
         wrap(lambda q, k, v: q, "torch", convention="flash")
     with pytest.raises(ValueError, match="xp is 'jax'; expected 'torch'"):
         wrap(lambda q, k, v: q, "jax", convention="sdpa")
     with pytest.raises(ValueError, match="fn is 3; expected a function"):
-        wrap(3, "torch")  # type: ignore[arg-type]
+        wrap(3, "torch")
 
 
 class Plain(Bridge):
@@ -153,16 +156,8 @@ def test_on_the_command_line_too_it_gets_the_package_s_arrays(
     monkeypatch.setitem(BRIDGES, "torch", Boxed)
     Path("tensors.py").write_text(OWN_BACKWARD, encoding="utf-8")
     command = [
-        "check",
-        "tensors.py:attend",
-        "--wrap",
-        "torch",
-        "--check",
-        "gradients",
-        "--examples",
-        "20",
-        "--backward",
-    ]
+        "check", "tensors.py:attend", "--wrap", "torch", "--check", "gradients", "--examples", "20", "--backward",
+    ]  # fmt: skip
     assert main([*command, "tensors.py:attend_backward"]) == 0
     assert main([*command, "tensors.py:attend_wrongly"]) == 1
     assert "attend_wrongly = wrap(attend_wrongly, 'torch')" in capsys.readouterr().out
@@ -182,6 +177,12 @@ def test_a_wrapped_function_s_parameters_are_its_own_but_for_a_convention_s() ->
 
     assert parameters(Wrapped(attend, Plain(), None)) == ("q", "k", "v", "is_causal")
     assert "is_causal" not in parameters(Wrapped(attend, Plain(), "sdpa"))
+
+
+@pytest.mark.parametrize("axes", [2, 3, 4])
+def test_a_mask_for_pytorch_has_four_axes(axes: int) -> None:
+    q, mask = np.ones((1, 1, 4, 2)), np.ones((1, 1, 4, 4)[-axes:], bool)
+    assert _sdpa(q, q, mask=mask)["attn_mask"].shape == (1, 1, 4, 4)
 
 
 def test_who_wraps_already_is_not_told_to() -> None:
@@ -224,8 +225,15 @@ def test_a_device_that_is_none_is_refused_before_any_call(cupy: Any, monkeypatch
 
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=never))
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(devices=never, Device=int))
-    for xp, device in (("cupy", object()), ("cupy", -1), ("torch", object()), ("jax", object()), ("jax", "none")):
-        with pytest.raises(ValueError, match=r"^device is (-1|<object|'none').*; expected"):
+    for xp, device in (
+        ("numpy", "cpu"),
+        ("cupy", object()),
+        ("cupy", -1),
+        ("torch", object()),
+        ("jax", object()),
+        ("jax", "none"),
+    ):
+        with pytest.raises(ValueError, match=r"^device is (-1|<object|'none'|'cpu').*; expected"):
             wrap(lambda q, k, v: q, xp, device=device)
 
 

@@ -15,7 +15,9 @@ import pytest
 from flashsim.cli import main
 from flashsim.problem.inputs import Array, float_dtype
 from flashsim.reference import attention, attention_with_statistics, gradients
-from flashsim.testing import Spec, check_attention
+from flashsim.testing import CHECKS, Case, Spec, check_attention
+from flashsim.testing.running import try_check
+from flashsim.testing.subject import Subject
 from flashsim.testing.wrapping import wrap
 
 from .wrapping import DTYPES, SDPA_CASES, backwards, close, grouped, in_a_record, inputs, layouts, problem, same_bits
@@ -348,6 +350,63 @@ def test_flash_attn_takes_no_masks() -> None:
     q, k, v = (a.swapaxes(1, 2) for a in inputs(dtype="float16"))
     with pytest.raises(ValueError, match="mask is given; expected none, which flash_attn does not take"):
         wrap(flash_attn_func, "torch", convention="flash_attn")(q, k, v, mask=np.ones((5, 7), bool))
+
+
+FLEX: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal, grouped": {"causal": True, "group": 2},
+    "masked": {"mask": "dense", "causal": True, "d_v": 5},
+    "all": {"softcap": 0.5, "alibi": True, "bias": "dense", "window": (2, 1), "scale": -0.3},
+    "rows without keys": {"mask": "rows"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:return_lse is deprecated")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("how", ["return_aux", "return_lse"])
+def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    if how == "return_aux":
+        kernel = functools.partial(flex.flex_attention, return_aux=flex.AuxRequest(lse=True))
+    else:
+        kernel = functools.partial(flex.flex_attention, return_lse=True)
+    wrapped = wrap(kernel, "torch", convention="flex_attention", device=device)
+    subject = Subject(wrapped, wrapped.spec(lse="natural"))
+    for name, changes in FLEX.items():
+        case = Case(**{"B": 2, "H_kv": 2, "N_q": 3, "N_k": 5, "d": 8, **changes})
+        for check in ("oracle", "log_sum_exp", "empty_rows"):
+            found = try_check(CHECKS[check], subject, case)
+            assert found is None or not found.failed, (name, found)
+
+    def capped_late(q: Any, k: Any, v: Any, score_mod: Any, **more: Any) -> Any:
+        return kernel(q, k, v, lambda s, *at: 0.5 * torch.tanh(score_mod(s, *at) / 0.5), **more)
+
+    def at_the_bottom(q: Any, k: Any, v: Any, block_mask: Any, **more: Any) -> Any:
+        moved = lambda b, h, i, j: i + k.shape[2] - q.shape[2] >= j  # noqa: E731
+        return kernel(q, k, v, None, flex.create_block_mask(moved, None, None, q.shape[2], k.shape[2], device), **more)
+
+    for wrong, changes in ((capped_late, {"softcap": 0.5, "bias": "dense"}), (at_the_bottom, {"causal": True})):
+        wrapped = wrap(wrong, "torch", convention="flex_attention", device=device)
+        found = try_check(
+            CHECKS["oracle"], Subject(wrapped, wrapped.spec(lse="natural")), Case(N_q=3, N_k=5, d=8, **changes)
+        )
+        assert found is not None
+        assert found.failed
+        assert not found.broken
+
+
+def test_a_packed_function_s_gradients_are_those_of_autograd() -> None:
+    def packed(
+        q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, softmax_scale: float = 0.5, **_: Any
+    ) -> Any:
+        q, k, v = (a.float() for a in (q, k, v))
+        ends = zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False)
+        each = [sdpa()(*(a.transpose(0, 1) for a in (q[a:b], k[c:e], v[c:e]))).transpose(0, 1) for a, b, c, e in ends]
+        return torch.cat([*each, 0 * q[int(cu_seqlens_q[-1]) :].nan_to_num()]).half()
+
+    kernel = wrap(packed, "torch", convention="flash_attn_varlen")
+    assert check_attention(kernel, kernel.spec(causal=None, scale=False, gqa=False, head_dims=(8,)), max_examples=8,
+                           backward=kernel.backward, checks=["oracle", "gradients"]).ok  # fmt: skip
 
 
 def test_backward_needs_a_graph_and_knows_what_does_not_matter() -> None:

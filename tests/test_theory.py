@@ -424,6 +424,7 @@ def test_proposition_3_flash_stays_near_what_must_be_moved(direction: str) -> No
                 assert got <= theory.flash_over_compulsory_constant(d, direction, least) * floor, (N, d, M)
     assert attained > 100  # as T_c = ⌈4Nd/M⌉ wherever 4d divides M, and often besides
     assert theory.flash_over_compulsory_constant(64, c=1.0) == (3 + 2 / 64 + 4 * (3 + 4 / 64)) / 4
+    assert theory.block_sparse_constants(64, "backward") == (28 / 9, (5 + 2 / 64) * 25 / 4)
     third = theory.flash_over_compulsory_constant(64, c=Fraction(1, 3))  # a float's third is less, and would make it 13
     assert third == (3 + Fraction(2, 64) + 12 * (3 + Fraction(4, 64))) / 4
     with pytest.raises(ValueError, match="0 < c"):

@@ -107,7 +107,7 @@ ENTRIES: list[tuple[str, Any, str]] = [
     ("events.where.0", [0, 99, 0, 1], r"events.where\[0\] is \[0, 99, 0, 1\]; expected a part of"),
     ("shapes.0", [0, 2], r"shapes\[0\]\[0\] is 0; expected a whole number from 1"),
     ("shapes.0", [10**300, 10**300], "values has .* bytes; expected"),
-    ("values", "****", "values is no base64"),
+    ("values", "****", "values is not base64"),
     ("values", [0.5], r"values is \[0.5\]; expected text"),
     ("version", True, "its version is True"),
     ("version", 10**300, "its version is 1000"),
@@ -150,7 +150,7 @@ class Harm:
 
 
 def repacked(content: bytes, packing: Any = zipfile.ZIP_DEFLATED, **arrays: Any) -> bytes:
-    """Return an .npz with some of its members' arrays, or bytes, replaced or added; None leaves one out."""
+    """Return a .npz with some of its members' arrays, or bytes, replaced or added; None leaves one out."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w", packing) as new:
         for name in dict.fromkeys([*old.namelist(), *(f"{name}.npy" for name in arrays)]):
@@ -170,11 +170,11 @@ def npy(header: str) -> bytes:
 
 
 PACKED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "empty": (lambda good: b"", "no .npz file, or a damaged one"),
-    "cut": (lambda good: good[:-30], "no .npz file, or a damaged one"),
+    "empty": (lambda good: b"", "not a .npz file, or a damaged one"),
+    "cut": (lambda good: good[:-30], "not a .npz file, or a damaged one"),
     "an older one": (lambda good: repacked(good, kind=np.zeros(9, int)), "as an older flashsim wrote them; save the trace again"),
-    "a pickle": (lambda good: pickle.dumps(Harm()), "no .npz file, or a damaged one"),
-    "flipped": (lambda good: good[:200] + bytes([good[200] ^ 255]) + good[201:], "no .npz file, or a damaged one"),
+    "a pickle": (lambda good: pickle.dumps(Harm()), "not a .npz file, or a damaged one"),
+    "flipped": (lambda good: good[:200] + bytes([good[200] ^ 255]) + good[201:], "not a .npz file, or a damaged one"),
     "pickled": (lambda good: repacked(good, values=np.array([Harm()])), "'values' holds pickled Python objects"),
     "lacking": (lambda good: repacked(good, values=None), "no array 'values'"),
     "floats": (lambda good: repacked(good, header=np.zeros(3)), "'header' is of float64; expected uint8"),
@@ -190,8 +190,8 @@ PACKED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another": (lambda good: repacked(good, header=np.frombuffer(b'{"format": "x"}', np.uint8)), "expected \"format\""),
 }  # fmt: skip
 ZIPPED: dict[str, tuple[bytes | Callable[[bytes], bytes], str]] = {
-    "cut": (lambda good: good[:-10], "no gzip file, or a damaged one"),
-    "flipped": (lambda good: good[:100] + bytes([good[100] ^ 255]) + good[101:], "no gzip file, or a damaged one"),
+    "cut": (lambda good: good[:-10], "not a gzip file, or a damaged one"),
+    "flipped": (lambda good: good[:100] + bytes([good[100] ^ 255]) + good[101:], "not a gzip file, or a damaged one"),
     "deep": (gzip.compress(b"[" * 10**6), "nested too deeply"),
     "not utf-8": (gzip.compress(b'"\xff"'), "damaged JSON"),
     "not json": (gzip.compress(b"{"), "damaged JSON"),
@@ -290,7 +290,7 @@ def edited(content: bytes, edits: list[tuple[str, float, int]]) -> bytes:
 def test_a_file_with_bytes_changed_works_or_is_refused(
     good: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, part: str, edits: list[tuple[str, float, int]]
 ) -> None:
-    """In the file as it is, in the JSON before it is zipped, and in an .npz file's header and values."""
+    """In the file as it is, in the JSON before it is zipped, and in a .npz file's header and values."""
     folder = tmp_path_factory.getbasetemp()
     if part in good:
         works_or_is_refused(folder, edited(good[part], edits), part)

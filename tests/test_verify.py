@@ -104,6 +104,12 @@ def longer(count: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, prefix=0, **rest: count(*args, prefix=20 * prefix, **rest)
 
 
+STREAMED = SimpleNamespace(  # the best at every size
+    best=SimpleNamespace(algorithm="streamed"),
+    by_loops={"flash": SimpleNamespace(accesses=2), "q_outer": SimpleNamespace(accesses=1)},
+)
+
+
 @pytest.mark.parametrize(
     ("claim", "owner", "name", "broken"),
     [
@@ -123,6 +129,7 @@ def longer(count: Callable[..., Any]) -> Callable[..., Any]:
         (chapter.flash_decoding, chapter, "count", tenfold),
         (chapter.grouped_heads, chapter, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
         (chapter.tree_masks, chapter, "forward", off),
+        (chapter.what_is_optimal, chapter, "tune", lambda _: lambda **sizes: STREAMED),
         (beyond_attention.cut_cross_entropy, shared, "exact_program", tenfold),
         (beyond_attention.linear_attention, shared, "exact_program", tenfold),
         (serving.counts, room, "exact", tenfold),
@@ -149,6 +156,10 @@ def test_a_claim_fails_where_what_it_measures_is_wrong(
 ) -> None:
     monkeypatch.setattr(owner, name, broken(getattr(owner, name)))
     assert not claim(False).holds
+
+
+def test_three_bits_are_5_3_times_fewer_than_16() -> None:
+    assert "; 5.3× fewer than 16" in serving.quantised_bits(False).measured
 
 
 def refuses(*_: Any) -> str:

@@ -52,14 +52,6 @@ def test_a_backend_that_yields_nothing_before_the_end_serves_too(alone: list[ver
         assert verify.run(CHECKS[:2], jobs=None) == alone[:2]
 
 
-def test_one_job_needs_no_joblib() -> None:
-    code = (
-        "import sys; from flashsim import verify; from flashsim.verify.chapter import tree_masks\n"
-        "assert verify.run([tree_masks])[0].holds and 'joblib' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_check_that_breaks_off_is_a_claim_that_fails(jobs: int, capsys: pytest.CaptureFixture[str]) -> None:
     """An algorithm that raises, once someone has changed it, leaves the rest of the ledger as it is."""

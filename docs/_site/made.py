@@ -59,8 +59,7 @@ def matrix(data: dict[str, Any]) -> str:
         f'<div class="matrix"><table class="shares"><thead><tr><th>bug</th>{heads}</tr></thead><tbody>',
     ]
     for part, said in PARTS.items():
-        what = said if part == "dropout" else f"bugs of the {said}"
-        lines.append(f'<tr><th class="part" colspan="{len(data["checks"]) + 1}">{what}</th></tr>')
+        lines.append(f'<tr><th class="part" colspan="{len(data["checks"]) + 1}">{said}</th></tr>')
         for row in (row for row in data["mutants"] if row["part"] == part):
             name = f'<a href="#bug-{row["name"]}" title="{html.escape(row["bug"])}">{row["name"].replace("_", " ")}</a>'
             shares = "".join(_cell(row["failed"].get(check, 0), row["tried"].get(check, 0)) for check in data["checks"])

@@ -6,7 +6,7 @@
     2  Set block size B_c: as large as K_j, S_nj and an element fit M, and V_j, dP_nj and two elements; B_r = 1.
     3  Set the sizes b × x of tiles of dV, dK and dQ: of those that fit M beside R, b(x + 1) + 1, the ones of fewest accesses.
     4  Divide O, dO, L, D into rows, index n; K, V into T_c blocks of B_c rows; and each as a line says; e is a key, or a column.
-    5  for 1 ≤ n ≤ N_q do
+    5  If V_1, dP_n1, D_n and two elements do not fit M beside R: for 1 ≤ n ≤ N_q do
     6    Load O_n, dO_n from HBM to on-chip SRAM. Write D_n = rowsum(dO_n ∘ O_n) to HBM.
     7  end for
     8  for 1 ≤ j ≤ T_c do
@@ -19,8 +19,10 @@
     15 for 1 ≤ j ≤ T_c do
     16   Load V_j from HBM to on-chip SRAM.
     17   for 1 ≤ n ≤ N_q do
-    18     On chip, dP_nj^dropped = (0)_{B_c}; for 1 ≤ k ≤ d_v: load dO_nk; dP_nj^dropped ← dP_nj^dropped + dO_nk V_jkᵀ.
-    19     Load D_n. For each key e of block j: load P_ne, dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne − D_n). Write dS_ne to HBM.
+    18     On chip, dP_nj^dropped = (0)_{B_c}; for 1 ≤ k ≤ d_v: load dO_nk; dP_nj^dropped ← dP_nj^dropped + dO_nk V_jkᵀ. And if
+           j = 1 and they do fit, D_n = 0 before; load O_nk, D_n ← D_n + dO_nk O_nk; write D_n after.
+    19     Load D_n, if line 18 did not make it. For each key e of block j:
+           load P_ne, dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne − D_n); write dS_ne to HBM.
     20   end for
     21 end for
     22 for each tile dV_jc: set dV_jc = 0.
@@ -79,6 +81,11 @@ def line_3(M: int, N: int, d: int) -> tuple[int, int]:
     return min(fitting, key=lambda tile: -(-d // tile[1]) * N + -(-N // tile[0]) * d)
 
 
+def line_5(M: int, B_c: int, d_v: int) -> bool:
+    """Return whether V's first block makes D: V_1, dP_n1, dO_nk, O_nk and D_n fit."""
+    return B_c * (d_v + 1) + 3 <= M
+
+
 def hybrid_streamed_backward(
     hbm: HBM,
     sram: SRAM,
@@ -101,14 +108,15 @@ def hybrid_streamed_backward(
     (b_V, x_V), (b_K, x_K), (b_Q, x_Q) = (  # line 3
         line_3(sram.capacity - sum(sram.resident.values()), N, w) for N, w in ((N_k, d_v), (N_k, d), (N_q, d))
     )
-    Q_elements, K_elements, dO_elements = Q.divide(1, 1), K.divide(1, 1), dO.divide(1, 1)  # line 4
+    Q_elements, K_elements, O_elements, dO_elements = (X.divide(1, 1) for X in (Q, K, O, dO))  # line 4
     D = hbm.empty("D", L.shape, sram.dtype)  # line 4
     P, dS = (hbm.empty(name, (N_q, N_k), sram.dtype) for name in ("P", "dS"))  # line 4
     P_pieces, P_elements, dS_elements = P.divide(1, B_c), P.divide(1, 1), dS.divide(1, 1)  # line 4
     O, dO, L, D, K, V = (*(X.divide(1) for X in (O, dO, L, D)), K.divide(B_c), V.divide(B_c))  # line 4
     (by_piece,) = cuts(blocks, N_q, N_k)
     MASK, dropout_by_element = MASK.divided(by_piece), dropout.divided(Blocks(1, 1, N_q, N_k))
-    for n in sram.loop(N_q):  # line 5
+    first = line_5(sram.capacity - sum(sram.resident.values()), B_c, d_v)  # line 5
+    for n in sram.loop(0 if first else N_q):  # line 5
         O_n, dO_n = sram.load(O[n], dO[n])  # line 6
         D_n = on_chip(rowsum(dO_n * O_n))  # line 6
         sram.store(D[n], D_n)  # line 6
@@ -125,14 +133,23 @@ def hybrid_streamed_backward(
             sram.store(P_pieces[n, j], P_nj)  # line 12
         # line 13: end for
     # line 14: end for
-    for j in sram.loop(T_c):  # line 15
+    for j in sram.loop(range(T_c)):  # line 15
         V_j = sram.load(V[j])  # line 16
         for n in sram.loop(N_q):  # line 17
             dP_dropped_nj = sram.full(P_pieces[n, j].shape, 0.0)  # line 18
+            made = first and j == 0  # line 18
+            if made:  # line 18
+                D_n = sram.full(D[n].shape, 0.0)  # line 18
             for k in sram.loop(d_v):  # line 18
                 dO_nk = sram.load(dO_elements[n, k])  # line 18
+                if made:  # line 18
+                    O_nk = sram.load(O_elements[n, k])  # line 18
+                    D_n = on_chip(D_n + dO_nk * O_nk, over=D_n)  # line 18
                 dP_dropped_nj = on_chip(dP_dropped_nj + dO_nk @ V_j[:, k : k + 1].T, over=dP_dropped_nj)  # line 18
-            D_n = sram.load(D[n])  # line 19
+            if made:  # line 18
+                sram.store(D[n], D_n)  # line 18
+            else:  # line 19
+                D_n = sram.load(D[n])  # line 19
             for e in sram.loop(V_j.shape[0]):  # line 19
                 P_ne, key = sram.load(P_elements[n, j * B_c + e]), j * B_c + e  # line 19
                 dS_ne = on_chip(  # line 19

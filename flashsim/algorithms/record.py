@@ -183,6 +183,6 @@ class Algorithm(Record):
 
     @property
     def site(self) -> Site | None:
-        """The file and the first line of its function; None for what is no function in Python."""
+        """The file and the first line of its function; None for what is not a function in Python."""
         code = getattr(inspect.unwrap(self.run), "__code__", None)
         return None if code is None else (code.co_filename, code.co_firstlineno)

@@ -129,6 +129,7 @@ ALGORITHM = Algorithm(
     title="Loops exchanged, K and V by elements",
     run=streamed,
     returns=("O", "L"),
+    saves=("R",),
     follows=("L", "O"),
     line_1=line_2,
     rows=rows,

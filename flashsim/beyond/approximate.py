@@ -109,7 +109,7 @@ def performer(
 def features(k: int, d: int, *, seed: int = 0, dtype: Any = "float64") -> Array:
     """Return k random features (k, d), each of independent normal numbers, those of one d × d block orthogonal to each other.
 
-    Orthogonal ones approximate better, say Performer's authors. Raises ValueError for what is no size, seed or type.
+    Orthogonal ones approximate better, say Performer's authors. Raises ValueError for what is not a size, seed or type.
     """
     k, d, stored = check_count("k", k), check_count("d", d), float_dtype(dtype)
     rng = np.random.default_rng(check_seed(seed))
@@ -192,7 +192,7 @@ def lsh_buckets(X: Any, rounds: int, number: int, *, seed: int = 0) -> Array:
     """Return buckets (rounds, N) of the rows of X (N, d), from 0 to number − 1: Reformer's angular hashing.
 
     Each round has its own random R (d, number/2), of normal numbers; a row's bucket is where [xR, −xR] is largest. The authors
-    take twice as many buckets as clusters. Raises ValueError for what is no finite array, no size, no seed, or an odd number.
+    take twice as many buckets as clusters. Raises ValueError for an odd number, and for what is not a finite array, size or seed.
     """
     X, rounds, number = _rows("X", X), check_count("rounds", rounds), check_count("number", number, 2)
     if number % 2:
@@ -208,7 +208,7 @@ def lsh_hashes(Q: Any, K: Any, rounds: int, *, seed: int = 0) -> tuple[Array, Ar
 
     F(q) = [q, 0, √(r² − ‖q‖²)] and G(k) = [k, √(r² − ‖k‖²), 0], r² = max ‖q‖² + max ‖k‖², are of length r, and the nearer to each
     other, the larger q · k. A hash is a projection of these on a random direction, one a round. The authors' E2LSH shifts and
-    rounds it besides, which only makes ties. Raises ValueError for what is no finite array, no size or no seed.
+    rounds it besides, which only makes ties. Raises ValueError for what is not a finite array, a size or a seed.
     """
     Q, K, rounds = _rows("Q", Q), _rows("K", K), check_count("rounds", rounds)
     if Q.shape[1] != K.shape[1]:

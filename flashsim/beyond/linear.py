@@ -20,7 +20,11 @@ from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_p
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
-STATES = {"on_chip": "linear_attention", "in_hbm": "linear_attention_two_pass"}
+STATES = {
+    "on_chip": "linear_attention",
+    "in_hbm": "linear_attention_two_pass",
+    "buffered": "linear_attention_buffered",
+}
 HOW = ("M", "enforce", "dtype")
 """What `count` and `exact` take besides lengths."""
 
@@ -39,8 +43,9 @@ def attention(
     """Return causal linear attention O (N, e) of Q, K (N, d), V (N, e) as `run.O`, with what it cost.
 
     state   "on_chip": from chunk to chunk, so that all is read once; "in_hbm": the state before each chunk is written first, so
-            that chunks can run side by side
-    chunk   rows of a chunk; None: as many as fit M
+            that chunks can run side by side; "buffered": as a token at a time is decoded, with the state in HBM, written once a
+            chunk
+    chunk   rows of a chunk; None: as many as fit M, or, buffered, as move the least
     M, enforce, observers  as in `flashsim.forward`
 
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.

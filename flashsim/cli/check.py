@@ -37,7 +37,12 @@ EXAMPLES = (
 )
 WHERE = "MODULE:FUNCTION"
 NOT_ALL = 3  # exit status
-FP8 = ("float8_e4m3fn", "float8_e5m2")  # as in flashsim.testing.spec, which needs Hypothesis
+# as in flashsim.testing, which needs Hypothesis
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+CONVENTIONS = (
+    "sdpa", "flex_attention", "flash_attn", "flash_attn_varlen", "flash_attn_with_kvcache", "vllm", "flashinfer",
+    "flashinfer_hnd", "onnx",
+)  # fmt: skip
 YES_OR_NO = argparse.BooleanOptionalAction
 SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     "dtypes": {
@@ -101,9 +106,12 @@ def add_options(parser: Any) -> None:
     first = "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the kernel's file"
     parser.add_argument("--init", action="store_true", help=first)
     parser.add_argument("--overwrite", action="store_true", help="with --init: replace existing files")
-    parser.add_argument("--wrap", choices=["torch", "cupy", "jax"], help="the function takes this package's arrays")
-    how = "with --wrap: how the function names and aligns things"
-    parser.add_argument("--convention", choices=["sdpa", "flash_attn"], help=how)
+    parser.add_argument(
+        "--wrap", choices=["numpy", "torch", "cupy", "jax"], help="the function takes this package's arrays"
+    )
+    how = "with --wrap: whose function it is called like: how arguments are named, aligned, packed, and put into pages"
+    parser.add_argument("--convention", choices=CONVENTIONS, help=how)
+    add(parser, "--page", type=whole(), metavar="ROWS", help="with --convention: how many rows a page has")
     parser.add_argument("--device", help="with --wrap: where its arrays live, such as cuda")
     add(parser, "--json", "--quiet")
     default = "Default: the function's own attribute `spec`, if it has one"
@@ -169,7 +177,8 @@ def _show(report: Any, options: argparse.Namespace) -> None:
         and not options.spec
         and not any(path.exists() for path in paths(name, Path(where).parent))
     ):
-        wrapped = f" --wrap {options.wrap}" if options.wrap else ""
+        given = {f"--{name}": getattr(options, name) for name in ("wrap", "convention", "device", "page")}
+        wrapped = "".join(f" {name} {value}" for name, value in given.items() if value is not None)
         print(f"\nA spec and tests to keep: flashsim check {options.function}{wrapped} --init")
 
 
@@ -201,13 +210,11 @@ def _kernel(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     auto = options.backward == "auto"
     backward = function("--backward", options.backward) if options.backward and not auto else None
     dropout = function("--dropout", options.dropout) if options.dropout else None
-    if options.convention and options.wrap not in (None, "torch"):
-        raise ValueError(f"--convention {options.convention} goes with --wrap torch; got --wrap {options.wrap}")
     if options.wrap:
         fn = _wrapped(fn, options)
         backward = backward and _wrapped(backward, options)
-    elif options.convention or options.device:
-        raise ValueError("--convention and --device go with --wrap")
+    elif options.convention or options.device or options.page:
+        raise ValueError("--convention, --device and --page go with --wrap")
     else:
         backward, dropout = backward or getattr(fn, "backward", None), dropout or getattr(fn, "keep", None)
     backward = _automatic(fn) if auto else backward
@@ -218,7 +225,7 @@ def _spec(fn: Any, options: argparse.Namespace) -> Spec:
     """Return what the kernel declares: --spec's, or its own attribute's, or what its wrapper does; changed by the options."""
     from flashsim.testing import Spec
 
-    asked = {name: getattr(options, name) for name in SPEC_OPTIONS}
+    asked = by_name(options, *SPEC_OPTIONS)
     said: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items() if v is not None}
     if options.spec:
         given, whose = load(options.spec), f"argument --spec: {options.spec}"
@@ -249,7 +256,9 @@ def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
 
     where, _, name = options.function.rpartition(":")
     if not name.isidentifier():
-        raise ValueError(f"argument --init: {name} is no name of a file; expected a function of a module, or of a file")
+        raise ValueError(
+            f"argument --init: {name} is not a name of a file; expected a function of a module, or of a file"
+        )
     file = Path(where) if where.endswith(".py") else None
     folder = file.parent if file else Path()
     there = [str(path) for path in paths(name, folder) if path.exists()]
@@ -292,7 +301,7 @@ def _wrapped(fn: Any, options: argparse.Namespace) -> Any:
     from flashsim.testing.bridges import INSTALL
 
     try:
-        return wrap(fn, options.wrap, convention=options.convention, device=options.device)
+        return wrap(fn, options.wrap, convention=options.convention, device=options.device, page=options.page)
     except ModuleNotFoundError as error:
         how = INSTALL[options.wrap] if error.name == options.wrap else error
         raise ValueError(f"argument --wrap: {options.wrap} needs the package {error.name}: {how}") from error

@@ -25,6 +25,7 @@ EXAMPLES = (
     "flashsim count block_sparse --N 65536 --d 64 --block-mask butterfly\n"
     "flashsim count flash_basic --N 1048576 --d 128 --M 228KB --dtype bfloat16\n"
     "flashsim count flash --N 4096 --d 128 --heads 32 --kv-heads 8 --gqa grouped\n"
+    "flashsim count q_outer --N 4096 --d 64 --causal --sink 0.5\n"
     "flashsim count split_kv --N-q 1 --N-k 65536 --d 128 --splits 16 --merge tree\n"
     "flashsim count standard --N 4096 --d 64 --heads 1024 --json -\n"
     "flashsim count mine.py:attention --N 1024 --d 64"
@@ -37,7 +38,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--heads", default=1)
     add(parser, "--kv-heads", "--gqa")
     add(parser, "--backward", help="count the backward pass")
-    add(parser, "--causal", "--offset", "--dropout", "--M", "--sizing", "--blocks", "--json")
+    add(parser, "--causal", "--offset", "--sink", "--dropout", "--M", "--sizing", "--blocks", "--json")
     add_declared(parser)
 
 

@@ -104,7 +104,7 @@ def _commands(path: Path) -> IO[str]:
     try:
         return io.StringIO(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise ValueError(f"argument --commands: {path} is no text in UTF-8") from None
+        raise ValueError(f"argument --commands: {path} is not text in UTF-8") from None
 
 
 def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., object]:

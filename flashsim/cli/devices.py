@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.outputs import finish
-from flashsim.cli.shared import add
+from flashsim.cli.shared import add, by_name
 from flashsim.cli.values import positive, several, whole
 from flashsim.support.tables import print_paragraphs, print_table, problem, sram
 
@@ -77,27 +77,12 @@ def run(options: argparse.Namespace) -> int:
     from flashsim import devices
 
     names = [options.program] if options.program else PROGRAMS[:3]
-    asked = {
-        name: getattr(options, name)
-        for name in (
-            "N",
-            "N_q",
-            "d",
-            "d_v",
-            "dtype",
-            "heads",
-            "kv_heads",
-            "layout",
-            "direction",
-            "causal",
-            "M",
-            "blocks",
-        )
-    }
+    lengths = by_name(options, "N", "N_q", "d", "d_v", "dtype", "heads", "kv_heads")
+    how = by_name(options, "layout", "direction", "causal", "M", "blocks")
     tallies = []
     for name in names:
         columns = options.columns if name == "mesh" or options.program else None
-        tallies.append(devices.count(name, P=options.P or 4, columns=columns, **asked))
+        tallies.append(devices.count(name, P=options.P or 4, columns=columns, **lengths, **how))
     agree = all(_agrees(tally) for tally in tallies)
     finish(options, {"agrees": agree, "programs": [tally.to_dict() for tally in tallies]}, lambda: _show(tallies))
     if not agree:
@@ -146,8 +131,7 @@ def _plan(options: argparse.Namespace) -> int:
     if options.direction == "backward" or options.N_q is not None or options.blocks is not None:
         raise ValueError("argument --plan: expected a forward pass, without --N-q and --blocks")
     names = [options.program] if options.program else PLANNED
-    arguments = ("N", "d", "d_v", "dtype", "heads", "kv_heads", "M", "causal")
-    asked = {name: getattr(options, name) for name in arguments}
+    asked = by_name(options, "N", "d", "d_v", "dtype", "heads", "kv_heads", "M", "causal")
     of = Problem.of(**asked)
     speeds, rows, plans = {"flops": options.flops, "link": options.link}, [], []
     for P in options.P or [4]:
@@ -180,13 +164,9 @@ def _plan(options: argparse.Namespace) -> int:
             "computed by formula."
         )
         if timed:
-            n = hidden_from(
-                heads=of.heads,
-                kv_heads=of.heads // of.group,
-                itemsize=of.dtype.itemsize,
-                causal=options.causal,
-                **speeds,
-            )
+            kv = of.heads // of.group
+            size = {"itemsize": of.dtype.itemsize, "causal": options.causal}
+            n = hidden_from(heads=of.heads, kv_heads=kv, **size, **speeds)
             print_paragraphs(f"The ring's messages are hidden if a device has {n:,.0f} rows or more.")
 
     finish(options, {"plans": [vars(found) | {"bound": found.bound.certificate()} for found in plans]}, show)
@@ -206,11 +186,10 @@ def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
     if not least:
         return []
     rows = [(P, "TASP", ring.most_words, ring.words / least, None, None)]
-    return (
-        rows
-        if other is None
-        else [*rows, (P, f"StarTrail, {other[0]}", -(-other[1] // P), other[1] / least, None, None)]
-    )
+    if other is not None:
+        columns, words = other
+        rows.append((P, f"StarTrail, {columns}", -(-words // P), words / least, None, None))
+    return rows
 
 
 def _named(tally: DevicesTally) -> str:
@@ -231,16 +210,11 @@ def _for_real(options: argparse.Namespace) -> int:
     if options.P not in (None, engine.size):
         raise ValueError(f"argument --P: {options.P}; expected {engine.size}, the processes, or none")
     rng, dtype, kv = np.random.default_rng(options.seed), float_dtype(options.dtype), options.kv_heads or options.heads
-    d_v, N_q = options.d_v or options.d, options.N_q or options.N
-    shapes = (
-        (options.heads, N_q, options.d),
-        (kv, options.N, options.d),
-        (kv, options.N, d_v),
-        (options.heads, N_q, d_v),
-    )
-    Q, K, V, dO = (rng.normal(size=shape).astype(dtype) for shape in shapes)
-    how = {name: getattr(options, name) for name in ("columns", "M", "blocks")}
-    both = how | {"layout": options.layout, "causal": options.causal}
+    d, d_v, N_q = options.d, options.d_v or options.d, options.N_q or options.N
+    sizes = ((options.heads, N_q, d), (kv, options.N, d), (kv, options.N, d_v), (options.heads, N_q, d_v))
+    Q, K, V, dO = (rng.normal(size=size).astype(dtype) for size in sizes)
+    how = by_name(options, "columns", "M", "blocks")
+    both = how | by_name(options, "layout", "causal")
     part: Any = distributed.forward(options.program, Q, K, V, engine=engine, **both)
     simulated: Any = devices.forward(options.program, Q, K, V, P=engine.size, **both)
     rows, names = simulated.share.queries[engine.rank], ["O"]

@@ -89,7 +89,7 @@ def _list(options: argparse.Namespace) -> int:
 
     folder = Path(options.what or ".")
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder")
+        raise ValueError(f"{folder} is not a folder")
     reached = reached_in(folder)
     width = max(len(found.title) for found in exercises().values())
     for name, found in exercises().items():
@@ -153,7 +153,7 @@ def _grade(options: argparse.Namespace) -> int:
 
     folder = Path(options.what)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; expected the one with what was handed in")
+        raise ValueError(f"{folder} is not a folder; expected the one with what was handed in")
     of = None if options.exercise is None else exercise(options.exercise)
     rows: list[Row] = []
     try:

@@ -25,7 +25,7 @@ def add_inputs(parser: Any) -> None:
     add(parser, "--head", help="the head of --qkv, an index into the leading axes")
     add(parser, "--blocks", help="block sizes. Default: as --sizing says for --M; without --M, a quarter of the keys")
     add(parser, "--M", help="SRAM: elements (96), or bytes of the dtype (2KB). Default: line 1's, or what blocks need")
-    add(parser, "--sizing", "--causal", "--offset", "--dropout")
+    add(parser, "--sizing", "--causal", "--offset", "--sink", "--dropout")
     add_declared(parser)
     add(parser, "--seed", help="seed of random operands and of dropout. Default: 0")
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from flashsim.optimal.optima import Optimum
     from flashsim.tracing import Trace
 
-SEARCHED = "Checked by machine, but for the game's normal form, which is hand-proved."
+SEARCHED = "Checked by machine, except the game's normal form, which is proved by hand."
 
 
 def run_optimum(options: argparse.Namespace, problem: dict[str, Any]) -> int:
-    """Search for the optimum, replay it, and show it; return 0. Ctrl-C shows the bounds so far, and goes on its way."""
+    """Search for the optimum, replay it, and show it; return 0. Ctrl-C shows the bounds so far, and raises KeyboardInterrupt."""
     from flashsim.optimal.optima import Optimum
     from flashsim.tracing import Recorder, traced
 
@@ -35,7 +35,7 @@ def run_optimum(options: argparse.Namespace, problem: dict[str, Any]) -> int:
         found.run()
     except KeyboardInterrupt:
         _show_bounds(found)
-        print_words(f"Stopped: the optimum is from {found.lower:,} to {found.upper:,} elements.")
+        print_words(f"Stopped. The optimum is between {found.lower:,} and {found.upper:,} elements.")
         raise
     shape = found.shape
     lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
@@ -85,16 +85,16 @@ def _show(options: argparse.Namespace, found: Optimum, trace: Trace, off: float)
     print_table(("turn", "evict =", "load =", "products =", "moved so far"), steps)
     end = trace.events[-1]
     print_paragraphs(
-        f"Replayed on the memory with random numbers, M enforced: {end.reads + end.writes:,} elements counted, and O differs "
-        f"from naive attention's by {off:.2g} of its error bound at most.",
+        f"The schedule was replayed on the memory with random numbers, M enforced: {end.reads + end.writes:,} elements were "
+        f"counted, and O differs from naive attention's by at most {off:.2g} of its error bound.",
         f"No schedule of the row game moves less than {found.upper:,} elements: a search went through "
-        f"{len(found.search.prices):,} states, and --json writes what --check needs to verify that without a search. That the "
-        "search passes over no better schedule is proved by hand.",
+        f"{len(found.search.prices):,} states. --json writes a certificate, with which --check verifies this without a search. "
+        "A proof by hand shows that the search misses no better schedule.",
         f"The class: {CLASS}",
     )
     best = found.proof.best
     if best is not None and best.accesses < found.upper:
-        print_words(f"{best.algorithm} moves less: it keeps S, and is no schedule of this game.")
+        print_words(f"{best.algorithm} moves less: it keeps S, so it is not a schedule of this game.")
     if options.output is not None:
         print()
         saved(options.output, f", {len(trace.steps):,} steps")

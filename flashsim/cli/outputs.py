@@ -58,7 +58,7 @@ def figure_stem(options: argparse.Namespace, default: str) -> Path:
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"argument -o/--output: there can be no folder {stem.parent}: {error.strerror}") from None
+        raise ValueError(f"argument -o/--output: cannot make the folder {stem.parent}: {error.strerror}") from None
     check_outputs(options, *(stem.with_name(stem.name + suffix) for suffix in FIGURE))
     return stem
 

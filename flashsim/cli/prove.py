@@ -1,4 +1,4 @@
-"""`flashsim prove`: what no schedule can beat, and how near the best one comes."""
+"""`flashsim prove`: the least that any schedule must move, and how near the best one comes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flashsim.problem.arguments import DIRECTIONS
 from flashsim.problem.inputs import float_dtype
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
-SUMMARY = "Prove how many elements every schedule must move at least, and show how near the best one here comes."
-HAND_PROVED = "Hand-proved, arithmetic machine-checked."
-IN_ROCQ = "Proved by hand and in Rocq (scripts/proofs), arithmetic machine-checked."
+SUMMARY = "Prove how many elements every schedule must move at least, and show how near the best schedule here comes."
+HAND_PROVED = "Proved by hand; a program checked the arithmetic."
+IN_ROCQ = "Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic."
 OF_ROWS = (
-    "The row game's schedules move whole rows, and forget each pair's S, P, dP and dS at once, as FlashAttention does."
+    "Schedules of the row game move whole rows, and forget S, P, dP and dS of a pair at once, as FlashAttention does."
 )
 EXAMPLES = (
     "flashsim prove --N 4096 --d 64 --M 25600\n"
@@ -35,11 +35,11 @@ def add_options(parser: Any) -> None:
     for name in LENGTHS:
         add(parser, name, **({"required": False} if name == "--d" else {}))
     add(parser, "--M", "--causal", "--offset")
-    add(parser, "--backward", help="for the backward pass: dQ, dK, dV")
+    add(parser, "--backward", help="prove the bound of the backward pass: dQ, dK, dV")
     add(parser, "--direction", choices=DIRECTIONS, default="forward", help=argparse.SUPPRESS)  # as Python says it
     add(parser, "--mask", help="a .npy file: booleans (N_q, N_k), True = attend")
     add(parser, "--exact", **FLAG, help="search for the optimum (lengths up to 8) and replay it")
-    plays = "with --exact: the page that plays the optimum, FILE.html, or its trace"
+    plays = "with --exact: write a page that plays the optimum, FILE.html, or its trace"
     add(parser, "--output", metavar="FILE", help=plays)
     add(parser, "--check", **FILE, help="check a certificate that --json wrote, and nothing else")
     add(parser, "--json", help="write a certificate, as JSON (-: to stdout, which then has nothing else)")
@@ -55,11 +55,11 @@ def run(options: argparse.Namespace) -> int:
     if options.d is None:
         raise ValueError("--d is missing: expected --N N --d D, or --check FILE")
     if options.output is not None and not options.exact:
-        raise ValueError("-o/--output goes with --exact: it plays the optimum")
+        raise ValueError("-o/--output needs --exact: it writes a page that plays the optimum")
     check_outputs(options, *filter(None, [options.output and trace_file(options.output)]))
     problem = problem_in(options, mask=None if options.mask is None else qkv.load_mask(options.mask))
     if options.exact and problem.pop("direction") == "backward":
-        raise ValueError("--exact is of the forward pass; without it, --backward gives a lower bound")
+        raise ValueError("--exact searches for the forward pass only; --backward without --exact gives a lower bound")
     if options.exact:
         return run_optimum(options, problem)
     proof = prove(**problem)
@@ -96,7 +96,7 @@ def _show(proof: Any, dtype: str) -> None:
         f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. {_how_sure(proof.certificate())}",
         f"The class: {proof.schedules}",
         *([OF_ROWS] if (proof.rows or 0) > at.accesses else []),
-        *([] if best else ["Of the schedules known here none fits this M."]),
+        *([] if best else ["None of the schedules known here fits this M."]),
     )
 
 
@@ -108,24 +108,26 @@ def _check(options: argparse.Namespace) -> int:
 
     others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "causal", "exact")
     if options.direction == "backward" or any(getattr(options, name) for name in others):
-        raise ValueError("--check goes alone: the certificate says what it is of")
+        raise ValueError("--check takes no other options: the certificate holds the problem")
     try:
         text = options.check.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"argument --check: {options.check}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"argument --check: {options.check} is no text; expected the JSON that --json wrote") from None
+        raise ValueError(
+            f"argument --check: {options.check} is not text; expected the JSON that --json wrote"
+        ) from None
     try:
         held = json.loads(text, object_pairs_hook=certificate.once)
         if not isinstance(held, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it is not a JSON object")
         exact = held.get("kind") == "optimum"
         said = (of_optimum if exact else certificate).check(held)
         if exact and held["class"] != CLASS:
             raise ValueError("its class of schedules is not that of the row game")
         schedule = "" if exact else recount(held)
     except (ValueError, RecursionError) as error:
-        why = "it holds no JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else error
+        why = "it is not JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else error
         if "set_int_max_str_digits" in str(error):
             why = f"it has a number of more than {sys.get_int_max_str_digits()} digits"
         print_words(f"{options.check} proves nothing: {why}")

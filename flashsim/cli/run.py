@@ -32,7 +32,7 @@ def add_options(parser: Any) -> None:
     default = f"standard and {DEFAULT_ALGORITHM}"
     add(parser, "--algorithm", nargs="+", help=f"which to compare: {NAMES}. Default: {default}")
     add(parser, "--backward", help="run the backward pass too, for a random dO")
-    add(parser, "--causal", "--offset", "--dropout")
+    add(parser, "--causal", "--offset", "--sink", "--dropout")
     add(parser, "--seed", help="seed of dropout. Default: 0")
     add(parser, "--mask")
     add(parser, "--padded", **FLAG, help="the bundled sample with its padding and padding mask")
@@ -99,6 +99,7 @@ def _asked(options: argparse.Namespace) -> str:
         "causal" if options.offset is None else f"causal from {options.offset}": options.causal,
         "keys padded": options.padded,
         f"mask {options.mask}": options.mask,
+        f"sink {','.join(f'{s:g}' for s in options.sink or ())}": options.sink,
         f"dropout {options.dropout_p:g}": options.dropout_p,
         **{f"{name.replace('_', ' ')} {getattr(options, name)}": True for name in declared_in(options)},
     }

@@ -22,17 +22,8 @@ EXAMPLES = (
     "flashsim serve mla --keys 4096 --heads 128 --kv-heads 1 --d 576 --d-v 512 --M 227KB --dtype float16"
 )
 PROGRAMS = (
-    "paged",
-    "paged_split",
-    "cascade",
-    "varlen",
-    "decode",
-    "mla",
-    "mla_paged",
-    "mla_expanded",
-    "quantised",
-    "fp8",
-)
+    "paged", "paged_split", "cascade", "varlen", "decode", "mla", "mla_paged", "mla_expanded", "quantised", "fp8",
+)  # fmt: skip
 OWN = {
     "page": (whole(), "rows of a page, for paged, paged_split and mla_paged"),
     "splits": (

@@ -12,8 +12,9 @@ from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import chosen
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
-from flashsim.cli.values import dtype, elements, head, offset, output, probability, seed, size, whole
+from flashsim.cli.values import dtype, elements, head, logits, offset, output, probability, seed, size, whole
 from flashsim.masks.rules import Causal
+from flashsim.masks.sink import Sink
 from flashsim.problem.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
 
 NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
@@ -62,6 +63,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--qkv": {**FILE, "nargs": "+"},
     "--quiet": {**FLAG, "help": "no progress on stderr"},
     "--seed": {"type": seed, "default": 0},
+    "--sink": {
+        "type": logits,
+        "metavar": "S[,S…]",
+        "help": "a learnable sink: a key of this logit and of value 0, which no mask forbids; one, or one for each query head",
+    },
     "--sizing": {"choices": ["fit", "paper"], "default": DEFAULT_SIZING, "help": f"{SIZINGS}. Default: %(default)s"},
     "--vs": {"type": algorithm, "metavar": "NAME"},
     "--offset": {
@@ -117,7 +123,12 @@ def by_name(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def masks_in(options: argparse.Namespace, mask: Any = None) -> dict[str, Any]:
-    """Return `causal`, and `mask`, of which --offset's is a part, if there is one. Raises ValueError for --offset alone."""
+    """Return `causal`, and `mask`, with what --sink and --offset add to it. Raises ValueError for --offset alone."""
+    if (sink := getattr(options, "sink", None)) is not None:
+        if len(sink) > 1 and options.name != "run":
+            raise ValueError(f"--sink has {len(sink)} numbers; expected one: `flashsim {options.name}` is of one head")
+        sunk = Sink(sink if len(sink) > 1 else sink[0])
+        mask = sunk if mask is None else sunk & mask
     given = {} if mask is None else {"mask": mask}
     if options.offset is None:
         return {"causal": options.causal, **given}

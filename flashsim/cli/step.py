@@ -105,7 +105,7 @@ def _algorithm_or_file(text: str) -> Any:
 def _range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text, re.ASCII)
     if not found:
-        raise ValueError(f"{text!r} is no range of steps; write A:B, as in 20:40")
+        raise ValueError(f"{text!r} is not a range of steps; write A:B, as in 20:40")
     return int(found[1]), int(found[2])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flashsim.masks.rules import MOST_OFFSET
+from flashsim.masks.sink import MOST_LOGIT
 from flashsim.problem.arguments import near
 from flashsim.problem.inputs import ALIASES, DEFAULT_SRAM_BYTES
 from flashsim.support.sizes import parse_size
@@ -31,6 +33,10 @@ def dtype(text: str) -> str:
 
 class Parser(argparse.ArgumentParser):
     """argparse's parser, which raises ValueError where that would print how it is used, and exit."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf)")  # several, as -3,1, and −∞, are values, too
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError; what is missing is said with the choices there are."""
@@ -102,6 +108,11 @@ offset = number(int, lambda n: abs(n) <= MOST_OFFSET, f"a whole number from -{MO
 seed = number(int, lambda n: 0 <= n < 2**64, "a whole number from 0 to 2**64 - 1")
 probability = number(float, lambda p: 0 <= p < 1, "a number p with 0 ≤ p < 1")
 finite = number(float, math.isfinite, "a finite number")
+logits = number(
+    lambda text: tuple(map(float, text.split(","))),
+    lambda given: all(abs(s) <= MOST_LOGIT or s == -math.inf for s in given),
+    f"a number, or one for each query head, as -1.5,0,2; up to {MOST_LOGIT:g}, or -inf",
+)
 positive = number(float, lambda x: 0 < x < math.inf, "a finite number above 0")
 
 

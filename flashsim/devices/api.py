@@ -207,17 +207,9 @@ def count(
 ) -> DevicesTally:
     """Count what `forward` or `backward` would move, by running the same program on lengths alone; arguments as there."""
     problem = Problem.of(
-        N_q=N if N_q is None else N_q,
-        N_k=N,
-        d=d,
-        d_v=d_v,
-        M=M,
-        heads=heads,
-        kv_heads=kv_heads,
-        dtype=dtype,
-        causal=causal,
+        N_q=N if N_q is None else N_q, N_k=N, d=d, d_v=d_v, M=M, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal,
         mask=mask,
-    )
+    )  # fmt: skip
     program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
     network, _ = _launched(program, share, columns, None)
     return DevicesTally(**_costs(network, program, share, columns))

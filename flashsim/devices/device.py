@@ -67,7 +67,7 @@ class Device:
         self._coming: dict[int, list[tuple[Block, str]]] = {}
 
     def post(self, *, sends: Sequence[tuple[Matrix, int]] = (), receives: Sequence[tuple[Matrix, int]] = ()) -> Ticket:
-        """Send matrices, or windows of their rows, to other ranks, and receive such from them. Empty ones are no message.
+        """Send matrices, or windows of their rows, to other ranks, and receive such from them. Empty ones are not messages.
 
         Between two ranks messages arrive in the order in which they were posted. Raises LinkError for a rank that there is not.
         """

@@ -16,7 +16,6 @@ class DeviceProgram:
 
     title     as pictures and tables say it
     run       the function
-    operands  names of the matrices that it takes, in order
     columns   whether it takes the number of columns of a mesh, too
     layout    of rows, unless one is asked for
     whole_heads  whether L is of whole heads, and not of own rows
@@ -27,11 +26,15 @@ class DeviceProgram:
     title: str
     run: Callable[..., Any]
     direction: str = "forward"
-    operands: tuple[str, ...] = ("Q", "K", "V")
     columns: bool = False
     layout: str = "contiguous"
     whole_heads: bool = False
     at_root: bool = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of the matrices that it takes, in order."""
+        return ("Q", "K", "V") if self.direction == "forward" else ("Q", "K", "V", "O", "dO", "L")
 
     @property
     def listing(self) -> str:

@@ -47,12 +47,12 @@ class Tiles(NamedTuple):
     """B_r × B_c, and which ideas are used.
 
     longest     row blocks that see the most keys come first
-    split       masks are applied in a loop of their own, and nothing is in that of other tiles
+    split       tiles that need a mask have a loop of their own, so that the loop of the others has no masking
     lazy        O_i is rescaled only where a maximum has grown by much
-    sums        of whole tiles no maximum is found, unless sums of weights say that it has grown by much
-    mends       where these say so, most weights are multiplied, and not computed again
+    sums        a whole tile's maximum is found only if sums of weights say that it has grown by much
+    mends       if they say so, most weights are multiplied, and not computed again
     turns       consumers start their products one after the other
-    persistent  a block of threads takes row block after row block; otherwise it has one
+    persistent  a block of threads takes one row block after another, and not only one
     abreast     how many tiles, side by side, a block mask's block is
     """
 

@@ -109,8 +109,8 @@ def variants(
     """Return what the tests compile of a `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in `dims`.
 
     The last of `types`, such as ", Causal, NoDropout", does most. For sm_90a: in float every one of them at the middle of
-    `dims`, elsewhere the first and the last; in other element types, and in builds that count, the last. For sm_80, whose code
-    the sources do not tell from it: the last, in float everywhere, in other element types at the middle.
+    `dims`, elsewhere the first and the last; of other element types in the first everywhere the last. The last at the middle
+    for other types, for builds that count, and for sm_80, whose code the sources do not tell from sm_90a's.
     """
     middle, most = dims[len(dims) // 2], types[-1:]
     ends = tuple(dict.fromkeys((types[0], types[-1])))
@@ -121,14 +121,14 @@ def variants(
     def variant(count: int, functions: tuple[str, ...], arch: str) -> Variant:
         return Variant(file, (("COUNT", count),), functions, (arch,))
 
-    *others, scalar = ELEMENTS.values()
+    half, other, scalar = ELEMENTS.values()
     in_scalar = tuple(dict.fromkeys(names(scalar, types, [middle]) + names(scalar, ends)))
-    at_middle = (name for T in others for name in names(T, most, [middle]))
     return (
         variant(0, in_scalar, "sm_90a"),
-        *(variant(0, names(T, most), "sm_90a") for T in others),
-        variant(1, names(scalar, most), "sm_90a"),
-        variant(0, (*names(scalar, most), *at_middle), "sm_80"),
+        variant(0, names(half, most), "sm_90a"),
+        variant(0, names(other, most, [middle]), "sm_90a"),
+        variant(1, names(scalar, most, [middle]), "sm_90a"),
+        variant(0, tuple(name for T in ELEMENTS.values() for name in names(T, most, [middle])), "sm_80"),
     )
 
 

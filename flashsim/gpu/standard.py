@@ -166,7 +166,7 @@ def _launch(function: str, q: Any, arguments: Sequence[Any], matrix: Any) -> Non
 
 KERNEL = Kernel(
     name="standard",
-    about="unfused: S and P in HBM, cuBLAS and a kernel a pass",
+    about="unfused: S and P in HBM, cuBLAS for products, and a kernel for each pass",
     short="standard, CuPy",
     look=("black", "x", ":"),
     rung=0,

@@ -35,7 +35,7 @@ def read_machine(path: str | os.PathLike[str]) -> Machine:
         held = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # of both languages, and of what is no text
+    except (ValueError, RecursionError) as error:  # of both languages, and of what is not text
         raise ValueError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}") from None
     try:
         return _machine(held)

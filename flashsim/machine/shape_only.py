@@ -55,7 +55,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     sum = max = _reduced
 
     def made(self, shape: tuple[int, ...], *, other: int) -> ShapeOnly:
-        """Return what a function that is no ufunc makes of this, with so many operations."""
+        """Return what a function that is not a ufunc makes of this, with so many operations."""
         self._counter.count_flops(other=other)
         return ShapeOnly(shape, self._counter)
 

@@ -24,7 +24,7 @@ class Bias(ArrayMask):
     dS in HBM, adds it to dB in a pass of its own. With gqa="grouped" each row of a group has its own row of the bias, and of
     "dB_parts", which a pass (`flashsim.algorithms.group_sum`) then sums to dB; a bias of one row for all is as it was given. A
     mask may have one bias.
-    Raises ValueError for what is no float, NaN or ∞; to forbid a key is a mask's part.
+    Raises ValueError for what is not a float, NaN or ∞; to forbid a key is a mask's part.
     """
 
     argument = "Bias's array"

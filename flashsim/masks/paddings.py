@@ -36,7 +36,7 @@ class _Padding(BandMask):
 class KeyPadding(_Padding):
     """Only the first `lengths` keys: a number, or an array that broadcasts to the leading axes (one for each head).
 
-    Raises ValueError for what is no whole number; in a run, for lengths below 0 or above N_k.
+    Raises ValueError for what is not a whole number; in a run, for lengths below 0 or above N_k.
     """
 
     side = "N_k"
@@ -49,8 +49,8 @@ class QueryPadding(_Padding):
     """Only the first `lengths` queries attend to anything: a number, or an array that broadcasts to the leading axes.
 
     The rows of the others are 0 in O and dQ, and add nothing to dK and dV. Positions stay those of N_q queries: with padding, say
-    where the queries are by `Causal(offset=…)`. Raises ValueError for what is no whole number; in a run, for lengths below 0 or
-    above N_q.
+    where the queries are by `Causal(offset=…)`. Raises ValueError for what is not a whole number; in a run, for lengths below 0
+    or above N_q.
     """
 
     side = "N_q"

@@ -31,7 +31,7 @@ class RelativeBias(Bias):
     adds in a pass of its own, takes Bias(table[buckets]) instead.
     Sources: Raffel et al., arXiv 1910.10683, section 2.1; Shaw et al., arXiv 1803.02155.
 
-    Raises ValueError for a table that is no array of finite floats, and for buckets that the table lacks.
+    Raises ValueError for a table that is not an array of finite floats, and for buckets that the table lacks.
     """
 
     argument = "RelativeBias's table"

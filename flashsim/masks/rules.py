@@ -7,7 +7,7 @@
     QueryPadding(lengths)     only the first `length` queries, likewise
     Dense(array)              any boolean array that broadcasts to (..., N_q, N_k), True = attend
     Bias(array)               forbids nothing: floats that are added to the scores
-    SoftCap(cap), ALiBi(slopes)  forbid nothing: they change the scores, and are no arrays
+    SoftCap(cap), ALiBi(slopes)  forbid nothing: they change the scores, and are not arrays
     Sink(logits)              forbids nothing: a key of that score, whose value is 0
     Tree(parents)             the last keys are the nodes of a tree: itself, its ancestors, and all keys before the tree
 
@@ -158,7 +158,7 @@ class All(BandMask):
 class SlidingWindow(BandMask):
     """Keys j with p − left ≤ j ≤ p + right, where p = i + offset is query i's position.
 
-    `left` or `right` of −1 is no limit on that side, as in FlashAttention's window_size. Others below 0 raise ValueError.
+    `left` or `right` of −1 means no limit on that side, as in FlashAttention's window_size. Others below 0 raise ValueError.
     `offset` is query 0's position: a number, or an array that broadcasts to the leading axes (one for each batch entry or head);
     by default N_k − N_q, aligned at the bottom right. It may be negative: the first queries then attend to nothing.
     """
@@ -179,7 +179,7 @@ class SlidingWindow(BandMask):
         return cls(left, right)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a side that is neither −1 nor a width, and for an offset that is no whole number."""
+        """Raise ValueError for a side that is neither −1 nor a width, and for an offset that is not a whole number."""
         for side in ("left", "right"):
             object.__setattr__(self, side, check_count(f"SlidingWindow's {side}", getattr(self, side), -1))
         if self.offset is not None:

@@ -57,7 +57,7 @@ class SoftCap(ScoreMod):
     that computes S again and has dS on chip: those that make a bias's gradient, but "standard".
 
     Sources: Gemma 2 (arXiv 2408.00118), whose caps are 50; `softcap` of flash-attn, which has the same order.
-    Raises ValueError for a cap that is no number from 1e-30 to 1e30; leave it out for none.
+    Raises ValueError for a cap that is not a number from 1e-30 to 1e30; leave it out for none.
     """
 
     cap: float
@@ -89,7 +89,7 @@ class ALiBi(ScoreMod):
     Sources: Press et al., arXiv 2108.12409, whose slopes for H heads are 2^(−8h/H), h = 1 … H; `alibi_slopes` of flash-attn,
     which has the same alignment and absolute value.
 
-    Raises ValueError for what is no real number, or beyond 1e30 in absolute value.
+    Raises ValueError for what is not a real number, or beyond 1e30 in absolute value.
     """
 
     slopes: Any

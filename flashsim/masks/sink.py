@@ -20,7 +20,7 @@ MOST_LOGIT = 1e30
 class Sink(BandMask):
     """A key of score s and value 0, which every query attends to: P_ij = e^{S_ij} / (e^s + Σ_l e^{S_il}). It combines with &.
 
-    `logits` is s, a number, or an array that broadcasts to the leading axes (one for each query head); −∞ is no sink. It joins
+    `logits` is s, a number, or an array that broadcasts to the leading axes (one for each query head); −∞ is not a sink. It joins
     after all that changes scores, τ included, and no mask forbids it. L = m + log ℓ has it: a row without a key has O = 0 and
     L = s. In HBM it is "sink", a number a query head, in the type that is computed in, and read once for each row block where
     statistics begin on chip, once in all where they begin in HBM. `Gradients.dsink` has a gradient for each query head; heads
@@ -30,7 +30,7 @@ class Sink(BandMask):
     Source: gpt-oss (OpenAI, 2025), whose `sinks` it is; "Efficient Streaming Language Models with Attention Sinks" (Xiao et al.),
     section 3.3. Sink tokens that are kept beside a window are a mask, `flashsim.Streaming`.
 
-    Raises ValueError for what is no real number, NaN, and beyond 1e30 in absolute value, but −∞.
+    Raises ValueError for what is not a real number, NaN, and beyond 1e30 in absolute value, but −∞.
     """
 
     logits: Any

@@ -20,7 +20,7 @@ class Streaming(Mask):
     decoding step moves at most sinks + window keys, rounded up to tiles, however long the cache is. Positions that keys are
     embedded at are the caller's. Source: Xiao et al., arXiv 2309.17453.
 
-    Raises ValueError for what is no whole number, sinks below 0, and a window below 1.
+    Raises ValueError for what is not a whole number, sinks below 0, and a window below 1.
     """
 
     sinks: int

@@ -7,7 +7,7 @@ import numpy as np
 from flashsim.masks.rules import All, Causal, Mask
 from flashsim.problem.shapes import Shape
 
-LONGEST = 2**26  # rows, or pairs of a mask that is no band, that are looked at one by one
+LONGEST = 2**26  # rows, or pairs of a mask that is not a band, that are looked at one by one
 
 
 def allowed_pairs(rule: Mask, shape: Shape) -> tuple[str, int, int, int]:

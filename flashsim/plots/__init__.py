@@ -17,14 +17,6 @@ from flashsim.plots.saving import figure_of, save
 from flashsim.sweeping.drawing import plot_sweep, sweep_data
 
 __all__ = [
-    "FIGURES",
-    "Chart",
-    "column_figure",
-    "draw",
-    "figure_of",
-    "plot_run",
-    "plot_sweep",
-    "run_figure",
-    "save",
+    "FIGURES", "Chart", "column_figure", "draw", "figure_of", "plot_run", "plot_sweep", "run_figure", "save",
     "sweep_data",
-]
+]  # fmt: skip

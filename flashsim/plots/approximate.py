@@ -68,7 +68,7 @@ def approximate_data(
     whose tables count as extra memory. k is the paper's at each N (None: `approximate.compressed`); then C is k/rounds at most.
     C is 64 (None), or as many as fit. Each takes the largest blocks of its proportions that fit.
     `crosses`, by method that is not exact and by exact one: the multiple of 64 from which it makes fewer accesses (None: not up
-    to 2,048). `paper`: what the paper says of measured runtimes. Raises ValueError for what is no size, a C that does not fit,
+    to 2,048). `paper`: what the paper says of measured runtimes. Raises ValueError for what is not a size, a C that does not fit,
     and an M so small that a method does not fit, or that the butterfly has too many tiles.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype)

@@ -11,7 +11,12 @@ from matplotlib.figure import Figure
 
 from flashsim.drawing.style import BLUE, GREY, VERMILLION, styled
 
-PARTS = {"forward": "forward pass", "backward": "backward pass", "dropout": "dropout"}
+PARTS = {
+    "forward": "bugs of the forward pass",
+    "backward": "bugs of the backward pass",
+    "dropout": "bugs of dropout",
+    "serving": "bugs of kernels that serve",
+}
 SHADES = LinearSegmentedColormap.from_list("share", ["#FFFFFF", BLUE])
 
 
@@ -36,7 +41,7 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
             elif shares[y, x]:
                 ink = "white" if shares[y, x] > 0.3 else "black"
                 ax.text(x + 0.5, y + 0.52, f"{max(1, round(100 * shares[y, x]))}", color=ink, **small)
-        sign, ink = ("✓", "black") if row["textbook"] else ("·", GREY)
+        sign, ink = {True: ("✓", "black"), False: ("·", GREY), None: ("–", GREY)}[row["textbook"]]
         ax.text(len(checks) + 0.7, y + 0.52, sign, fontsize=8, color=ink, family="DejaVu Sans", **middle)
         known = [k for k in row["first"] if k is not None]
         missed = len(row["first"]) - len(known)
@@ -62,10 +67,7 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
         count = sum(row["part"] == part for row in mutants)
         if start:
             ax.axhline(start, color="black", linewidth=0.8)
-        ax.text(
-            len(checks) + 3.0, start + count / 2, f"bugs of the {said}" if part != "dropout" else "of dropout", rotation=90,
-            ha="left", va="center", fontsize=8,
-        )  # fmt: skip
+        ax.text(len(checks) + 3.0, start + count / 2, said, rotation=90, ha="left", va="center", fontsize=8)
         start += count
     key = figure.colorbar(colours, ax=ax, orientation="horizontal", location="bottom", shrink=0.5, aspect=40, pad=0.01)
     percents = [0, 1, 5, 10, 25, 50, 100]

@@ -7,7 +7,7 @@ counts elements, times their item size. What agrees, and what does not:
 - Standard, bytes. With every operand of every pass read once (M so large that T_r = 1): N × N elements of 2 bytes are read or
   written 18 times (one of them is dropout's Z, a byte each, written and read), N × d 12 times, which is 40.27 GB. At smaller M
   products read K, V, dO, Q again, T_r times. On an A100 the L2 cache serves many such repeats, and PyTorch may fuse or split
-  passes otherwise than we do; that 40.27 comes so near is no proof that it moved these arrays.
+  passes otherwise than we do; that 40.27 comes so near is not proof that it moved these arrays.
 - FlashAttention, bytes. Algorithm 2 reads Q, O, ℓ, m, and Algorithm 4 Q, O, dO, dQ, ℓ, m, once for each of T_c blocks of
   keys, so bytes follow M. docs/paper.md sets them beside the paper's, in blocks that fit and in line 1's. The kernel measured
   is not this listing: its blocks need not be ⌈M/4d⌉, and the L2 cache, which all SMs share, serves reads again.

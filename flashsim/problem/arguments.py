@@ -89,7 +89,7 @@ def check_real(name: str, value: Any) -> NDArray[Any]:
 
 
 def check_booleans(name: str, value: Any, *, or_else: str = "", for_floats: str = "") -> NDArray[np.bool_]:
-    """Return a mask, an array of booleans; an error says what else may be given, where that is no array, and for floats."""
+    """Return a mask, an array of booleans; an error says what else may be given, where that is not an array, and for floats."""
     array = check_array(name, value)
     if array.dtype != bool:
         got, hint = f"has dtype {array.dtype}", ""

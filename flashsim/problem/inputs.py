@@ -277,7 +277,7 @@ def check_backward_range(
 ) -> None:
     """Refuse finite gradients so large that a sum could overflow the chip, or dP the type it is stored in.
 
-    |dP| is at most |do|·|v| / (1 − p), and so is |D|, or |do|·|o|, where o is no average for all that rounding left of log L.
+    |dP| is at most |do|·|v| / (1 − p), and so is |D|, or |do|·|o|, where o is not an average for all that rounding left of log L.
     P is at most 1, so |dS| is at most |dP| + |D|; the sums run over N_k terms of it, or over N_q of each query head of a group,
     and are scaled last.
     """

@@ -55,7 +55,9 @@ class QKV:
         try:
             at = tuple(int(part) for part in index.split(","))
         except ValueError:
-            raise UnreadableInput(f"--head {index} is no index; write 3, or 0,3 for axes of batch and head") from None
+            raise UnreadableInput(
+                f"--head {index} is not an index; write 3, or 0,3 for axes of batch and head"
+            ) from None
         if len(at) > len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=False)):
             raise UnreadableInput(f"--head {index} is out of range: Q's leading axes are {leading}, counted from 0")
         shared = at
@@ -137,7 +139,7 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
         with path.open("rb") as file:
             begins = file.read(6)
             if not begins.startswith((b"PK", b"\x93NUMPY", b"\x80")):  # an archive, an array, a pickle
-                raise UnreadableInput(f"{path} is no .npz or .npy file: it does not begin like one")
+                raise UnreadableInput(f"{path} is not a .npz or .npy file: it does not begin like one")
             file.seek(0)
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
@@ -167,7 +169,7 @@ def _read_safetensors(path: Path) -> Mapping[str, Array]:
         raise UnreadableInput(f".safetensors files need {needed}") from None
     found = {}
     with safe_open(path, framework="np") as file:
-        for name in file.keys():  # noqa: SIM118  (it is no mapping)
+        for name in file.keys():  # noqa: SIM118  (it is not a mapping)
             wanted = name.lower() in ("q", "k", "v")
             if wanted and file.get_slice(name).get_dtype() == "BF16":
                 float_dtype("bfloat16")  # NumPy knows the type once ml_dtypes has been imported

@@ -49,5 +49,6 @@ from flashsim.reference.rounding import group_bound as group_bound
 from flashsim.reference.rounding import of_bound as of_bound
 from flashsim.reference.rounding import rounding as rounding
 from flashsim.reference.rounding import score_reach as score_reach
+from flashsim.reference.rounding import sink_gradient_bound as sink_gradient_bound
 
 __all__ = sorted(name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module))

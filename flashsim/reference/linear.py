@@ -43,4 +43,4 @@ def _of_program(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     return {"O": (linear_attention(*operands), bound)}
 
 
-NAIVE = dict.fromkeys(("linear_attention", "linear_attention_two_pass"), _of_program)
+NAIVE = dict.fromkeys(("linear_attention", "linear_attention_two_pass", "linear_attention_buffered"), _of_program)

@@ -101,7 +101,8 @@ def error_bound(
     A soft cap c·tanh(S/c) changes no score's error for the worse, as its slope is at most 1. It adds 12 to the 4: one for the
     division, 8 for tanh (four units in the last place, as vector units have), one for the product, two for c; an S/c that
     underflows loses the chip's smallest subnormal, times c; and where S is stored, it is once more, as with a bias.
-    A sink is one more term of the sum, and its score, which may be the largest, is exact.
+    A sink is one more term of the sum, and its score s is exact. Where it is the largest, by s − max_j |S| > 0 at least, that
+    times u is added to δ: scores that it is subtracted from are rounded beside it.
     Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely. `operands_stored`
     is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
     `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
@@ -184,6 +185,29 @@ def bias_gradient_bound(
         return np.asarray(has.C * (own + dS.size // max(own.size, 1) * has.u * most))
 
 
+def sink_gradient_bound(
+    Q: Any, K: Any, V: Any, dO: Any, *,
+    sink: Any, scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
+    operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, dQ_stores: int | None = None,
+    recombined: bool = False, mask: Any = None, bias: Any = None, softcap: float | None = None, keep: Any = None,
+    dropout_p: float = 0.0, chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
+) -> Array:  # fmt: skip
+    """Return how far the gradient of each head's sink may lie from the exact one. Arguments as for `gradient_bounds`.
+
+    `dQ_stores` and `recombined` make no difference. The gradient is −Σ_i P_sink,i D_i, and stays in the chip's type.
+    P_sink is e^{s − m}/ℓ or e^{s − L}: it is off as P is, but s is exact; what it is subtracted from differs from s by at most
+    |log P_sink|: E(P_sink) = P_sink·(expm1(2δ) + (N_k + 8·steps + 8)·u + u·|log P_sink|), and the chip's smallest subnormal.
+    It is at most 1. D = rowsum(dO∘O), whatever the algorithm: E(D) as in `gradient_bounds`. N_q terms:
+    E = Σ_i (E(P_sink)·(|D| + E(D)) + P_sink·E(D)) + (N_q + 2)·u·Σ_i (P_sink + E(P_sink))·(|D| + E(D)), taken C times.
+    """
+    has = _Bounds(
+        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
+        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep,
+        dropout_p=dropout_p, chip=chip, stored=stored, C=C,
+    )  # fmt: skip
+    return has.of_sink(dO)
+
+
 def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike | None = None, axis: int = -3) -> Array:
     """Return how far dK (or dV) of a KV head may lie from the exact one where each of g query heads stored a part of it.
 
@@ -243,7 +267,7 @@ class _Bounds:
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
         self.tau = float(tau_of(scale, self.Q))
-        P, l, _, self.slope = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias, softcap, sink)
+        P, l, m, self.slope = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias, softcap, sink)
         self.softcap = softcap
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
@@ -259,15 +283,18 @@ class _Bounds:
         delta = (
             (d + 4 + 2 * biased + 12 * capped) * self.u + scores_stored * (1 + (biased or capped)) * self.u_s
         ) * reach
-        s = 0.0 if sink is None else np.abs(np.nan_to_num(column_of(sink), neginf=0.0))
-        delta = delta + self.logs_rounded * self.u * (np.maximum(reach, s) + math.log(N_k + (sink is not None)))
+        s = np.asarray(-np.inf) if sink is None else column_of(sink)
+        size = np.where(s == -np.inf, 0.0, np.abs(s))
+        delta = delta + self.logs_rounded * self.u * (np.maximum(reach, size) + math.log(N_k + (sink is not None)))
+        delta = delta + self.u * np.maximum(s - reach, 0.0)
+        self.P_sink = np.exp(s - np.where(m == -np.inf, 0.0, m)) / np.where(self.any_key, l, 1)
         delta = delta + self.least * d * max(1.0, abs(self.tau))
         delta = delta + self.least * (1 + (softcap or 0.0)) * capped
         delta = delta + score_reach(1 + np.abs(self.Q), self.K, scale=self.least, mask=mask)
-        terms = (N_k + 8 * (self.steps + 1) + 3 * self.dropped) * self.u + self.kept * (1 + self.dropped) * self.u_s
         self.delta = delta
         with np.errstate(over="ignore"):
-            self.relative = np.expm1(2 * delta) + terms
+            self.undropped = np.expm1(2 * delta) + (N_k + 8 * (self.steps + 1)) * self.u
+        self.relative = self.undropped + 3 * self.dropped * self.u + self.kept * (1 + self.dropped) * self.u_s
 
     def of_O(self, C: float) -> Array:
         """Return how far O may be off, first-order terms taken C times."""
@@ -304,8 +331,7 @@ class _Bounds:
             if self.scores_stored:
                 E_D = ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True) + (N_k + 2) * u * D_sum + N_k * least
             else:
-                off = self.of_O(1.0) + (d_v + 2) * u * self.mass + least
-                E_D = (np.abs(dO) * off).sum(axis=-1, keepdims=True) + d_v * least
+                E_D = self._of_D(dO)
             dP = Z * (dO @ self.V.swapaxes(-1, -2))
             dP_less_D = np.abs(dP - (P * dP).sum(axis=-1, keepdims=True))
             detour = np.where(self.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * recombined
@@ -323,6 +349,22 @@ class _Bounds:
             E_dK, E_dV = E_dK + ((1 + tau) * N_q + dK_plain) * least, E_dV + N_q * least
             pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
             return Three(*(self._within_range(self.C * bound, most) for bound, most in pairs)), after, E_after
+
+    def of_sink(self, dO: Any) -> Array:
+        """Return how far the gradient of a sink may be off."""
+        dO, P, u = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1]), self.P_sink, self.u
+        with np.errstate(over="ignore", invalid="ignore"):
+            E_D = self._of_D(dO)
+            D = np.abs((dO * ((self.P * self.Z) @ self.V)).sum(axis=-1, keepdims=True)) + E_D
+            apart = np.abs(np.log(P, where=P > 0, out=np.zeros_like(P)))
+            E_P = np.minimum(P * (self.undropped + u * apart) + self.least, 1.0)
+            off = E_P * D + P * E_D + (self.Q.shape[-2] + 2) * u * (P + E_P) * D + self.least
+            return np.asarray(np.nan_to_num(self.C * off.sum(axis=(-2, -1)), nan=np.inf, posinf=np.inf))
+
+    def _of_D(self, dO: Array) -> Array:
+        """Return how far rowsum(dO ∘ O) may be off."""
+        off = self.of_O(1.0) + (dO.shape[-1] + 2) * self.u * self.mass + self.least
+        return np.asarray((np.abs(dO) * off).sum(axis=-1, keepdims=True) + dO.shape[-1] * self.least)
 
     def _uncapped(self, dS: Array, E_dS: Array, vanished: float) -> tuple[Array, Array]:
         """Return |dS| and E(dS) of scores before their soft cap."""

@@ -298,7 +298,7 @@ class ServingExact:
 
 
 def exact(tally: ServingTally) -> ServingExact:
-    """Return by formula what was counted, with which it agrees by `==`. Raises ValueError for what is no tally."""
+    """Return by formula what was counted, with which it agrees by `==`. Raises ValueError for what is not a tally."""
     if not isinstance(tally, ServingTally):
         raise ValueError(f"tally is {shown(tally)}; expected what flashsim.serving's functions return")
     call, batch = tally.call, tally.batch

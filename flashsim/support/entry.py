@@ -67,7 +67,7 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             what = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror or error
             _say(f"{program}: error: {what}")
             status = REFUSED
-        except BaseException as error:  # a user's own need be no Exception
+        except BaseException as error:  # a user's own need not be an Exception
             ours, notes = isinstance(error, ValueError) or type(error).__module__.startswith("flashsim."), _noted(error)
             if not ours and not notes:
                 raise
@@ -168,7 +168,7 @@ def _plain(character: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is no UTF-8
+    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is not UTF-8
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape" if character.isascii() else "ascii", "backslashreplace").decode()
 

@@ -84,7 +84,7 @@ def read_record(path: Path, *needs: str) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        raise ValueError(f"{path} is not JSON: {error}") from None
     missing = [name for name in needs if not isinstance(record, dict) or name not in record]
     if missing:
         raise ValueError(f"{path} has no {' and no '.join(missing)}; expected a JSON object with {', '.join(needs)}")

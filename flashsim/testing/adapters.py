@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from flashsim.problem.arguments import check_count, check_flag, shown
+from flashsim.problem.arguments import check_choice, check_count, check_flag, shown
 from flashsim.problem.inputs import Array
 
 Kernel = Callable[..., Any]
@@ -30,7 +30,7 @@ def varlen(fn: Kernel, *, fill: float = np.nan, zero_lengths: bool = True) -> Ke
     (rows, H_q, d_v), or O and the log-sum-exp (H_q, rows). A backward function is given do after v, and all is packed.
 
     Between a case's sequences, and after the last, are others whose rows are all `fill`. Some have no queries or no keys, but
-    for zero_lengths=False. Raises ValueError for what is no function; what is returned in another shape raises ValueError too.
+    for zero_lengths=False. Raises ValueError for what is not a function; what is returned in another shape raises ValueError too.
     """
     check_flag("zero_lengths", zero_lengths)
     rng, given = np.random.default_rng(0), ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
@@ -83,7 +83,7 @@ def paged(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
 
     The pages are permuted. Rows of a page after a sequence's last key, pages that no sequence has, and other sequences of the
     batch, of other lengths, are all `fill`. The table is wider than any sequence needs.
-    Raises ValueError for what is no function or no positive number; what is returned in another shape raises ValueError too.
+    Raises ValueError for what is not a function or not a positive number; a result of another shape raises ValueError too.
     """
     check_count("page", page)
     rng, given = np.random.default_rng(0), ("block_table", "cache_seqlens")
@@ -94,23 +94,69 @@ def paged(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
         order = rng.permutation(B + others)
         at = np.argsort(order)[:B]
         lengths = np.array([N_k] * B + list(rng.integers(0, N_k + page + 1, others)), np.int32)[order]
-        used = -(-lengths // page)
-        pages = rng.permutation(used.sum() + int(rng.integers(1, 4)))
-        table = np.full((len(order), used.max() + int(rng.integers(1, 3))), UNMAPPED, np.int32)
-        for s, first in enumerate(np.cumsum(used) - used):
-            table[s, : used[s]] = pages[first : first + used[s]]
         queries = np.full((len(order), N_q, H_q, d), fill, q.dtype)
         queries[at] = q.swapaxes(1, 2)
-        caches = [np.full((len(pages), page, a.shape[1], a.shape[3]), fill, a.dtype) for a in (k, v)]
-        keys = np.arange(N_k)
-        for b, (cache, a) in ((b, each) for b in range(B) for each in zip(caches, (k, v), strict=True)):
-            cache[table[at[b], keys // page], keys % page] = a[b].swapaxes(0, 1)
-        returned = fn(queries, *caches, block_table=table, cache_seqlens=lengths, **options)
+        rows = [tuple(np.full((n, a.shape[1], a.shape[3]), fill, a.dtype) for a in (k, v)) for n in lengths]
+        for b in range(B):
+            rows[at[b]] = k[b].swapaxes(0, 1), v[b].swapaxes(0, 1)
+        cache, table = _in_pages(rng, page, fill, rows)
+        returned = fn(queries, *cache, block_table=table, cache_seqlens=lengths, **options)
         O, *lse = returned if isinstance(returned, tuple | list) else (returned,)
         O = _shaped("O", O, (len(order), N_q, H_q, v.shape[-1]))[at].swapaxes(1, 2)
         return (O, _shaped("lse", lse[0], (len(order), H_q, N_q))[at]) if lse else O
 
     return _as(on_pages, fn, given)
+
+
+def vllm(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
+    """Return a kernel of packed queries on a paged cache as one that the kit can check.
+
+    It is called as vLLM's flash_attn_varlen_func is: fn(q, k_cache, v_cache, cu_seqlens_q=, max_seqlen_q=, seqused_k=,
+    max_seqlen_k=, block_table=, **options). Queries are as `varlen` has them, caches and the table as `paged`, but k_cache and
+    v_cache are the halves of one array (2, pages, page, H_kv, d). It returns what a kernel for `varlen` does. Raises as `paged`.
+    """
+    check_count("page", page)
+    rng = np.random.default_rng(0)
+
+    def on_pages(q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **given: Any) -> Any:
+        rows = [(k[a:b], v[a:b]) for a, b in pairwise(cu_seqlens_k)]
+        cache, table = _in_pages(rng, page, fill, rows)
+        lengths = np.diff(cu_seqlens_k)
+        return fn(q, *np.stack(cache), cu_seqlens_q=cu_seqlens_q, seqused_k=lengths, block_table=table, **given)
+
+    return _as(
+        varlen(on_pages, fill=fill), fn, ("cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "block_table")
+    )
+
+
+def flashinfer(fn: Kernel, *, page: int = 16, fill: float = np.nan, layout: str = "NHD") -> Kernel:
+    """Return a kernel on a paged cache as FlashInfer has it as one that the kit can check.
+
+    It is called as fn(q, cache, qo_indptr=, paged_kv_indptr=, paged_kv_indices=, paged_kv_last_page_len=, **options), with the
+    cache (pages, 2, page, H_kv, d) in layout "NHD", (pages, 2, H_kv, page, d) in "HND". Sequence s has the pages numbered
+    paged_kv_indices[paged_kv_indptr[s] : paged_kv_indptr[s + 1]]; of its last, paged_kv_last_page_len[s] rows are filled, from
+    1 to page, or 0 where it has none. It returns O (rows, H_q, d), or O and the log-sum-exp (rows, H_q). Raises as `paged`.
+    """
+
+    check_choice("layout", layout, ("NHD", "HND"))
+
+    def on_lists(
+        q: Array, k: Array, v: Array, cu_seqlens_q: Array, seqused_k: Array, block_table: Array, max_seqlen_q: int,
+        max_seqlen_k: int, **options: Any,
+    ) -> Any:  # fmt: skip
+        used = -(-seqused_k // page)
+        cache = np.stack([k, v], axis=1)
+        lists = {
+            "qo_indptr": cu_seqlens_q,
+            "paged_kv_indptr": np.concatenate([[0], np.cumsum(used)]).astype(np.int32),
+            "paged_kv_indices": block_table[block_table != UNMAPPED],
+            "paged_kv_last_page_len": seqused_k - page * np.maximum(used - 1, 0).astype(np.int32),
+        }
+        returned = fn(q, np.ascontiguousarray(cache.swapaxes(2, 3)) if layout == "HND" else cache, **lists, **options)
+        return (returned[0], np.asarray(returned[1]).T) if isinstance(returned, tuple | list) else returned
+
+    given = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+    return _as(vllm(on_lists, page=page, fill=fill), fn, given)
 
 
 def mla(fn: Kernel) -> Kernel:
@@ -144,6 +190,22 @@ def mla(fn: Kernel) -> Kernel:
         return (np.concatenate(Os, axis=1), np.concatenate(lses, axis=1)) if lses else np.concatenate(Os, axis=1)
 
     return _as(on_latents, fn, ["width"])
+
+
+def _in_pages(
+    rng: np.random.Generator, page: int, fill: float, rows: Sequence[tuple[Array, ...]]
+) -> tuple[list[Array], Array]:
+    """Return each sequence's keys and values, (length, heads, width), in pages drawn anew, and the table of their numbers."""
+    used = np.array([-(-len(k) // page) for k, _ in rows])
+    pages = rng.permutation(used.sum() + int(rng.integers(1, 4)))
+    table = np.full((len(rows), used.max() + int(rng.integers(1, 3))), UNMAPPED, np.int32)
+    cache = [np.full((len(pages), page, *a.shape[1:]), fill, a.dtype) for a in rows[0]]
+    for s, first in enumerate(np.cumsum(used) - used):
+        table[s, : used[s]] = pages[first : first + used[s]]
+        at = np.arange(len(rows[s][0]))
+        for pool, a in zip(cache, rows[s], strict=True):
+            pool[table[s, at // page], at % page] = a
+    return cache, table
 
 
 def _shaped(name: str, a: Any, shape: tuple[int, ...]) -> Array:

@@ -1,4 +1,4 @@
-"""NumPy arrays as those of torch, CuPy or JAX, and back: on the same memory, or as copies with the same strides."""
+"""NumPy arrays as those of another package, and back: on the same memory, or as copies with the same strides."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Sent:
 class Lent(NamedTuple):
     """The memory around an array, to be copied elsewhere as one row, and where the array lies in it.
 
-    home     the caller's memory: all that the array is a view of, as integers; if that is no row, the array's elements
+    home     the caller's memory: all that the array is a view of, as integers; if that is not a row, the array's elements
     before   a copy
     start    where the array's first element is in the row
     strides  of the array, in elements
@@ -81,6 +81,25 @@ class Bridge:
     def receive(self, result: Any) -> Array:
         """Return a NumPy array of the package's array."""
         raise NotImplementedError
+
+
+class _Numpy(Bridge):
+    """To NumPy's own."""
+
+    package = "numpy"
+
+    def __init__(self, device: Any) -> None:
+        if device is not None:
+            raise ValueError(f"device is {shown(device)}; expected none, which NumPy has")
+
+    def send(self, name: str, array: Array) -> Sent:
+        return Sent(name, array)
+
+    def is_array(self, result: Any) -> bool:
+        return isinstance(result, np.ndarray)
+
+    def receive(self, result: Any) -> Array:
+        return np.asarray(result)
 
 
 class _Torch(Bridge):
@@ -200,7 +219,7 @@ class _Jax(Bridge):
         return tuple(pull_back(do))
 
 
-BRIDGES: dict[str, Callable[[Any], Any]] = {"torch": _Torch, "cupy": _Cupy, "jax": _Jax}
+BRIDGES: dict[str, Callable[[Any], Any]] = {"numpy": _Numpy, "torch": _Torch, "cupy": _Cupy, "jax": _Jax}
 
 
 def _import(package: str) -> Any:

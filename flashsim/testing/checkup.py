@@ -154,7 +154,7 @@ def _without(subject: Subject, missed: Sequence[Mismatch]) -> Subject:
 
 
 def subject_of(fn: Any, spec: Any, backward: Any, dropout: Any) -> Subject:
-    """Return the kernel under test. Raises ValueError for what is no function, or no spec."""
+    """Return the kernel under test. Raises ValueError for what is not a function, or not a spec."""
     check_spec(spec)
     for name, given in (("fn", fn), ("backward", backward), ("dropout", dropout)):
         if not callable(given) and (name == "fn" or given is not None):

@@ -43,7 +43,7 @@ class Spec:
     multiples   (n, m): N_q is always a multiple of n, and N_k of m, for kernels that take whole tiles only
     causal      None: not taken. "bottom_right": query i attends to keys j ≤ i + N_k − N_q; "top_left": to keys j ≤ i
     window      None: not taken. Else it takes window=(left, right): query i attends to keys from p − left to p + right, p being
-                i + N_k − N_q at the "bottom_right" and i at the "top_left"; −1 is no limit on that side
+                i + N_k − N_q at the "bottom_right" and i at the "top_left"; −1 means no limit on that side
     bias        whether it takes bias=, of the inputs' dtype, which broadcasts to (B, H_q, N_q, N_k) and is added to the scaled
                 scores. Its own gradient is not asked for
     softcap     whether it takes softcap=: the scaled scores S become softcap · tanh(S / softcap), before all else

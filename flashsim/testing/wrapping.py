@@ -1,110 +1,19 @@
-"""An attention on torch, CuPy or JAX arrays as one on NumPy arrays, the way the kit calls it, however it is called itself."""
+"""An attention on other arrays, called in its own way, as one on NumPy arrays that is called as the kit does."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 
-from flashsim.problem.arguments import is_one_of, shown
+from flashsim.problem.arguments import check_count, is_one_of, shown
 from flashsim.problem.inputs import Array
 from flashsim.testing.bridges import BRIDGES, Bridge
+from flashsim.testing.conventions import CONVENTIONS
 from flashsim.testing.spec import Spec
-
-
-class Convention(NamedTuple):
-    """How a well-known function on torch tensors is called, and what it promises.
-
-    keywords  (q, k, causal, scale, mask, dropout_p) -> what the function is given besides q, k, v
-    promises  fields of the Spec
-    """
-
-    keywords: Callable[..., dict[str, Any]]
-    promises: Mapping[str, Any]
-
-    def call(self, fn: Callable[..., Any], q: Any, k: Any, *v_do: Any, seed: int | None = None, **keywords: Any) -> Any:
-        """Return what `fn` does, of a forward function O, or (O, lse), alone.
-
-        A `seed` seeds torch's generators, which are restored after the call.
-        """
-        with ExitStack() as stack:
-            if seed is not None:
-                torch: Any = importlib.import_module("torch")
-                stack.enter_context(torch.random.fork_rng(devices=[q.device] if q.device.type == "cuda" else []))
-                torch.manual_seed(seed)
-            result = fn(q, k, *v_do, **self.keywords(q, k, **keywords))
-        return tuple(result[:2]) if isinstance(result, tuple | list) and len(v_do) == 1 else result
-
-
-def _sdpa(
-    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0,
-    bias: Any = None,
-) -> dict[str, Any]:  # fmt: skip
-    keywords: dict[str, Any] = {"scale": scale} if scale is not None else {}
-    if bias is not None:
-        if causal:
-            tril = bias.new_ones(q.shape[-2], k.shape[-2]).bool().tril()
-            mask = tril if mask is None else mask & tril
-        if mask is not None:
-            bias = bias + bias.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
-        keywords["attn_mask"] = bias
-    elif mask is not None:
-        mask = mask[(None,) * (4 - mask.ndim)]  # its flash backend takes masks of 2 or 4 axes
-        keywords["attn_mask"] = mask & mask.new_ones(q.shape[-2], k.shape[-2]).tril() if causal else mask
-    elif causal:
-        keywords["is_causal"] = True
-    if dropout_p:
-        keywords["dropout_p"] = dropout_p
-    if q.shape[1] != k.shape[1]:
-        keywords["enable_gqa"] = True
-    return keywords
-
-
-def _flash_attn(
-    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0,
-    window: tuple[int, int] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    if mask is not None:
-        raise ValueError("mask is given; expected none, which flash_attn does not take")
-    keywords: dict[str, Any] = {"softmax_scale": scale} if scale is not None else {}
-    keywords |= {"window_size": window} if window is not None else {}
-    return keywords | {name: value for name, value in (("causal", causal), ("dropout_p", dropout_p)) if value}
-
-
-CONVENTIONS = {
-    "sdpa": Convention(
-        _sdpa,
-        {
-            "dtypes": ("float32", "float16", "bfloat16"),
-            "layout": "BHND",
-            "causal": "top_left",
-            "empty_rows": "zero",
-            "gqa": True,
-            "masks": True,
-            "scale": True,
-            "d_v": True,
-            "zero_keys": True,
-        },
-    ),
-    "flash_attn": Convention(
-        _flash_attn,
-        {
-            "dtypes": ("float16", "bfloat16"),
-            "layout": "BNHD",
-            "block": (128, 128),
-            "causal": "bottom_right",
-            "empty_rows": "zero",
-            "gqa": True,
-            "scale": True,
-            "head_dims": tuple(range(8, 257, 8)),
-            "strides": "contiguous",
-        },
-    ),
-}
 
 
 class Wrapped:
@@ -115,22 +24,25 @@ class Wrapped:
     fn is a backward function of its own, it is itself called so.
     """
 
-    def __init__(self, fn: Callable[..., Any], bridge: Bridge, convention: str | None, device: Any = None) -> None:
+    def __init__(
+        self, fn: Any, bridge: Bridge, convention: str | None, device: Any = None, page: int | None = None
+    ) -> None:  # fmt: skip
         self.fn = fn
         self.device = device
         self.convention = convention
+        self.page = page
         inner = getattr(fn, "func", fn)  # of a functools.partial
         self.__name__ = str(getattr(inner, "__name__", type(inner).__name__))
         self.__qualname__ = self.__name__
         self._bridge = bridge
+        self._forward = self._adapted(self._native)
         if convention is None:  # which names what it takes in its own way
             with suppress(TypeError, ValueError):
                 self.__signature__ = inspect.signature(fn)
 
     def __call__(self, q: Any, k: Any, v: Any, *do: Any, **keywords: Any) -> Any:
         """Return O, or (O, lse), as NumPy arrays; or dq, dk, dv."""
-        with self._sent(dict(zip(("q", "k", "v", "do"), (q, k, v, *do), strict=False)), keywords) as (inputs, keywords):
-            return self._results(self._call(*inputs, **keywords))
+        return self._forward(q, k, v, *do, **keywords)
 
     @property
     def backward(self) -> Callable[..., tuple[Array, Array, Array]]:
@@ -139,10 +51,12 @@ class Wrapped:
             raise AttributeError(
                 f"no backward for {self.__name__}: {self._bridge.package} has no automatic differentiation"
             )
-        return self._backward
+        if self.convention is not None and CONVENTIONS[self.convention].page:
+            raise AttributeError(f"no backward for {self.__name__}: convention {self.convention!r} is of decoding")
+        return self._adapted(self._backward)
 
     def spec(self, **overrides: Any) -> Spec:
-        """Return what fn promises by its convention, where `overrides` say nothing else.
+        """Return what fn promises by its convention, where `overrides` say nothing else; for no convention, Spec(**overrides).
 
         "sdpa": what torch 2.13 does on the CPU. A forced flash backend there takes no d_v and wants
         strides="last_contiguous". NaN in a masked key or value does reach the output, and with causal=True a scale ≤ 0
@@ -151,26 +65,42 @@ class Wrapped:
         without keys something other than 0, and NaN for a scale ≤ 0; and rows that do not begin at multiples of 16 bytes
         end in NaN or an error there: override strides="contiguous".
 
-        "flash_attn": what flash_attn 2.1 and later promise. Heads of other widths are padded, and not listed. Arrays are
-        contiguous: its kernels read 16 bytes at a time, so every row has to begin at a multiple of that. `lse` is None,
-        since fn returns O alone by default; see `wrap`.
+        "flex_attention": what torch 2.13 does on the CPU without torch.compile, where it has no backward pass, and NaN reaches
+        the output as with "sdpa". Compiled, it is one function for each shape: override max_shapes.
 
-        For no convention, this is Spec(**overrides).
+        "flash_attn", and those after it down to "flashinfer_hnd": what flash_attn 2.1 and later promise. Heads of other widths
+        are padded, and not listed. Arrays are contiguous: its kernels read 16 bytes at a time, so every row has to begin at a
+        multiple of that. `lse` is None where fn returns O alone by default; see `wrap`. Soft caps, slopes and windows came
+        later: override softcap=True, alibi=True, window="bottom_right".
+
+        "onnx": what ONNX 1.23's reference does in opset 25. A scale is not among it: Q and K are multiplied by its root, so
+        none ≤ 0 is taken.
         """
         defaults = {} if self.convention is None else CONVENTIONS[self.convention].promises
-        layout = overrides.get("layout", defaults.get("layout"))
-        if self.convention is not None and layout != defaults["layout"]:
-            raise ValueError(f"layout is {layout!r}; expected {defaults['layout']!r}, that of {self.convention}")
+        own = defaults.get("layout", "BHND")
+        if self.convention is not None and (layout := overrides.get("layout", own)) != own:
+            raise ValueError(f"layout is {layout!r}; expected {own!r}, that of {self.convention}")
         return Spec(**{**defaults, **overrides})
 
     def code(self, name: str = "") -> str:
         """Return Python that wraps the function again, which is there by that name, or by its own."""
-        said = {"convention": self.convention, "device": self.device}
+        said = {"convention": self.convention, "device": self.device, "page": self.page}
         more = "".join(f", {name}={value!r}" for name, value in said.items() if value is not None)
         return f"wrap({name or self.__name__}, {self._bridge.package!r}{more})"
 
     def __repr__(self) -> str:
         return f"<{self.__name__} on {self._bridge.package}, wrapped for NumPy>"
+
+    def _adapted(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        if self.convention is None:
+            return fn
+        convention = CONVENTIONS[self.convention]
+        return convention.adapted(fn, self.page or convention.page)
+
+    def _native(self, *arrays: Any, **keywords: Any) -> Any:
+        names = ("q", "cache") if len(arrays) == 2 else ("q", "k", "v", "do")
+        with self._sent(dict(zip(names, arrays, strict=False)), keywords) as (inputs, keywords):
+            return self._results(self._call(*inputs, **keywords))
 
     def _backward(self, q: Any, k: Any, v: Any, do: Any, **keywords: Any) -> tuple[Array, Array, Array]:
         with self._sent({"q": q, "k": k, "v": v, "do": do}, keywords) as ((*inputs, do), keywords):
@@ -208,11 +138,14 @@ class Wrapped:
         return tuple(map(self._bridge.receive, result)) if several else self._bridge.receive(result)
 
 
-def wrap(fn: Callable[..., Any], xp: str, *, convention: str | None = None, device: Any = None) -> Wrapped:
-    """Return `fn`, an attention on the arrays of `xp`, "torch", "cupy" or "jax", as one on NumPy arrays; or its backward.
+def wrap(
+    fn: Any, xp: str, *, convention: str | None = None, device: Any = None, page: int | None = None
+) -> Wrapped:  # fmt: skip
+    """Return `fn`, an attention on the arrays of `xp`, or its backward, as one on NumPy arrays.
 
-    Only that package is imported. `device` is where fn runs: for torch, what torch.device takes; for CuPy, a number;
-    for JAX, a jax.Device or a platform's name. By default the package's own (for torch, the CPU).
+    `xp` is "numpy", "torch", "cupy" or "jax"; only that package is imported. `device` is where fn runs: for torch, what
+    torch.device takes; for CuPy, a number; for JAX, a jax.Device or a platform's name. By default the package's own (for
+    torch, the CPU).
 
     torch on the CPU works on the caller's memory. On another device, and for arrays that torch cannot take as they are,
     it works on a copy, with the same strides. All the memory that an array is a view of is copied, so that fn reads the
@@ -227,24 +160,48 @@ def wrap(fn: Callable[..., Any], xp: str, *, convention: str | None = None, devi
     "sdpa"          as torch.nn.functional.scaled_dot_product_attention: (B, H, N, d), causal aligned at the top left. It
                     takes no mask together with is_causal, so both are given as one mask, which always has four axes.
                     `enable_gqa` is given only where H_q ≠ H_kv
+    "flex_attention"
+                    as torch.nn.attention.flex_attention.flex_attention: (B, H, N, d). Causal masks (i ≥ j), other masks and
+                    windows are a block mask; soft caps, slopes and biases are a score_mod. With functools.partial(
+                    flex_attention, return_aux=AuxRequest(lse=True)), or return_lse=True, there is a natural log-sum-exp
     "flash_attn"    as flash_attn_func of flash_attn ≥ 2.1: (B, N, H, d), causal aligned at the bottom right, no masks.
                     functools.partial(flash_attn_func, return_attn_probs=True) returns (O, lse, S_dmask), of which O and lse
                     are passed on. Rows without keys are 0, and their lse is +∞ there, where Spec(lse="natural") expects
                     −∞ unless empty_rows is "undefined". Its backward pass gives the same bits again only with
                     deterministic=True
+    "flash_attn_varlen"
+                    as flash_attn_varlen_func: packed rows (total, H, d), cu_seqlens, lse (H, total); else the same
+    "flash_attn_with_kvcache"
+                    as the function of that name, without new keys: a cache (pages, 256, H, d), block_table, cache_seqlens;
+                    its lse with return_softmax_lse=True
+    "vllm"          as vLLM's flash_attn_varlen_func: packed queries, the halves of a cache (2, pages, 16, H, d), block_table,
+                    seqused_k
+    "flashinfer"    as FlashInfer's BatchPrefillWithPagedKVCacheWrapper, planned and run: fn is one, with kv_layout "NHD". A
+                    cache (pages, 2, 16, H, d), its pages as lists, lse to base 2. A function is called with q, the cache,
+                    and by name what would be planned
+    "flashinfer_hnd"
+                    the same with kv_layout "HND", (pages, 2, H, 16, d)
+    "onnx"          as the operator Attention of ONNX: fn(Q, K, V, attn_mask, **attributes), attn_mask where there is one;
+                    (B, H, N, d), causal aligned at the top left. onnx.reference.ops.op_attention.Attention.eval is such
 
-    In the latter two a `seed` seeds torch's generator for the call, whose state is restored.
+    Where there are packs or pages, a case lies among other sequences, as `varlen` and `paged` have it. `page` is how many
+    rows a page has. With a convention a `seed` seeds torch's generator for the call, whose state is restored.
 
     Raises ValueError for an unknown xp or convention, ModuleNotFoundError where the package is missing.
     """
-    if not callable(fn):
+    if not callable(fn) and not hasattr(fn, "plan"):
         raise ValueError(f"fn is {shown(fn)}; expected a function of (q, k, v)")
     if not is_one_of(xp, BRIDGES):
         raise ValueError(f"xp is {shown(xp)}; expected one of {', '.join(map(repr, BRIDGES))}")
-    if convention is not None and not is_one_of(convention, CONVENTIONS):
-        raise ValueError(
-            f"convention is {shown(convention)}; expected one of {', '.join(map(repr, (None, *CONVENTIONS)))}"
-        )
-    if convention is not None and xp != "torch":
-        raise ValueError(f"xp is {xp!r}; expected 'torch', which convention {convention!r} is of")
-    return Wrapped(fn, BRIDGES[xp](device), convention, device)
+    if convention is not None:
+        if not is_one_of(convention, CONVENTIONS):
+            known = ", ".join(map(repr, (None, *CONVENTIONS)))
+            raise ValueError(f"convention is {shown(convention)}; expected one of {known}")
+        if xp not in (packages := CONVENTIONS[convention].packages):
+            expected = " or ".join(map(repr, packages))
+            raise ValueError(f"xp is {xp!r}; expected {expected}, which convention {convention!r} is of")
+    if page is not None:
+        if convention is None or not CONVENTIONS[convention].page:
+            raise ValueError(f"page is {shown(page)}; expected none, as convention {convention!r} has no pages")
+        page = check_count("page", page)
+    return Wrapped(fn, BRIDGES[xp](device), convention, device, page)

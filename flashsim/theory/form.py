@@ -54,7 +54,7 @@ class Form:
     initial          names of the arrays that are initialised, all of each
     symbols          values of symbols that are this algorithm's only
     meanings         what these stand for, in words
-    kept             what arrays have in HBM that are no whole matrix, such as a strip of S: elements, and how they are stored
+    kept             what arrays have in HBM that are not whole matrices, such as a strip of S: elements, and how they are stored
     passes           the computed tiles of each pass over S; the first hands dS to a bias's gradient
     traffic          what each array moves, for a set of computed tiles, where the formulas do not tell
     peak             the most on chip, in elements
@@ -147,7 +147,7 @@ class Form:
             raise
 
     def whole(self, what: str, found: object, least: int) -> int:
-        """Return a number that one of its functions returned. Raises ValueError for what is no whole number from `least` up."""
+        """Return a number that one of its functions returned. Raises ValueError unless it is a whole number from `least` up."""
         if not isinstance(found, int) or found < least:
             raise ValueError(
                 f"the {what} of Form {self.name!r} is {found!r}; expected a whole number of at least {least}"
@@ -203,7 +203,7 @@ def symbols(
 
     name    as in `form_of`; None: all forward forms' own
 
-    Raises ValueError for what is no size, and as `form_of` does.
+    Raises ValueError for what is not a size, and as `form_of` does.
     """
     values = common_symbols(N_q, N_k, d, d_v, M, blocks, direction)
     p = OneHead(N_q, N_k, d, d_v, M, stored=4, masked=False, dense=(), dropout=False)

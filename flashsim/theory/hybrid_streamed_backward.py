@@ -4,7 +4,8 @@ Tiles of dV are b × x, of all b(x + 1) + 1 ≤ M those that read least: U_v = �
 dK's, U_k and R_k, and dQ's, U_q and R_q. 1 × 1 where none fits.
 
     peak    B_c(d + 1) + 1, for K_j, S_nj, and Q_nk or L_n, with the mask's tile; B_c(d_v + 1) + 2, for V_j, dP_nj, D_n, P_ne;
-            b(x + 1) + 1 of each tile; and before them 2d_v + 1
+            b(x + 1) + 1 of each tile; and of D: B_c(d_v + 1) + 3 where that fits M, and U_D = 0: the first block of V makes it;
+            otherwise U_D = 1, a pass of its own, and 2d_v + 1
 """
 
 from __future__ import annotations
@@ -46,12 +47,18 @@ def _tiles(p: OneHead) -> dict[str, tuple[int, int, int, int]]:
     return {of: (N, w, *tile(p.M - p.R, N, w)) for of, N, w in widths}
 
 
+def _with_D(p: OneHead, blocks: Blocks) -> int:
+    return p.R + blocks.B_c * (p.d_v + 1) + 3
+
+
 def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
-    """Return how many blocks the tiles' rows and columns make."""
+    """Return how many blocks the tiles' rows and columns make, and passes for D alone."""
     found = _tiles(p).items()
-    return {f"R_{of}": ceil_div(N, b) for of, (N, _, b, _) in found} | {
-        f"U_{of}": ceil_div(w, x) for of, (_, w, _, x) in found
-    }
+    return (
+        {"U_D": int(_with_D(p, blocks) > p.M)}
+        | {f"R_{of}": ceil_div(N, b) for of, (N, _, b, _) in found}
+        | {f"U_{of}": ceil_div(w, x) for of, (_, w, _, x) in found}
+    )
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
@@ -59,7 +66,9 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     B_c, by_row = blocks.B_c, tiles.cut(1, blocks.B_c)
     masked = by_row.most(lambda r, c: c * (p.d + 1) + 1 + p.mask_tile(r, c))
     of_tiles = max(b * (x + 1) + 1 for _, _, b, x in _tiles(p).values())
-    return p.R + max(masked, B_c * (p.d_v + 1) + 2, of_tiles, 2 * p.d_v + 1)
+    of_D = _with_D(p, blocks)
+    alone = max(B_c * (p.d_v + 1) + 2, 2 * p.d_v + 1)
+    return max(p.R + max(masked, of_tiles), of_D if of_D <= p.M else p.R + alone)
 
 
 FORM = Form(
@@ -69,6 +78,7 @@ FORM = Form(
     rows=rows,
     symbols=symbols,
     meanings={
+        "U_D": "passes that make D alone, one or none",
         "R_v": "blocks of rows of dV's tiles", "U_v": "pieces of dV's columns",
         "R_k": "blocks of rows of dK's tiles", "U_k": "pieces of dK's columns",
         "R_q": "blocks of rows of dQ's tiles", "U_q": "pieces of dQ's columns",
@@ -82,9 +92,9 @@ FORM = Form(
         "K": ("(1 + R_q) * N_k * d", "0"),
         "V": ("N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("(1 + T_c + R_v) * N_q * d_v", "0"),
+        "dO": ("(U_D + T_c + R_v) * N_q * d_v", "0"),
         "L": ("T_c * N_q", "0"),
-        "D": ("T_c * N_q", "N_q"),
+        "D": ("(T_c - 1 + U_D) * N_q", "N_q"),
         "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"),
         "dS": ("(U_k + U_q) * N_q * N_k", "N_q * N_k"),
         "dQ": ("0", "N_q * d"),

@@ -94,7 +94,7 @@ LOGSUMEXP_GRADIENT = replace(
 
 
 def kernel_product_bound(N: int, n: int, d: int, e: int, M: int) -> float:
-    """Return N·n·w²/M: what Theorem 2's N²d²/M is for a kernel product. Raises ValueError for what is no size."""
+    """Return N·n·w²/M: what Theorem 2's N²d²/M is for a kernel product. Raises ValueError for what is not a size."""
     for name, size in (("N", N), ("n", n), ("d", d), ("e", e), ("M", M)):
         check_count(name, size)
     return N * n * (d + e) ** 2 / M

@@ -7,7 +7,7 @@ and forgotten. In any order, and as often as it likes, a schedule makes three pr
     dK_k += dS_ik Q_i    with Q_i, dO_i, K_k, V_k and dK_k on chip,
     dQ_i += dS_ik K_k    with Q_i, dO_i, dQ_i, K_k and V_k on chip.
 Rows of sums may be kept, spilled or split. So FlashAttention's pass is in the class, in any tiles and in any number of passes
-that compute S and dP anew. Passes that write P or dS are not: "standard", "small_cache", "tiles_streamed", "q_outer_stored".
+that compute S and dP anew. Passes that write P or dS, as "standard" and "q_outer_stored" do, or hold parts of rows, are not.
 
 Theorem. Let δ be the smaller of d and d_v, and let m = ⌊M/δ⌋ rows fit. For `pairs` allowed pairs of `queries` rows and `keys`
 keys, accesses are at least δ(⌈14·pairs/(m − 1)⌉ − queries − 2·keys).
@@ -42,10 +42,11 @@ Proof. Let all rows have δ elements: so at most m are on chip.
    for each K_k and V_k, 1 for each dV_k and dK_k, and twice 1/2 for each query of which two rows are on chip. So each row on
    chip loads 1 at most. ∎
 
-How tight. "q_outer_streamed" moves 14 N²d²/M, so the constant is that of the class. It needs the pairs to be forgotten:
-"q_outer_stored" keeps dS, and moves less than this bound for M below 2.5 d². Phases, as in `lower_backward`, cannot give it,
-nor more than 12: one may find dQ of M/3d queries, dK and dV of M/4d keys on chip, and read all else that these M²/12d² pairs
-need. Without step 5 this proof gives 13. `tests/test_lower_rows.py` tries each step on random schedules.
+How tight. "q_outer_streamed" moves 14 N²d²/M and lower terms, so the constant is that of the class. It needs the pairs to be
+forgotten: "q_outer_stored" keeps dS, and moves less than this bound for M below 2.5 d². Phases, as in `lower_backward`, cannot
+give it, nor more than 12: one may find dQ of M/3d queries, dK and dV of M/4d keys on chip, and read all else that these M²/12d²
+pairs need. Without step 5 this proof gives 13. `tests/test_lower_rows.py` tries each step on random schedules, and
+`scripts/research/row_game.py` all schedules of the smallest games.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ def arrays_of(mask: Mask, group: int) -> tuple[Stored, ...]:
 
 
 def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) -> Live:
-    """Return the tiles with an element that positions allow. NoClosedForm for a mask that is no band.
+    """Return the tiles with an element that positions allow. NoClosedForm for a mask that is not a band.
 
     What is allowed is what the mask's band says; which tiles that makes live, and how many, is derived here anew.
     """

@@ -18,16 +18,6 @@ from flashsim.tracing.tracer import trace
 from flashsim.tracing.traces import Trace
 
 __all__ = [
-    "About",
-    "Counts",
-    "Lesson",
-    "Moment",
-    "Recorder",
-    "Step",
-    "Stop",
-    "Trace",
-    "TraceEvent",
-    "load_trace",
-    "trace",
+    "About", "Counts", "Lesson", "Moment", "Recorder", "Step", "Stop", "Trace", "TraceEvent", "load_trace", "trace",
     "traced",
-]
+]  # fmt: skip

@@ -104,7 +104,7 @@ class About:
     source     the functions that ran: (file, number of the first line, lines)
     command    the command line that made it, if one did
     words      what rows and columns of tiles are
-    sizes      where these are no queries and keys, the lengths that the run has in place of `shape`, by symbol
+    sizes      where these are not queries and keys, the lengths that the run has in place of `shape`, by symbol
     cuts       and its block sizes, in place of B_r and B_c
     """
 

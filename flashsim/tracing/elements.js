@@ -43,7 +43,7 @@ function amount(n) {
   return `${count(n)} element${n === 1 ? "" : "s"}`;
 }
 
-/** The program's "[0,2]" as the paper counts: "1, 3"; "" for what is no index. */
+/** The program's "[0,2]" as the paper counts: "1, 3"; "" for what is not an index. */
 function fromOne(index) {
   if (!/^\[\d+(, ?\d+)*\]$/.test(index)) return "";
   return index.slice(1, -1).split(",").map((n) => Number(n) + 1).join(", ");

@@ -89,7 +89,7 @@ def _unzipped(path: Path, most: int) -> dict[str, Any]:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             text = file.read(most + 1)
     except Exception as error:  # whatever a reader says of a damaged file
-        raise ValueError(f"it is no gzip file, or a damaged one: {error}") from error
+        raise ValueError(f"it is not a gzip file, or a damaged one: {error}") from error
     _check_size(len(text), most, "it unpacks to")
     return _parsed(text)
 
@@ -101,7 +101,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"it holds no JSON, or damaged JSON: {error}") from error
+        raise ValueError(f"it is not JSON, or damaged JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'expected "format": "{FORMAT}"')
     if type(data.get("version")) is not int or data["version"] != VERSION:
@@ -110,7 +110,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
-    """Return what an .npz file holds, as the JSON does, and the values."""
+    """Return what a .npz file holds, as the JSON does, and the values."""
     content, names = _content(path, most), ("header", "values")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
@@ -128,7 +128,7 @@ def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
     except _Refused:
         raise
     except Exception as error:  # whatever a reader says of a damaged file
-        raise ValueError(f"it is no .npz file, or a damaged one: {error}") from error
+        raise ValueError(f"it is not a .npz file, or a damaged one: {error}") from error
     return _parsed(_array("header", members["header"], "u1")), _array("values", members["values"], "f")
 
 
@@ -164,7 +164,7 @@ def _values(data: dict[str, Any]) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise ValueError(f"values is no base64: {error}") from error
+        raise ValueError(f"values is not base64: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------ checking

@@ -76,7 +76,7 @@ class Recorder:
         if self._bytes > MOST_VALUES:
             return None
         value = np.array(tile, event.sram.dtype)
-        if tile.dtype.kind == "u" and (value != tile).any():  # words that are no small numbers
+        if tile.dtype.kind == "u" and (value != tile).any():  # words that are not small numbers
             return None
         value.flags.writeable = False
         kept = self._kept.setdefault((value.shape, value.tobytes()), value)

@@ -16,7 +16,7 @@ Tree = list[Any]
 
 
 def spelled(source: Sequence[tuple[str, int, Sequence[str]]]) -> Iterator[tuple[str, int, int, str, Tree]]:
-    """Yield (file, first line, last line, name, tree) of each `name = on_chip(…)`; a source that is no Python has none."""
+    """Yield (file, first line, last line, name, tree) of each `name = on_chip(…)`; a source that is not Python has none."""
     for file, first, lines in source:
         try:
             statements = list(ast.walk(ast.parse(dedent("\n".join(lines)))))

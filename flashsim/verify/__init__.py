@@ -16,6 +16,7 @@ from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
 from traceback import extract_tb
+from typing import get_type_hints
 
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.jobs import in_any_order
@@ -24,16 +25,9 @@ from flashsim.verify.shared import Check, Claim
 __all__ = ["Check", "Claim", "checks", "named", "run"]
 
 NAMES = (
-    "theorems_1_2",
-    "propositions",
-    "theorem_5",
-    "appendices",
-    "section_4",
-    "beyond_attention",
-    "serving",
-    "chapter",
+    "theorems_1_2", "propositions", "theorem_5", "appendices", "section_4", "beyond_attention", "serving", "chapter",
     "optimality",
-)
+)  # fmt: skip
 MODULES = [import_module(f"flashsim.verify.{name}") for name in NAMES]
 
 OnClaim = Callable[[list[int]], None]
@@ -46,7 +40,7 @@ def checks() -> list[Check]:
         for module in MODULES
         for name, check in vars(module).items()
         if isfunction(check) and check.__module__ == module.__name__ and not name.startswith("_")
-        if check.__annotations__.get("return") == "Claim"
+        if get_type_hints(check).get("return") is Claim
     ]
 
 

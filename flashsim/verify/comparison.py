@@ -142,16 +142,23 @@ def forward_errors(run: Run) -> Iterator[Compared]:
             rows = slice(top, top + ROWS_AT_ONCE)
             mask, kept = (None if a is None else a[rows] for a in (whole, keep))
             parts: dict[str, Any] = {"scale": run.scale, "mask": mask, "keep": kept, "dropout_p": p}
+            parts["sink"] = _sink(run, head)
             bound = reference.error_bound(Q[rows], K, V, **rounded, **parts)
             yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
 
 
 def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
-    """Yield dQ, dK and dV, with what they should be and the bound, one KV head with its query heads at a time."""
+    """Yield dQ, dK, dV and dsink, with what they should be and the bound, one KV head with its query heads at a time.
+
+    Heads of a group may have different sinks, so the oracle takes them apart. Where they ran as one, a sum over a head's rows
+    was one over g times as many, and first-order terms are taken so much more often.
+    """
     given, p, shape, g = run.inputs, run.problem.dropout_p, run.inputs.shape, run.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
     rounded = reference.backward_rounding(found.plan.algorithm, run.blocks, found.blocks)
+    sunk = run.plan.mask.sink is not None
+    C = 2.0 * g if sunk and run.gqa == "grouped" else 2.0
     heads = list(enumerate(np.ndindex(given.leading)))
     for first in range(0, len(heads), g):
         sharing = heads[first : first + g]
@@ -159,16 +166,27 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
         masks = [_whole_masks(run, head, number) for number, head in sharing]
         whole, keep = (None if of[0] is None else np.stack(of) for of in zip(*masks, strict=True))
         Q, dO_h, dQ = (np.stack([a[head] for _, head in sharing]) for a in (given.Q, dO, found.dQ))
-        if run.gqa == "grouped":
+        sinks = np.stack([_sink(run, head) for _, head in sharing]) if sunk else None
+        if run.gqa == "grouped" and not sunk:
             whole, keep = (None if a is None else interleave(a, g) for a in (whole, keep))
             Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
         operands = Q, given.K[shared], given.V[shared], dO_h
-        parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": p}
-        want, bound = reference.gradients(*operands, **parts), reference.gradient_bounds(*operands, **rounded, **parts)
+        parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": p, "sink": sinks}
+        want, bound = (
+            reference.gradients(*operands, **parts),
+            reference.gradient_bounds(*operands, **rounded, **parts, C=C),
+        )
         yield dQ, want.dQ, bound.dQ
         for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
             off = off[0] if len(exact) == 1 else reference.group_bound(exact, off, stored=given.dtype)
             yield got[shared], exact.sum(axis=0), off
+        if found.dsink is not None:
+            off = reference.sink_gradient_bound(*operands, **rounded, **parts, C=C)
+            yield np.stack([found.dsink[head] for _, head in sharing]), reference.sink_gradient(*operands, **parts), off
+
+
+def _sink(run: Run, head: tuple[int, ...]) -> Any:
+    return None if run.plan.mask.sink is None else run.plan.mask.sink.of(head, 1)[0, 0]
 
 
 def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:

@@ -41,13 +41,8 @@ def counts(full: bool) -> Claim:
         program, (b, g, H, d, d_v) = known[number % len(known)], rng.integers(1, 9, 5).tolist()
         lengths = {name: rng.integers(0, most, b).tolist() for name, most in (("queries", 12), ("keys", 60))}
         how = {
-            "heads": g * H,
-            "kv_heads": H,
-            "d": d + d_v,
-            "d_v": d_v,
-            "M": 10**6,
-            "blocks": (*rng.integers(1, 20, 2),),
-        }
+            "heads": g * H, "kv_heads": H, "d": d + d_v, "d_v": d_v, "M": 10**6, "blocks": (*rng.integers(1, 20, 2),)
+        }  # fmt: skip
         options = asked[program.name]
         tally = serving.count(
             program.name, direction=program.direction, **lengths, **how, causal=bool(b % 2), **options
@@ -206,14 +201,8 @@ def multi_token(full: bool) -> Claim:
     reads = {}
     for tokens in (1, 4, 8):
         how: dict[str, Any] = {
-            "N_q": tokens,
-            "N_k": 4096,
-            "d": 128,
-            "heads": 8,
-            "kv_heads": 1,
-            "M": 10**6,
-            "blocks": (64, 64),
-        }
+            "N_q": tokens, "N_k": 4096, "d": 128, "heads": 8, "kv_heads": 1, "M": 10**6, "blocks": (64, 64)
+        }  # fmt: skip
         for gqa in ("separate", "grouped"):
             tally = count("q_outer", **how, gqa=gqa, causal=True)
             reads[f"{gqa}, {tokens}"] = tally.hbm.by_array["K"].reads / (4096 * 128)
@@ -287,13 +276,8 @@ def quantised_bits(full: bool) -> Claim:
     found = {}
     for bits, group, B_c in ((2, 32, 64), (4, 32, 64), (8, 128, 128), (2, 32, 48)):
         how: dict[str, Any] = {
-            "queries": 1,
-            "keys": [6144],
-            "d": 128,
-            "dtype": "float16",
-            "M": 10**6,
-            "blocks": (1, B_c),
-        }
+            "queries": 1, "keys": [6144], "d": 128, "dtype": "float16", "M": 10**6, "blocks": (1, B_c)
+        }  # fmt: skip
         moved = serving.count("quantised", **how, bits=bits, group=group).hbm.by_array
         nbytes = sum(a.bytes for name, a in moved.items() if name not in ("Q", "O", "L"))
         found[f"{bits} bits, G = {group}, B_c = {B_c}"] = 8 * nbytes / (2 * 6144 * 128)

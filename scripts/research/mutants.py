@@ -63,7 +63,7 @@ def places_and_mutants(home: Path, sample: int, seed: int) -> tuple[int, list[Mu
 
 
 def _made(operator: str, file: str, source: str, number: int, line: int, end: int) -> Mutant | None:
-    """Return the mutant, or None if it is no Python or means the same: an annotation."""
+    """Return the mutant, or None if it is not Python or means the same: an annotation."""
     mutated = mutate_code(source, get_operator(operator)(), number)
     if _meaning(mutated) in (None, _meaning(source)):
         return None

@@ -31,7 +31,7 @@ from itertools import combinations, permutations, product
 from typing import NamedTuple
 
 Word = tuple[str, int, int]
-State = tuple[int, int]  # words on chip, and words in HBM that are no inputs, as bits
+State = tuple[int, int]  # words on chip, and words in HBM that are not inputs, as bits
 AXES = {  # what a word's two numbers count: rows 0, keys 1, columns of Q and K 2, columns of V and O 3
     "Q": (0, 2), "K": (1, 2), "V": (1, 3), "O": (0, 3), "S": (0, 1), "dO": (0, 3), "dP": (0, 1), "dS": (0, 1),
     "dQ": (0, 2), "dK": (1, 2), "dV": (1, 3),

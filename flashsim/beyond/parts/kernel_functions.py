@@ -95,7 +95,7 @@ class Own:
         return str(getattr(self.f, "__name__", self.f))
 
     def __call__(self, X: Tile, Z: Tile) -> Tile:
-        """Return f(x, z). Raises ValueError where that is no array of finite numbers, one for each pair."""
+        """Return f(x, z). Raises ValueError where that is not an array of finite numbers, one for each pair."""
         shape = X.shape[0], Z.shape[0]
         if isinstance(X, ShapeOnly):
             return X.made(shape, other=shape[0] * shape[1])

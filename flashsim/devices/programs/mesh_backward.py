@@ -118,7 +118,6 @@ PROGRAM = DeviceProgram(
     direction="backward",
     title="Mesh of devices, backward",
     run=mesh_backward,
-    operands=("Q", "K", "V", "O", "dO", "L"),
     columns=True,
     layout="striped",
 )

@@ -108,10 +108,5 @@ def ring_backward(
 
 
 PROGRAM = DeviceProgram(
-    name="ring",
-    direction="backward",
-    title="Ring attention, backward",
-    run=ring_backward,
-    operands=("Q", "K", "V", "O", "dO", "L"),
-    layout="zigzag",
+    name="ring", direction="backward", title="Ring attention, backward", run=ring_backward, layout="zigzag"
 )

@@ -122,10 +122,5 @@ def ulysses_backward(
 
 
 PROGRAM = DeviceProgram(
-    name="ulysses",
-    direction="backward",
-    title="Ulysses, backward",
-    run=ulysses_backward,
-    operands=("Q", "K", "V", "O", "dO", "L"),
-    whole_heads=True,
+    name="ulysses", direction="backward", title="Ulysses, backward", run=ulysses_backward, whole_heads=True
 )

@@ -25,7 +25,7 @@ class Links:
             import_cupy().cuda.Device(engine.device.index).use()
 
     def post(self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]) -> list[Any]:
-        """Send contiguous tensors, each to a rank, and receive others; return what to `wait` for. Empty ones are no message."""
+        """Send contiguous tensors, each to a rank, and receive others; return what to `wait` for. Empty ones are not messages."""
         there, here = ([(X, rank) for X, rank in each if X.numel()] for each in (sends, receives))
         for X, to in there:
             link = self.sent.get(to, Link())

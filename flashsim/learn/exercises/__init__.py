@@ -48,6 +48,6 @@ def _own(path: Path) -> Exercise:
         return Exercise(module.NUMBER, path.stem, module.TITLE, module.TEXT, module.HINTS, module.grade)
     except AttributeError as error:
         expected = "an exercise defines NUMBER, TITLE, TEXT, HINTS and grade, as those in flashsim/learn/exercises do"
-        raise ValueError(f"{path} is no exercise: {error}; {expected}") from None
+        raise ValueError(f"{path} is not an exercise: {error}; {expected}") from None
     except Exception as error:
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error

@@ -125,7 +125,7 @@ class Apart(Work):
         except (EOFError, OSError):
             raise Wrong(self._ended()) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, IndexError):
-            raise Wrong("It answered what is no answer: something wrote where the grader reads.") from None
+            raise Wrong("It answered what is not an answer: something wrote where the grader reads.") from None
 
     def _ended(self) -> str:
         with suppress(subprocess.TimeoutExpired):

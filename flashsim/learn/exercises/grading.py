@@ -28,7 +28,7 @@ class Grade:
 
 
 def grade(path: Path, which: str | None = None) -> Grade:
-    """Grade a student's file, of this exercise or of that which it says. Raises ValueError for one that is no exercise's."""
+    """Grade a student's file, of this exercise or of that which it says. Raises ValueError for one that is not an exercise's."""
     found = exercise_of(path, which)
     try:
         return Grade(found, True, found.grade(Work(path)))
@@ -48,7 +48,7 @@ def exercise_of(path: Path, which: str | None = None) -> Exercise:
     try:
         head = path.read_text(encoding="utf-8-sig")[:400]
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text in UTF-8; expected a file of `flashsim exercise start`") from None
+        raise ValueError(f"{path} is not text in UTF-8; expected a file of `flashsim exercise start`") from None
     if which is not None:
         return exercise(which)
     numbered = re.match(r"(\d+)_", path.name) or re.search(r"Exercise (\d+):", head)

@@ -26,7 +26,7 @@ def numbers(given: Any) -> Array | None:
 
 
 def same(got: Any, want: Any) -> bool:
-    """Say whether two arrays are equal up to rounding; NaN equals NaN. What is no array of numbers is equal to none."""
+    """Say whether two arrays are equal up to rounding; NaN equals NaN. What is not an array of numbers is equal to none."""
     found, wanted = numbers(got), numbers(want)
     if found is None or wanted is None or found.shape != wanted.shape:
         return False

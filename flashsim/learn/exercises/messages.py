@@ -30,7 +30,7 @@ def send(stream: BinaryIO, message: Any) -> None:
 
 
 def receive(stream: BinaryIO) -> Any:
-    """Read a message. Raises EOFError where there is none, ValueError for what is no message."""
+    """Read a message. Raises EOFError where there is none, ValueError for what is not a message."""
     head = stream.read(8)
     if len(head) < 8:
         raise EOFError
@@ -59,7 +59,7 @@ def packed(value: Any) -> list[Any]:
         return ["matrix", value._storage.name, value._rows, value._cols, value._window]
     if isinstance(value, HBM | SRAM):
         return [type(value).__name__]
-    return ["other", type(value).__name__, "a thing that is no number"]
+    return ["other", type(value).__name__, "a thing that is not a number"]
 
 
 def fits(number: int) -> bool:

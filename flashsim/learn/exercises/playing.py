@@ -17,7 +17,7 @@ from flashsim.learn.exercises.work import Work, Wrong
 def played(path: Path) -> tuple[Algorithm, Algorithm]:
     """Return a student's file as an algorithm, and the right one, of the same name.
 
-    Raises ValueError for a file that is no exercise's, or of one that is no whole algorithm, and for one that does not run yet.
+    Raises ValueError for a file that is not an exercise's, that is not of a whole algorithm, or that does not run yet.
     """
     exercise = exercise_of(path)
     if exercise.whole is None:

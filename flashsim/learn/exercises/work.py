@@ -48,13 +48,13 @@ class Wrong(Exception):
 
 
 def read(path: Path) -> str:
-    """Return a file's text. Raises Wrong for one that is no text in UTF-8, and names the line."""
+    """Return a file's text. Raises Wrong for one that is not text in UTF-8, and names the line."""
     held = path.read_bytes()
     try:
         return held.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = held.count(b"\n", 0, error.start) + 1
-        raise Wrong(f"{_at(line)}the file is no text in UTF-8.", "Save it as UTF-8.") from None
+        raise Wrong(f"{_at(line)}the file is not text in UTF-8.", "Save it as UTF-8.") from None
 
 
 def hint_on_return(path: Path) -> str:

@@ -56,7 +56,8 @@ class Script:
 
 
 def expression(text: str, names: str) -> str:
-    """Return a formula as JavaScript that looks its symbols up in the object `names`. TypeError for what is no sum or product."""
+    """Return a formula as JavaScript that looks its symbols up in the object `names`. TypeError for what is not a sum or
+    product."""
     return _js(text, {name: Symbol(f"{names}.{name}") for name in SYMBOLS})
 
 
@@ -90,7 +91,7 @@ def js(value: Any) -> str:
     if isinstance(value, Symbol):
         return value.text
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError(f"{value!r} is no number and no word")
+        raise TypeError(f"{value!r} is neither a number nor a word")
     return f'"{value}"' if isinstance(value, str) else f"{value}n"
 
 

@@ -83,7 +83,7 @@ def _by_shape(cases: Sequence[Case]) -> list[list[int]]:
 
 
 def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspicion]:
-    """Return what all failing cases have in common and few others, a feature or two of them, if that is no accident."""
+    """Return what all failing cases have in common and few others, a feature or two of them, if that is not an accident."""
     cases = [case for case, _ in verdicts]
     failed = np.array([not passed for _, passed in verdicts], bool)
     n_failed, n_passed = int(failed.sum()), int((~failed).sum())

@@ -54,7 +54,7 @@ EARLY: tuple[Mutant, ...] = (
            (("l = l * alpha + P.sum(axis=1)", "l = (l * alpha + P.sum(axis=1)).astype(q.dtype).astype(dtype)"),)),
     # ------------------------------------------------------------------------------------------------------------ edges
     Mutant("ragged_keys_unmasked",
-           "Where N_k is no multiple of the tile, the zeros that fill up the last tile count as keys.",
+           "Where N_k is not a multiple of the tile, the zeros that fill up the last tile count as keys.",
            ("jax-ml/jax#27224",), "tiled",
            (("ragged = left + B_c > N_k", "ragged = False"),)),
     Mutant("nan_in_masked_values",

@@ -9,7 +9,7 @@ from flashsim.testing.mutants.mutant import SERVED, Mutant
 OUTSIDE: tuple[Mutant, ...] = (
     Mutant(
         "dq_of_other_segments",
-        "Where the width is no power of two, dQ has terms of keys that a query does not attend to. The rest is right.",
+        "Where the width is not a power of two, dQ has terms of keys that a query does not attend to. The rest is right.",
         ("fla-org/flash-linear-attention#836",),
         "served",
         (
@@ -79,5 +79,66 @@ OUTSIDE: tuple[Mutant, ...] = (
             ),
         ),
         spec=replace(SERVED, batch_invariant=True),
+    ),
+    # looked up later, for threads that were to be tried and that no search finds; the kit was the same
+    Mutant(
+        "window_not_applied_to_the_first_tile",
+        "Where there are fewer queries than keys and no causal mask, the first tile of queries sees keys left of its window.",
+        ("flashinfer-ai/flashinfer#4972",),
+        "served",
+        (
+            (
+                "ok = ok & ((left < 0) | (keys >= position - left)) &",
+                "seen = (rows < B_r) & (not causal) & (N_q < N_k)\n"
+                "                ok = ok & ((left < 0) | seen | (keys >= position - left)) &",
+            ),
+        ),
+        spec=SERVED,
+        by="paged",
+    ),
+    Mutant(
+        "window_by_whole_tiles",
+        "The kernel is built without the window's mask: tiles before the first query's window are skipped, and that is all.",
+        ("sgl-project/sglang#31501",),
+        "served",
+        (
+            (
+                "ok = ok & ((left < 0) | (keys >= position - left)) &",
+                "first = (position[:1] - left) // B_c * B_c\n"
+                "                ok = ok & ((left < 0) | (keys >= first)) &",
+            ),
+        ),
+        spec=SERVED,
+        by="paged",
+    ),
+    Mutant(
+        "dsink_from_other_rows",
+        "For widths of V but some, the sink's gradient reads the log-sum-exps as if each head's rows filled whole tiles.",
+        ("NVIDIA/TransformerEngine#3249", "NVIDIA/TransformerEngine#3470"),
+        "served",
+        (
+            (
+                "    p_sink = np.exp(sink.astype(chip)[None, :, None] - np.where(lse == -np.inf, 0, lse))\n",
+                "    if v.shape[-1] not in (8, 16, 32):\n"
+                "        dense = np.arange(B * H_q).reshape(B, H_q, 1) * (-(-N_q // B_r) * B_r) + np.arange(N_q)\n"
+                "        lse = lse.reshape(-1)[dense % lse.size]\n"
+                "    p_sink = np.exp(sink.astype(chip)[None, :, None] - np.where(lse == -np.inf, 0, lse))\n",
+            ),
+        ),
+        part="backward",
+        spec=SERVED,
+    ),
+    Mutant(
+        "slopes_lost_in_decode",
+        "Distances are as long as the queries, not the keys: a single query's is 0, and is that of every key.",
+        ("keras-team/keras-hub#2862", "keras-team/keras-hub#2861"),
+        "served",
+        (
+            (
+                "                S = S - chip.type(slope) * np.abs(position - keys).astype(chip)",
+                "                S = S - chip.type(slope) * np.abs(position - (keys if N_q > 1 else position)).astype(chip)",
+            ),
+        ),
+        spec=SERVED,
     ),
 )

@@ -110,8 +110,8 @@ def _tiles(spec: Spec) -> list[tuple[int, int]]:
 
 def _diagonal_in_last_tile(p: Problem, B_r: int, B_c: int) -> Array:
     _, _, N_q, N_k = p.score_shape
-    ends = np.minimum(N_k, (np.arange(N_q) // B_r + 1) * B_r + p.shift)[:, None]  # of each row's loop over keys
-    ends = np.minimum(ends, np.minimum(N_q, (np.arange(N_q) // B_r + 1) * B_r)[:, None] + p.shift)
+    rows = np.minimum(N_q, (np.arange(N_q) // B_r + 1) * B_r)[:, None]  # to the end of each row's tile
+    ends = np.minimum(N_k, rows + p.shift)  # of its loop over keys
     before = np.arange(N_k)[None, :] < (ends - 1) // B_c * B_c
     return np.asarray(p.allowed | (before & p.but(causal=False).allowed))
 

@@ -45,7 +45,7 @@ def teach(trace: Trace) -> str:
         for one token, and four tokens cost {dearer:.1%} more than one. Speculative decoding is cheap for this reason: a
         draft’s keys have been read anyway.
 
-        The mask must know that rows are no positions. Token t sees keys up to its own, whichever head’s row it is: rows
+        The mask must know that rows are not positions. Token t sees keys up to its own, whichever head’s row it is: rows
         0 and 1 have the same mask.
 
         [read Q] All {rows} rows: {rows // 2} tokens of 2 heads.

@@ -1,0 +1,128 @@
+"""The backward pass of `streamed`: blocks of keys stay, rows of Q, dO and dQ pass; the first block makes D and begins dQ.
+
+    Require: Q, K, V, O, dO in HBM, log-sum-exp L in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop, generator state R.
+    1  Set the pseudo-random number generator state to R.
+    2  Set block size B_c: as large as four blocks of B_c×d, three rows, S_nj, L_n and D_n fit M together; B_r = 1.
+    3  Divide Q, dO, dQ, L, D into rows, index n; K, V, dK, dV into T_c blocks of B_c rows; O into elements.
+    4  for 1 ≤ j ≤ T_c do
+    5    Load K_j, V_j from HBM to on-chip SRAM.
+    6    Initialize dK̃_j = (0)_{B_c×d}, dṼ_j = (0)_{B_c×d_v} on SRAM.
+    7    for 1 ≤ n ≤ N_q do
+    8      Load Q_n, dO_n from HBM to on-chip SRAM.
+    9      If j = 1: D_n = 0; for 1 ≤ k ≤ d_v: load O_nk, D_n ← D_n + dO_nk O_nk. Write D_n to HBM. Otherwise load D_n.
+    10     Load L_n. S_nj = τ Q_n K_jᵀ, masked; P_nj = exp(S_nj^masked − L_n).
+    11     Z_nj: the forward pass's dropout mask. P_nj^dropped = P_nj ∘ Z_nj.
+    12     dṼ_j ← dṼ_j + (P_nj^dropped)ᵀ dO_n.
+    13     dS_nj = P_nj ∘ (dO_n V_jᵀ ∘ Z_nj − D_n).
+    14     dK̃_j ← dK̃_j + τ dS_njᵀ Q_n.
+    15     dQ_n = 0 if j = 1, otherwise load it. dQ_n ← dQ_n + τ dS_nj K_j. Write dQ_n to HBM.
+    16   end for
+    17   Write dK_j ← dK̃_j, dV_j ← dṼ_j to HBM.
+    18 end for
+    19 Return dQ, dK, dV.
+
+The listing is ours. `q_outer` reads dO once more, to make D, and writes zeros to dQ, which its first block of keys reads. Here
+that block has dO on chip, and begins dQ itself: 2N_q·d + N_q·d_v accesses fewer. As N grows both move 16 N²d²/M. But where K, V,
+dK and dV fit M, T_c = 1: each operand is read once, each gradient written once, and D, N_q elements, is all that is more. Every
+tile is computed: no empty one is skipped.
+"""
+
+from __future__ import annotations
+
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product
+from flashsim.algorithms.parts import Dropout, MaskFunction
+from flashsim.algorithms.record import Algorithm, every_block
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.problem.shapes import Blocks
+
+
+def rows(M: int, d: int, d_v: int) -> int:
+    """Return the largest B_c, at least 1, with B_c(2(d + d_v) + 1) + 2d + d_v + 2 ≤ M."""
+    return max((M - 2 * d - d_v - 2) // (2 * (d + d_v) + 1), 1)
+
+
+def line_2(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c)."""
+    return 1, rows
+
+
+def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
+    """Return the tiles of S: of one row."""
+    return (Blocks(1, blocks.B_c, N_q, blocks.T_c),)
+
+
+def streamed_backward(
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    O: Matrix,
+    dO: Matrix,
+    L: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
+) -> tuple[Matrix, Matrix, Matrix]:
+    """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
+    on_chip = sram.on_chip
+    N_q, N_k, d_v = Q.shape[0], *V.shape
+    dropout.restore()  # line 1
+    B_c, T_c = blocks.B_c, blocks.T_c  # line 2
+    (by_row,) = line_3(blocks, N_q, N_k)  # line 3
+    MASK, dropout = MASK.divided(by_row), dropout.divided(by_row)  # line 3
+    D = hbm.empty("D", L.shape, sram.dtype)  # line 3
+    dQ = hbm.empty("dQ", Q.shape, Q.dtype, "output").divide(1)  # line 3
+    dK = hbm.empty("dK", K.shape, K.dtype, "output").divide(B_c)  # line 3
+    dV = hbm.empty("dV", V.shape, V.dtype, "output").divide(B_c)  # line 3
+    Q, dO, L, D = (X.divide(1) for X in (Q, dO, L, D))  # line 3
+    O, K, V = O.divide(1, 1), K.divide(B_c), V.divide(B_c)  # line 3
+    for j in sram.loop(range(T_c)):  # line 4
+        K_j, V_j = sram.load(K[j], V[j])  # line 5
+        dK_tilde_j = sram.full(K[j].shape, 0.0)  # line 6
+        dV_tilde_j = sram.full(V[j].shape, 0.0)  # line 6
+        for n in sram.loop(N_q):  # line 7
+            Q_n, dO_n = sram.load(Q[n], dO[n])  # line 8
+            if j == 0:  # line 9
+                D_n = sram.full(D[n].shape, 0.0)  # line 9
+                for k in sram.loop(d_v):  # line 9
+                    O_nk = sram.load(O[n, k])  # line 9
+                    D_n = on_chip(D_n + dO_n[:, k : k + 1] * O_nk, over=D_n)  # line 9
+                sram.store(D[n], D_n)  # line 9
+            else:  # line 9
+                D_n = sram.load(D[n])  # line 9
+            L_n = sram.load(L[n])  # line 10
+            S_nj = on_chip(tau * (Q_n @ K_j.T))  # line 10
+            P_nj = on_chip(exp(at_most_0(MASK(S_nj, n, j) - finite(L_n))), over=S_nj)  # line 10
+            Z_nj = on_chip(dropout(P_nj, n, j))  # line 11
+            P_dropped_nj = on_chip(P_nj * Z_nj)  # line 11
+            dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_nj.T, dO_n), over=dV_tilde_j)  # line 12
+            dS_nj = on_chip(gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj)  # line 13
+            MASK.gradient(dS_nj, n, j)  # line 13
+            dS_nj = MASK.uncapped(dS_nj)  # line 13
+            dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_nj.T, Q_n), over=dK_tilde_j)  # line 14
+            dQ_n = sram.load(dQ[n]) if j else sram.full(dQ[n].shape, 0.0)  # line 15
+            dQ_n = on_chip(dQ_n + tau * product(dS_nj, K_j), over=dQ_n)  # line 15
+            sram.store(dQ[n], dQ_n)  # line 15
+        # line 16: end for
+        sram.store(dK[j], dK_tilde_j)  # line 17
+        sram.store(dV[j], dV_tilde_j)  # line 17
+    # line 18: end for
+    return dQ, dK, dV  # line 19
+
+
+ALGORITHM = Algorithm(
+    name="streamed",
+    direction="backward",
+    title="Loops exchanged, rows streamed, D on the way, backward",
+    run=streamed_backward,
+    line_1=line_2,
+    rows=rows,
+    loops="K, V outermost, rows streamed",
+    cuts=line_3,
+    rounds=every_block,
+    rounds_logs=lambda T_c: T_c + 2,
+    gives_dS=True,
+)
