@@ -13,6 +13,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -289,9 +290,13 @@ def test_an_engine_that_cannot_be_ended_is_left() -> None:
     engine: Any = object.__new__(Nccl)
     engine.rank, engine.device, engine._timeout = 1, None, timedelta(seconds=0.1)
     engine._torch = engine._dist = Stuck()
-    began = time.monotonic()
-    with pytest.raises(LinkError, match=r"rank 1 did not hear from all processes: nothing for 0\.1 s"):
-        engine.finish()
+    began, graph = time.monotonic(), MagicMock()
+    Nccl.graphs.add(graph)
+    for message in (r"nothing for 0\.1 s", "NCCL was ended before"):
+        with pytest.raises(LinkError, match=f"rank 1 did not hear from all processes: {message}"):
+            engine.finish()
+        graph.reset.assert_called_once()
+    assert graph not in Nccl.graphs
     assert time.monotonic() - began < 5
 
 

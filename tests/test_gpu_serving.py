@@ -333,7 +333,7 @@ def test_errors_name_sequence_and_page() -> None:
 
     table, n = np.array([[1, 0], [3, 4]], np.uint32), np.array([20, 17], np.uint32)
     with pytest.raises(
-        ValueError, match=r"table\[1, 1\] is 4, and sequence 1 has keys on its page 1; expected one of 4"
+        ValueError, match=r"table\[1, 1\] is 4, but sequence 1 has keys on its page 1; expected one of 4"
     ):
         check_mapped(table, n, 16, 4)
     with pytest.raises(ValueError, match=r"lengths\[1\] is 33; expected at most 32, as table has 2 pages of 16"):
