@@ -140,6 +140,7 @@ SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "cap_after_the_mask": ("oracle", {"softcap": 0.5, "causal": True}),
     "cap_dropped_in_decode": ("oracle", {"softcap": 0.5, "N_q": 1}),
     "window_not_applied_to_the_first_tile": ("log_sum_exp", {"window": (2, 0)}),
+    "values_before_the_window": ("oracle", {"window": (2, 0)}),
     "window_by_whole_tiles": ("log_sum_exp", {"window": (2, 0)}),
     "dsink_from_other_rows": ("gradients", {"sink": "zero"}),
     "slopes_lost_in_decode": ("log_sum_exp", {"alibi": True, "N_q": 1}),
