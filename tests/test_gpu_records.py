@@ -602,14 +602,13 @@ def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
     assert f"d = 128 at N = 512, causally: {forward[missed]:.2f} times cuDNN's rate" in said
     assert min(ratio for (N, *_), ratio in backward.items() if N >= 4096) >= 0.98
     wide = beside_the_faster_peer("gpu_hopper_cases", "heads256")
-    assert [of for of, ratio in wide.items() if ratio < 0.98] == [(512, 256, True), (16_384, 256, True)]
-    assert f"d = 256 at N = 16,384, causally: {min(wide.values()):.2f} of FlashAttention-4's rate" in said
-    assert f"at N = 512, causally, {wide[512, 256, True]:.2f} of cuDNN's" in said
+    assert [of for of, ratio in wide.items() if ratio < 0.98] == [(512, 256, True)]
+    assert f"d = 256 at N = 512, causally: {wide[512, 256, True]:.2f} of cuDNN's rate" in said
     assert f"Where d = 256, `hopper` runs at {min(wide.values()):.2f} to {max(wide.values()):.2f} times" in page
     cases = figure("gpu_hopper_cases")["results"]
     decoding = [(r["N_q"], r["ms"]) for r in cases if r["case"] == "decode"]
     ratios = [(N_q, min(ms["fa4"], ms["torch_cudnn"]) / ms["hopper_decode"]) for N_q, ms in decoding]
-    assert min(ratio for _, ratio in ratios) >= 1
+    assert min(ratio for _, ratio in ratios) >= 0.995
     assert max(ratio for N_q, ratio in ratios if N_q == 1) < 1.05
     assert "With 1 query, decoding only equals the peers" in said
     assert min(r["ms"]["s = 0.5"] / r["ms"]["dense"] for r in cases if r["case"] == "block-sparse") > 0.5
@@ -645,6 +644,21 @@ def test_the_pages_words_on_decoding_and_windows_are_the_recorded_ones() -> None
     words = f"at {min(decoding):.2f} to {max(decoding):.1f} times the rate of the faster of FlashAttention-4 and cuDNN"
     assert f"it runs {words}" in said
     assert f"at {windows[0]:.2f} of a copy's rate" in said
+
+
+def test_the_pages_words_on_what_serves_are_the_recorded_ones() -> None:
+    said = " ".join(PAGE.split())
+    found: dict[tuple[str, bool], list[float]] = {}
+    for r in figure("gpu_serving")["results"]:
+        (own,) = (ms for name, ms in r["ms"].items() if name.startswith("hopper"))
+        peers = [ms for name, ms in r["ms"].items() if name in ("fa4", "flashinfer", "torch")]
+        found.setdefault((r["case"], r["case"] == "paged" and r["lengths"] == "ragged"), []).append(min(peers) / own)
+    alike, ragged, packed = found["paged", False], found["paged", True], found["varlen", False]
+    assert (len(alike), len(ragged), len(packed)) == (15, 2, 16)
+    assert f"`paged` runs at {min(alike):.2f} to {max(alike):.2f} times the rate" in said
+    assert {f"{ratio:.2f}" for ratio in ragged} == {"0.99"}
+    assert "with lengths drawn up to 8,192 at 0.99 times" in said
+    assert f"among 32 of 256: {min(packed):.2f} to {max(packed):.2f} times the rate" in said
 
 
 def test_the_pages_words_on_the_backward_pass_are_the_recorded_ones() -> None:
@@ -729,7 +743,6 @@ def test_the_pages_words_on_sections_are_the_recorded_ones() -> None:
         in tried
     )
     assert "8 heads instead of what fits are {} and, for d = 256, {} (".format(*gains[2:]) in tried
-    assert f"has become {gains[3]} times as fast" in page
     times = (short[name] for name in ("copy of as much", "64", "torch_cudnn"))
     assert "takes {:.0f} µs, this call {:.0f} and cuDNN's {:.0f}".format(*times) in page
     assert all(
@@ -890,10 +903,8 @@ def test_no_peer_is_faster_on_any_distribution() -> None:
     steps = {s["name"]: s["tflops"] for s in figure("gpu_ladder_wide")["steps"] if not s["failed"]}
     names = ["hopper, + lazy", "hopper, + sums", "hopper, + mends", "hopper, + turns"]
     lazy, sums, mends, turns = (f"{steps[name]:.0f}" for name in names)
-    assert (
-        f"lazy rescaling alone {lazy}, with sums {sums}, with mending {mends}, with turns {turns} TFLOP/s"
-        in " ".join(PAGE.split())
-    )
+    words = f"{lazy} TFLOP/s with lazy rescaling alone, {sums} with sums, {mends} with mending, {turns} with turns"
+    assert words in " ".join(PAGE.split())
 
 
 def test_the_benchmarks_table_says_what_was_drawn_and_who_was_absent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,12 +49,15 @@ def backward() -> Iterator[dict[str, Any]]:
 
 
 def backward_of_256() -> Iterator[dict[str, Any]]:
-    """Yield cases as `backward`, of d = 256, beside `standard`, the only other rung that takes it, and peers that do."""
+    """Yield cases as `backward`, of d = 256, beside `standard`, the only other rung that takes it, and peers that do.
+
+    FlashAttention-4 takes no part: its compiler had not finished after 6 minutes, and cannot be interrupted.
+    """
     for N in BACKWARD:
         for causal in (False, True):
             setting, calls = Setting(N, 256, causal, "backward", H=8), dict[str, Any]()
             for name, make in contestants(
-                setting, ["hopper", *["standard"] * (N < 16_384), "torch_flash", "torch_cudnn", "fa4"]
+                setting, ["hopper", *["standard"] * (N < 16_384), "torch_flash", "torch_cudnn"]
             ):
                 try:
                     calls[name] = make()
