@@ -11,11 +11,11 @@ import pytest
 
 from flashsim.problem.inputs import Array
 from flashsim.testing import Case, Spec, check_attention
+from flashsim.testing.conventions import _flash_attn
 from flashsim.testing.problem import Problem
 from flashsim.testing.regimes import BIASES
 from flashsim.testing.running import survey
 from flashsim.testing.subject import Subject
-from flashsim.testing.wrapping import _flash_attn
 
 SPEC = Spec(window="bottom_right", bias=True, causal="bottom_right", masks=True, lse="natural", gqa=True)
 
