@@ -202,6 +202,12 @@ def test_an_option_that_is_missing_is_named() -> None:
         serving.count("decode", queries=1, keys=[3, 2], d=4, M=1000)
 
 
+def test_parts_of_splits_are_of_the_chip_s_type() -> None:
+    counted = serving.count("paged_split", queries=1, keys=[9, 4], d=2, page=2, splits=2, dtype="float16", M=100)
+    assert serving.exact(counted).hbm == counted.hbm
+    assert {counted.hbm.by_array[name].itemsize for name in ("O_parts", "l_parts", "m_parts")} == {4}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_types_are_the_inputs(dtype: str) -> None:
     case = drawn("paged", 3)
