@@ -506,7 +506,7 @@ def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
     want = flashsim.reference.cross_entropy(X, E, y[:, 0].astype(int))
     assert f"The loss, L − c: {want.loss[0]:.4g} for row 0." in plain(article("cross_entropy"))
     assert f"L = m + log ℓ: {want.L[0]:.4g} for row 0." in plain(article("cross_entropy"))
-    assert "the logits are 7.81 GB; what is asked for is 64 KB" in text_of("cross_entropy")
+    assert "the logits take 7.81 GB, and the results 64 KB." in text_of("cross_entropy")
     long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     kept, through = (linear.exact(**long, state=state).hbm.accesses for state in ("on_chip", "in_hbm"))
     softmax = theory.exact("q_outer", **long, sizing="fit", mask=flashsim.Causal()).accesses
