@@ -269,7 +269,7 @@ def tune(
     )
     shape, rule, M, stored = asked.shape, asked.mask, asked.M, asked.dtype
     if asked.in_hbm:
-        raise ValueError(f"mask is {rule!r}; expected one of positions, of which nothing is in HBM")
+        raise ValueError(f"mask is {rule!r}; expected a mask that depends on positions alone, without an array in HBM")
     masked = None if isinstance(rule, All) else rule
     sizes = sum(min(2 * isqrt(N), M) + (masked is not None) * min(N, M) for N in (shape.N_q, shape.N_k))
     if sizes > MOST_TRIED:
