@@ -384,6 +384,13 @@ def exact_of(name: str, **asked: Any) -> theory.Exact | None:
         return None
 
 
+def operands(N: int, d: int, e: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
+    """Q, K, V of a program that takes them."""
+    rng = np.random.default_rng(seed)
+    Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
+    return Q, K, V
+
+
 def with_trace(
     call: Callable[..., Any], *given: Any, observers: Sequence[Observer] = (), **options: Any
 ) -> tuple[Any, Trace]:

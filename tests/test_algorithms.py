@@ -33,6 +33,7 @@ from flashsim.algorithms import (
     appendix_b_memory_efficient_backward,
 )
 from flashsim.algorithms.notation import gated
+from flashsim.algorithms.record import OPERANDS, PARTS
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Blocks
 from flashsim.reference import attention, attention_with_statistics, error_bound, rounding, score_reach
@@ -369,3 +370,8 @@ def test_logarithms_are_rounded_twice_for_each_block_of_keys() -> None:
 def test_policies_without_parameters_are_equal() -> None:
     assert flashsim.Fit() == flashsim.Fit()
     assert hash(flashsim.Paper()) == hash(flashsim.Paper())
+
+
+def test_a_function_whose_parameters_say_nothing_takes_what_is_usual() -> None:
+    usual = replace(FORWARD["flash"], run=lambda *given: None, operands=(), parts=())
+    assert (usual.operands, usual.parts) == (OPERANDS, PARTS)

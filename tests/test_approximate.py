@@ -14,13 +14,9 @@ from flashsim import reference
 from flashsim.beyond import approximate
 from flashsim.reference import of_bound
 
+from .cases import operands
+
 Array = np.ndarray[Any, Any]
-
-
-def operands(N: int, d: int, e: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
-    rng = np.random.default_rng(seed)
-    Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
-    return Q, K, V
 
 
 def mixtures(k: int, N: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array]:

@@ -27,10 +27,7 @@ from flashsim.verify import appendices, theorem_5, theorems_1_2
 
 from .pages import ROOT, text_of
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
 
 
 def arrays(*leading: int, n: int = 24, d: int = 4, dtype: Any = np.float32) -> dict[str, Any]:

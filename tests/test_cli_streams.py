@@ -27,9 +27,7 @@ COUNT = ("count", "--N", "64", "--d", "8")
 STEP = ("step", "--text", "--n", "4", "--d", "2", "--causal")
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
 
 
 def run_in(encoding: str, *command: str) -> tuple[str, str]:

@@ -21,10 +21,7 @@ from flashsim.sweeping import points, running
 from flashsim.sweeping import rows as rows_
 from tests.own import FORM, TWO_SWEEPS
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *command: str) -> str:

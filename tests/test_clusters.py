@@ -17,17 +17,13 @@ from flashsim.reference import of_bound
 from flashsim.run.programs import ProgramRun, run_program
 from flashsim.tracing.planting import planted
 
+from .cases import operands
+
 Array = np.ndarray[Any, Any]
 DOORS: dict[str, Any] = {"reformer": approximate.reformer, "smyrf": approximate.smyrf}
 FORMULAS: dict[str, Any] = {"reformer": reference.reformer, "smyrf": reference.smyrf}
 BOUNDS: dict[str, Any] = {"reformer": reference.reformer_bounds, "smyrf": reference.smyrf_bounds}
 each = pytest.mark.parametrize("method", approximate.CLUSTERS)
-
-
-def operands(N: int, d: int, e: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
-    rng = np.random.default_rng(seed)
-    Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
-    return Q, K, V
 
 
 def rounds_of(method: str, h: int, N: int, seed: int = 0, different: int = 4) -> tuple[Array, ...]:

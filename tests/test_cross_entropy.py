@@ -53,7 +53,7 @@ def test_bounds_of_gradients_hold_where_products_vanish(sizes: tuple[float, floa
     y = rng.integers(0, 25, 9)
     bound, run = cross_entropy_bounds(X, E, y, g, blocks=25, stored="float32"), cross_entropy.loss(X, E, y)
     for to in ("X", "E"):
-        got = cross_entropy.gradient(run, g, to=to, blocks=(3, 1)).results[f"d{to}"]
+        got = cross_entropy.gradient(run=run, g=g, to=to, blocks=(3, 1)).results[f"d{to}"]
         assert (abs(got - getattr(naive(X, E, y, g), f"d{to}")) <= getattr(bound, f"d{to}")).all()
 
 

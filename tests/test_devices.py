@@ -327,7 +327,7 @@ def sends_to_itself(device: Device) -> None:
             receives_from_nobody,
             r"wait for ever: rank 0, .*; rank 1, .*; rank 2, at line \d+ .* for a message from rank 1",
         ),
-        (waits_for_nothing, r"rank 0, at line \d+ .* posts, and ends without having waited"),
+        (waits_for_nothing, r"rank 0, at line \d+ .* posts a message, and ends without waiting for it"),
         (waits_twice, "expected a ticket of its own, once"),
         (sends_another_shape, r"sends X\[0:1\] \(1, 2\) float64 to rank \d, .* which expects Y \(2, 2\) float64"),
         (sends_to_itself, "expected another one of 3 ranks"),
@@ -378,13 +378,13 @@ def test_a_run_is_the_same_every_time() -> None:
         ({"name": "rings"}, "name is 'rings'; expected"),
         ({"P": 0}, "P is 0"),
         ({"layout": "random"}, "layout is 'random'"),
-        ({"columns": 2}, "columns is 2, and 'ring' has none"),
+        ({"columns": 2}, "columns is 2; expected None, because 'ring' has no columns"),
         ({"name": "mesh", "columns": 3}, "columns is 3; expected a divisor of P = 4: 1, 2, 4"),
         (
             {"name": "tree", "direction": "backward"},
             "'tree' has no backward pass over devices; 'mesh', 'ring', 'ulysses' have one",
         ),
-        ({"mask": np.ones((8, 8), bool)}, "expected one of positions"),
+        ({"mask": np.ones((8, 8), bool)}, "expected a mask that depends on positions alone"),
         ({"M": 5}, "M = 5 elements is too small for 'ring'"),
     ],
 )
@@ -401,7 +401,7 @@ def test_the_command_offers_what_there_is() -> None:
 
 def test_n_q_and_n_k_must_be_one() -> None:
     Q, K = np.ones((4, 2)), np.ones((6, 2))
-    with pytest.raises(ValueError, match="expected one length over devices"):
+    with pytest.raises(ValueError, match="expected as many queries as keys over devices"):
         devices.forward("ring", Q, K, K, P=2)
 
 

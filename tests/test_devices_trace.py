@@ -30,6 +30,8 @@ def test_a_trace_counts_what_the_run_does_and_its_messages_are_the_links(name: s
     moved = {array.name: (array.reads, array.writes) for array in found.about.arrays}
     assert moved == {X: (a.reads, a.writes) for X, a in run.devices[rank].hbm.by_array.items()}
     assert all(array.exact == (array.reads, array.writes) for array in found.about.arrays)
+    columns = {(array.name[0], array.kind[1]) for array in found.about.arrays if array.name[0] in "QKVO"}
+    assert columns == {("Q", "d"), ("K", "d"), ("V", "d_v"), ("O", "d_v")}
     assert found.lanes is not None
     sent: dict[tuple[int, int], int] = {}
     for from_, posted, to, arrived, _ in found.lanes.messages:

@@ -453,7 +453,10 @@ def test_counts_in_texts_are_the_closed_forms(name: str, algorithm: str, options
         assert f"{exact.hbm.accesses} accesses of {whole.accesses} without a mask" in said
     if name == "block_sparse":
         dense = theory.exact("flash", N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks)
-        assert f"{exact.hbm.accesses:,} accesses are made, and {dense.hbm.accesses:,} with all tiles" in said
+        assert (
+            f"This run makes {exact.hbm.accesses:,} accesses, and with all tiles it would make {dense.hbm.accesses:,}."
+            in said
+        )
     if name in ("flash_basic", "backward"):
         direction = options.get("direction", "forward")
         standard = theory.exact("standard", N=about.shape.N_q, d=about.shape.d, M=about.M, direction=direction)
@@ -471,8 +474,8 @@ def test_streams_save_what_it_says_beside_the_best_blocks_of_q_outer() -> None:
         assert (trace.about.algorithm, moves[here]) == (name, min(moves.values()))
         sides[name] = (counted[here].hbm.accesses, counted[here].sram.peak, here[0])
     (few, peak, rows), (many, other, fewer) = sides["streamed"], sides["q_outer"]
-    assert f"{6 // rows} times in place of {6 // fewer}: {few} accesses, and q_outer makes {many} with" in said
-    assert f"On chip are {peak} elements at most here, and {other} there." in said
+    assert f"{6 // rows} times instead of {6 // fewer}: {few} accesses, and q_outer makes {many} with" in said
+    assert f"At most {peak} elements are on chip here, and {other} there." in said
     loads = [e for e in traces("streamed")[0].events if e.kind == "load" and e.array in ("K", "V")]
     assert {np.size(e.value) for e in loads if e.value is not None} == {1}
     long = {name: flashsim.tune.tune(N=4096, d=64, M=25_600).by_loops[name].accesses for name in sides}
@@ -487,8 +490,8 @@ def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
     fused, unfused = (mlp.count(**small, fused=fused).hbm.accesses for fused in (True, False))
     assert f"This run moves {fused} elements; with H in HBM and the same blocks it would be {unfused}." in said
     for M, words in (
-        (1024**2 // 9, "moves {0:g} elements for each of H’s if fused, and {1:g} in"),
-        (1024**2, "{0:g} against {1:g}"),
+        (1024**2 // 9, "moves {0:g} elements for each element of H if fused, and {1:g} in"),
+        (1024**2, "{0:g} instead of {1:g}."),
     ):
         ways: tuple[dict[str, Any], ...] = ({}, {"fused": False, "tiles": "square"})
         moved = (mlp.exact(N=2048, d=1024, f=4096, M=M, **way).hbm.accesses / 2048 / 4096 for way in ways)
@@ -503,7 +506,7 @@ def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
     want = flashsim.reference.cross_entropy(X, E, y[:, 0].astype(int))
     assert f"The loss, L − c: {want.loss[0]:.4g} for row 0." in plain(article("cross_entropy"))
     assert f"L = m + log ℓ: {want.L[0]:.4g} for row 0." in plain(article("cross_entropy"))
-    assert "the logits are 7.81 GB; what is asked for is 64 KB" in text_of("cross_entropy")
+    assert "the logits take 7.81 GB, and the results 64 KB." in text_of("cross_entropy")
     long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     kept, through = (linear.exact(**long, state=state).hbm.accesses for state in ("on_chip", "in_hbm"))
     softmax = theory.exact("q_outer", **long, sizing="fit", mask=flashsim.Causal()).accesses
@@ -851,19 +854,19 @@ def test_lessons_are_in_the_order_of_a_course() -> None:
 ANSWERS = {
     "online_softmax": "0.04979",
     "line_1": "all of M",
-    "real_data": "for nothing",
+    "real_data": "smaller than float32 can add",
     "optimum": "turns around",
     "pinned": "saves 2 of 3",
     "streamed": "150",
     "hybrid": "252",
-    "causal": "left out",
+    "causal": "leave these tiles out",
     "sliding_window": "Twice the length",
     "block_sparse": "768",
     "decoding": "No split is rescaled",
     "missing_rescale": "is right everywhere",
-    "kernel_product": "nothing to rescale",
+    "kernel_product": "nothing is rescaled",
     "linear_attention": "only the tiles on the diagonal",
-    "linear_attention_two_pass": "all run at once",
+    "linear_attention_two_pass": "could run at once",
     "ring": "3 times its 4 rows",
     "sparse_mlp": "leaves the tile out",
 }

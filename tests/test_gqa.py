@@ -301,6 +301,13 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
             assert got_trace.about.tiles == tiles_of(want, got.blocks)
 
 
+def test_a_tile_of_one_position_of_each_head_is_full_where_that_position_has_all_keys() -> None:
+    together = groups.grouped(SlidingWindow(0, 0), 2, 3)
+    for rows, full in (((0, 2), True), ((0, 3), False), ((2, 4), False)):
+        corners = [np.array([end]) for end in (*rows, 0, 1)]
+        assert together.full(*corners, Shape(6, 3, 2, 2), ()) == [full]
+
+
 @pytest.mark.parametrize("name", FORWARD)
 def test_statistics_are_those_of_each_head(name: str) -> None:
     case = Shared(2, 3, 7, 9, 4, 3, "float64", 5, 4, 3, "causal & padding by head", 0.4, 2)

@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from flashsim.beyond import linear
 from flashsim.reference import linear_attention, linear_attention_bounds
 
+from .cases import operands
+
 Array = np.ndarray[Any, Any]
-
-
-def operands(N: int, d: int, e: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
-    rng = np.random.default_rng(seed)
-    Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
-    return Q, K, V
 
 
 @pytest.mark.parametrize("state", linear.STATES)

@@ -73,7 +73,7 @@ def test_the_oracle_is_the_sum_element_by_element() -> None:
 def test_with_no_live_block_nothing_of_the_weights_is_read(way: str) -> None:
     X, W1, W2 = operands(5, 4, 6, 3)
     none = np.zeros((2, 3), bool), np.zeros((3, 2), bool)
-    run = mlp.run(X, W1, W2, *none, blocks=(2, 2, 2, 2), **WAYS[way])
+    run = mlp.run(X=X, W1=W1, W2=W2, mask1=none[0], mask2=none[1], blocks=(2, 2, 2, 2), **WAYS[way])
     assert not run.Y.any()
     assert run.hbm.by_array["W1"].reads == run.hbm.by_array["W2"].reads == 0
     assert run.hbm.by_array["Y"].writes == 5 * 3

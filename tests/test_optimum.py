@@ -210,7 +210,7 @@ def test_a_certificate_that_holds() -> None:
         ({"M": 22}, "does not fit on chip"),
         ({"M": 25}, "not in the table"),
         ({"N_q": 2}, "allowed is"),
-        ({"N_k": 99}, "expected 8 at most"),
+        ({"N_k": 99}, "expected at most 8"),
         ({"allowed": ["111", "111", "110"]}, "not possible there"),
         ({"allowed": [1, 2, 3]}, "allowed is"),
         ({"steps": []}, "leave 9 products"),
@@ -300,9 +300,9 @@ def test_the_estimate_is_no_less_than_what_is_searched() -> None:
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        ({"N": 9, "d": 2}, "N is 9; expected 8 at most"),
-        ({"N_q": 2, "N_k": 9, "d": 2}, "N_k is 9; expected 8 at most"),
-        ({"N": 4, "d": 4, "M": 18}, "M is 18; expected 19 at least"),
+        ({"N": 9, "d": 2}, "N is 9; expected at most 8"),
+        ({"N_q": 2, "N_k": 9, "d": 2}, "N_k is 9; expected at most 8"),
+        ({"N": 4, "d": 4, "M": 18}, "M is 18; expected at least 19"),
         ({"N": 8, "d": 4, "M": 40}, "hours"),
         ({"N": 4, "d": 0}, "d"),
         ({"N": 4, "d": 2, "mask": np.ones((3, 3), bool)}, "mask"),
@@ -334,7 +334,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--exact", "--check", str(proof)], "--check takes no other options"),
         (["--N", "4", "--d", "4", "-o", str(page)], "needs --exact"),
         (["--exact", "--N", "4", "--d", "4", "-o", str(tmp_path / "x.pdf")], "no suffix"),
-        (["--exact", "--N", "9", "--d", "4"], "8 at most"),
+        (["--exact", "--N", "9", "--d", "4"], "at most 8"),
         (["--exact"], "--d"),
     ):
         assert main(["prove", *command]) == 2

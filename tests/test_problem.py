@@ -55,7 +55,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         tune(8)  # type: ignore[arg-type]
     X = np.ones((2, 8, 2))
     each = flashsim.forward("flash", X, X, X, mask=np.ones((2, 8, 8), bool)).problem
-    with pytest.raises(ValueError, match="which heads may have each their own; expected one for all"):
+    with pytest.raises(ValueError, match="which may differ between heads; expected one mask for all heads"):
         flashsim.count("flash", each)
 
 

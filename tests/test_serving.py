@@ -167,7 +167,7 @@ def test_permuted_and_shared_pages_change_no_bit() -> None:
         ({"Q": [np.ones((2, 1, 4)), np.ones((2, 4))]}, r"Q\[1\] has shape \(2, 4\); expected \(heads, length, width\)"),
         ({"Q": [np.ones((2, 1, 4)), np.ones((1, 1, 4))]}, r"Q\[1\] has shape \(1, 1, 4\); expected \(2, ·, 4\), as Q\[0\]"),
         ({"Q": []}, r"Q is \[\]; expected a list of arrays"),
-        ({"V": np.ones((1, 6, 4))}, r"K has shape \(1, 8, 4\) and V has shape \(1, 6, 4\); expected as many heads"),
+        ({"V": np.ones((1, 6, 4))}, r"K has shape \(1, 8, 4\) and V has shape \(1, 6, 4\); expected the same number of heads"),
         ({"V": np.ones((1, 8, 4), "float32")}, "dtypes are float64, float64, float32; expected one"),
         ({"M": 5}, "M = 5 elements is too small for 'paged'"),
     ],
@@ -200,6 +200,12 @@ def test_an_option_that_is_missing_is_named() -> None:
     message = r"^workers missing; 'decode' takes schedule \(may be left out\), workers, splits \(may be left out\)$"
     with pytest.raises(ValueError, match=message):
         serving.count("decode", queries=1, keys=[3, 2], d=4, M=1000)
+
+
+def test_parts_of_splits_are_of_the_chip_s_type() -> None:
+    counted = serving.count("paged_split", queries=1, keys=[9, 4], d=2, page=2, splits=2, dtype="float16", M=100)
+    assert serving.exact(counted).hbm == counted.hbm
+    assert {counted.hbm.by_array[name].itemsize for name in ("O_parts", "l_parts", "m_parts")} == {4}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -468,14 +474,14 @@ X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
         (lambda: serving.decode([X], [X], [X], workers=0), "workers is 0; expected at least 1"),
         (lambda: serving.decode([X], [X], [X], workers=2, splits=3), "splits is 3; expected 1, as schedule 'stream_k' cuts"),
         (lambda: serving.cascade([X], [(X, X)], prefix=(X, Y)), r"prefix,K has shape .* and prefix,V has shape \(1, 2"),
-        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 2, X, X)]]), r"levels\[0\]\[0\] is of sequences 0 to 2"),
-        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X, X), (0, 1, X, X)]]), r"levels\[0\]\[1\] is of .* 0 to 1"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 2, X, X)]]), r"levels\[0\]\[0\] has sequences 0 to 2"),
+        (lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X, X), (0, 1, X, X)]]), r"levels\[0\]\[1\] has sequences 0 to 1"),
         (lambda: serving.quantised([X], [X], [X], bits=3, group=2), "bits is 3; expected 2, 4 or 8"),
         (lambda: serving.quantised([X], [X], [X], bits=2, group=0), "group is 0; expected at least 1"),
         (lambda: serving.quantise(X, bits=2, group=1, axis="head"), "axis is 'head'; expected 'channel' or 'token'"),
         (lambda: latent(scale=None), "scale is None; expected a finite number: that of the model before W_UK was absorbed"),
         (lambda: latent(latent=4), "latent is 4; expected at most 3"),
-        (lambda: latent(C=[X]), r"Q\[0\] has shape \(2, 1, 3\) and C\[0\] has shape \(1, 3, 2\); expected one d"),
+        (lambda: latent(C=[X]), r"Q\[0\] has shape \(2, 1, 3\) and C\[0\] has shape \(1, 3, 2\); expected the same d"),
         (lambda: latent(C=[X, X]), "C has 2 sequences; expected 1, as Q has"),
         (lambda: serving.absorb(Y, np.ones((1, 3, 2))), r"W_UK has shape \(1, 3, 2\); expected \(1, at most 2, ·\)"),
         (lambda: serving.mla_expanded([X], [X], Y, X[..., :1]), r"W_UK has shape \(1, 2, 2\) and W_UV \(1, 3, 1\)"),

@@ -60,9 +60,9 @@ def test_who_takes_a_sink() -> None:
         flashsim.forward("split_kv", X, X, X, mask=Sink(1), merge="tree")
     with pytest.raises(ValueError, match="merged as a tree, takes no sink"):
         theory.exact("split_kv", N=6, d=4, mask=Sink(1), merge="tree")
-    with pytest.raises(ValueError, match="expected one of positions"):
+    with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
         flashsim.devices.forward("ring", X, X, X, P=2, M=400, mask=Sink(1))
-    with pytest.raises(ValueError, match="expected one of positions"):
+    with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
         flashsim.tune.tune(N=6, d=4, mask=Sink(1))
 
 
@@ -195,7 +195,7 @@ def test_what_is_no_sink_is_refused_by_name() -> None:
         ("Sink's logits has dtype", lambda: Sink("1")),
         (r"Sink's logits array has shape \(2,\); expected", lambda: flashsim.forward("flash", X, X, X, mask=Sink([1, 2]))),
         ("expected one Sink at most", lambda: flashsim.forward("flash", X, X, X, mask=Sink(1) & Sink(2))),
-        ("heads may have each their own", lambda: flashsim.count("flash", flashsim.Problem.checked(
+        ("which may differ between heads", lambda: flashsim.count("flash", flashsim.Problem.checked(
             flashsim.Problem.of(N=4, d=2).shape, (2,), 1, np.dtype("float32"), M=100, scale=None, causal=False,
             mask=Sink([1, 2]), dropout_p=0.0, seed=0, gqa="separate"))),
     ]  # fmt: skip

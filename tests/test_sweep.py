@@ -9,6 +9,8 @@ import itertools
 import json
 import math
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -424,6 +426,11 @@ def test_a_mask_of_ones_own_is_called_by_its_class_where_it_says_nothing() -> No
     found = repr(flashsim.sweep("flash", N=8, d=4, mask=[Diagonal(), Diagonal() & flashsim.Causal()]))
     assert "Diagonal()" in found
     assert "0x" not in found
+
+
+def test_a_sweep_needs_nothing_to_draw_with() -> None:
+    code = "import sys, flashsim; flashsim.sweep(N=8, d=4).as_text(); print('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_table_is_80_characters_wide_unless_it_is_said() -> None:

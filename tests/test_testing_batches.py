@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flashsim.testing import Case, Spec, check_attention, mutants, replay
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.checks.itself import LARGE
 from flashsim.testing.mutants import BASES, Implementation
-from flashsim.testing.running import Tally, shrink, survey
+from flashsim.testing.running import Tally, shrink, survey, try_check
 from flashsim.testing.subject import Subject
 
 
@@ -36,6 +37,23 @@ def test_a_wrong_log_sum_exp_that_the_output_hides_does_not_merge() -> None:
     for changes in MERGING:
         assert tried(kernel, "mergeable_lse", until_failure=True, **changes).failed
     assert not tried(kernel, "mergeable_lse", lse="base2").failed
+
+
+def test_rows_whose_stored_scores_may_overflow_need_not_merge() -> None:
+    spec = Spec(dtypes=("float16",), stores="scores", lse="natural")
+
+    def overflows(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        O, lse = BASES["unfused"](q, k, v)
+        return O + np.where(np.abs(k).max() > 1000, np.nan, 0), lse
+
+    for regime in ("gaussian", "massive"):
+        case = Case(d=64, N_k=9, dtype="float16", regime=regime)
+        found = try_check(CHECKS["mergeable_lse"], Subject(overflows, spec), case)
+        if case.problem(spec).overflowing.all():
+            assert found is None  # nothing is asked
+        else:
+            assert found is not None
+            assert not found.failed
 
 
 def test_an_empty_part_counts_as_what_is_returned_of_it() -> None:

@@ -23,6 +23,7 @@ from flashsim.testing.running import survey, try_check
 from flashsim.testing.spec import FP8
 from flashsim.testing.subject import Subject
 
+from .libraries import attention
 from .pages import ROOT
 
 CASE = Case(B=2, H_kv=2, group=2, N_q=3, N_k=21, d=4, d_v=3, block=(8, 16), seed=5)
@@ -140,6 +141,7 @@ SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "cap_after_the_mask": ("oracle", {"softcap": 0.5, "causal": True}),
     "cap_dropped_in_decode": ("oracle", {"softcap": 0.5, "N_q": 1}),
     "window_not_applied_to_the_first_tile": ("log_sum_exp", {"window": (2, 0)}),
+    "values_before_the_window": ("oracle", {"window": (2, 0)}),
     "window_by_whole_tiles": ("log_sum_exp", {"window": (2, 0)}),
     "dsink_from_other_rows": ("gradients", {"sink": "zero"}),
     "slopes_lost_in_decode": ("log_sum_exp", {"alibi": True, "N_q": 1}),
@@ -318,3 +320,19 @@ def test_sinks_are_drawn_for_each_head() -> None:
     assert problem.sink is not None
     assert problem.sink[0] == 800
     assert set(problem.sink.tolist()) <= set(SINKS.values())
+
+
+@pytest.mark.parametrize("case", [Case(N_q=2, N_k=5, d=4, alibi=True), Case(N_k=0, bias="keys")])
+def test_keys_are_appended_where_slopes_or_a_bias_of_no_keys_are(case: Case) -> None:
+    """They move the queries, which slopes would see."""
+
+    def kernel(q: Array, k: Array, v: Array, mask: Any = True, bias: Any = 0.0, alibi_slopes: Any = None) -> Array:
+        shape = (*q.shape[:3], k.shape[2])
+        more = zip(*(np.broadcast_to(a, shape) for a in (mask, bias)), strict=True)
+        how: tuple[Any, ...] = (shape[3] - shape[2], False, (-1, -1), None, 0.0, alibi_slopes)
+        return np.stack([attention(q[b], k[b], v[b], *how, *each)[0] for b, each in enumerate(more)])
+
+    spec = Spec(masks=True, bias=True, alibi=True, zero_keys=True)
+    found = try_check(CHECKS["appended_masked_keys"], Subject(kernel, spec), case)
+    assert found is not None
+    assert not found.failed

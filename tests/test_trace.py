@@ -646,6 +646,8 @@ def test_listings_are_found() -> None:
         assert trace.about.algorithm == "rabe_staats" or labels <= listed, (trace.about.title, labels - listed)
     assert any("where M_ij ≠ 0" in line for line in recorded_backward("block_sparse").about.listing)
     assert listing_of("A module.\n\nIt has no listing.\n") == ()
+    continued = "A module.\n\n    Require: Q\n    1 S = Q Kᵀ,\n      masked\n    2 return S\n\nIts end."
+    assert listing_of(continued) == ("Require: Q", "1 S = Q Kᵀ, masked", "2 return S")
 
 
 # -------------------------------------------------------------------------------------------------- bugs and the CLI

@@ -199,8 +199,8 @@ def test_it_shows_itself_and_keeps_its_own_copy() -> None:
         ([-1, False], r"parents\[1\] is False"),
         ([-1, "A"], r"parents\[1\] is 'A'"),
         (np.zeros((2, 2), int), r"parents\[0\] is \[0, 0\]"),
-        (3, r"parents is 3; expected one entry a node"),
-        (np.array(3), r"parents is array\(3\); expected one entry a node"),
+        (3, r"parents is 3; expected one entry for each node"),
+        (np.array(3), r"parents is array\(3\); expected one entry for each node"),
     ],
 )
 def test_what_is_no_tree_is_refused(parents: Any, message: str) -> None:

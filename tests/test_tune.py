@@ -95,7 +95,7 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
     options["mask"] = data.draw(st.sampled_from((None, None, Causal(offset=0), Causal(offset=3), SlidingWindow(2, 1))))
     options["dropout_p"], least = data.draw(st.sampled_from((0.0, 0.5))), data.draw(st.integers(1, 4))
     by_rows = {"q_outer_streamed": max(N_q, N_k), "q_outer_stored": N_q}  # passes of one row each, fewer than `least`
-    by_rows |= {"hybrid_streamed": N_q} if options["direction"] == "backward" else {}
+    by_rows |= dict.fromkeys(("hybrid_streamed", "streamed"), N_q) if options["direction"] == "backward" else {}
     tried = [
         name
         for name, algorithm in PASSES[options["direction"]].items()

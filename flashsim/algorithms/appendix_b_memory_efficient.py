@@ -11,16 +11,12 @@ beside the scores (in float32 from |S| ≈ 2²⁴), n equal scores are each give
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Blocks
-
-
-def block_sizes(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): one query at a time, and `rows` terms of its sum."""
-    return 1, rows
 
 
 def memory_efficient(
@@ -78,7 +74,7 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     saves=("R",),
     follows=("L", "O"),
-    line_1=block_sizes,
+    line_1=by_one_query,
     loops=None,
     short="memory-efficient",
     look=("green", "^", "-"),

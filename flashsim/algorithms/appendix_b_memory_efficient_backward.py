@@ -11,7 +11,8 @@ stands before every q_iᵀ k_j, and so before dq and dk.
 
 from __future__ import annotations
 
-from flashsim.algorithms.appendix_b_memory_efficient import block_sizes, logs_rounded
+from flashsim.algorithms.appendix_b_memory_efficient import logs_rounded
+from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -103,7 +104,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Appendix B.2, memory-efficient, backward",
     run=memory_efficient_backward,
-    line_1=block_sizes,
+    line_1=by_one_query,
     loops=None,
     rounds_logs=logs_rounded,
     gives_dS=True,

@@ -32,6 +32,21 @@ def by_queries(rows: int, d: int) -> tuple[int, int]:
     return rows, min(rows, d)
 
 
+def squares(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c): squares."""
+    return rows, rows
+
+
+def by_one_key(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c): one key at a time."""
+    return rows, 1
+
+
+def by_one_query(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c): one query at a time."""
+    return 1, rows
+
+
 def by_trial(rows: int, d: int) -> tuple[int, int]:
     """Return Algorithm 1's. A plan tries `by_keys` and `by_queries` for a function whose loops are not known: it has this one."""
     return by_keys(rows, d)

@@ -47,6 +47,7 @@ from __future__ import annotations
 
 from math import isqrt
 
+from flashsim.algorithms.blocks import by_one_key
 from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -57,11 +58,6 @@ from flashsim.problem.shapes import Blocks
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the largest b, at least 1, with b(d + 2) + 1 ≤ M: Q_i, S_ij, L_i and an element of K."""
     return max((M - 1) // (d + 2), 1)
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
-    return rows, 1
 
 
 def line_3(M: int, N_q: int, d_v: int) -> tuple[int, int]:
@@ -139,7 +135,7 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     saves=("R",),
     follows=("L",),
-    line_1=line_2,
+    line_1=by_one_key,
     rows=rows,
     loops="rows, streamed",
     short="hybrid, streamed",

@@ -48,6 +48,7 @@ from __future__ import annotations
 
 from math import isqrt
 
+from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -58,11 +59,6 @@ from flashsim.problem.shapes import Blocks
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the largest B_c, at least 1, with B_c(d + 1) + 1 ≤ M and B_c(d_v + 1) + 2 ≤ M."""
     return max(min((M - 1) // (d + 1), (M - 2) // (d_v + 1)), 1)
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
-    return 1, rows
 
 
 def cuts(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
@@ -204,7 +200,7 @@ ALGORITHM = Algorithm(
     title="S by rows, gradients by tiles, by elements, backward",
     run=hybrid_streamed_backward,
     follows=("D",),
-    line_1=line_2,
+    line_1=by_one_query,
     rows=rows,
     loops="rows, streamed",
     cuts=cuts,

@@ -47,6 +47,7 @@ from __future__ import annotations
 
 from math import isqrt
 
+from flashsim.algorithms.blocks import squares
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -57,11 +58,6 @@ from flashsim.problem.shapes import Blocks
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the largest b, at least 1, with b² + 4b ≤ M: a tile, a column of each factor, m_i and ℓ_i. d has no part."""
     return max(isqrt(M + 4) - 2, 1)
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): squares."""
-    return rows, rows
 
 
 def small_cache(
@@ -127,7 +123,7 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     saves=("R",),
     follows=("m", "l", "L"),
-    line_1=line_2,
+    line_1=squares,
     rows=rows,
     loops="small cache",
     short="small cache",

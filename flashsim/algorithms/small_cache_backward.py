@@ -51,10 +51,10 @@ from __future__ import annotations
 
 from math import isqrt
 
+from flashsim.algorithms.blocks import squares
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm, every_block
-from flashsim.algorithms.small_cache import line_2
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Blocks
 
@@ -159,7 +159,7 @@ ALGORITHM = Algorithm(
     title="Small cache, backward",
     run=small_cache_backward,
     follows=("D",),
-    line_1=line_2,
+    line_1=squares,
     rows=rows,
     loops="small cache",
     rounds=every_block,

@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from math import isqrt
 
+from flashsim.algorithms.blocks import by_one_key
 from flashsim.algorithms.notation import at_most_0, exp, finite, log, maximum, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -52,11 +53,6 @@ from flashsim.problem.shapes import Blocks
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the largest b, at least 1, with (d + 4)b + d ≤ M: Q_i, K_j, S_ij, ℓ_i, m_i, m_i^new."""
     return max((M - d) // (d + 4), 1)
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
-    return rows, 1
 
 
 def line_3(M: int, N_q: int, d_v: int) -> tuple[int, int]:
@@ -133,7 +129,7 @@ ALGORITHM = Algorithm(
     run=small_cache_hybrid,
     returns=("O", "L"),
     follows=("m", "l", "L"),
-    line_1=line_2,
+    line_1=by_one_key,
     rows=rows,
     loops="rows, tiles",
     short="hybrid",

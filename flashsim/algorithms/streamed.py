@@ -42,6 +42,7 @@ same L_i and S_ij. Every tile is computed: no empty one is skipped.
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_one_key
 from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -52,11 +53,6 @@ from flashsim.problem.shapes import Blocks
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the largest b, at least 1, with b(d + d_v + 2) + 1 ≤ M: Q_i, O_i, S_ij, L_i and an element of K or V."""
     return max((M - 1) // (d + d_v + 2), 1)
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
-    return rows, 1
 
 
 def line_4(M: int, blocks: Blocks, N_k: int, w: int, masking: int) -> int:
@@ -131,7 +127,7 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     saves=("R",),
     follows=("L", "O"),
-    line_1=line_2,
+    line_1=by_one_key,
     rows=rows,
     loops="K, V streamed",
     short="streamed",

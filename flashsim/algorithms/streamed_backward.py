@@ -30,6 +30,7 @@ tile is computed: no empty one is skipped.
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm, every_block
@@ -40,11 +41,6 @@ from flashsim.problem.shapes import Blocks
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the largest B_c, at least 1, with B_c(2(d + d_v) + 1) + 2d + d_v + 2 ≤ M."""
     return max((M - 2 * d - d_v - 2) // (2 * (d + d_v) + 1), 1)
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
-    return 1, rows
 
 
 def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
@@ -118,7 +114,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Loops exchanged, rows streamed, D on the way, backward",
     run=streamed_backward,
-    line_1=line_2,
+    line_1=by_one_query,
     rows=rows,
     loops="K, V outermost, rows streamed",
     cuts=line_3,

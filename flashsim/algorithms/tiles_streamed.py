@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from math import isqrt
 
+from flashsim.algorithms.blocks import squares
 from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -55,11 +56,6 @@ from flashsim.problem.shapes import Blocks
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the largest b, at least 1, with b² + 2b + 1 ≤ M: a tile, a column, L_i and an element. d has no part."""
     return max(isqrt(M) - 1, 1)
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): squares."""
-    return rows, rows
 
 
 def tiles_streamed(
@@ -124,7 +120,7 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     saves=("R",),
     follows=("L",),
-    line_1=line_2,
+    line_1=squares,
     rows=rows,
     loops="tile, streamed",
     short="tiles, streamed",

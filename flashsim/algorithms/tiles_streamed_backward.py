@@ -50,10 +50,10 @@ from __future__ import annotations
 
 from math import isqrt
 
+from flashsim.algorithms.blocks import squares
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
-from flashsim.algorithms.tiles_streamed import line_2
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Blocks
 
@@ -176,7 +176,7 @@ ALGORITHM = Algorithm(
     title="Small cache, by elements, backward",
     run=tiles_streamed_backward,
     follows=("D",),
-    line_1=line_2,
+    line_1=squares,
     rows=rows,
     loops="tile, streamed",
     rounds_logs=lambda T_c: T_c + 2,

@@ -96,7 +96,9 @@ class Problem:
                     f"{name} is {shown(value)}, and a problem is given, which has its own; expected one of the two"
                 )
         if problem.mask.per_head:
-            raise ValueError(f"mask is {problem.mask!r}, which heads may have each their own; expected one for all")
+            raise ValueError(
+                f"mask is {problem.mask!r}, which may differ between heads; expected one mask for all heads"
+            )
         return problem
 
     @classmethod

@@ -33,19 +33,26 @@ BAR = 50  # characters of the longest
 
 
 def add_options(parser: Any) -> None:
-    what = "what each idea buys: every rung's time, rate and traffic, forward, on one problem; with ncu on the PATH"
+    what = "what each idea gains: every rung's time, rate and traffic, forward, on one problem; with ncu on the PATH"
     add(parser, "--ladder", **FLAG, help=what)
     lengths = " ".join(map(str, QUICK["N"]))
     quick = f"a quick look, in a minute: --N {lengths}, --d 128, normal numbers, 3 rounds; with bars at its end"
     add(parser, "--quick", **FLAG, help=quick)
-    add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; of the ladder, {LADDERS}")
-    dims = "head dimensions. Default: 64 128; of the ladder, 128"
+    add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; with --ladder, {LADDERS}")
+    dims = "head dimensions. Default: 64 128; with --ladder, 128"
     add(parser, "--d", nargs="+", required=False, help=dims)
     ways = ["no", "yes", "both"]
-    add(parser, "--causal", action="store", choices=ways, default="both", help="a causal mask? Default: both")
+    add(
+        parser,
+        "--causal",
+        action="store",
+        choices=ways,
+        default="both",
+        help="with a causal mask, without it, or both. Default: both",
+    )
     add(parser, "--direction", choices=[*DIRECTIONS, "both"], default="both", help="which pass. Default: both")
     drawn = "; ".join(f"{name} ({what})" for name, what in DISTRIBUTIONS.items())
-    drawn = f"what forward's inputs are drawn from: {drawn}. Default: all; backward, and of the ladder, normal"
+    drawn = f"the distribution of forward's inputs: {drawn}. Default: all; for backward, and with --ladder, normal"
     add(parser, "--distribution", nargs="+", choices=DISTRIBUTIONS, metavar="NAME", help=drawn)
     add(parser, "--dropout")
     why = "not float32 as elsewhere: the fast kernels are for matrix units of 16 bits"
@@ -53,7 +60,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--dtype", choices=dtypes, default="float16", help=f"type of the inputs. Default: float16, {why}")
     add(parser, "--batch", type=whole(0), default=0, metavar="B", help="sequences at once. Default: for 16,384 tokens")
     add(parser, "--heads", nargs="+", default=[16], help="query heads, or a number for each --d. Default: 16")
-    only = f"time these alone: {', '.join(NAMES)}. Default: all but hopper_window (256 keys) and hopper_butterfly"
+    only = f"time only these: {', '.join(NAMES)}. Default: all except hopper_window (256 keys) and hopper_butterfly"
     add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
     add(parser, "--rounds", type=whole(), default=7, help="how often each is timed; the median is shown. Default: 7")
     turn = "how long a turn lasts, if a call is shorter. Default: 30"

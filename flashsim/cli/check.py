@@ -99,7 +99,14 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--backward", metavar=f"{WHERE}|auto", help=gradient)
     keep = "the keep mask of its dropout, (shape, dropout_p, seed) -> booleans"
     parser.add_argument("--dropout", metavar=WHERE, help=keep)
-    add(parser, "--check", dest="checks", nargs="+", metavar="NAME", help="these checks only. Default: all that apply")
+    add(
+        parser,
+        "--check",
+        dest="checks",
+        nargs="+",
+        metavar="NAME",
+        help="run only these checks. Default: all that apply",
+    )
     known = "checks that are known to fail: the run passes with them, and fails if one of them passes"
     parser.add_argument("--expect", nargs="+", default=[], metavar="NAME", help=known)
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first case that fails")
@@ -109,7 +116,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--wrap", choices=["numpy", "torch", "cupy", "jax"], help="the function takes this package's arrays"
     )
-    how = "with --wrap: whose function it is called like: how arguments are named, aligned, packed, and put into pages"
+    how = "with --wrap: the library whose conventions it follows for names of arguments, alignment, packing and pages"
     parser.add_argument("--convention", choices=CONVENTIONS, help=how)
     add(parser, "--page", type=whole(), metavar="ROWS", help="with --convention: how many rows a page has")
     parser.add_argument("--device", help="with --wrap: where its arrays live, such as cuda")

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(parser, "--gradescope", metavar="FILE", help="grade: Gradescope's results.json")
     add(parser, "--seconds", type=whole(), default=60, metavar="N", help="grade: how long a file may take. Default: 60")
     add(parser, "--quiet")
-    add(parser, "--overwrite", **FLAG, help="start, notebook: begin anew, even if the file is there")
+    add(parser, "--overwrite", **FLAG, help="start, notebook: start again, and replace the file if it is there")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -248,9 +248,13 @@ def asked(
     program = known[check_choice("name", name, known)]
     shape, P = problem.shape, check_count("P", P)
     if shape.N_q != shape.N_k and not program.at_root:
-        raise ValueError(f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected one length over devices")
+        raise ValueError(
+            f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected as many queries as keys over devices"
+        )
     if problem.in_hbm or problem.mask.per_head or problem.mask.scores:
-        raise ValueError(f"mask is {problem.mask!r}; expected one of positions, which is the same for all heads")
+        raise ValueError(
+            f"mask is {problem.mask!r}; expected a mask that depends on positions alone, the same for all heads"
+        )
     where = layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_k, P)
     queries = [np.arange(shape.N_q), *[np.arange(0)] * (P - 1)] if program.at_root else where
     fixed = check_blocks(blocks)
@@ -264,7 +268,7 @@ def asked(
     share = Share(problem, where, queries, min(fixed[0], shape.N_q), min(fixed[1], shape.N_k))
     if not program.columns:
         if columns is not None:
-            raise ValueError(f"columns is {columns!r}, and {program.name!r} has none; expected None")
+            raise ValueError(f"columns is {columns!r}; expected None, because {program.name!r} has no columns")
         return program, share, 1
     divisors = [C for C in range(1, P + 1) if P % C == 0]
     if columns is None:

@@ -198,7 +198,7 @@ class Network:
     def _end(self, device: Device) -> None:
         """Let the others go on after a rank's program. Raises LinkError for what it posted and did not wait for."""
         for ticket in device.waiting:
-            raise LinkError(f"{said(device.rank, ticket.site)} posts, and ends without having waited for it")
+            raise LinkError(f"{said(device.rank, ticket.site)} posts a message, and ends without waiting for it")
         del self._at[device.rank]
         self._hand_over(device.rank)
 

@@ -128,7 +128,7 @@ def lock_step(share: Share, layout: str) -> list[int]:
     if share.problem.mask is EVERYTHING:
         return [int((sizes * np.roll(sizes, s)).max()) for s in range(P)]
     if type(share.problem.mask) is not Causal:
-        raise ValueError(f"mask is {share.problem.mask!r}; expected none or a causal one")
+        raise ValueError(f"mask is {share.problem.mask!r}; expected no mask or a causal one")
     if len({*sizes.tolist()}) == 1 and P > 1 and (layout != "zigzag" or sizes[0] % 2 == 0):
         return [_causal_step(share, layout, 0), *[_causal_step(share, layout, 1)] * (P - 1)]
     return [_causal_step(share, layout, s) for s in range(P)]

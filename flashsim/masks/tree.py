@@ -35,7 +35,7 @@ class Tree(BandMask):
     def __init__(self, parents: Any) -> None:
         entries = check_array("Tree's parents", parents).tolist() if isinstance(parents, np.ndarray) else parents
         if not isinstance(entries, Iterable):
-            raise ValueError(f"Tree's parents is {shown(parents)}; expected one entry a node")
+            raise ValueError(f"Tree's parents is {shown(parents)}; expected one entry for each node")
         self.parents = tuple(_parent(node, entry) for node, entry in enumerate(entries))
 
     def check(self, shape: Shape, leading: Head) -> None:

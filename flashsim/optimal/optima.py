@@ -64,12 +64,12 @@ class Optimum:
         shape = self.shape
         for name, length in (("N" if N else "N_q", shape.N_q), ("N_k", shape.N_k)):
             if length > MOST:
-                raise ValueError(f"{name} is {length:,}; expected {MOST} at most: the search would not end")
+                raise ValueError(f"{name} is {length:,}; expected at most {MOST}, or the search would not end")
         game = game_of(shape.d, shape.d_v, self.M)
         least = game.Q + game.K + game.V + game.O + 1
         if least > self.M:
             raise ValueError(
-                f"M is {self.M:,}; expected {least:,} at least: rows of Q, K, V, of O with m and ℓ, and S_ij"
+                f"M is {self.M:,}; expected at least {least:,}, for a row each of Q, K, V and O, m and ℓ, and S_ij"
             )
         self.allowed = np.array(self.mask.whole(shape, ()), bool)
         self.search = Search(game, frozenset(zip(*(at.tolist() for at in np.nonzero(self.allowed)), strict=True)))
@@ -183,7 +183,7 @@ class Optimum:
     def certificate(self) -> dict[str, Any]:
         """Return what `flashsim.optimal.games.checker.check` needs. Raises ValueError before the bounds meet."""
         if self.lower < self.upper:
-            raise ValueError(f"the optimum is from {self.lower} to {self.upper}; expected a search that has ended")
+            raise ValueError(f"the optimum is between {self.lower} and {self.upper}; expected a finished search")
         gap = self.upper - self.compulsory
         table = {text_of(state): evicted for state, evicted in self.search.prices.items() if evicted < gap}
         steps = [[*pair, [f"{X}{n}" for X, n in gone]] for pair, gone in self.search.steps]

@@ -243,8 +243,9 @@ def tune(
 
     No block sizes at all move less than those found; but where a mask skips tiles, that is so only for `causal`, with `least` of
     1 and for one sweep ("q_outer_two_pass" and "q_outer_streamed" make two): otherwise, of those that were tried. So it is for
-    "snake", and, with `least` above 1, for "q_outer_pinned" and "streamed"; "q_outer_streamed" and "q_outer_stored" are then left
-    out, as they have tiles of one row. That of an algorithm of one's own the peak grows with the blocks is taken for granted.
+    "snake", and, with `least` above 1, for "q_outer_pinned" and "streamed". Backward, "q_outer_streamed", "q_outer_stored",
+    "hybrid_streamed" and "streamed" are then left out, as they have tiles of one row. That of an algorithm of one's own the peak
+    grows with the blocks is taken for granted.
 
     Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least` fit, or where more than 2²²
     block sizes would have to be tried.
@@ -268,7 +269,7 @@ def tune(
     )
     shape, rule, M, stored = asked.shape, asked.mask, asked.M, asked.dtype
     if asked.in_hbm:
-        raise ValueError(f"mask is {rule!r}; expected one of positions, of which nothing is in HBM")
+        raise ValueError(f"mask is {rule!r}; expected a mask that depends on positions alone, without an array in HBM")
     masked = None if isinstance(rule, All) else rule
     sizes = sum(min(2 * isqrt(N), M) + (masked is not None) * min(N, M) for N in (shape.N_q, shape.N_k))
     if sizes > MOST_TRIED:

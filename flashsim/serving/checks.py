@@ -42,7 +42,9 @@ def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | N
     like  the name of another list, and that: of the same type and number
     """
     if not isinstance(given, list | tuple) or not given:
-        raise ValueError(f"{name} is {shown(given)}; expected a list of arrays (heads, length, width), one a sequence")
+        raise ValueError(
+            f"{name} is {shown(given)}; expected a list of arrays (heads, length, width), one for each sequence"
+        )
     arrays = [check_packed(f"{name}[{s}]", array) for s, array in enumerate(given)]
     if like is not None and len(arrays) != len(like[1]):
         raise ValueError(f"{name} has {len(arrays)} sequences; expected {len(like[1])}, as {like[0]} has")
@@ -82,11 +84,11 @@ def check_fit(Q: Array, K: Array, V: Array, names: str = "QKV") -> None:
         for name, a in zip(names.split() if " " in names else names, (Q, K, V), strict=True)
     )
     if K.dtype != Q.dtype or V.dtype != Q.dtype:
-        raise ValueError(f"dtypes are {Q.dtype}, {K.dtype}, {V.dtype}; expected one for queries, keys and values")
+        raise ValueError(f"dtypes are {Q.dtype}, {K.dtype}, {V.dtype}; expected one dtype for queries, keys and values")
     if K.shape[:2] != V.shape[:2]:
-        raise ValueError(f"{k} and {v}; expected as many heads and rows")
+        raise ValueError(f"{k} and {v}; expected the same number of heads and rows")
     if K.shape[2] != Q.shape[2] or len(Q) % len(K):
-        raise ValueError(f"{q} and {k}; expected one d, and query heads that are a multiple of KV heads")
+        raise ValueError(f"{q} and {k}; expected the same d, and a multiple of the KV heads as query heads")
 
 
 def check_words(name: str, given: Any, shape: tuple[int | None, ...], least: int = 0) -> NDArray[np.uint32]:
@@ -155,13 +157,13 @@ def check_levels(b: int, prefix: Any, levels: Any) -> Levels:
         for k, node in enumerate(level):
             name = f"levels[{number}][{k}]"
             if not isinstance(node, tuple | list) or len(node) != 3:
-                raise ValueError(f"{name} is {shown(node)}; expected (first sequence, the one behind the last, keys)")
+                raise ValueError(f"{name} is {shown(node)}; expected (first sequence, the one after the last, keys)")
             first, end, n = (
                 check_count(f"{name}'s {what}", x, 0) for what, x in zip(("first", "end", "keys"), node, strict=True)
             )
             if not at <= first < end <= b:
                 raise ValueError(
-                    f"{name} is of sequences {first} to {end}; expected some of {at} to {b}, behind the node before"
+                    f"{name} has sequences {first} to {end}; expected some of {at} to {b}, after those of the node before"
                 )
             nodes += [(at, first, 0)] * (at < first) + [(first, end, n)]
             at = end

@@ -137,7 +137,9 @@ def mla_expanded(
     rope, w = queries[0].shape[2] - d, latents[0].shape[2]
     if len(W_UV) != H or W_UV.shape[2] != u or W_UK.dtype != W_UV.dtype or W_UK.dtype != queries[0].dtype:
         said = f"W_UK has shape {W_UK.shape} and W_UV {W_UV.shape}, of {W_UK.dtype} and {W_UV.dtype}"
-        raise ValueError(f"{said}; expected as many heads and columns, and the type of Q, {queries[0].dtype}")
+        raise ValueError(
+            f"{said}; expected the same number of heads and columns, and the dtype of Q, {queries[0].dtype}"
+        )
     if len(latents[0]) != 1 or rope < 0 or w != u + rope or len(queries[0]) % H:
         said = f"Q[0] has shape {queries[0].shape}, C[0] {latents[0].shape}, W_UK {W_UK.shape}"
         raise ValueError(f"{said}; expected (H_q, ·, d + r), (1, ·, u + r), (H, d, u), and H_q a multiple of H")

@@ -82,7 +82,8 @@ def paged(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
     unused entries are −1, cache_seqlens int32 (B,). It returns O (B, N_q, H_q, d_v), or O and the log-sum-exp (B, H_q, N_q).
 
     The pages are permuted. Rows of a page after a sequence's last key, pages that no sequence has, and other sequences of the
-    batch, of other lengths, are all `fill`. The table is wider than any sequence needs.
+    batch, of other lengths, are all `fill`. So are pages that lie before every query's window, which is aligned at the bottom
+    right: a server may have given them back. The table is wider than any sequence needs.
     Raises ValueError for what is not a function or not a positive number; a result of another shape raises ValueError too.
     """
     check_count("page", page)
@@ -97,8 +98,11 @@ def paged(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
         queries = np.full((len(order), N_q, H_q, d), fill, q.dtype)
         queries[at] = q.swapaxes(1, 2)
         rows = [tuple(np.full((n, a.shape[1], a.shape[3]), fill, a.dtype) for a in (k, v)) for n in lengths]
-        for b in range(B):
-            rows[at[b]] = k[b].swapaxes(0, 1), v[b].swapaxes(0, 1)
+        left = (options.get("window") or (-1,))[0]
+        gone = max(N_k - N_q - left, 0) // page * page if left >= 0 else 0
+        for b, to in enumerate(at):
+            for a, here in zip((k, v), rows[to], strict=True):
+                here[gone:] = a[b, :, gone:].swapaxes(0, 1)
         cache, table = _in_pages(rng, page, fill, rows)
         returned = fn(queries, *cache, block_table=table, cache_seqlens=lengths, **options)
         O, *lse = returned if isinstance(returned, tuple | list) else (returned,)

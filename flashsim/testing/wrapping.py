@@ -69,9 +69,9 @@ class Wrapped:
         the output as with "sdpa". Compiled, it is one function for each shape: override max_shapes.
 
         "flash_attn", and those after it down to "flashinfer_hnd": what flash_attn 2.1 and later promise. Heads of other widths
-        are padded, and not listed. Arrays are contiguous: its kernels read 16 bytes at a time, so every row has to begin at a
-        multiple of that. `lse` is None where fn returns O alone by default; see `wrap`. Soft caps, slopes and windows came
-        later: override softcap=True, alibi=True, window="bottom_right".
+        are padded, and not listed; FlashInfer's are 64, 128 or 256 wide. Arrays are contiguous: kernels read 16 bytes at a
+        time, so every row has to begin at a multiple of that. `lse` is None where fn returns O alone by default; see `wrap`.
+        Soft caps, slopes and windows came later: override softcap=True, alibi=True, window="bottom_right".
 
         "onnx": what ONNX 1.23's reference does in opset 25. A scale is not among it: Q and K are multiplied by its root, so
         none ≤ 0 is taken.

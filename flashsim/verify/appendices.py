@@ -55,7 +55,8 @@ def no_dropout_mask_kept(full: bool) -> Claim:
     holds = extra["flash"] == [2] * len(lengths) and extra["standard"] == [2 * N * N for N in lengths]
     return Claim(
         f"N 2⁴ … {lengths[-1]:,}",
-        f"flash {sorted(set(extra['flash']))} elements; standard 2N² {'in every case' if holds else 'NOT in every case'}",
+        f"flash {', '.join(map(str, sorted(set(extra['flash']))))} elements; standard 2N² "
+        f"{'in every case' if holds else 'NOT in every case'}",
         holds,
         {"N": lengths, **extra},
     )
@@ -68,15 +69,15 @@ def D_in_d_vectors(full: bool) -> Claim:
     peaks = {count("flash", N=N, d=64, M=10**6, blocks=blocks, direction="backward").sram.peak for N in lengths}
     return Claim(
         f"N {lengths[0]} … {lengths[-1]:,} at B_r, B_c = {blocks}",
-        f"peak {', '.join(f'{peak:,}' for peak in sorted(peaks))} elements throughout",
+        f"peak {', '.join(f'{peak:,}' for peak in sorted(peaks))} elements at every N",
         len(peaks) == 1,
         {"peaks": sorted(peaks)},
     )
 
 
 def rabe_staats(full: bool) -> Claim:
-    """Appendix B.5. Rabe & Staats: like accesses; T_c copies of O where flash keeps one; 6 products backward where flash
-    has 5."""
+    """Appendix B.5. Rabe and Staats make about as many accesses; they keep T_c copies of O where flash keeps one, and their
+    backward pass makes 6 products where flash makes 5."""
     rows = {}
     for N in [2**p for p in range(10, 19 if full else 15)]:
         shape: dict[str, Any] = {"N": N, "d": 64, "M": 25_600}
@@ -108,8 +109,8 @@ def rabe_staats(full: bool) -> Claim:
 
 
 def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
-    """Appendix D.1. Algorithm 5 with all ones is Algorithm 2, bit for bit and count for count; a skipped tile is a masked
-    tile."""
+    """Appendix D.1. Algorithm 5 with a block mask of ones is Algorithm 2, bit for bit and count for count; to skip a tile
+    gives what masking it gives."""
     rng = np.random.default_rng(9)
     runs, same, worst = 40 if full else 10, True, 0.0
     for _ in range(runs):
@@ -135,7 +136,7 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
 
 
 def kernel_products_right(full: bool) -> Claim:
-    """Appendix D.2. Kernel products and their gradients, in tiles, are the naive ones."""
+    """Appendix D.2. Kernel products and their gradients, in tiles, equal the naive ones."""
     return right_and_counted(
         [*(kernels.program_name("sum", order) for order in kernels.ORDERS), kernels.GRADIENTS["sum"]],
         600 if full else 120,
@@ -162,8 +163,8 @@ def kernel_products_bounds(full: bool) -> Claim:
 
 
 def sparse_mlp_right(full: bool) -> Claim:
-    """Appendix D.2. A block-sparse MLP is the naive one, fused, unfused, and in square tiles, and loads live blocks
-    alone."""
+    """Appendix D.2. A block-sparse MLP, fused, unfused or in square tiles, equals the naive one, and loads only live
+    blocks."""
     return right_and_counted(
         ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square"),
         300 if full else 60,
@@ -173,7 +174,7 @@ def sparse_mlp_right(full: bool) -> Claim:
 
 
 def fusing_pays_from_d_squared(full: bool) -> Claim:
-    """Appendix D.2. Fusing the two layers of a dense MLP, d → f → d, pays only from M ≈ d² on."""
+    """Appendix D.2. Fusing the two layers of a dense MLP, d → f → d, saves accesses only from M ≈ d² on."""
     ratios: list[float] = []
     for d in (256, 512, 1024, 2048) if full else (256, 512):
         for f in (d, 4 * d):

@@ -14,8 +14,8 @@ from flashsim.verify.shared import Claim, attempt, right_and_counted
 
 
 def cut_cross_entropy(full: bool) -> Claim:
-    """Cut cross-entropy (Wijmans et al., 2024). FlashAttention's softmax without values is a language model's loss; its
-    gradients too, in tiles, are the naive ones, and no logit is in HBM."""
+    """Cut cross-entropy (Wijmans et al., 2024). FlashAttention's softmax without values gives a language model's loss. The
+    loss and its gradients, in tiles, equal the naive ones, and no logit is in HBM."""
     extra = sum(cross_entropy.count(N=8192, v=256_000, d=2304, M=10**6, of=of).hbm.extra for of in cross_entropy.PASSES)
     return right_and_counted(
         cross_entropy.PASSES.values(),
@@ -25,8 +25,8 @@ def cut_cross_entropy(full: bool) -> Claim:
 
 
 def linear_attention(full: bool) -> Claim:
-    """Linear attention (Yang et al., 2024). Without a softmax the past is d·e numbers: with that state on chip each array
-    moves once, at any N; through HBM, chunks C ≥ d apart, at most twice as much moves."""
+    """Linear attention (Yang et al., 2024). Without a softmax, d·e numbers hold the past. With this state on chip, each
+    array moves once, at any N. With the state in HBM and chunks C ≥ d, at most twice as much moves."""
     lengths, compulsory, shares = [2**p for p in range(8, 21 if full else 17, 2)], True, []
     for N, C in itertools.product(lengths, (64, 128, 256)):
         ways = ("on_chip", "in_hbm")
@@ -64,8 +64,8 @@ def unnoticed(program: Program, seeds: range = range(4)) -> Iterator[str]:
 
 
 def planted_bugs(full: bool) -> Claim:
-    """That the checks can fail. What checks the programs beyond attention notices the bugs that are planted in them, and
-    nothing without one."""
+    """That the checks can fail. The checks of programs beyond attention notice every bug that is planted in them, and
+    report nothing without one."""
     every = programs().values()
     missed = [f"{program.name}: {what}" for program in every for what in unnoticed(program)]
     bugs = sum(len(program.bugs) for program in every)

@@ -23,8 +23,8 @@ from flashsim.verify.shared import Claim, accesses, in_range, within
 
 
 def loops_exchanged(full: bool) -> Claim:
-    """FlashAttention: Theory and Practice. Loops exchanged: O moves N·d elements and no more, dQ too in two passes;
-    forward 8/5 ≤ accesses / (N²d²/M) ≤ 12 + 1/d, backward 16/5 … 27 + 11/d; never more than FlashAttention's loops with
+    """FlashAttention: Theory and Practice. Loops exchanged: O moves exactly N·d elements, and in two passes dQ does too.
+    Forward, 8/5 ≤ accesses / (N²d²/M) ≤ 12 + 1/d; backward, 16/5 … 27 + 11/d; never more than FlashAttention's loops with
     line 1's blocks."""
     ratios, fewer, once = [], True, True
     for N, d, M in in_range(full):
@@ -43,8 +43,8 @@ def loops_exchanged(full: bool) -> Claim:
 
 
 def flash_decoding(full: bool) -> Claim:
-    """FlashAttention: Theory and Practice. FlashDecoding: any splits, empty ones too, merged in sequence or as a tree,
-    give attention; one query past t tiles of n keys reads t·d + 2nd + t(d + 2) and writes t(d + 2) + d."""
+    """FlashAttention: Theory and Practice. FlashDecoding: any splits, also empty ones, merged in sequence or as a tree,
+    give attention. One query with n keys in t splits reads t·d + 2nd + t(d + 2) elements and writes t(d + 2) + d."""
     rng = np.random.default_rng(12)
     worst, runs, exact = 0.0, 0, True
     for n, B_c, lengths in ((64, 16, (64, 1, 0)), (301, 16, (301, 17)), (37, 40, (37,))):
@@ -68,9 +68,9 @@ def flash_decoding(full: bool) -> Claim:
 
 
 def grouped_heads(full: bool) -> Claim:
-    """FlashAttention: Theory and Practice. Grouped heads: a group of g that loads each K and V tile once reads K and V g
-    times less with K, V outermost, and when decoding; with Q outermost and N_q ≥ B_r no less, as rows on chip decide; Q
-    is read as often."""
+    """FlashAttention: Theory and Practice. Grouped heads: if a group of g heads loads each K and V tile once, it reads K
+    and V g times less often with K, V outermost, and in decoding. With Q outermost and N_q ≥ B_r it saves nothing, because
+    the number of rows on chip decides. Q is read as often."""
     cases = 0
     as_said = True
     for g, name in itertools.product((2, 4, 8), ("flash_basic", "flash", "q_outer", "split_kv")):
@@ -94,8 +94,8 @@ def grouped_heads(full: bool) -> Claim:
 
 
 def tree_masks(full: bool) -> Claim:
-    """FlashAttention: Theory and Practice. Tree masks: each root-to-leaf path gets what it would alone; 256 nodes are 8
-    KB, read as 1/32 of the elements."""
+    """FlashAttention: Theory and Practice. Tree masks: each root-to-leaf path gets the same result as alone. The mask of
+    256 nodes takes 8 KB, and is read as 1/32 as many elements as booleans."""
     rng = np.random.default_rng(13)
     worst, paths = 0.0, 0
     for n, prefix in ((9, 0), (9, 37), (40, 100)):
@@ -125,8 +125,9 @@ def tree_masks(full: bool) -> Claim:
 
 
 def what_is_optimal(full: bool) -> Claim:
-    """What is optimal. Among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost
-    does; best of all are, with K and V by elements, for 2d² ≤ M, Q outermost, for d²/2 the hybrid, for M ≤ d²/4 tiles."""
+    """What is optimal. Among all blocks that really fit, for d² ≤ M, K, V outermost moves 1 to 3 times as much as Q
+    outermost. The best of all load K and V by elements: with Q outermost for 2d² ≤ M, the hybrid at d²/2, and tiles for M ≤
+    d²/4."""
     ratios = []
     best: set[str] = set()
     for d, k in itertools.product((16, 64), (1, 2, 4, 8, *((16, 32) if full else ()))):
@@ -145,8 +146,9 @@ def what_is_optimal(full: bool) -> Claim:
 
 
 def third_level(full: bool) -> Claim:
-    """FlashAttention: Theory and Practice. A third level: an L2 of 4Nd leaves FlashAttention each array once, standard
-    attention N × N matrices; a 32 × 32 tile is 32 FLOP/byte (the chapter divides rounded numbers: 32.75), decoding 1."""
+    """FlashAttention: Theory and Practice. A third level: with an L2 of 4Nd elements, DRAM moves each array of
+    FlashAttention once, but N × N matrices of standard attention. A 32 × 32 tile does 32 FLOP/byte (the chapter divides
+    rounded numbers: 32.75), decoding 1."""
     N, d, M = 256, 32, 2048
     rng = np.random.default_rng(14)
     Q, K, V = (rng.normal(size=(N, d)).astype(np.float32) for _ in range(3))

@@ -34,8 +34,8 @@ def _small_caches(full: bool) -> Iterator[tuple[int, int, int]]:
 
 
 def saha_ye_small_cache(full: bool) -> Claim:
-    """Saha and Ye (arXiv 2402.07443). Accesses of small_cache: 4 ≤ accesses / (N²d/√M) ≤ 4√11 + 6 + 1/d for M ≤ d²;
-    exponents N², d, M^(−1/2), within 0.02; fewer than FlashAttention's at M ≤ d²/4, more at M ≥ 4d²."""
+    """Saha and Ye (arXiv 2402.07443). For small_cache, 4 ≤ accesses / (N²d/√M) ≤ 4√11 + 6 + 1/d if M ≤ d², with exponents
+    N², d, M^(−1/2) within 0.02. It makes fewer accesses than FlashAttention at M ≤ d²/4, and more at M ≥ 4d²."""
     ratios = [
         (accesses("small_cache", N, d, M) / theory.theorem_saha_ye(N, d, M), *theory.small_cache_constants(d))
         for N, d, M in _small_caches(full)
@@ -68,15 +68,15 @@ def saha_ye_small_cache(full: bool) -> Claim:
 
 
 def nothing_below_the_lower_bound(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower). No algorithm makes fewer HBM accesses than the lower bound, forward, and
-    certificates of it check."""
+    """Lower bound (flashsim.theory.lower). No algorithm makes fewer HBM accesses than the forward lower bound, and its
+    certificates are valid."""
     algorithms = [each for name, each in FORWARD.items() if not each.options or name == "split_kv"]
     return _nothing_below(algorithms, lower_bound, full)
 
 
 def nothing_below_the_backward_bound(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower_backward). No algorithm makes fewer HBM accesses than the lower bound, backward,
-    and certificates of it check."""
+    """Lower bound (flashsim.theory.lower_backward). No algorithm makes fewer HBM accesses than the backward lower bound,
+    and its certificates are valid."""
     algorithms = [each for each in BACKWARD.values() if not each.options]
     return _nothing_below(algorithms, lower_bound_backward, full)
 
@@ -133,8 +133,8 @@ def q_outer_is_optimal(full: bool) -> Claim:
 
 
 def fourteen_is_the_constant_of_the_row_game(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower_rows). Of backward passes that move whole rows and keep nothing of a pair none
-    moves less than about 14 N²d²/M, and q_outer_streamed moves that: accesses ÷ bound falls with N, below 1.03."""
+    """Lower bound (flashsim.theory.lower_rows). Of backward passes that move whole rows and keep nothing of a pair, none
+    moves less than about 14 N²d²/M. q_outer_streamed moves about that: accesses ÷ bound falls with N, below 1.03."""
     names = [name for name in BACKWARD if not {"S", "P", "dS"} & {*form_of(name, "backward").formulas}]
     least, runs, ratios = math.inf, 0, []
     for N, d, M in itertools.product((50, 333), (4, 16), (90, 700, 3000)):
@@ -156,8 +156,8 @@ def fourteen_is_the_constant_of_the_row_game(full: bool) -> Claim:
 
 
 def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower_backward). Backward, q_outer_streamed moves the fewest: accesses ÷ bound falls
-    with N, below 1.42 (14 ÷ 10.53 is 1.33)."""
+    """Lower bound (flashsim.theory.lower_backward). Of the backward passes, q_outer_streamed moves the least: accesses ÷
+    bound falls with N, below 1.42 (14 ÷ 10.53 is 1.33)."""
     names, ratios, fewest = ("flash", "q_outer", "q_outer_two_pass", "streamed"), [], True
     for N in (1024, 4096, 16_384, *((65_536,) if full else ())):
         sizes: dict[str, Any] = {"N": N, "d": 64, "M": 25_600}
@@ -175,7 +175,7 @@ def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
 
 
 def nothing_below_the_optima(full: bool) -> Claim:
-    """Exact optima (flashsim.optimal.games). The lower bound is at most the optimum, where that is known."""
+    """Exact optima (flashsim.optimal.games). The lower bound is at most the optimum, where the optimum is known."""
     rng = np.random.default_rng(5)
     wanted, least, checked = 300 if full else 40, np.inf, 0
     for _ in range(wanted):
@@ -197,8 +197,8 @@ def nothing_below_the_optima(full: bool) -> Claim:
 
 
 def schedules_near_the_bound(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower). As M grows the best schedule is tiles_streamed, then hybrid_streamed about
-    d², then streamed, each within 1.6 times the bound."""
+    """Lower bound (flashsim.theory.lower). As M grows, the best schedule is first tiles_streamed, about d² hybrid_streamed,
+    then streamed, each within 1.6 times the bound."""
     names = ("tiles_streamed", "hybrid_streamed", "streamed")
     worst, winners = 0.0, []
     for exponent in range(-8, 11, 1 if full else 2):
@@ -210,7 +210,7 @@ def schedules_near_the_bound(full: bool) -> Claim:
         winners.append(best)
     return Claim(
         f"{len(winners)} M from d²/16 to 32 d², N = 4,096, d = 64, the best blocks that fit",
-        f"at most {worst:.3f} times; best: {', '.join(dict.fromkeys(winners))}",
+        f"at most {worst:.3f} times the bound; best: {', '.join(dict.fromkeys(winners))}",
         1 <= worst < 1.6 and tuple(dict.fromkeys(winners)) == names,
         {"worst": worst, "best": winners},
     )

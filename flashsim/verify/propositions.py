@@ -16,8 +16,8 @@ from flashsim.verify.shared import Claim, differs, in_range, largest_N, none_dif
 
 
 def proposition_3(full: bool) -> Claim:
-    """Proposition 3. At Nd/4 ≤ M ≤ Nd: accesses ≥ reading the inputs and writing the outputs once; flash within a derived
-    constant of it."""
+    """Proposition 3. For Nd/4 ≤ M ≤ Nd, every algorithm at least reads the inputs and writes the outputs once, and
+    FlashAttention is within a derived constant of that."""
     below, most, cases = [], 0.0, 0
     within_factor = True
     for N, d, M in in_range(full):
@@ -35,7 +35,7 @@ def proposition_3(full: bool) -> Claim:
                     within_factor &= moved <= theory.flash_over_compulsory_constant(d, direction) * floor
     return Claim(
         f"{cases:,} counts: all algorithms, both directions, N to {largest_N(full):,}",
-        f"{len(below)} below; flash at most {most:.2f} × the compulsory traffic",
+        f"{len(below)} below that; flash at most {most:.2f} × that",
         not below and within_factor,
         {"cases": cases, "below": below[:10], "flash_most": most},
     )
@@ -73,7 +73,8 @@ def proposition_4_counts(full: bool) -> Claim:
 
 
 def proposition_4_bounds(full: bool) -> Claim:
-    """Proposition 4. c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂, s the fraction of tiles computed, constants derived in theory."""
+    """Proposition 4. c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂, where s is the fraction of tiles computed, and theory derives
+    both constants."""
     ratios = []
     for N, d, M, _, block_mask in _sparse_cases(full):
         s = float(block_mask.mean())
@@ -84,7 +85,7 @@ def proposition_4_bounds(full: bool) -> Claim:
 
 
 def proposition_4_patterns(full: bool) -> Claim:
-    """Proposition 4. Above the floor: linear in s; s = N^(−1/2) gives N√N; butterfly gives N log N."""
+    """Proposition 4. Above the floor, accesses are linear in s; s = N^(−1/2) gives N√N; butterfly gives N log N."""
     d, M = 64, 4096  # B_r = B_c = 16
     root, logs = [], []
     linear = True

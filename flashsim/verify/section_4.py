@@ -15,7 +15,7 @@ from flashsim.verify.shared import Claim, right_and_counted
 
 
 def approximations_right(full: bool) -> Claim:
-    """Figure 3. Linformer and Performer, in tiles, are their own formulas."""
+    """Figure 3. Linformer and Performer, in tiles, equal their own formulas."""
     return right_and_counted(
         ("linformer", *approximate.PHI.values()),
         400 if full else 80,
@@ -26,7 +26,7 @@ def approximations_right(full: bool) -> Claim:
 
 
 def clusters_right(full: bool) -> Claim:
-    """Figure 3. Reformer and SMYRF, in clusters of gathered rows, are their own formulas."""
+    """Figure 3. Reformer and SMYRF, in clusters of gathered rows, equal their own formulas."""
     return right_and_counted(
         ("reformer", "smyrf"),
         200 if full else 40,
@@ -38,8 +38,8 @@ def clusters_right(full: bool) -> Claim:
 
 
 def approximations_cross(full: bool) -> Claim:
-    """Figure 3. Measured runtimes of approximations begin to cross FlashAttention's at N = 512 to 1,024; with the paper's
-    k, N/8 and at most 256, accesses do so far before; with k = 256 at every N, within a factor of two of there."""
+    """Figure 3. Measured runtimes of approximations begin to cross FlashAttention's at N = 512 to 1,024. With the paper's
+    k, N/8 and at most 256, accesses cross at far smaller N; with k = 256 at every N, within a factor of two of there."""
     step, last = 16 if full else 64, 4096
     first = {
         said: {
@@ -77,9 +77,9 @@ def _footprint(moved: Traffic) -> int:
 
 
 def memory_footprint(full: bool) -> Claim:
-    """Figure 3. Memory, operands and results included: FlashAttention's and block-sparse FlashAttention's is the same,
-    and linear in N; standard attention's is many times that; Linformer's with its projections and Performer's with φ are
-    more, from N = 1,024 on twice."""
+    """Figure 3. FlashAttention and block-sparse FlashAttention take the same memory, operands and results included, which
+    is linear in N. Standard attention takes many times as much. Linformer with its projections and Performer with φ take
+    more, at least twice as much from N = 1,024 on."""
     lengths = [2**p for p in range(7, 17)]
     shape: dict[str, Any] = {"d": 64, "M": 25_600}
     options: dict[str, dict[str, Any]] = {
@@ -113,10 +113,10 @@ def memory_footprint(full: bool) -> Claim:
 
 
 def what_the_speedup_depends_on(full: bool) -> Claim:
-    """Appendix E.5. The speed-up over standard attention is less at d = 128, and with a T4's smaller SRAM; more under a
-    causal mask, and with dropout; so is the share of accesses saved."""
+    """Appendix E.5. The speed-up over standard attention is smaller at d = 128 and with a T4's smaller SRAM, and larger
+    under a causal mask and with dropout. The share of accesses saved changes in the same direction."""
     cases: dict[str, dict[str, Any]] = {
-        "as it is": {},
+        "d = 64": {},
         "d = 128": {"d": 128},
         "a T4's 64 KB": {"M": 64 * 256},
         "causal": {"mask": Causal()},
@@ -134,7 +134,7 @@ def what_the_speedup_depends_on(full: bool) -> Claim:
     holds = all(a < b for ratios in less for a, b in zip(ratios, plain, strict=True))
     holds &= all(a > b for ratios in more for a, b in zip(ratios, plain, strict=True))
     return Claim(
-        f"flash against standard, forward, N {lengths[0]} … {lengths[-1]:,}, d = 64, M = 192 KB of float32 but where said",
+        f"flash against standard, forward, N {lengths[0]} … {lengths[-1]:,}, d = 64, M = 192 KB of float32, except where said",
         "times fewer accesses: " + ", ".join(f"{case} {min(r):.1f} to {max(r):.1f}" for case, r in saved.items()),
         holds,
         {"N": lengths, **saved},

@@ -87,7 +87,7 @@ def theorem_5_counts(full: bool) -> Claim:
 
 
 def theorem_5_flash_bounds(full: bool) -> Claim:
-    """Theorem 5. FlashAttention: c₁ ≤ accesses / (N²d²/M) ≤ c₂, constants derived in theory."""
+    """Theorem 5. FlashAttention: c₁ ≤ accesses / (N²d²/M) ≤ c₂; theory derives both constants."""
     ratios = [
         (accesses("flash", N, d, M, "backward") / theory.theorem_5_flash(N, d, M), *theory.flash_backward_constants(d))
         for N, d, M in in_range(full)

@@ -57,7 +57,7 @@ def theorem_1_right(full: bool) -> Claim:
 
 
 def theorem_1_induction(full: bool) -> Claim:
-    """Theorem 1. The proof's induction: after every outer step j, m, ℓ, O are those of the first j·B_c keys."""
+    """Theorem 1. The proof's induction: after every outer step j, m, ℓ and O are those of the first j·B_c keys."""
     rng = np.random.default_rng(2)
     steps = InductionInvariant()
     broken = ""
@@ -78,7 +78,7 @@ def theorem_1_induction(full: bool) -> Claim:
 
 
 def theorem_1_flops(full: bool) -> Claim:
-    """Theorem 1. O(N²d) FLOPs: products exactly 4N²d, in all 4 ≤ FLOPs/N²d ≤ 8 + 17/d."""
+    """Theorem 1. O(N²d) FLOPs: products take exactly 4N²d, and 4 ≤ FLOPs/N²d ≤ 8 + 17/d in all."""
     ratios, exact = [], True
     for N, d, M in in_range(full):
         flops = count("flash_basic", N=N, d=d, M=M).flops
@@ -90,7 +90,7 @@ def theorem_1_flops(full: bool) -> Claim:
 
 
 def theorem_1_memory(full: bool) -> Claim:
-    """Theorem 1. Additional memory: 2N elements exactly (standard attention 2N²)."""
+    """Theorem 1. Additional memory is exactly 2N elements (standard attention: 2N²)."""
     cases = list(in_range(full))
     flash = all(count("flash_basic", N=N, d=d, M=M).hbm.extra == 2 * N for N, d, M in cases)
     standard = all(count("standard", N=N, d=d, M=M).hbm.extra == 2 * N * N for N, d, M in cases)

@@ -44,7 +44,7 @@ def check(certificate: Mapping[str, Any]) -> str:
     N_q, N_k, d, d_v, M, optimum = (int(certificate[name]) for name in SIZES)
     allowed, steps, table = (certificate.get(name) for name in ("allowed", "steps", "table"))
     if max(N_q, N_k) > MOST:
-        raise ValueError(f"N_q = {N_q}, N_k = {N_k}; expected {MOST} at most")
+        raise ValueError(f"N_q = {N_q}, N_k = {N_k}; expected at most {MOST}")
     if (
         type(allowed) is not list
         or [len(row) if type(row) is str and {*row} <= {*"01"} else 0 for row in allowed] != [N_k] * N_q

@@ -114,7 +114,6 @@ def check_options(batch: Batch, *, prefix: Any = None, levels: Any = ()) -> Mapp
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    """Return the operands on lengths alone."""
     Q, K, V = batch.shapes().items()
     n = sum(node[2] for level in options["levels"] for node in level)
     return dict([Q, ("K_p", (n, batch.d)), ("V_p", (n, batch.d_v)), K, V])

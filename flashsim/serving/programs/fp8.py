@@ -97,7 +97,6 @@ def check_options(batch: Batch, *, group: Any = None) -> Mapping[str, Any]:
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    """Return the operands on lengths alone."""
     n, scales = sum(batch.keys), (sum(ceil_div(n, options["group"]) for n in batch.keys), 1)
     return {"Q": batch.shapes()["Q"], "K": (n, batch.d), "k_scale": scales, "V": (n, batch.d_v), "v_scale": scales}
 

@@ -71,7 +71,6 @@ def check_options(batch: Batch) -> Mapping[str, Any]:
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    """Return the operands on lengths alone."""
     shapes = batch.shapes()
     return {"Q": shapes["Q"], "C": shapes["K"]}
 

@@ -93,7 +93,6 @@ def check_options(batch: Batch, *, latent: Any, rope: Any) -> Mapping[str, Any]:
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    """Return the operands on lengths alone."""
     shapes, u, rope = batch.shapes(), options["latent"], options["rope"]
     return {"Q": shapes["Q"], "C": (shapes["K"][0], u + rope), "W_UK": (batch.d - rope, u), "W_UV": (batch.d_v, u)}
 

@@ -35,7 +35,6 @@ def check_options(batch: Batch, *, page: Any, tail: Any = "rows", splits: Any = 
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    """Return the operands on lengths alone."""
     found = paged.operands(batch, options)
     return {"Q": found["Q"], "C": found["K"], "table": found["table"], "lengths": found["lengths"]}
 

@@ -105,7 +105,6 @@ def check_options(batch: Batch | None, *, bits: Any, group: Any) -> Mapping[str,
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    """Return the operands on lengths alone."""
     n, bits, G = sum(batch.keys), options["bits"], options["group"]
     k, v = (sum(ceil_div(n, G) for n in batch.keys), batch.d), (n, ceil_div(batch.d_v, G))
     K, V = ((n, ceil_div(width * bits, 8)) for width in (batch.d, batch.d_v))

@@ -78,7 +78,6 @@ def varlen(
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    """Return the operands on lengths alone."""
     ends = {"cu_q": batch.queries, "cu_k": batch.keys}
     words = {name: np.array([[0], *([n] for n in accumulate(of))], np.uint32) for name, of in ends.items()}
     return {**batch.shapes(), **words}

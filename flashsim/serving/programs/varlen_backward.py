@@ -131,7 +131,6 @@ def varlen_backward(
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    """Return the operands on lengths alone."""
     forward = varlen.operands(batch, options)
     R = batch.group * sum(batch.queries)
     return {**forward, "O": (R, batch.d_v), "dO": (R, batch.d_v), "L": (R, 1)}

@@ -15,7 +15,6 @@ from flashsim.serving.theory.form import Moved, ServingForm, row_blocks, sequenc
 
 
 def moved(p: Batch, levels: Levels) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     R, D = p.group * sum(p.queries), 1 + len(levels)
     shared = sum(-(-p.group * sum(p.queries[a:b]) // p.B_r) * n for level in levels for a, b, n in level)
     own = sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))

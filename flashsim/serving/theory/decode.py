@@ -30,7 +30,6 @@ def segments(p: Batch, schedule: str, workers: int, splits: int) -> tuple[Ints, 
 
 
 def moved(p: Batch, schedule: str, workers: int, splits: int) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     b, P = segments(p, schedule, workers, splits)
     k, parts = sum(whole(s.cover(p.B_c)) for s in sequences(p)), whole((b * P)[P > 1])
     found = {"Q": Moved(whole(b * P) * p.d), "K": Moved(k * p.d), "V": Moved(k * p.d_v), **results(p)}

@@ -13,7 +13,6 @@ from flashsim.serving.theory.quantised import tiles
 
 
 def moved(p: Batch, group: int) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     every = [one for _, found in tiles(p, group) for one in found]
     keys, scales = sum(c for c, _ in every), sum(r for _, r in every)
     reads = {

@@ -14,7 +14,6 @@ from flashsim.serving.theory.form import Moved, ServingForm, results, sequences,
 
 
 def moved(p: Batch, latent: int, rope: int) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     n, keys = sum(p.keys), sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
     reads = {
         "Q": p.group * sum(p.queries) * p.d,

@@ -14,7 +14,6 @@ from flashsim.serving.theory.form import Moved, ServingForm
 
 
 def moved(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     found = paged_split.moved(p, page, tail, splits) if splits > 1 else paged.moved(p, page, tail)
     return {"C" if name == "K" else name: of for name, of in found.items() if name != "V"}
 

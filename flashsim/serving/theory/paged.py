@@ -23,7 +23,6 @@ def loaded(blocks: RowBlocks, B_c: int, page: int, tail: str) -> Ints:
 
 
 def moved(p: Batch, page: int, tail: str) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     k = T = pages = 0
     for blocks in sequences(p):
         k += whole(loaded(blocks, p.B_c, page, tail))

@@ -17,7 +17,6 @@ from flashsim.serving.theory.form import Moved, ServingForm
 
 
 def moved(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     found, R = paged.moved(p, page, tail), p.group * sum(p.queries)
     again = {name: replace(found[name], reads=splits * found[name].reads) for name in ("Q", "lengths")}
     parts = {"O_parts": splits * p.d_v, "l_parts": splits, "m_parts": splits}

@@ -29,7 +29,6 @@ def widths(p: Batch, bits: int, group: int) -> dict[str, int]:
 
 
 def moved(p: Batch, bits: int, group: int) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     every = [one for _, found in tiles(p, group) for one in found]
     keys, rows = sum(c for c, _ in every), sum(r for _, r in every)
     reads = {name: keys * width for name, width in widths(p, bits, group).items()}

@@ -14,7 +14,6 @@ from flashsim.serving.theory.form import Moved, ServingForm, results, sequences,
 
 
 def moved(p: Batch) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     T = [len(blocks.b) for blocks in sequences(p)]
     k = sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
     reads = {

@@ -15,7 +15,6 @@ from flashsim.serving.theory.form import Moved, ServingForm, sequences, whole
 
 
 def moved(p: Batch) -> dict[str, Moved]:
-    """Return what each array of one KV head moves."""
     every = [*sequences(p)]
     R, n, d, d_v = p.group * sum(p.queries), sum(p.keys), p.d, p.d_v
     A = sum(whole(s.b * -(-s.e // p.B_c)) for s in every)

@@ -20,9 +20,9 @@ def teach(trace: Trace) -> str:
         and ℓ: line 13 divides by the final ℓ at once, so no maximum moves here and nothing is rescaled. (A row’s P in
         one tile does not sum to 1; over all {T_c} tiles of the row it does.)
 
-        Watch who stays and who travels. dK and dV of a block of keys gather from all {T_r} blocks of rows, dQ of a
-        block of rows from all {T_c} blocks of keys; the outer loop is over the keys. Line 19’s D, one number a row,
-        stands for a sum over all of the row of P ∘ dP: it is why a tile is enough.
+        Watch which arrays stay and which travel. dK and dV of a block of keys sum up parts from all {T_r} blocks of rows,
+        and dQ of a block of rows sums up parts from all {T_c} blocks of keys; the outer loop is over the keys. Line 19’s D,
+        one number a row, equals the sum of P ∘ dP over the whole row. Because of D, one tile is enough.
 
         [line 8] dK and dV of the first block of keys begin at 0, on chip.
         [line 13] P, computed again: in this tile its rows sum to {", ".join(map(short, rows.tolist()))}.

@@ -1,4 +1,4 @@
-"""A block mask says which tiles count; the others are jumped over."""
+"""A block mask says which tiles count; the others are skipped."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def teach(trace: Trace) -> str:
         indices i and j differ in one bit. Watch the walk jump over the crossed tiles: for them no Q, O, ℓ or m is
         loaded and nothing is computed.
 
-        » {moved(trace):,} accesses are made, and {dense.hbm.accesses:,} with all tiles. That is not s times as many, as
-        some do not depend on the mask: K and V are loaded once ({moved(trace, "K", "V")}), and O, ℓ, m are initialized.
-        Rows are rescaled as ever; what is skipped does not count in their sums, so this is another function than dense
-        attention, not a faster way to it.
+        » This run makes {moved(trace):,} accesses, and with all tiles it would make {dense.hbm.accesses:,}. The share is not
+        s, because some accesses do not depend on the mask: K and V are loaded once ({moved(trace, "K", "V")}), and O, ℓ, m
+        are initialized. Rows are rescaled as before. Skipped tiles do not count in the sums, so this is another function
+        than dense attention, and not a faster way to the same one.
 
         [tiles skipped @ {jump.number}] From tile row {jump.tile[0] - gap if jump.tile else 0} to
         {jump.tile[0] + 1 if jump.tile else 0}: {gap} {"tile is" if gap == 1 else "tiles are"} jumped over.
@@ -48,5 +48,5 @@ def teach(trace: Trace) -> str:
         [asks @ last step] {len(order)} of {tiles} tiles were visited, {share:.0%}. How many of the accesses were made?
         [choices] fewer than {share:.0%} | {share:.0%} | more than {share:.0%}
         [right] {"more" if made > share else "fewer"} than {share:.0%}
-        [because] {made:.0%}: K and V are loaded, and O, ℓ, m initialized, whatever is skipped.
+        [because] {made:.0%}: K and V are loaded, and O, ℓ, m initialized, for any mask.
         """

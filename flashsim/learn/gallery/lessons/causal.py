@@ -23,11 +23,11 @@ def teach(trace: Trace) -> str:
     return f"""
         Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are empty.
 
-        » With the rows outermost they can simply be left out: of {all_tiles} tiles {len(visited)} are visited, and the
-        {all_tiles - len(visited)} crossed ones are never loaded. K and V cost {moved(trace, "K", "V")} accesses; without
-        the mask they would cost {KV}. For long sequences that nears half.
+        » With the rows outermost the algorithm can leave these tiles out. It visits {len(visited)} of {all_tiles} tiles, and
+        never loads the {all_tiles - len(visited)} crossed ones. K and V cost {moved(trace, "K", "V")} accesses; without
+        the mask they would cost {KV}. For long sequences this approaches one half.
 
-        » Watch each row of tiles end at the diagonal. Only there, in {partly} tiles, the mask does anything: line 10 puts
+        » Watch each row of tiles end at the diagonal. The mask changes something only there, in {partly} tiles: line 10 puts
         −∞ above the diagonal. Tiles below it are full, and line 10 leaves them as they are. (Algorithm 2 as printed
         visits all tiles, with `--algorithm flash`.)
 
@@ -41,5 +41,5 @@ def teach(trace: Trace) -> str:
         right does it need?
         [choices] none | one | all
         [right] { {1: "none", 2: "one", blocks.T_c: "all"}[sum((i == 0 for i, _ in visited))] }
-        [because] Their keys come after all of its queries, so the mask forbids them whole: they are not even loaded.
+        [because] Their keys come after all of its queries, so the mask forbids all of them, and they are not even loaded.
         """

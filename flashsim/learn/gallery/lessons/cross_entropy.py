@@ -1,4 +1,4 @@
-"""A language model’s loss by online softmax: one logit a row is picked, none is stored."""
+"""A language model’s loss by online softmax: it picks one logit of each row, and stores none."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def teach(trace: Trace) -> str:
     return f"""
         A language model’s last layer takes N × v logits, a row for each token and a column for each word, S = X Eᵀ, and
         then needs one number of each row: the loss, log Σ_j e^{{S_ij}} minus the logit of the right word. With N =
-        8,192 tokens and 256,000 words the logits are {human_bytes(real["N"] * real["v"] * 4)}; what is asked for is
+        8,192 tokens and 256,000 words the logits take {human_bytes(real["N"] * real["v"] * 4)}, and the results
         {human_bytes(kept)}.
 
-        It is attention’s softmax without values, so the same loop does it: rows of X stay, blocks of E pass, m and ℓ
-        are carried as ever. Beside them goes c, which takes the logit out of the tile in which the label’s column
-        passes. Watch y on the chip, {", ".join(f"{label:.0f}" for label in labels[:2, 0])} for the first two rows: the
+        This is attention’s softmax without values, so the same loop computes it: rows of X stay, blocks of E pass, and m and
+        ℓ are kept as before. There is one more statistic, c: it takes the logit out of the tile that has the label’s column.
+        Watch y on the chip, {", ".join(f"{label:.0f}" for label in labels[:2, 0])} for the first two rows: the
         columns are counted from 0, two a tile. No tile of S is ever written; this run moves {moved(trace)} elements,
         and the logits, there and back, would be {2 * N * v} more.
 
-        The gradients make the tiles anew from L, as Algorithm 4 does: `flashsim.cross_entropy.gradient`.
+        The gradients compute the tiles again from L, as Algorithm 4 does: `flashsim.cross_entropy.gradient`.
 
         [first maximum] The first tile: m of row 0 is {short(pair(start, "m")[1][0, 0])}.
         [line 9 @ {picks.number}] Column {labels[0, 0]:.0f} is row 0’s label: c =
@@ -60,7 +60,7 @@ def teach(trace: Trace) -> str:
         [line 12 @ {total.number}] Row {row}: ℓ was {short(before)}, and is {short(after)} with this tile in it.
         [line 15] L = m + log ℓ: {short(value(trace, L, "L_i")[0, 0])} for row 0.
         [line 16] The loss, L − c: {short(output(trace, "loss")[0, 0])} for row 0.
-        [line 7, i = 1] The next rows read E anew: {read} elements in all, T_r = {T_r} times {v * d}.
+        [line 7, i = 1] The next rows read E again: {read} elements in all, T_r = {T_r} times {v * d}.
         [last step] {moved(trace)} accesses; of {N * v} logits none was in HBM.
 
         [asks @ {rise.number}] In row {row} the maximum will now rise from {short(old)} to {short(new)}, and ℓ will be

@@ -1,4 +1,4 @@
-"""From one number a row, L, the softmax is made again tile by tile; dX and dE are two passes."""
+"""From one number a row, L, the softmax is computed again tile by tile; dX and dE take two passes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def teach(trace: Trace) -> str:
     to_E = cross_entropy.exact(of="E", **same).hbm
     p, less = short(P[label]), short(G[label])
     return f"""
-        The loss kept no logit, and its gradient needs all of them: ∂ loss_i / ∂ S_ij is P_ij, the softmax, less 1 in the
+        The loss kept no logit, but its gradient needs all of them: ∂ loss_i / ∂ S_ij is P_ij, the softmax, minus 1 in the
         column of the row’s label. P has as many elements as S, {N * v} here, and is not kept either. But the loss left
-        L, one number a row, and e^{{S_ij − L_i}} is P_ij at once: no maximum is carried, and nothing is rescaled. So each
-        tile of S is made again, as Algorithm 4 makes S again from Q and K.
+        L, one number a row, and e^{{S_ij − L_i}} is P_ij directly, without a maximum or rescaling. So each tile of S is
+        computed again, as Algorithm 4 computes S again from Q and K.
 
-        Rows of X stay, with their sum dX_i, and blocks of E pass. g is what comes from above, 1/{N} a row for the mean of
+        Rows of X stay, with their sum dX_i, and blocks of E pass. g is the gradient from above, 1/{N} a row for the mean of
         {N} losses. The gradient to E is a second pass with the loops exchanged, `to="E"`: there dE_j stays, and the rows
         of X pass. One pass cannot keep both sums on chip.
 
@@ -49,7 +49,7 @@ def teach(trace: Trace) -> str:
         [line 9] Column {label} is row 0’s label: ({p} − 1)/{N} = {less}. It alone is below 0.
         [line 9 @ {last.number}] The last tile of the first rows. {T_c} tiles of G were made, and none was kept.
         [write dX] Row 0’s gradient is complete: {_listed(dX)}. It is written once.
-        [read E, i = 1] The next rows read E anew: T_r = {T_r} times {v * d} elements in all.
+        [read E, i = 1] The next rows read E again: T_r = {T_r} times {v * d} elements in all.
         [line 10 @ {done.number}] The last product. dX_i has met all of E.
         [last step] {moved(trace)} accesses; the pass for dE, of the same blocks, makes {to_E.accesses}.
 
@@ -64,7 +64,7 @@ def teach(trace: Trace) -> str:
         together?
         [choices] once | twice | three times
         [right] three times
-        [because] Once in each pass. What is computed again need not be kept, nor moved.
+        [because] Once in each pass. A tile that is computed again need not be kept or moved.
         """
 
 

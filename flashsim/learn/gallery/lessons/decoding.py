@@ -18,15 +18,15 @@ def teach(trace: Trace) -> str:
     maxima = [pair(s, "m")[1].item() for s in every(trace, "line 12") if s.moved]
     (old,), (new,) = (x[0] for x in pair(rise, "m"))
     return f"""
-        To decode one token is one query against all keys so far: one row of tiles, walked one after another, and
-        nothing in parallel. FlashDecoding cuts the keys into splits instead, {splits} here. Each split is attended to
-        as if it were alone, with a maximum of its own that starts at −∞, and leaves a part, (O, ℓ, m), in HBM. On a GPU
+        Decoding a token has one query and all keys so far: one row of tiles, one after another, with nothing in
+        parallel. FlashDecoding cuts the keys into splits instead, {splits} here. The query attends to each split as if it
+        were alone, with a separate maximum that starts at −∞. Each split leaves a part, (O, ℓ, m), in HBM. On a GPU
         the splits run at the same time; the page plays them one after another.
 
         Watch the maxima: {", ".join(map(short, maxima))}.
 
-        » No split is rescaled, as each is one tile. That comes when
-        the parts are merged (line 22): a part with a larger maximum scales down what was merged before it, just as a
+        » No split is rescaled, because each is one tile. Rescaling comes when
+        the parts are merged (line 22): a part with a larger maximum scales down the parts merged before it, just as a
         tile would. K and V are read once, {moved(trace, "K", "V")} of {moved(trace):,} accesses; the parts cost
         {parts}.
 

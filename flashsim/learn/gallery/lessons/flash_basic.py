@@ -18,8 +18,8 @@ def teach(trace: Trace) -> str:
     assert about.standard is not None
     return f"""
         Algorithm 1 goes through the score matrix tile by tile, and no tile leaves the chip: there is no S and no P in
-        the table of HBM accesses. It has a price: for each of the {about.blocks.T_c} blocks of keys, something is loaded
-        and stored again. What, you are asked on the way.
+        the table of HBM accesses. This has a price: for each of the {about.blocks.T_c} blocks of keys, something is loaded
+        and stored again. A question on the way asks what it is.
 
         Watch the tiles fill column by column. From the second column on, rows come back with a maximum, and where a
         tile has a larger score the row is rescaled: row {row} by the most, as its maximum
@@ -29,9 +29,9 @@ def teach(trace: Trace) -> str:
         [line 9] S_ij is made on chip; {trace.events[tile.last].occupancy} of {about.M} elements are in use.
         [first maximum] The first rows get a maximum; the factor is 0, as there was none before.
         [read O, j = 1] The second block of keys: the first rows’ O, ℓ and m come back.
-        [rescale @ {rise.number}] Row {row}’s maximum rises from {short(old)} to {short(new)}: its old ℓ and O count for
-        {short(np.exp(old - new))} of what they did.
-        [last step] O is whole. {moved(trace):,} accesses, equal to the prediction; standard attention’s are
+        [rescale @ {rise.number}] Row {row}’s maximum rises from {short(old)} to {short(new)}: its old ℓ and O are multiplied
+        by {short(np.exp(old - new))}.
+        [last step] O is complete. {moved(trace):,} accesses, equal to the prediction; standard attention’s are
         {sum(about.standard):,}.
 
         [asks @ line 9] S and P never leave the chip. In the whole run, which array is accessed most? Guess.

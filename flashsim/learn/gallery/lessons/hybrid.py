@@ -1,4 +1,4 @@
-"""Where M is about d², S through HBM moves less than keeping it."""
+"""If M is about d², writing S to HBM moves less than keeping it on chip."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def teach(trace: Trace, fused: Trace) -> str:
     b_r, b_c = value(trace, first(trace, "write O"), "O[0, 0]").shape
     sides = {"fewer": moved(trace) < moved(fused), "more": moved(trace) > moved(fused)}
     return f"""
-        FlashAttention keeps S on chip. So a row of Q needs its row of O beside it, and both are d long. Where M is
-        small that is much: with M = {about.M} and d = {d} one row of each fits, and K and V are loaded once for each of
-        {N} rows. That is `q_outer`, on the other side: {moved(fused)} accesses.
+        FlashAttention keeps S on chip. So a row of Q needs its row of O beside it, and both have d elements. For a small M
+        this is a lot: with M = {about.M} and d = {d} one row of each fits, and K and V are loaded once for each of
+        {N} rows. This is `q_outer`, on the other side: {moved(fused)} accesses.
 
-        `small_cache_hybrid` takes the two products apart. For S = QKᵀ it holds {about.blocks.B_r} rows of Q and none of
-        O, so K is loaded {moved(trace, "K") // (N * d)} times in place of {N}. S goes to HBM. For O = PV it holds
+        `small_cache_hybrid` separates the two products. For S = QKᵀ it holds {about.blocks.B_r} rows of Q and none of
+        O, so K is loaded {moved(trace, "K") // (N * d)} times instead of {N}. S goes to HBM. For O = PV it holds
         {b_r} × {b_c} tiles of O and none of Q; each product takes a column of S and a piece of V.
 
         » S costs
-        {S.writes} writes and {S.reads} reads, and all is {moved(trace)} accesses.
+        {S.writes} writes and {S.reads} reads, and the whole run makes {moved(trace)} accesses.
 
-        » This pays where M is about d², and no longer where it is a few d²: then many rows of Q and O fit, and to write
-        N × N elements is what costs most. FlashAttention is for that side.
+        » This saves accesses if M is about d², but not if M is several d². Then many rows of Q and O fit, and writing
+        N × N elements costs the most; FlashAttention is better there.
 
         [read K] Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.
-        [write S] S leaves for HBM, which FlashAttention never lets happen.
+        [write S] S goes to HBM, which never happens in FlashAttention.
         [read S] The second half: a column of S comes back, and is exponentiated on the way.
         [write O] A {b_r} × {b_c} tile of O is done, and written once.
         [last step] {moved(trace)} accesses, {moved(trace, "S")} of them to S; `q_outer`, {moved(fused)}.

@@ -1,4 +1,4 @@
-"""Attention’s loop without the softmax: what the paper’s tiling extends to."""
+"""Attention’s loop without the softmax: another use of the paper’s tiling."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def teach(trace: Trace) -> str:
     factor = million["materialised"].hbm.accesses / million["x_outer"].hbm.accesses
     reads = moved(trace, "Z")
     return f"""
-        A density at many points, a Gaussian process, optimal transport: all sum Y_i = Σ_j k(x_i, z_j) v_j over many
-        pairs. It is attention’s inner loop without the softmax.
+        Densities at many points, Gaussian processes and optimal transport all need Y_i = Σ_j k(x_i, z_j) v_j over many
+        pairs. This is attention’s inner loop without the softmax.
 
-        » There is no maximum, and so nothing to rescale: line 9
+        » There is no maximum, so nothing is rescaled: line 9
         only adds. The matrix K is made tile by tile, and never leaves the chip.
 
         Watch Y_i, old → new: it stays on chip while the blocks of Z and V pass, as O_i does where Q is outermost. Here
@@ -46,13 +46,13 @@ def teach(trace: Trace) -> str:
 
         [line 8] K_ij: the nearest pair, at distance {short(0.5)}, has k = {short(K.max())}; the farthest of this tile
         has {short(K.min())}.
-        [line 9] Y_i = 0 + K_ij V_j. No row’s maximum is asked for, and nothing is scaled down.
+        [line 9] Y_i = 0 + K_ij V_j. No row needs a maximum, and nothing is scaled down.
         [write Y] Y_i is done, and written once: its first element is {short(output(trace, "Y")[0, 0])}.
-        [read Z, i = 1] The second row block reads Z anew: {reads} elements in all, T_r = {T_r} times {n}.
+        [read Z, i = 1] The second row block reads Z again: {reads} elements in all, T_r = {T_r} times {n}.
         [last step] {moved(trace)} accesses, and K was never in HBM.
 
         [asks @ line 9] What is Y_i scaled by, before the next block’s part is added?
         [choices] by nothing | by e^{{m − m^new}} | by 1/ℓ
         [right] by nothing
-        [because] A sum has no maximum and no divisor. Rescaling is the softmax’s.
+        [because] A sum has no maximum and no divisor. Only the softmax needs rescaling.
         """

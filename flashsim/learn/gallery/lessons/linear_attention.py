@@ -31,15 +31,15 @@ def teach(trace: Trace) -> str:
     one, two = (linear.exact(**long, state=state).hbm.accesses for state in ("on_chip", "in_hbm"))
     softmax = exact("q_outer", **long, sizing="fit", mask=Causal()).accesses
     return f"""
-        Take the softmax away, and attention is a product of three matrices, (QKᵀ)V = Q(KᵀV), causal or not. All keys
-        and values that are past then fit into one matrix, S = Σ_j k_jᵀ v_j.
-        Softmax has no such state: e^{{q·k}} does not come apart into a part of q and a part of k.
+        Without the softmax, attention is a product of three matrices, (QKᵀ)V = Q(KᵀV), causal or not. Then one matrix,
+        S = Σ_j k_jᵀ v_j, holds all past keys and values. Softmax has no such state, because e^{{q·k}} is not a product of
+        a part of q and a part of k.
 
-        Queries come in chunks of {C}. What is in a chunk is done as ever, with a tile A_i and a mask, and what is before
-        it through S: O_i = Q_i S + A_i V_i. Then line 9 adds the chunk to S.
+        Queries come in chunks of {C}. Keys in the same chunk are treated as before, with a tile A_i and a mask. Keys before
+        the chunk come in through S: O_i = Q_i S + A_i V_i. Then line 9 adds the chunk to S.
 
         » So only the tiles on the diagonal are
-        visited, and each array moves once: {moved(trace)} elements, of which not one could be spared. At N = 65,536,
+        visited, and each array moves once: {moved(trace)} elements, which is the least possible. At N = 65,536,
         d = 64 and M = 25,600 that is {one:,} accesses, where causal softmax attention makes {softmax / one:.0f} times as
         many.
 

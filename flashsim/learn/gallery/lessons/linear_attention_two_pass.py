@@ -1,4 +1,4 @@
-"""States through HBM: more is moved, and chunks need not wait for each other."""
+"""States in HBM: more elements move, but chunks need not wait for each other."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def teach(trace: Trace) -> str:
     ways = {state: linear.exact(**long, state=state) for state in linear.STATES}
     times = ways["in_hbm"].hbm.accesses / ways["on_chip"].hbm.accesses
     return f"""
-        In the lesson `linear_attention`, S goes from chunk to chunk on the chip: a chunk cannot begin before the last has
-        ended. A GPU has a hundred multiprocessors and more, and with one sequence of one head all but one would wait.
+        In the lesson `linear_attention`, S goes from chunk to chunk on the chip, so a chunk cannot begin before the last has
+        ended. A GPU has more than a hundred multiprocessors, and with one sequence of one head all except one would wait.
 
-        So do it twice. The first pass, lines 4 to 8, reads K and V alone and writes S as it is before each chunk.
+        So this program makes two passes. The first pass, lines 4 to 8, reads only K and V, and writes S as it is before each
+        chunk.
 
-        » The second,
-        lines 9 to 14, loads a chunk with its own S, and lines 10 to 13 ask nothing of another chunk: they could all run at
-        once. Only the first pass is still one after the other, and it has one of a chunk’s four products.
+        » The second pass,
+        lines 9 to 14, loads a chunk with its own S, and lines 10 to 13 need nothing from another chunk, so all chunks could
+        run at once. Only the first pass is still sequential, and it has one of a chunk’s four products.
 
         The price is traffic: K and V twice, and each state there and back, 2 · {T} · {d * e} elements. Here that is
         {moved(trace)} accesses where one pass makes {one}; at N = 65,536, d = 64 and M = 25,600, {times:.1f} times as
@@ -56,7 +57,7 @@ def teach(trace: Trace) -> str:
         [asks @ read S] {T} states are in HBM. In which order may the second pass do the {T} chunks?
         [choices] in any, or all at once | from the first to the last | from the last to the first
         [right] in any, or all at once
-        [because] A chunk’s S says all of its past, and no chunk writes what another reads.
+        [because] A chunk’s S holds all of its past, and no chunk writes what another reads.
 
         [asks @ write O, i = 2] Chunks of twice as many rows, of the same sequence: what becomes of the accesses to S?
         [choices] half | the same | twice

@@ -32,13 +32,13 @@ def teach(right: Trace, wrong: Trace) -> str:
     row = int(np.abs(new_O - other_O).max(axis=1).argmax())
     return f"""
         The first run is Algorithm 1; the second is the same with e^{{m_i − m_i^new}} left out of line 12, underlined in
-        the Python. The wrong run moves the same elements, fills the same SRAM, and gives no error and no NaN: only
-        values tell. They are at m, ℓ, O, where the second run's are red if they differ.
+        the Python. The wrong run moves the same elements, fills the same SRAM, and gives no error and no NaN. Only its
+        values are wrong. The page shows them at m, ℓ, O, where the second run's are red if they differ.
 
-        » The two are equal until a maximum rises, and from there on those rows of O keep too much of what came first. At
-        the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(error[worst])}. Right are the rows
-        whose maximum never rose ({sound}). So a test in which every row has its maximum in the first block passes with
-        this bug in. And ℓ, which line 11 still rescales, is right everywhere.
+        » The two runs are equal until a maximum rises. From there on, those rows of O keep too much of the earlier keys. At
+        the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(error[worst])}. The rows whose maximum never
+        rose are right ({sound}). So a test in which every row has its maximum in the first block does not find this bug.
+        ℓ, which line 11 still rescales, is right everywhere.
 
         [rescale] Maxima rise for the first time, in {rise.rescaled} rows; line 11 rescales ℓ in both runs, which still
         agree.

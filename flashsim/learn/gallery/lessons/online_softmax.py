@@ -35,7 +35,7 @@ def teach(trace: Trace) -> str:
 
         Here one query meets the scores {written}, one in each turn. Watch m, ℓ, O, old → new, and the factor beside m.
 
-        » It is 1 in every turn but one: there m rises from {short(old)} to {short(new)}, and what ℓ and O were is
+        » The factor is 1 in every turn except one. There m rises from {short(old)} to {short(new)}, and the old ℓ and O are
         multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of
         e^{{S − {short(max(scores))}}} over all of them. `flashsim example prefill` prints such steps in a terminal.
 

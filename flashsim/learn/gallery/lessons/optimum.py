@@ -39,14 +39,14 @@ def teach(trace: Trace, tiles: Trace) -> str:
     gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
     return f"""
-        What is the least that any schedule can move? For so small a problem it can be searched for: N = {N}, d = {d},
+        What is the least that any schedule can move? For a small problem a search can find it: N = {N}, d = {d},
         and M = {trace.about.M}, in which two rows of K and V fit beside one of Q and O. Whole rows move, and S stays on
-        chip. A search through all schedules of this kind, which knows nothing of loops, finds {moved(trace)} elements:
+        chip. The search goes through all schedules of this kind, with or without loops. It finds {moved(trace)} elements:
         no schedule moves fewer. Beside it are the best tiles of `q_outer`, which move {moved(tiles)}.
 
-        » The optimum turns around. Where a row of Q is done, the last rows of K and V are still on chip, and the next row
-        of Q begins with them; `q_outer` begins anew with K_1, which is long gone. So K is loaded {loads["K"]} times in
-        place of {N * N}, and V {loads["V"]} times. {least} elements are compulsory: each row of Q, K and V once, O and L.
+        » The optimum turns around. When a row of Q is done, the last rows of K and V are still on chip, and the next row
+        of Q begins with them. `q_outer` begins again with K_1, which was evicted long ago. So K is loaded {loads["K"]} times
+        instead of {N * N}, and V {loads["V"]} times. {least} elements are compulsory: each row of Q, K and V once, O and L.
 
         `snake` does this, and moves {snake}. The optimum also fills the room that is left, with rows of K or V.
 

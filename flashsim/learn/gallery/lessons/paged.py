@@ -32,27 +32,28 @@ def teach(trace: Trace) -> str:
     share = real["table"].bytes / (real["K"].bytes + real["V"].bytes)
     return f"""
         A server does not know how long an answer will be. Room for the longest one would mostly stay empty. So keys and
-        values lie in pages, {moved(trace, "lengths")} sequences’ in one pool here, and a table says which pages are
-        whose: it is read on the way, through the same memory, and counted.
+        values lie in pages; here one pool has the pages of {moved(trace, "lengths")} sequences. A table says which sequence
+        has which pages. The program reads the table through the same memory, and this is counted.
 
-        » The pool’s order means nothing. The first sequence
-        reads pages {", ".join(map(str, pages[:3]))}, in this order; page 3 is nobody’s. Positions come from the table’s
-        column, not from where a page lies: the mask and the softmax see keys 0, 1, 2 … as ever.
+        » The order of pages in the pool means nothing. The first sequence
+        reads pages {", ".join(map(str, pages[:3]))}, in this order; page 3 belongs to no sequence. The table’s column gives
+        the position of a key, not the place of the page: the mask and the softmax see keys 0, 1, 2 … as before.
 
-        Each row block reads a word for each page, {words} in all, against {keys} rows of K and as many of V. At pages of
-        16 rows of 128 numbers in float16 the table is {share:.2%} of the traffic. Whoever finds paged kernels slower has
-        to look elsewhere than at the table’s bytes.
+        Each row block reads a word for each page, {words} in all, and {keys} rows of K and as many of V. With pages of
+        16 rows of 128 numbers in float16 the table is {share:.2%} of the bytes of K and V. So if a paged kernel is slower,
+        the table’s bytes are not the reason.
 
-        The last page is seldom full. Only the rows that are filled are loaded here; a kernel that loads the whole page
-        must mask the rest, whatever it holds, and NaN · 0 is NaN.
+        The last page is seldom full. Only the filled rows are loaded here. A kernel that loads the whole page must mask the
+        rest, whatever it holds, because NaN · 0 is NaN.
 
         [line 3] n: how many keys the sequence has. It is a word of HBM, too.
-        [line 7] b, the page’s number. Were it none, or beyond the pool, the run would end here, and name the sequence.
+        [line 7] b, the page’s number. If it were −1 or beyond the pool, the run would end here with an error that names the
+        sequence.
         [read K @ {reads[0].number}] Rows {2 * pages[0]} and {2 * pages[0] + 1} of the pool: page {pages[0]}.
         [read K @ {partial[0].number}] One row: the page has two, and the sequence has no key for the other.
         [write O] The first sequence is done.
         [read K @ {second.number}] The second one begins, on page {pages[3]}.
-        [last step] {moved(trace)} accesses, {words + moved(trace, "lengths")} of them words that say where to go.
+        [last step] {moved(trace)} accesses, of which {words + moved(trace, "lengths")} are words of table and lengths.
 
         [asks @ {partial[0].number}] Another server gives the first sequence other pages. What changes in O?
         [choices] the order in which keys are summed | nothing, not one bit | the last digits

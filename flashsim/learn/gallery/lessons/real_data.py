@@ -63,7 +63,7 @@ def teach(trace: Trace) -> str:
     still = next(s for s in every(trace, "maximum stays", rise.number) if s.rows == rise.rows)
     assert still.cols is not None
     return f"""
-        Not random numbers but a model’s: head {head} in layer 0 of all-MiniLM-L6-v2, which reads the Gettysburg
+        These numbers come from a model: head {head} in layer 0 of all-MiniLM-L6-v2, which reads the Gettysburg
         Address, {len(S)} tokens. This head looks for the token before: {previous} of {len(S) - 1} queries have their
         largest score there. So when a row’s own neighbourhood comes on chip, its maximum jumps, here by
         {short(new - old)}, the most in any head for blocks of {block} keys (for blocks of {smaller} it is
@@ -73,9 +73,9 @@ def teach(trace: Trace) -> str:
         {row - start} is token {row}, “{tokens[row]}”, after “{tokens[row - 1]}”.
 
         » Watch its line in m, ℓ, O when keys
-        {rise.cols[0]} to {rise.cols[1] - 1} arrive: the factor is {short(factor)}, so that all it had gathered from
-        {rise.cols[0]} keys counts for nothing, less than float32 can add, and its O is replaced. Without the factors of
-        lines 11 and 12 it would count in full.
+        {rise.cols[0]} to {rise.cols[1] - 1} arrive: the factor is {short(factor)}. So everything from the {rise.cols[0]}
+        keys before becomes smaller than float32 can add, and O is replaced. Without the factors of lines 11 and 12 it would
+        count in full.
 
         [first maximum @ {begun.number}] Keys 0 to {block - 1}: row {row - start} gets its first maximum,
         {short(pair(begun, "m")[1][at, 0])}.

@@ -1,4 +1,4 @@
-"""A prefix that sequences share is read once for all of them, and merged with what each has of its own."""
+"""A prefix that sequences share is read once for all of them, and merged with the keys of each sequence."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def teach(trace: Trace) -> str:
         sees it in O.
 
         The prefix’s {prefix} keys are read {shared // prefix} time, {shared} rows of K, not {3 * prefix}. Merging costs
-        O and L three times more. Here that is a loss, {moved(trace)} accesses against {alone.hbm.accesses} alone, as the
+        O and L three times more. Here this is a loss, {moved(trace)} accesses instead of {alone.hbm.accesses}, because the
         prefix is so short. With {b} sequences and a prefix of 32,768 it gains {saved[16]:.1f}-fold with row blocks of
-        16, {saved[64]:.1f}-fold with those of 64: not {b}-fold, as each row block reads the prefix anew.
+        16, {saved[64]:.1f}-fold with those of 64. It does not gain {b}-fold, because each row block reads the prefix again.
 
         [read K_p] The prefix’s first keys, for all {len(lengths)} rows at once.
         [write O] O and L of the prefix alone, as if there were nothing else.
@@ -66,5 +66,5 @@ def teach(trace: Trace) -> str:
         [asks @ {merge.number}] A sequence has no key of its own yet: its L^{{new}} is −∞. What is its O?
         [choices] NaN | O of the prefix | half of it
         [right] O of the prefix
-        [because] e^{{−∞}} is 0: that side has no weight. Only where both sides are empty, −∞ − (−∞), must one take care.
+        [because] e^{{−∞}} is 0, so that side has no weight. Only if both sides are empty, −∞ − (−∞) needs care.
         """

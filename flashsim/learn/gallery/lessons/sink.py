@@ -1,4 +1,4 @@
-"""A key without a value: a query may give it the weight that no other key deserves."""
+"""A key whose value is 0: a query gives it the weight that no other key should have."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ def teach(trace: Trace) -> str:
     sizes: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
     plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(s)))
     return f"""
-        Softmax weights sum to 1, so a query must attend to something, even where no key is worth it. Trained models then
-        load their weight on the first token, whatever it is. A learnable sink gives it a place of its own: a logit s a
-        head, here s = {short(s)}, which joins the sum that weights are divided by. It acts as one more key, whose
-        value is 0.
+        Softmax weights sum to 1, so a query must attend to something, even if no key is relevant. Trained models then put
+        this weight on the first token, whatever it is. A learnable sink is a better place for it: a logit s for each head,
+        here s = {short(s)}, which is added to the sum that divides the weights. It acts as one more key, whose value is 0.
 
-        » Nothing is added to the loop. Statistics do not begin with ℓ = 0 and m = −∞ but with ℓ = 1 and m = s (line 6), as if
-        the sink’s key had been read first. The rest of the lines are as they were, and rescaling treats it as it treats any key.
+        » Nothing is added to the loop. Statistics begin with ℓ = 1 and m = s (line 6) instead of ℓ = 0 and m = −∞, as if
+        the sink’s key had been read first. All other lines are unchanged, and rescaling treats the sink like any key.
 
         The first query sees one key only. Without a sink that key has weight 1, whatever its score; here the sink takes
         {shares[0]:.0%} of it. L = m + log ℓ includes the sink, so its weight is e^{{s − L}} in every row:
-        {", ".join(f"{share:.0%}" for share in shares)} in the first row block. The backward pass takes this L and
-        stays as it is, too. The sink’s own gradient is a last pass over O, dO and L, {sunk / plain - 1:.1%} more accesses at
+        {", ".join(f"{share:.0%}" for share in shares)} in the first row block. The backward pass takes this L, and is
+        unchanged, too. The sink’s own gradient needs a last pass over O, dO and L, {sunk / plain - 1:.1%} more accesses at
         N = {sizes["N"]:,}. Forward, it costs {words} words here, one for each of the {blocks.T_r} row blocks.
 
         [read Q] The first row block.

@@ -1,4 +1,4 @@
-"""A band of tiles: the keys of the window, and no others."""
+"""A band of tiles: only the keys of the window."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def teach(trace: Trace) -> str:
     KV = sum(twice.hbm.by_array[name].reads for name in "KV") / moved(trace, "K", "V")
     return f"""
         Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its
-        windows reach: of {every} tiles {len(visited)} are visited, {most} in a row of tiles at most, however long the
-        sequence is.
+        windows reach. It visits {len(visited)} of {every} tiles, at most {most} in a row of tiles, for a sequence of any
+        length.
 
         » Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would be 4 times.
 

@@ -42,10 +42,10 @@ def teach(trace: Trace) -> str:
         for size in (M // 9, M)
     }
     return f"""
-        A perceptron of two layers, Y = relu(X W1) W2, stands behind each attention of a transformer. Done one layer
-        after the other, the hidden layer H, N × {f} here, is written to HBM and read again, as S and P are in standard
-        attention. The same loop removes it: a tile of H is made, passed through relu, multiplied by its rows of W2, and
-        forgotten. Tiles of the picture are H’s; none is ever in HBM.
+        A perceptron of two layers, Y = relu(X W1) W2, follows each attention in a transformer. If one layer runs after the
+        other, the hidden layer H, N × {f} here, is written to HBM and read again, like S and P in standard attention. The
+        same loop avoids this: a tile of H is made, passed through relu, multiplied by its rows of W2, and forgotten. The
+        tiles of the picture are tiles of H; none is ever in HBM.
 
         The weights come in blocks of 2 × 2, and half of W1’s are zeros, which are never loaded. This run moves
         {moved(trace)} elements; with H in HBM and the same blocks it would be {unfused.accesses}.
@@ -53,10 +53,10 @@ def teach(trace: Trace) -> str:
         » Where a whole column of W1’s blocks is dead, line 6 leaves the tile out: {len(hidden)} tiles of H pass before
         Y_i is done.
 
-        It does not always pay. Rows of X and of Y share the chip, so fewer of them fit, and the weights are read more
-        often. A dense MLP 1,024 → 4,096 → 1,024 with M = d²/9 moves {large["fused", M // 9]:g} elements for each of H’s
-        if fused, and {large["square", M // 9]:g} in square tiles that write H; from M ≈ d² on fusing wins,
-        {large["fused", M]:g} against {large["square", M]:g}.
+        Fusing does not always save. Rows of X and of Y share the chip, so fewer of them fit, and the weights are read more
+        often. A dense MLP 1,024 → 4,096 → 1,024 with M = d²/9 moves {large["fused", M // 9]:g} elements for each element of
+        H if fused, and {large["square", M // 9]:g} in square tiles that write H. From M ≈ d² on fusing moves less,
+        {large["fused", M]:g} instead of {large["square", M]:g}.
 
         [read W1] X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.
         [line 12] relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is

@@ -17,11 +17,11 @@ def teach(trace: Trace) -> str:
     return f"""
         Standard attention is three passes: S = QKᵀ, P = softmax(S), O = PV. Between them the N × N matrices S and P
         go to HBM and come back. Watch the table of HBM accesses: S is written, {N_q * N_k} elements, then read; P is
-        written, then read. How much that is of all accesses, you are asked on the way. A tile of the grid is visited
-        once in each pass, so it is “done in part” until the last one has been there.
+        written, then read. A question on the way asks what share of all accesses this is. Each pass visits a tile of the
+        grid once, so the tile is “done in part” until the last pass has visited it.
 
         The rows of K are loaded again for each block of rows of Q, {K.reads // (K.shape[0] * K.shape[1])} times in
-        all: products too large for the chip cost that, and standard attention as it is counted here pays it.
+        all. This is the cost of products that are too large for the chip, and it is counted here.
 
         [write S] The first tile of S leaves for HBM.
         [read S] The second pass begins: row block by row block, all {N_q * N_k} elements of S come back.
