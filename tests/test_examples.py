@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import sys
 from dataclasses import replace
 from decimal import ROUND_HALF_EVEN, Decimal, getcontext
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -328,6 +330,28 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
+def test_heads_are_filled_up_to_the_32_columns_that_a_gpu_s_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for CuPy and for the kernels: what these get, and that columns of zeros are taken off again."""
+    widths = []
+
+    def forward(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        widths.extend(a.shape[-1] for a in (q, k, v))
+        return q + v, None
+
+    def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, **_: Any) -> Any:
+        widths.append(do.shape[-1])
+        return q, k, v
+
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(asarray=np.asarray, asnumpy=np.asarray))
+    monkeypatch.setattr("flashsim.gpu.forward", forward)
+    monkeypatch.setattr("flashsim.gpu.backward", backward)
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 1, 1, 4, 6))
+    O, back = same_curve.on_a_gpu(None, Q, K, V)
+    assert np.array_equal(O, Q + V)
+    assert all(map(np.array_equal, back(Q), (Q, K, V)))
+    assert widths == [32] * 4
+
+
 def two_steps() -> same_curve.SameCurve:
     return same_curve.compute(steps=2, jobs=1)
 

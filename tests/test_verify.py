@@ -158,6 +158,13 @@ def test_a_claim_fails_where_what_it_measures_is_wrong(
     assert not claim(False).holds
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_longest_sequence_that_is_tried_is_said(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = max(N for N, *_ in optimality._small_caches(full)) - 1  # one beyond a power of two is tried, too
+    monkeypatch.setattr(optimality, "_small_caches", lambda _: [(64, 16, 25)])
+    assert f"N to {longest:,};" in optimality.saha_ye_small_cache(full).tried
+
+
 def test_three_bits_are_5_3_times_fewer_than_16() -> None:
     assert "; 5.3× fewer than 16" in serving.quantised_bits(False).measured
 
