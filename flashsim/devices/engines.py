@@ -73,7 +73,6 @@ class Torch:
         """Return once what is queued on this process's GPU, if it has one, is done."""
 
     def everyone_s(self, word: Any) -> list[Any]:
-        """Return what each process said, in the order of ranks."""
         found = [None] * self.size
         with together(self.rank):
             self._dist.all_gather_object(found, word)
@@ -240,7 +239,6 @@ class Mpi:
                 raise _other_length(ticket.rank, site, found, from_, size)
 
     def everyone_s(self, word: Any) -> list[Any]:
-        """Return what each process said, in the order of ranks."""
         with together(self.rank):
             _until(self._all.Ibarrier().Test, self._timeout)
             found: list[Any] = self._all.allgather(word)
