@@ -157,7 +157,7 @@ def test_what_a_convention_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="seed is 3; expected none"):
         kernel(*(np.zeros((1, 1, 2, 8), np.float16),) * 3, seed=3)
     kernel._bridge.gradients = lambda *given: given
-    with pytest.raises(AttributeError, match="convention 'vllm' is of decoding"):
+    with pytest.raises(AttributeError, match="convention 'vllm' is for decoding"):
         _ = kernel.backward
 
 

@@ -89,7 +89,7 @@ def test_what_has_another_name_or_no_word_is_said_to(capsys: pytest.CaptureFixtu
     assert main(["check", "mine.py:packed", "--examples", "3"]) == 3
     out = said(capsys)
     assert "attn_mask (the kit's name is mask)" in out
-    assert "cu_seqlens_q (the kit has no word for it: flashsim check --list)" in out
+    assert "cu_seqlens_q (no spec can declare it: flashsim check --list)" in out
 
 
 def test_a_failure_counts_for_more_than_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(capsys: pyte
 
 def test_what_nothing_tries_is_doubtful_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--init", "mine.py:packed"]) == 0
-    assert "Doubtful: unchecked: only the default of cu_seqlens_q (the kit has no word" in said(capsys)
+    assert "Doubtful: unchecked: only the default of cu_seqlens_q (no spec can declare it" in said(capsys)
     assert "unchecked=('cu_seqlens_q', 'attn_mask')" in Path("packed_spec.py").read_text(encoding="utf-8")
     assert pytest_on("test_packed.py")[0] == 1
 

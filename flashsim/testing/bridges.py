@@ -90,7 +90,7 @@ class _Numpy(Bridge):
 
     def __init__(self, device: Any) -> None:
         if device is not None:
-            raise ValueError(f"device is {shown(device)}; expected none, which NumPy has")
+            raise ValueError(f"device is {shown(device)}; expected none, because NumPy has no devices")
 
     def send(self, name: str, array: Array) -> Sent:
         return Sent(name, array)

@@ -104,7 +104,7 @@ class Case:
         if elements > MOST_ELEMENTS:
             raise ValueError(
                 f"Case: B, H_kv, group, N_q, N_k, d, d_v make an array of up to {shown(elements)} elements; "
-                f"expected at most {MOST_ELEMENTS:,}, as each is checked against a float64 oracle"
+                f"expected at most {MOST_ELEMENTS:,}, because a float64 oracle checks each of them"
             )
 
     def problem(self, spec: Spec) -> Problem:

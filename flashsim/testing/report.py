@@ -130,8 +130,8 @@ class Report:
         if not self.mismatches:
             return ""
         stopped = any(mismatch.stops for mismatch in self.mismatches)
-        then = "nothing was checked" if stopped else "the rest was checked without"
-        head = _wrapped(f"{self.name} does not fit its spec, by a few first calls; {then}.")
+        then = "so nothing was checked" if stopped else "so these are left out of the checks"
+        head = _wrapped(f"A few first calls show that {self.name} does not fit its spec, {then}.")
         return "\n".join([head, *(_wrapped(f"* {mismatch}", "  ") for mismatch in self.mismatches)])
 
     def incomplete(self) -> str:

@@ -1,4 +1,4 @@
-"""What a kernel takes and nothing tries: parameters that its spec does not declare, and those that the kit has no word for."""
+"""What a kernel takes and no check tries: parameters that its spec does not declare, and those that no spec can declare."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def at_their_defaults(subject: Subject) -> list[str]:
     given |= set(DESCALES) if subject.spec.scales else set()
     given |= set() if subject.keep_mask is None else {"dropout_p", "seed"}
     ours = {alias: f" (the kit's name is {feature.keyword})" for feature in FEATURES for alias in feature.aliases}
-    ours |= {name: " (the kit has no word for it: flashsim check --list)" for names in NO_WORD for name in names}
+    ours |= {name: " (no spec can declare it: flashsim check --list)" for names in NO_WORD for name in names}
     return [f"{name}{ours.get(name, '')}" for name in _open(subject.fn)[3:] if name not in given]
 
 
@@ -73,7 +73,7 @@ def incomplete(name: str, keywords: Mapping[str, Sequence[Any]], defaulted: Sequ
     if said:
         left = (*keywords, *(each.partition(" ")[0] for each in defaulted))
         said.append(
-            f"What stays at its default on purpose: --unchecked {' '.join(left)}, in Python Spec(unchecked={left!r})."
+            f"If they stay at their defaults on purpose: --unchecked {' '.join(left)}, in Python Spec(unchecked={left!r})."
         )
     return f"INCOMPLETE: {' '.join(said)}" if said else ""
 
@@ -91,6 +91,6 @@ def _to_declare(keywords: Mapping[str, Sequence[Any]]) -> str:
 
 
 def without_words() -> str:
-    """Return what a spec has no word for, a line each, as text."""
+    """Return what a spec cannot declare, a line each, as text."""
     lines = [f"  {names[0]}{', …' if len(names) > 1 else ''}: {what}" for names, what in NO_WORD.items()]
-    return "\n".join(["A spec has no word for these, and nothing tries them:", *lines])
+    return "\n".join(["A spec cannot declare these, and no check tries them:", *lines])

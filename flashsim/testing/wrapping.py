@@ -52,7 +52,7 @@ class Wrapped:
                 f"no backward for {self.__name__}: {self._bridge.package} has no automatic differentiation"
             )
         if self.convention is not None and CONVENTIONS[self.convention].page:
-            raise AttributeError(f"no backward for {self.__name__}: convention {self.convention!r} is of decoding")
+            raise AttributeError(f"no backward for {self.__name__}: convention {self.convention!r} is for decoding")
         return self._adapted(self._backward)
 
     def spec(self, **overrides: Any) -> Spec:
