@@ -329,10 +329,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXAMPLES, "same_curve", replace(example, compute=lambda: two_steps()))
 
 
-@cache
 def test_heads_are_filled_up_to_the_32_columns_that_a_gpu_s_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for CuPy and for the kernels: what these get, and that columns of zeros are taken off again."""
-    widths = []
+    widths: list[int] = []
 
     def forward(q: Any, k: Any, v: Any, **_: Any) -> Any:
         widths.extend(a.shape[-1] for a in (q, k, v))
@@ -352,6 +351,7 @@ def test_heads_are_filled_up_to_the_32_columns_that_a_gpu_s_kernels_take(monkeyp
     assert widths == [32] * 4
 
 
+@cache
 def two_steps() -> same_curve.SameCurve:
     return same_curve.compute(steps=2, jobs=1)
 
