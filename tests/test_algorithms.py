@@ -373,5 +373,5 @@ def test_policies_without_parameters_are_equal() -> None:
 
 
 def test_a_function_whose_parameters_say_nothing_takes_what_is_usual() -> None:
-    usual = replace(FORWARD["flash"], run=lambda *given: None, operands=(), parts=())
+    usual = replace(FORWARD["flash"], run=lambda *given: (), operands=(), parts=())
     assert (usual.operands, usual.parts) == (OPERANDS, PARTS)

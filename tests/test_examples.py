@@ -332,7 +332,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def test_heads_are_filled_up_to_the_32_columns_that_a_gpu_s_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for CuPy and for the kernels: what these get, and that columns of zeros are taken off again."""
-    widths = []
+    widths: list[int] = []
 
     def forward(q: Any, k: Any, v: Any, **_: Any) -> Any:
         widths.extend(a.shape[-1] for a in (q, k, v))

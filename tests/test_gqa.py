@@ -304,8 +304,8 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
 def test_a_tile_of_one_position_of_each_head_is_full_where_that_position_has_all_keys() -> None:
     together = groups.grouped(SlidingWindow(0, 0), 2, 3)
     for rows, full in (((0, 2), True), ((0, 3), False), ((2, 4), False)):
-        corners = [np.array([end]) for end in (*rows, 0, 1)]
-        assert together.full(*corners, Shape(6, 3, 2, 2), ()) == [full]
+        top, bottom, left, right = (np.array([end]) for end in (*rows, 0, 1))
+        assert together.full(top, bottom, left, right, Shape(6, 3, 2, 2), ()) == [full]
 
 
 @pytest.mark.parametrize("name", FORWARD)
