@@ -46,6 +46,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.packages
 def test_the_proof_compiles_and_assumes_nothing(compiled: tuple[Path, dict[str, str]]) -> None:
     assert compiled[1] == {
         part: "Closed under the global context\n" * (5 if part == "certificate" else 0) for part in PARTS
