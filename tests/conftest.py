@@ -86,7 +86,9 @@ def until(page: Any, condition: str) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=FUZZ_EXAMPLES, metavar="N", help="examples that each fuzzer tries")
-    parser.addoption("--part", metavar="K/N", help="of the slow tests, every N-th, from the K-th on; others are all run")
+    parser.addoption(
+        "--part", metavar="K/N", help="of the slow tests, every N-th, from the K-th on; others are all run"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -279,7 +279,7 @@ def test_count_s_formulas_give_its_counts_or_a_star_says_why(command: str, capsy
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     values = dict(re.findall(r"\b([BT]_[rc]) = (\d+)", out)) | dict(
-        re.findall(r"^(p|s|W|T_[vd]|[RU]_[cdkqrv]) = ([\d,]+):", out, re.M)
+        re.findall(r"^(p|s|W|T_[vd]|[RU]_[cdkqrvD]) = ([\d,]+):", out, re.M)
     )
     values |= {"N_q": "48", "N_k": "48", "d": "8", "d_v": "8"} | dict(re.findall(r"(N_q) = (\d+) of a group", out))
     times = int((re.findall(r"^each times (\d+) ", out, re.MULTILINE) or ["1"])[0])

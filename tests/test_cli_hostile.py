@@ -233,7 +233,7 @@ REFUSED = {  # command line: what is said
     "tune --d 4 --N 4 --M 1KB --dropout 7": "--dropout: got '7'",
     "tune --d 4 --N 4 --json nowhere/x": "--json",
     # prove
-    "prove --exact --N 100 --d 4": "N is 100; expected 8 at most",
+    "prove --exact --N 100 --d 4": "N is 100; expected at most 8",
     "prove --exact --N 3 --d 4 --M 24 -o x.txt": "argument -o/--output: x.txt has no suffix that says a trace's format",
     # gpu, bench
     "gpu warm": "there is no 'warm'",

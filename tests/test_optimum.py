@@ -276,7 +276,7 @@ def test_a_worse_schedule_is_not_called_the_optimum() -> None:
 def test_bounds_hold_while_the_search_goes_on() -> None:
     told: list[tuple[int, int]] = []
     found = Optimum(N=4, d=4, M=24)
-    with pytest.raises(ValueError, match="has ended"):
+    with pytest.raises(ValueError, match="expected a finished search"):
         found.certificate()
     found.run(lambda search: told.append((search.lower, search.upper)))
     assert len(told) > 5

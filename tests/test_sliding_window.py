@@ -105,5 +105,5 @@ def test_a_skip_with_a_wrong_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_the_lesson_s_numbers() -> None:
     """16 queries in blocks of 2, window (4, 0): rows 2i and 2i + 1 reach keys 2i − 4 … 2i + 1, three blocks, or fewer above."""
     text = pages()["sliding_window"].lesson.text
-    assert "of 64 tiles 21 are visited, 3 in a row of tiles at most" in " ".join(text.split())
+    assert "visits 21 of 64 tiles, at most 3 in a row of tiles" in " ".join(text.split())
     assert f"costs {(3 * 16 - 3) / 21:.2f} times" in " ".join(text.split())

@@ -116,8 +116,8 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--wrap", choices=["numpy", "torch", "cupy", "jax"], help="the function takes this package's arrays"
     )
-    how = "with --wrap: the library whose conventions it follows for names of arguments, alignment, packing and pages"
-    parser.add_argument("--convention", choices=CONVENTIONS, help=how)
+    how = f"with --wrap, whose conventions it follows for names, alignment, packing and pages: {', '.join(CONVENTIONS)}"
+    parser.add_argument("--convention", choices=CONVENTIONS, metavar="NAME", help=how)
     add(parser, "--page", type=whole(), metavar="ROWS", help="with --convention: how many rows a page has")
     parser.add_argument("--device", help="with --wrap: where its arrays live, such as cuda")
     add(parser, "--json", "--quiet")

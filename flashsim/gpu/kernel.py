@@ -49,13 +49,16 @@ class Variant:
 def hopper_variants(file: str, functions: Callable[[str, bool], Iterable[str]]) -> tuple[Variant, ...]:
     """Return float16's, and a third of bfloat16's and of what counts, for Hopper: `functions` of a dtype and whether it counts.
 
-    A third of them, as listed, has every width and every kind of mask: what only bfloat16 has, or only counting.
+    A third of them, as listed, has every width and every kind of mask: what only bfloat16 has, or only counting. And the first
+    of each function, or what it alone uses would be of no use in that build.
     """
-    cases = ("float16", 0, slice(None)), ("bfloat16", 0, slice(2, None, 3)), ("float16", 1, slice(1, None, 3))
-    return tuple(
-        Variant(file, (("COUNT", count),), tuple(dict.fromkeys(functions(dtype, bool(count))))[part], ("sm_90a",))
-        for dtype, count, part in cases
-    )
+    found = []
+    for dtype, count, first in (("float16", 0, None), ("bfloat16", 0, 2), ("float16", 1, 1)):
+        listed = [*dict.fromkeys(functions(dtype, bool(count)))]
+        firsts = {name.partition("<")[0]: name for name in reversed(listed)}.values()
+        some = tuple(name for at, name in enumerate(listed) if first in (None, at % 3) or name in firsts)
+        found.append(Variant(file, (("COUNT", count),), some, ("sm_90a",)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
