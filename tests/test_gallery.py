@@ -625,6 +625,7 @@ def opened(page: Any, name: str, at: str = "") -> Any:
     return page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS)
 def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str) -> None:
     opened(page, name)
@@ -656,6 +657,7 @@ def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str)
             assert said in page.locator(".versus").first.text_content()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_index_s_links_and_the_moment_button_lead_there(page: Any, name: str) -> None:
     page.goto("index.html")
@@ -737,6 +739,7 @@ SEEN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("viewport", [DESK, PHONE, FRAME], ids=["1280×720", "390×844", "960×480"])
 @pytest.mark.parametrize("name", LESSONS)
 def test_what_a_step_is_about_is_seen_without_scrolling(page: Any, name: str, viewport: dict[str, int]) -> None:
@@ -770,6 +773,7 @@ def test_a_covered_part_is_found(page: Any) -> None:
     assert [part for part in page.evaluate(UNSEEN, list(SEEN)) if "beyond" in part or "not to be clicked" in part]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS)
 def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
     """A stop opens when one steps onto its step; it says right and wrong, and why; it asks once, and can be skipped."""
@@ -808,6 +812,7 @@ SEEN_AHEAD = """(stop) => [...document.querySelectorAll("#lesson .moments li")].
   Number(entry.querySelector("a").hash.slice(3)) >= stop && entry.lastElementChild.checkVisibility()).length"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS)
 def test_what_a_stop_asks_is_not_shown_before(page: Any, name: str) -> None:
     """Neither in the predicted totals nor in the moments; the last step, reached by a link, shows all."""
