@@ -86,16 +86,10 @@ class Tuned(Exported):
         return f"Tuned({self._asked}: {fewest}{bound})"
 
     def _repr_html_(self) -> str:
-        rows = [
-            (
-                one.algorithm,
-                one.loops,
-                f"{one.blocks.B_r:,} × {one.blocks.B_c:,}",
-                one.accesses,
-                f"{one.peak / self.M:.0%}",
-            )
-            for one in sorted(self.by_loops.values(), key=_cost)
-        ]
+        rows = []
+        for one in sorted(self.by_loops.values(), key=_cost):
+            blocks, peak = f"{one.blocks.B_r:,} × {one.blocks.B_c:,}", f"{one.peak / self.M:.0%}"
+            rows.append((one.algorithm, one.loops, blocks, one.accesses, peak))
         notes = [f"compulsory: {self.compulsory:,} elements"]
         if self.bound is not None:
             notes.append(f"lower bound: {self.bound:,} elements; no schedule moves less")
@@ -251,21 +245,9 @@ def tune(
     block sizes would have to be tried.
     """
     direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
-    least, asked = (
-        check_count("least", least),
-        Problem.asked(
-            problem,
-            N=N,
-            d=d,
-            M=M,
-            N_q=N_q,
-            N_k=N_k,
-            d_v=d_v,
-            dtype=dtype,
-            causal=causal,
-            mask=mask,
-            dropout_p=dropout_p,
-        ),
+    least = check_count("least", least)
+    asked = Problem.asked(
+        problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask, dropout_p=dropout_p
     )
     shape, rule, M, stored = asked.shape, asked.mask, asked.M, asked.dtype
     if asked.in_hbm:
