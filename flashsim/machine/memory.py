@@ -117,7 +117,7 @@ class _Storage:
 class Block(_InHBM):
     """One block of a matrix in HBM, such as `K[j]`: what `sram.load` reads and `sram.store` writes.
 
-    `where` is its (rows, columns). Gathered from anywhere, as `K.at(rows)`, it has none, but those `rows`.
+    `where` is its (rows, columns). A block gathered from anywhere, `K.at(rows)`, has `rows` instead.
     """
 
     __slots__ = ("_at", "_storage", "_values", "rows", "where")
