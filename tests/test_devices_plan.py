@@ -109,6 +109,7 @@ def test_star_trail_by_hand() -> None:
         ("tree", {}, "name is 'tree'; expected"),
         ("ulysses", {"P": 3}, "P is 3; expected at most 2 devices under Ulysses"),
         ("mesh", {"columns": 3}, "columns is 3; expected a divisor of P = 2"),
+        ("ring", {"columns": 2}, "columns is 2; expected None, because 'ring' has no columns"),
         ("ring", {"link": 0}, "link is 0; expected a number above 0"),
     ],
 )
