@@ -9,7 +9,7 @@ from typing import Any
 
 import flashsim
 
-sys.path.insert(0, str(Path(__file__).parent / "_site"))
+sys.path[:0] = [str(Path(__file__).parent / "_site"), str(Path(__file__).parent.parent / "scripts")]
 
 project = "flashsim"
 author = "the flashsim authors"

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import devices_pictures
+
 from flashsim import theory, verify
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
 from flashsim.gpu.hopper import Tiles
 from flashsim.gpu.rungs import ladder
-from flashsim.plots import gpu_devices
 from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 from flashsim.theory import SYMBOLS
@@ -164,14 +165,15 @@ def several_gpus() -> Iterator[tuple[str, ...]]:
     }
     yield "pass", "N", "one GPU, ms", *others.values()
     yield "---", *["--:"] * (2 + len(others))
-    for direction, causal in gpu_devices.CASES:
-        for result in gpu_devices.results_of(record, direction, causal):
+    for direction, causal in devices_pictures.CASES:
+        for result in devices_pictures.results_of(record, direction, causal):
             if result["N"].bit_count() == 1:
                 ratios = (
-                    f"{gpu_devices.times_one(result, name):.2f}" if name in result["ms"] else "–" for name in others
+                    f"{devices_pictures.times_one(result, name):.2f}" if name in result["ms"] else "–"
+                    for name in others
                 )
                 which = f"{direction}{', causal' * causal}"
-                yield which, f"{result['N']:,}", f"{gpu_devices.median(result, 'one GPU'):.3f}", *ratios
+                yield which, f"{result['N']:,}", f"{devices_pictures.median(result, 'one GPU'):.3f}", *ratios
 
 
 def claims() -> Iterator[tuple[str, ...]]:

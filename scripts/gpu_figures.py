@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashsim.drawing.style import drawn
-from flashsim.plots.gpu import (
+from devices_pictures import plot_devices
+from gpu_pictures import (
     plot_figure_1,
     plot_figure_3,
     plot_front,
@@ -21,7 +21,8 @@ from flashsim.plots.gpu import (
     plot_runtime,
     plot_times,
 )
-from flashsim.plots.gpu_devices import plot_devices
+
+from flashsim.drawing.style import drawn
 from flashsim.plots.saving import figure_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole

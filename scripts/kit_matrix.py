@@ -30,11 +30,11 @@ from rich.progress import Progress
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: tiles are small
 
+from kit_picture import plot_kit_matrix
 from usual_tests import TEXTBOOK
 
 from flashsim.cli.values import whole
 from flashsim.plots import save
-from flashsim.plots.kit_matrix import plot_kit_matrix
 from flashsim.plots.saving import figure_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole

@@ -13,7 +13,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from flashsim.plots.gpu import plot_validation
+from gpu_pictures import plot_validation
+
 from flashsim.plots.saving import figure_of, save
 from flashsim.support.entry import run_script
 from flashsim.support.files import check_target, read_record, write_whole

@@ -54,7 +54,7 @@ def test_no_program_sends_less(name: str, data: st.DataObject) -> None:
 WORDS: dict[str, Any] = {
     "ring": partial(theory.ring_words, passes=2),
     "ulysses": theory.ulysses_backward_words,
-    "mesh": theory.mesh_backward_words,
+    "mesh": partial(theory.mesh_words, direction="backward"),
 }
 
 

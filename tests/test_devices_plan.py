@@ -43,8 +43,9 @@ def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
             assert most == max(each)
     if name == "mesh":
         for C in (C for C in range(1, found.P + 1) if found.P % C == 0):
-            for direction, of in (("forward", theory.mesh_words), ("backward", theory.mesh_backward_words)):
-                assert theory.mesh_total(share, C, direction) == sum(of(share, p, C) for p in range(found.P))
+            for direction in ("forward", "backward"):
+                sent = sum(theory.mesh_words(share, p, C, direction) for p in range(found.P))
+                assert theory.mesh_total(share, C, direction) == sent
             rows = [np.concatenate([*share.where[p : p + C]]) for p in range(0, found.P, C)]
             cols = [np.concatenate([*share.where[c::C]]) for c in range(C)]
             assert most_work(tally.program, share, C) == g * H_kv * max(
@@ -108,6 +109,7 @@ def test_star_trail_by_hand() -> None:
         ("tree", {}, "name is 'tree'; expected"),
         ("ulysses", {"P": 3}, "P is 3; expected at most 2 devices under Ulysses"),
         ("mesh", {"columns": 3}, "columns is 3; expected a divisor of P = 2"),
+        ("ring", {"columns": 2}, "columns is 2; expected None, because 'ring' has no columns"),
         ("ring", {"link": 0}, "link is 0; expected a number above 0"),
     ],
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import devices_pictures
 import numpy as np
 import pytest
 
@@ -24,7 +25,6 @@ from flashsim.devices import LinkError, theory
 from flashsim.devices.engines import Nccl
 from flashsim.devices.share import Share
 from flashsim.gpu.devices.pieces import pieces
-from flashsim.plots import gpu_devices
 from tests.test_distributed import ROOT, started
 
 WORKER = Path(__file__).with_name("over_gpus.py")
@@ -127,7 +127,7 @@ def test_the_record_is_of_every_length_and_way() -> None:
     assert RECORD["machine"]["gpus"] >= 2
     assert len(RECORD["commit"]) == 40
     for result in RECORD["results"]:
-        names = set(gpu_devices.LOOKS) | {"one GPU", "kernels alone", "messages alone"}
+        names = set(devices_pictures.LOOKS) | {"one GPU", "kernels alone", "messages alone"}
         assert set(result["ms"]) >= {name for name in names if result["causal"] or "context" not in name}
         assert all(0 < least <= median <= most for median, least, most in result["ms"].values())
 
@@ -191,20 +191,22 @@ def test_the_page_says_what_was_measured() -> None:
     ]
     sent, received = (f"{min(each):.4f} to {max(each):.4f}" for each in ratios)
     assert f"sent {sent} times as much, and received {received} times" in page
-    operations, bytes_sent = gpu_devices.rates(RECORD, causal=False)
+    operations, bytes_sent = devices_pictures.rates(RECORD, causal=False)
     assert f"sends {bytes_sent / 1e9:.0f} GB/s and attends at {operations / 1e12:.0f} TFLOP/s" in page
-    for say in (gpu_devices.predicted, gpu_devices.measured):
+    for say in (devices_pictures.predicted, devices_pictures.measured):
         said = f"from N = {say(RECORD, False):,.0f} on, and from {say(RECORD, True):,.0f} on with a causal mask"
         assert said in page
-    (one,) = (r for r in gpu_devices.results_of(RECORD, "forward", True) if r["N"] == 16_384)
-    alone, ring, without = (gpu_devices.median(one, name) for name in ("kernels alone", "ring", "ring, no overlap"))
+    (one,) = (r for r in devices_pictures.results_of(RECORD, "forward", True) if r["N"] == 16_384)
+    messages, alone, ring, without = (
+        devices_pictures.median(one, name) for name in ("messages alone", "kernels alone", "ring", "ring, no overlap")
+    )
     assert (
-        f"At N = 16,384 with a causal mask, messages alone take {gpu_devices.median(one, 'messages alone'):.2f} ms; they add "
+        f"At N = 16,384 with a causal mask, messages alone take {messages:.2f} ms; they add "
         f"{ring - alone:.2f} ms to the kernels' time with overlap, and {without - alone:.2f} ms without"
     ) in page
-    last = gpu_devices.results_of(RECORD, "forward", True)[-1]
+    last = devices_pictures.results_of(RECORD, "forward", True)[-1]
     theirs, of_one, ours = (
-        gpu_devices.median(last, name) for name in ("context_parallel, allgather", "one GPU, PyTorch", "ring")
+        devices_pictures.median(last, name) for name in ("context_parallel, allgather", "one GPU, PyTorch", "ring")
     )
     assert (
         f"`context_parallel` is {of_one / theirs:.2f} times as fast as PyTorch on one GPU. It takes {theirs:.1f} ms; the ring "
@@ -226,15 +228,15 @@ def test_messages_hide_where_the_lines_cross() -> None:
         for N, (m, k) in ms.items()
     ]
     record = {"machine": {"gpus": 2}, "results": results}
-    assert gpu_devices.measured(record, False) == pytest.approx(2048 * 4 ** (3 / 4))  # 8 falls to 1/2
+    assert devices_pictures.measured(record, False) == pytest.approx(2048 * 4 ** (3 / 4))  # 8 falls to 1/2
     with pytest.raises(ValueError, match=r"8\.00 to 8\.00 times"):
-        gpu_devices.measured({**record, "results": results[:1]}, False)
+        devices_pictures.measured({**record, "results": results[:1]}, False)
 
 
 def test_the_figure_has_a_line_for_each_contestant() -> None:
-    axes = gpu_devices.plot_devices(RECORD)
-    for panel, (direction, causal) in zip(axes, gpu_devices.CASES, strict=True):
-        results = gpu_devices.results_of(RECORD, direction, causal)
+    axes = devices_pictures.plot_devices(RECORD)
+    for panel, (direction, causal) in zip(axes, devices_pictures.CASES, strict=True):
+        results = devices_pictures.results_of(RECORD, direction, causal)
         drawn = {str(line.get_gid()): line for line in panel.get_lines()}
         ring = drawn[f"{direction} {causal} ring"]
         assert np.asarray(ring.get_ydata()).tolist() == [r["ms"]["one GPU"][0] / r["ms"]["ring"][0] for r in results]

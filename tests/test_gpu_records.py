@@ -20,6 +20,18 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from gpu_pictures import (
+    LOOKS,
+    pays_from,
+    plot_figure_1,
+    plot_figure_3,
+    plot_front,
+    plot_ladder,
+    plot_peak_memory,
+    plot_runtime,
+    plot_times,
+    plot_validation,
+)
 
 import flashsim
 from flashsim import gpu, theory
@@ -35,18 +47,6 @@ from flashsim.learn.examples.text import tiny
 from flashsim.masks import patterns
 from flashsim.masks.patterns import butterfly
 from flashsim.plots import figure_of
-from flashsim.plots.gpu import (
-    LOOKS,
-    pays_from,
-    plot_figure_1,
-    plot_figure_3,
-    plot_front,
-    plot_ladder,
-    plot_peak_memory,
-    plot_runtime,
-    plot_times,
-    plot_validation,
-)
 from flashsim.plots.same_curve import plot_same_curve
 from flashsim.problem.qkv import SAMPLE
 from flashsim.reference import attention

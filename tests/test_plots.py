@@ -16,6 +16,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from gpu_pictures import plot_figure_3, plot_ladder
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
@@ -39,7 +40,6 @@ from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays
 from flashsim.plots.footprint import memory_data, plot_memory
 from flashsim.plots.fusing import pays_from
-from flashsim.plots.gpu import plot_figure_3, plot_ladder
 from flashsim.plots.lower import lower_backward_data, lower_data
 from flashsim.plots.saving import figure_of
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data

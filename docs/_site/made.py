@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kit_picture import PARTS, SHADES
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from flashsim.drawing.style import drawn, styled
 from flashsim.plots import FIGURES
-from flashsim.plots.kit_matrix import PARTS, SHADES
 from flashsim.support.files import write_whole
 
 DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {name: chart.draw for name, chart in FIGURES.items()}

@@ -30,8 +30,8 @@
     26 Return dQ, dK, dV.
 
 P, not P^dropped, enters dS, as equation 4's D_i = P_i:ᵀ dP_i: = dO_iᵀ O_i holds under dropout too. Rows in which every key
-is masked (ℓ = 0, m = −∞) have P = 0 and so gradients 0. Line 13's exponent is kept at most 0, where rounding S anew would lift
-it above (`at_most_0`, notation.py): the paper does not.
+is masked (ℓ = 0, m = −∞) have P = 0 and so gradients 0. Line 13 computes S anew, and rounding can lift its exponent above 0. Here
+`at_most_0` (notation.py) keeps it at most 0. The paper does not.
 """
 
 from __future__ import annotations

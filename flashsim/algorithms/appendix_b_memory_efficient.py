@@ -5,8 +5,8 @@
 
 Each sum runs over all keys for each query: O(N) extra memory, for L, and O(N²d) HBM accesses. SRAM only sets how many
 terms are added at a time. τ stands before every q_iᵀ k_j. L_i is kept as its logarithm, as e^{q_iᵀ k_j} overflows at
-scores that attention has no trouble with. That has a limit of its own, which ℓ and m kept apart have not: where log n is lost
-beside the scores (in float32 from |S| ≈ 2²⁴), n equal scores are each given all the weight, and O is a sum of V's rows.
+scores that attention has no trouble with. This has a limit that ℓ and m, kept apart, do not have. Where log n is lost beside the
+scores (in float32 from |S| ≈ 2²⁴), each of n equal scores is given all the weight, and O is a sum of V's rows.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@
     35 end for
     36 Return O, L, R.
 
-The listing is ours, its streams are AccelForge's, a mapper. Where `small_cache_hybrid` holds Q_i, a row of K, S_ij and three
+The listing is ours; AccelForge, a mapper, found its streams. Where `small_cache_hybrid` holds Q_i, a row of K, S_ij and three
 statistics, this holds Q_i, an element, S_ij and one. The price is the same: all of S in HBM, in the chip's type.
 """
 

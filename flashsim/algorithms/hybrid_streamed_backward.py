@@ -45,7 +45,7 @@
     40 end for
     41 Return dQ, dK, dV.
 
-The listing is ours, its streams are AccelForge's, a mapper. Where `tiles_streamed` makes S and dP in tiles, 4 N²d/√M accesses,
+The listing is ours; AccelForge, a mapper, found its streams. Where `tiles_streamed` makes S and dP in tiles, 4 N²d/√M accesses,
 this holds rows of K, then of V, and makes 2 N²d²/M: fewer from M = d²/4 on. From about d² on `q_outer_stored` makes fewer. The
 price is P and dS in HBM, 2 N_q·N_k elements in the chip's type. A bias has no gradient here.
 """

@@ -73,7 +73,7 @@ def at_most_0(X: Tile) -> Tile:
 
 
 def product(weights: Tile, X: Tile) -> Tile:
-    """Return the matrix product weights @ X, in which rows of X under a weight of 0 have no part, be they NaN or ∞."""
+    """Return the matrix product weights @ X. Rows of X under a weight of 0 have no part in it, even where they hold NaN or ∞."""
     result: Tile = weights @ X
     if isinstance(X, ShapeOnly) or np.isfinite(result).all():
         return result
@@ -85,7 +85,7 @@ def product(weights: Tile, X: Tile) -> Tile:
 
 
 def gated(P: Tile, X: Tile) -> Tile:
-    """Return P ∘ X, and 0 where P is 0, be X there NaN or ∞."""
+    """Return P ∘ X, and 0 where P is 0, even where X is NaN or ∞."""
     result: Tile = P * X
     if isinstance(X, ShapeOnly) or np.isfinite(result).all():
         return result

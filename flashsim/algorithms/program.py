@@ -1,7 +1,7 @@
 """`Program`: all that is known, besides its lines, of what runs on the same memory and is not attention over Q, K, V.
 
-Its operands, their symbols and its block sizes are its own. Each program's file, in `flashsim/algorithms/beyond`, ends in its
-record.
+Its operands, their symbols and its block sizes are its own. Each program's file, in `beyond/programs`, `devices/programs` or
+`serving/programs`, ends in its record.
 """
 
 from __future__ import annotations

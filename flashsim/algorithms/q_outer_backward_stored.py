@@ -37,7 +37,7 @@
 The listing is ours. `q_outer_streamed` computes S and dP again for dQ, with three blocks of queries on chip: 6 N²d²/M accesses.
 Here dS is written and read once, 2N², and one block is enough for dQ: N²d²/M. With 8 N²d²/M for dK and dV this is 9 N²d²/M + 2N²,
 which is less than 14 N²d²/M for M below 2.5 d². The price is dS, N_q·N_k elements of HBM in the chip's type. Every tile is
-computed: no empty one is skipped.
+computed: empty tiles are not skipped.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@
 
 The listing is ours. Rows of Q in T_r blocks rarely fill M: what is left over holds s = p·B_c rows of K and V, which then are read
 once, not T_r times. It saves (T_r − 1)·s·2d accesses: much where N is small, nothing in the limit. Narrow blocks of keys leave
-more room, so line 2's are an eighth of `q_outer`'s. Every tile is computed: no empty one is skipped.
+more room, so line 2's are an eighth of `q_outer`'s. Every tile is computed: empty tiles are not skipped.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Algorithm(Record):
     lse: Callable[[HBM, Mapping[str, Any]], Tile] | None = None
 
     def __post_init__(self) -> None:
-        """Fill in what is left out. Raises ValueError for a part that there is not, and for a backward pass without τ."""
+        """Fill in what is left out. Raises ValueError for a part that does not exist, and for a backward pass without τ."""
         taken, back = tuple(inspect.signature(self.run).parameters), self.direction == "backward"
         at = taken.index("blocks") if "blocks" in taken else 0
         told = {

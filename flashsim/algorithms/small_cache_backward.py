@@ -43,7 +43,7 @@ X. Li, Y. Liang, Z. Shi, Z. Song, Y. Zhou, "Fine-grained attention I/O complexit
     35 end for
     36 Return dQ, dK, dV.
 
-P and dS wait in HBM, but for one block of keys at a time: the strips take N_q × B_c each, in the chip's type. With T = N/√M it
+P and dS wait in HBM, for one block of keys at a time: the strips take N_q × B_c each, in the chip's type. With T = N/√M it
 makes about 9T·Nd + 3T_d·N² + 3N² accesses, 12 N²d/√M + 3N². No tile of dS is whole on chip: a bias has no gradient here.
 """
 

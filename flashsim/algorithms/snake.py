@@ -29,8 +29,8 @@
     25 Return O, L, R.
 
 The listing is ours. Each of the T_r − 1 turns saves a block of K and V, and no room is needed for it: the larger B_c, the more.
-It is to `q_outer` what the snake is to rows in the smallest games, where it is often optimal. Every tile is computed: no empty
-one is skipped.
+It is to `q_outer` what the snake is to rows in the smallest games, where it is often optimal. Every tile is computed: empty
+tiles are not skipped.
 """
 
 from __future__ import annotations

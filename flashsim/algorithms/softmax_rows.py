@@ -1,8 +1,8 @@
 """Softmax by rows, and its gradient, for standard attention: in one form for rows that fit in SRAM, one for longer rows.
 
 A row that fits is read once. A longer one must be read twice: once for its maximum and sum (or, in the gradient, for
-Σ_l P_il dP_il), kept running, and once more to use them. The paper counts one read; for rows too long for M that is not
-to be had.
+Σ_l P_il dP_il), kept running, and once more to use them. The paper counts one read, which
+is not enough for a row that is too long for M.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Merging FlashDecoding's parts (O_s, ℓ_s, m_s), of one row block each: one after another, or as a tree of pairs.
 
 Two parts become one: m = max(m_a, m_b), ℓ = e^{m_a − m} ℓ_a + e^{m_b − m} ℓ_b, and O likewise; the last is divided by ℓ.
-That is associative but for rounding, so any order will do. In sequence every part is read once and only O is written. In a
+Apart from rounding this is associative, so any order will do. In sequence every part is read once and only O is written. In a
 tree, pairs are merged at the same time, level by level, and every merged part goes back to HBM: about twice the traffic,
 in log₂ t steps and not t. Sources: "FlashAttention: Theory and Practice", "FlashDecoding: Phase 2" and "merge(tile_i, tile_j)".
 """

@@ -37,7 +37,7 @@
 The listing is ours. AccelForge, a mapper, found the streams: where `q_outer` holds a row of K and of V, one element is enough, as
 S_ij and O_i take up what it contributes before the next comes. Q_i, O_i, S_ij and that element are all that AccelForge counts. A
 softmax needs L_i, too. It is the only statistic: O_i is kept divided by what ℓ_i would be, and L_i^new is made twice, from the
-same L_i and S_ij. Every tile is computed: no empty one is skipped.
+same L_i and S_ij. Every tile is computed: empty tiles are not skipped.
 """
 
 from __future__ import annotations

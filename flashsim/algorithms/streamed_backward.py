@@ -37,7 +37,7 @@
 The listing is ours. `q_outer` reads dO once more, to make D, and writes zeros to dQ, which its first block of keys reads. Here
 that block has dO on chip, and begins dQ itself: 2N_q·d + N_q·d_v accesses fewer. As N grows both move 16 N²d²/M. But where K, V,
 dK and dV fit M, T_c = 1: each operand is read once, each gradient written once, and D, N_q elements, is all that is more. Every
-tile is computed: no empty one is skipped.
+tile is computed: empty tiles are not skipped.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@
     33 end for
     34 Return O, L, R.
 
-The listing is ours, its tiles are AccelForge's, a mapper. A tile of b × b takes b² + 2b + 1 elements: itself, a column, an
+The listing is ours; AccelForge, a mapper, found its tiles. A tile of b × b takes b² + 2b + 1 elements: itself, a column, an
 element, and L_i, the only statistic. `small_cache` takes b² + 4b.
 """
 

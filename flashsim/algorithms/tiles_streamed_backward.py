@@ -40,7 +40,7 @@
     35 end for
     36 Return dQ, dK, dV.
 
-The listing is ours, its tiles are AccelForge's, a mapper. A tile takes b² + b + 1 elements: itself, the shorter factor's column,
+The listing is ours; AccelForge, a mapper, found its tiles. A tile takes b² + b + 1 elements: itself, the shorter factor's column,
 an element; L_i and D_i come when the column has gone. It makes 10 N²d/√M + 3N² accesses, where `small_cache` makes 12 N²d/√M +
 3N² with larger columns on chip. The price is dS in HBM, N_q·N_k elements in the chip's type. No tile of dS is whole on chip: a
 bias has no gradient here.

@@ -163,7 +163,7 @@ def exact(
 
 
 def program_name(reduction: Any, order: Any) -> str:
-    """Return which program computes a reduction in an order. Raises ValueError for what is none."""
+    """Return which program computes a reduction in an order. Raises ValueError for other words."""
     known = check_choice("order", order, ORDERS)
     if check_choice("reduction", reduction, REDUCTIONS) == "sum":
         return f"kernel_{known}"
@@ -197,7 +197,7 @@ def _kernel(kernel: Any, sigma: Any, chip: np.dtype[Any], limit: float) -> Kerne
 
 
 def _check_distances(given: Mapping[str, Array], k: Radial, chip: np.dtype[Any], logs: np.dtype[Any] | None) -> None:
-    """Refuse clouds so far apart that a distance would overflow the chip's type, or a logarithm that in which it is held."""
+    """Refuse clouds so far apart that a distance would overflow the chip's type, or a logarithm the type that holds it."""
     X, Z = given["X"].astype(float), given["Z"].astype(float)
     with np.errstate(over="ignore"):
         reach = np.hypot.reduce(np.maximum(X.max(0) - Z.min(0), Z.max(0) - X.min(0)), keepdims=True)

@@ -4,7 +4,7 @@
     flashsim.linear.count(N=65_536, d=64)             # cost, by shapes alone
     flashsim.linear.exact(N=65_536, d=64)             # cost, by formula
 
-Q and K have been through their feature map; nothing is divided by Σ_j q_i · k_j, for which give V a column of ones.
+Q and K have been through their feature map. O_i is not divided by Σ_j q_i · k_j; a column of ones in V gives that sum.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Device:
     def post(self, *, sends: Sequence[tuple[Matrix, int]] = (), receives: Sequence[tuple[Matrix, int]] = ()) -> Ticket:
         """Send matrices, or windows of their rows, to other ranks, and receive such from them. Empty ones are not messages.
 
-        Between two ranks messages arrive in the order in which they were posted. Raises LinkError for a rank that there is not.
+        Between two ranks messages arrive in the order in which they were posted. Raises LinkError for a rank that does not exist.
         """
         ticket = Ticket(self.rank, self._posted, site_of(sys._getframe(1)))
         self._posted += 1

@@ -87,9 +87,9 @@ class Torch:
 class Nccl(Torch):
     """Torch over NCCL: messages go between GPUs, of which a process has the one of its number on the host.
 
-    NCCL waits for ever for a process that has ended. `finish` waits `timeout` seconds, ends NCCL, and raises LinkError. PyTorch
-    ends a process that did not ask after twice that, but watches over no graph. `graphs` hold messages: NCCL ends once they are
-    gone. In one that runs after that, messages would seem to arrive at once.
+    NCCL never stops waiting for a process that has ended. `finish` waits `timeout` seconds, ends NCCL, and raises LinkError. A
+    process that does not ask is ended by PyTorch after twice that, unless it runs a graph. `graphs` hold messages: NCCL ends only
+    once they are gone. In a graph that runs later, messages would seem to arrive at once.
     """
 
     backends, device_type, patience = "cpu:gloo,cuda:nccl", "cuda", 2

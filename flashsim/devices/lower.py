@@ -35,8 +35,8 @@ at most: g heads that share K and V are one with gN_q rows, and G(Y) + G(Y′) �
 d_v of these. ∎
 
 Theorem 1 needs no limit of memory, theorem 2 none of work. Both hold for masks, by the number of pairs that they allow, but
-may then be weak. Open: the backward pass; a mask's shape; d ≠ d_v but for the smaller of both. Phases for several processors:
-"Red-Blue Pebbling with Multiple Processors" (Böhnlein, Papp, Yzelman).
+may then be weak. Still open are a mask's shape, and d ≠ d_v, where only the smaller counts here. "Red-Blue Pebbling with
+Multiple Processors" (Böhnlein, Papp, Yzelman) has phases for several processors.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class WordsBound:
 
 
 def lower_words(share: Share, most: int | None = None, *, at_root: bool = False, S: int | None = None) -> WordsBound:
-    """Return the bound for a forward pass, if no device does more than `most` pairs of heads' rows, nor has room for more than S.
+    """Return the bound for a forward pass whose devices each do at most `most` pairs of heads' rows, and have room for S words.
 
-    `most` None: as many as the others. S None: there is room for all.
+    `most` None: all do equally many. S None: there is room for everything.
     """
     shape, P, g = share.problem.shape, len(share.where), share.group
     pairs = allowed(share)
@@ -161,7 +161,7 @@ def most_work(program: DeviceProgram, share: Share, columns: int) -> int:
 
 
 def _rate(N_q: int, N_k: int, delta: int, g: int, c: int, q: int, n: int) -> Fraction:
-    """Return the largest λ of (1), but for a root that is rounded down.
+    """Return the largest λ of (1), or nearly: a root is rounded down.
 
     For one β the best α is at an end, as both sides are linear in it: at gq, or where it meets gN_q or αβ = c. So is the best β.
     """

@@ -67,7 +67,7 @@ class BackwardWordsBound:
 
 
 def lower_words_backward(share: Share, most: int | None = None) -> BackwardWordsBound:
-    """Return the bound for a backward pass, if no device does more than `most` pairs of heads' rows; None: than the others."""
+    """Return the bound for a backward pass whose devices each do at most `most` pairs of heads' rows; None: all equally many."""
     shape, P, g, pairs = share.problem.shape, len(share.where), share.group, allowed(share)
     total = pairs * share.H_q
     most = -(-total // P) if most is None else min(most, total)

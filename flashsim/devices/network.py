@@ -184,7 +184,7 @@ class Network:
                 return
         stuck = [(other, at) for other, at in sorted(self._at.items()) if at is not None]
         if stuck:
-            raise LinkError("ranks wait for ever: " + "; ".join(self._why(*each) for each in stuck))
+            raise LinkError("ranks would wait for ever: " + "; ".join(self._why(*each) for each in stuck))
 
     def _why(self, rank: int, at: tuple[Ticket, Site]) -> str:
         ticket, site = at

@@ -8,19 +8,18 @@ longer; Ulysses and the mesh wait for their messages before and after. HBM is ta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.blocks import by_queries, most_rows
 from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.devices import theory
-from flashsim.devices.layouts import positions
+from flashsim.devices.api import asked
 from flashsim.devices.lower import WordsBound, lower_words, most_work
-from flashsim.devices.programs import programs
 from flashsim.devices.share import Share
 from flashsim.masks.rules import Causal
-from flashsim.problem.arguments import check_choice, check_count, check_number
+from flashsim.problem.arguments import check_choice, check_number
 
 PLANNED = ("ring", "ulysses", "mesh")
 
@@ -84,25 +83,19 @@ def plan(
     for key, value in (("flops", flops), ("link", link)):
         if value is not None:
             check_number(key, value, "a number above 0", lambda number: number > 0)
-    program, P = programs()[name], check_count("P", P)
-    asked = {"N": N, "d": d, "d_v": d_v, "M": M, "heads": heads, "kv_heads": kv_heads, "dtype": dtype}
-    problem, layout = Problem.of(**asked, causal=causal), layout or program.layout
-    where, shape = positions(layout, problem.shape.N_k, P), problem.shape
-    form, longest = theory.FORMS[name, "forward"], max(map(len, where))
-    rows = most_rows(
-        lambda rows, M: form.peak(*by_queries(rows, d), d, shape.d_v) <= M, problem.M, longest, name, str(shape)
-    )
-    B_r, B_c = by_queries(rows, d)
-    share = Share(problem, where, where, min(B_r, N), min(B_c, N))
-    columns = (columns or theory.fewest_columns(share)) if program.columns else 1
-    if P % columns:
-        raise ValueError(f"columns is {columns}; expected a divisor of P = {P}")
+    given = {"N": N, "d": d, "d_v": d_v, "M": M, "heads": heads, "kv_heads": kv_heads, "dtype": dtype}
+    problem = Problem.of(**given, causal=causal)
+    program, share, columns = asked(name, "forward", problem, P, layout, columns, None)
+    shape, layout, where = problem.shape, layout or program.layout, share.where
     if name == "ulysses" and share.H_q < P:
         raise ValueError(f"P is {P}; expected at most {share.H_q} devices under Ulysses, one for each query head")
-    words = [_words(share, p, name, columns) for p in range(P)]
+    sent_by = {"ring": theory.ring_words, "ulysses": theory.ulysses_words}.get(
+        name, partial(theory.mesh_words, columns=columns)
+    )
+    words = [sent_by(share, p) for p in range(P)]
     largest = max(range(P), key=lambda p: _size(share, p, name, columns))
-    open_share = Share(Problem.of(**asked), where, where, share.B_r, share.B_c)
-    hbm = form.exact(open_share, largest, columns).hbm
+    open_share = Share(Problem.of(**given), where, where, share.B_r, share.B_c)
+    hbm = theory.FORMS[name, "forward"].exact(open_share, largest, columns).hbm
     room = sum(array.size for array in hbm.by_array.values()) + problem.M
     work = most_work(program, share, columns)
     bound = lower_words(share, work, S=room)
@@ -117,7 +110,7 @@ def plan(
     seconds = compute + links
     if name == "ring":
         steps = np.array(lock_step(share, layout)) * share.H_q * each
-        hop = longest * share.H_kv * (shape.d + shape.d_v) * size
+        hop = share.most_rows * share.H_kv * (shape.d + shape.d_v) * size
         compute, seconds = float(steps.sum()), float(np.maximum(steps[:-1], hop).sum() + steps[-1])
     return Plan(**{**vars(found), "compute": compute, "links": links, "seconds": seconds})
 
@@ -176,12 +169,6 @@ def _size(share: Share, p: int, name: str, columns: int) -> int:
     row, column = (sum(map(share.rows, line)) for line in theory.lines(share, p, columns))
     of_queries = row * (shape.d + shape.d_v + 2) + n * (columns * (shape.d_v + 2) - 1)
     return share.H_q * of_queries + share.H_kv * column * (shape.d + shape.d_v)
-
-
-def _words(share: Share, p: int, name: str, columns: int) -> int:
-    if name == "mesh":
-        return theory.mesh_words(share, p, columns)
-    return theory.ring_words(share, p) if name == "ring" else theory.ulysses_words(share, p)
 
 
 def star_trail(share: Share) -> tuple[int, int] | None:

@@ -176,19 +176,7 @@ def mesh_backward(share: Share, p: int, columns: int) -> ExactDevice:
     ):
         arrays |= _rows({f"{name}_from_{x}": width for x in others if x != p}, size, 0, size, chip)
         arrays |= _rows({name: width}, 0, size, size, chip, "output")
-    return ExactDevice(mesh_backward_words(share, p, columns), Traffic(arrays))
-
-
-def mesh_backward_words(share: Share, p: int, columns: int) -> int:
-    """(C − 1)·n·(d + d_v + 2)·H_q + (R − 1)·n·w·H_kv go out, and gradients of the others' rows come back."""
-    d, w, (row, column) = (
-        share.problem.shape.d,
-        share.problem.shape.d + share.problem.shape.d_v,
-        lines(share, p, columns),
-    )
-    out = share.rows(p) * ((len(row) - 1) * (w + 2) * share.H_q + (len(column) - 1) * w * share.H_kv)
-    in_row, in_column = (sum(share.rows(x) for x in line if x != p) for line in (row, column))
-    return out + in_row * d * share.H_q + in_column * w * share.H_kv
+    return ExactDevice(mesh_words(share, p, columns, "backward"), Traffic(arrays))
 
 
 def _own_rows(share: Share, p: int) -> dict[str, ArrayTraffic]:
@@ -256,12 +244,23 @@ def mesh(share: Share, p: int, columns: int) -> ExactDevice:
     return ExactDevice(mesh_words(share, p, columns), Traffic(arrays))
 
 
-def mesh_words(share: Share, p: int, columns: int) -> int:
-    """Return what device p sends: Q along its row, K and V along its column, and parts of O, ℓ, m back along the row."""
-    shape, (row, column) = share.problem.shape, lines(share, p, columns)
-    by_row, by_column = shape.d * share.H_q, (shape.d + shape.d_v) * share.H_kv
-    out = share.rows(p) * ((len(row) - 1) * by_row + (len(column) - 1) * by_column)
-    return out + sum(share.rows(x) * (shape.d_v + 2) * share.H_q for x in row if x != p)
+def mesh_words(share: Share, p: int, columns: int, direction: str = "forward") -> int:
+    """Return what device p sends: own rows to each other device of its row and column, and parts of their rows back."""
+    sent, n = 0, share.rows(p)
+    for line, (there, back) in zip(lines(share, p, columns), _each_way(share, direction), strict=True):
+        sent += n * (len(line) - 1) * there + back * sum(share.rows(x) for x in line if x != p)
+    return sent
+
+
+def _each_way(share: Share, direction: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the words of a query's row, and of a key's, that go along a line of the mesh, and that come back.
+
+    Of queries Q, and parts of O, ℓ, m; backward Q, dO, L, D, and dQ. Of keys K and V; backward dK and dV come back.
+    """
+    (d, d_v), H_q, H_kv = (share.problem.shape.d, share.problem.shape.d_v), share.H_q, share.H_kv
+    if direction == "forward":
+        return (d * H_q, (d_v + 2) * H_q), ((d + d_v) * H_kv, 0)
+    return ((d + d_v + 2) * H_q, d * H_q), ((d + d_v) * H_kv, (d + d_v) * H_kv)
 
 
 def lines(share: Share, p: int, columns: int) -> tuple[range, range]:
@@ -272,9 +271,7 @@ def lines(share: Share, p: int, columns: int) -> tuple[range, range]:
 
 def mesh_total(share: Share, columns: int, direction: str = "forward") -> int:
     """Return what all devices of a mesh send together: each row goes, and comes back, C − 1 times, each key R − 1 times."""
-    H_q, H_kv, d, w = share.H_q, share.H_kv, share.problem.shape.d, share.problem.shape.d + share.problem.shape.d_v
-    by_row = (w + 2) * H_q if direction == "forward" else (w + 2 + d) * H_q
-    by_key = w * H_kv if direction == "forward" else 2 * w * H_kv
+    by_row, by_key = map(sum, _each_way(share, direction))
     return len(share) * ((columns - 1) * by_row + (len(share.where) // columns - 1) * by_key)
 
 

@@ -39,10 +39,8 @@ def trace(name: str, Q: Any, K: Any, V: Any, *, P: int, rank: int = 0, **options
 def lanes_of(rank: int, traces: Sequence[Recording]) -> Lanes:
     """Return what each device's steps do, and the messages: between two devices the first that is posted arrives first."""
     kinds = tuple(tuple(one.events[step.first].kind for step in one.steps) for one in traces)
-    ends: dict[str, dict[tuple[int, int], list[tuple[int, str]]]] = {
-        "post": defaultdict(list),
-        "wait": defaultdict(list),
-    }
+    Ends = dict[tuple[int, int], list[tuple[int, str]]]
+    ends: dict[str, Ends] = {"post": defaultdict(list), "wait": defaultdict(list)}
     for p, one in enumerate(traces):
         for step in one.steps:
             for event in one.of(step):

@@ -16,8 +16,8 @@ is a plain `np.ndarray`; evicted, it becomes NaN. One statement is one fused on-
 SRAM, the sub-expressions inside it do not (they are the registers of one element-wise pass, or a product accumulated
 in place).
 
-Everything is counted in elements. The memory knows nothing of attention: who wants to follow a run passes observers,
-which are told every `Event`.
+Everything is counted in elements. The memory knows nothing of attention. To follow a run, pass observers: they are
+told every `Event`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Storage:
 class Block(_InHBM):
     """One block of a matrix in HBM, such as `K[j]`: what `sram.load` reads and `sram.store` writes.
 
-    `where` is its (rows, columns). Gathered from anywhere, as `K.at(rows)`, it has none, but those `rows`.
+    `where` is its (rows, columns). A block gathered from anywhere, `K.at(rows)`, has `rows` instead.
     """
 
     __slots__ = ("_at", "_storage", "_values", "rows", "where")
@@ -397,7 +397,7 @@ def site_of_place(place: Place) -> Site:
 class Kinds(dict[int, int | Fraction]):
     """Turns of a loop that together stand for all: index -> for how many. What `loop` takes where turns are too many to list.
 
-    A fraction is an average, where a turn of the loop around stands for turns that go round this loop unequally often.
+    A fraction is an average, where one turn of the outer loop stands for several, and these go round this loop unequally often.
     """
 
     def below(self, turns: int) -> list[tuple[int, int | Fraction]]:
@@ -589,7 +589,7 @@ class SRAM:
             self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block)
 
     def evict(self, *tiles: Tile) -> None:
-        """Free tiles before their turn ends: for a schedule that is a list of steps, in which the last to come need not go first.
+        """Free tiles before their turn ends: for a schedule that is a list of steps, where tiles go in any order.
 
         Raises NotOnChip for what is not on chip, MemoryModelError for what a turn around this one brought there.
         """

@@ -26,9 +26,9 @@ Found = tuple[int, tuple[int, int]]
 class Band(NamedTuple):
     """Keys j < `keys` with −left ≤ j − p ≤ right of the query i < `queries` at position p = i + N_k − N_q.
 
-    A side that is None has no limit, and neither have queries. `left` or `right` may be negative: the query's own position is
-    then outside. `positional`: nothing but positions decides, so that a tile inside the band is full. Else every live tile is
-    partial.
+    A side that is None has no limit, and neither have queries that are None. `left` or `right` may be negative: the query's own
+    position is then outside. `positional`: positions alone decide, so a tile inside the band is full. Otherwise every live tile
+    is partial.
     """
 
     left: int | None
@@ -120,12 +120,8 @@ class _Rows:
         full_begin, full_end = self._full(first, height, number)
         live, full = end - begin, full_end - full_begin
         last, full_last = all_end - all_begin - live, self._full_last(first, height, number)
-        return {
-            (False, True): live - full,
-            (False, False): full,
-            (True, True): last - full_last,
-            (True, False): full_last,
-        }
+        of_last = {(True, True): last - full_last, (True, False): full_last}
+        return {(False, True): live - full, (False, False): full, **of_last}
 
     def one(self, first: int, height: int, number: int, in_last: bool, partial: bool) -> tuple[int, int]:
         """Return the first row block that has such a tile, and its column."""

@@ -39,12 +39,8 @@ def philox4x32_10(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> t
     k0, k1 = (int(word) for word in key)
     for _ in range(10):
         product_0, product_1 = _M0 * c0, _M1 * c2
-        c0, c1, c2, c3 = (
-            (product_1 >> _32) ^ c1 ^ np.uint64(k0),
-            product_1 & _LOW,
-            (product_0 >> _32) ^ c3 ^ np.uint64(k1),
-            product_0 & _LOW,
-        )
+        c0, c1 = (product_1 >> _32) ^ c1 ^ np.uint64(k0), product_1 & _LOW
+        c2, c3 = (product_0 >> _32) ^ c3 ^ np.uint64(k1), product_0 & _LOW
         k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
     return c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32)
 

@@ -86,16 +86,10 @@ class Tuned(Exported):
         return f"Tuned({self._asked}: {fewest}{bound})"
 
     def _repr_html_(self) -> str:
-        rows = [
-            (
-                one.algorithm,
-                one.loops,
-                f"{one.blocks.B_r:,} × {one.blocks.B_c:,}",
-                one.accesses,
-                f"{one.peak / self.M:.0%}",
-            )
-            for one in sorted(self.by_loops.values(), key=_cost)
-        ]
+        rows = []
+        for one in sorted(self.by_loops.values(), key=_cost):
+            blocks, peak = f"{one.blocks.B_r:,} × {one.blocks.B_c:,}", f"{one.peak / self.M:.0%}"
+            rows.append((one.algorithm, one.loops, blocks, one.accesses, peak))
         notes = [f"compulsory: {self.compulsory:,} elements"]
         if self.bound is not None:
             notes.append(f"lower bound: {self.bound:,} elements; no schedule moves less")
@@ -152,7 +146,7 @@ class _Search:
         return Choice(self.algorithm.name, loops, at.blocks, at.hbm.accesses, at.sram.peak)
 
     def fits(self, B_r: int, B_c: int) -> bool:
-        """Say whether all tiles fit: the peak does not depend on which are skipped, but for masks that skip all."""
+        """Say whether all tiles fit: which are skipped does not change the peak, unless a mask skips all."""
         how, M = {**self.options, "mask": None}, int(self.options["M"])
         if self.whole is None:
             return cost(self.algorithm, **vars(self.shape), **how, blocks=(B_r, B_c)).sram.peak <= M
@@ -241,31 +235,19 @@ def tune(
     `on_tried` is called with (algorithms done, algorithms in all). Of equally few accesses, the fewest tiles win, then the
     lowest peak.
 
-    No block sizes at all move less than those found; but where a mask skips tiles, that is so only for `causal`, with `least` of
-    1 and for one sweep ("q_outer_two_pass" and "q_outer_streamed" make two): otherwise, of those that were tried. So it is for
-    "snake", and, with `least` above 1, for "q_outer_pinned" and "streamed". Backward, "q_outer_streamed", "q_outer_stored",
-    "hybrid_streamed" and "streamed" are then left out, as they have tiles of one row. That of an algorithm of one's own the peak
-    grows with the blocks is taken for granted.
+    Without a mask, no block sizes at all move less than those found. With one that skips tiles, that holds for `causal` with
+    `least` of 1, for algorithms of one sweep ("q_outer_two_pass" and "q_outer_streamed" make two). In other cases no sizes that
+    were tried move less. The same goes for "snake", and, with `least` above 1, for "q_outer_pinned" and "streamed". With such a
+    `least`, "q_outer_streamed", "q_outer_stored", "hybrid_streamed" and "streamed" are left out backward, as they have tiles of
+    one row. Of an algorithm of your own it is assumed that its peak grows with the blocks.
 
     Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least` fit, or where more than 2²²
     block sizes would have to be tried.
     """
     direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
-    least, asked = (
-        check_count("least", least),
-        Problem.asked(
-            problem,
-            N=N,
-            d=d,
-            M=M,
-            N_q=N_q,
-            N_k=N_k,
-            d_v=d_v,
-            dtype=dtype,
-            causal=causal,
-            mask=mask,
-            dropout_p=dropout_p,
-        ),
+    least = check_count("least", least)
+    asked = Problem.asked(
+        problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask, dropout_p=dropout_p
     )
     shape, rule, M, stored = asked.shape, asked.mask, asked.M, asked.dtype
     if asked.in_hbm:

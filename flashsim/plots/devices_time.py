@@ -41,15 +41,7 @@ def devices_time_data(
     """
     N, d, counts = check_count("N", N), check_count("d", d), [check_count("P", size) for size in P]
     heads, kv_heads = check_heads(heads, kv_heads)
-    asked: dict[str, Any] = {
-        "N": N,
-        "d": d,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "dtype": dtype,
-        "causal": True,
-        "flops": flops,
-    }
+    setting: dict[str, Any] = {"N": N, "d": d, "heads": heads, "kv_heads": kv_heads, "dtype": dtype, "flops": flops}
 
     def lines(link: float, points: Sequence[tuple[int, int]]) -> dict[str, list[float | None]]:
         found: dict[str, list[float | None]] = {said: [] for said in LINES}
@@ -57,7 +49,7 @@ def devices_time_data(
             if name == "ulysses" and size > heads:
                 found[said].append(None)
                 continue
-            of = plan(name, P=size, layout=layout, link=link, **asked | {"N": N})
+            of = plan(name, P=size, layout=layout, link=link, causal=True, **setting | {"N": N})
             assert of.seconds is not None
             found[said].append(round(of.seconds * flops / (of.mean * 4 * d), 4))
         return found
@@ -66,8 +58,7 @@ def devices_time_data(
     lengths = [length for length in (N // 16, N // 4, N, 4 * N, 16 * N) if length]
     of_N: dict[str, Any] = {"P": counts[len(counts) // 2 - 1], "N": lengths, "link": links[-1]}
     of_N["lines"] = lines(links[-1], [(of_N["P"], length) for length in lengths])
-    setting = {"N": N, "d": d, "heads": heads, "kv_heads": kv_heads, "dtype": dtype, "flops": flops, "P": counts}
-    data: dict[str, Any] = plain({**setting, "panels": panels, "of_N": of_N})
+    data: dict[str, Any] = plain({**setting, "P": counts, "panels": panels, "of_N": of_N})
     return data
 
 

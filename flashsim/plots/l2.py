@@ -49,10 +49,8 @@ def l2_data(
     at N = 1024, and minutes where tiles are of single rows, as for M = 300. `on_done` is called with (percent of the accesses,
     100).
     """
-    on_done, shape = (
-        check_callback("on_done", on_done),
-        setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing),
-    )
+    on_done = check_callback("on_done", on_done)
+    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     N, d, how = shape["N"], shape["d"], {name: shape[name] for name in ("M", "sizing", "blocks") if name in shape}
     Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # nothing but the order of accesses matters
     curves, peak, all_of = {}, 0, [chosen(what, "forward") for what in ("standard", "flash", *algorithms)]

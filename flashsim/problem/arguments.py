@@ -76,7 +76,7 @@ def check_array(name: str, value: Any) -> NDArray[Any]:
 def _is_masked(value: Any, deep: int = 8) -> bool:
     if isinstance(value, list | tuple) and deep:
         return any(_is_masked(inner, deep - 1) for inner in value)
-    ma = sys.modules.get("numpy.ma")  # NumPy imports it where it is named; who has a masked array has it
+    ma = sys.modules.get("numpy.ma")  # NumPy imports it only when asked; where there is a masked array, it has been
     return ma is not None and isinstance(value, ma.MaskedArray)
 
 
@@ -286,7 +286,7 @@ def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
 
 
 def check_callback(name: str, function: Any) -> Any:
-    """Return a function that can be called with two arguments, or None where there is to be none."""
+    """Return a function that can be called with two arguments, or None where none is given."""
     if function is not None and not _takes(function, 2):
         raise ValueError(f"{name} is {shown(function)}; expected a function that takes 2 arguments, or None")
     return function

@@ -34,7 +34,7 @@ def as_array(value: Any) -> NDArray[Any]:
 
 
 def innermost(value: Any) -> Any:
-    """Return the first value that lists hold, be they in lists; any other value as it is."""
+    """Return the first value in a list, or in lists within lists; any other value as it is."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
     return value

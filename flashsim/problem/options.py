@@ -43,7 +43,7 @@ class Options(TypedDict, total=False):
 
 
 class NoOptions(TypedDict):
-    """For type checkers: no keyword but those that a function names. It takes any, to say what is meant."""
+    """For type checkers: a function takes only the keywords that it names. Others it accepts to say what was meant."""
 
 
 class HasOptions(Protocol):
@@ -77,7 +77,7 @@ def check_options(
 
 
 def check_how(function: Callable[..., Any], given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise TypeError for a name in `given`, `function`'s keywords without a parameter of their own, that is none of `known`."""
+    """Raise TypeError for a name in `given`, the further keywords of `function`, that is not among `known`."""
     for name in given:
         if name not in known:
             raise _unknown(function, name, known)

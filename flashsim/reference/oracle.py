@@ -126,7 +126,7 @@ def _gradients(
     P = P / np.where(l == 0, 1, l)
     Z: Any = 1.0 if keep is None else Z_of(keep, dropout_p, P.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        dP = np.where(P == 0, 0.0, (dO @ V.swapaxes(-1, -2)) * Z)  # P = 0: masked, or as good as
+        dP = np.where(P == 0, 0.0, (dO @ V.swapaxes(-1, -2)) * Z)  # P = 0: masked, or too small
         D = (P * dP).sum(axis=-1, keepdims=True)
         dS = np.where(P == 0, 0.0, P * (dP - D))
         uncapped = np.where(P == 0, 0.0, dS * slope)
@@ -195,7 +195,7 @@ def Z_of(keep: Any, dropout_p: float, dtype: DTypeLike) -> Array:
 
 
 def _weighted(W: Array, X: Array) -> Array:
-    """Return W @ X, where a weight of 0 lets nothing through, be X there NaN or ∞."""
+    """Return W @ X, where a weight of 0 lets nothing through, not even NaN or ∞ in X."""
     bad = ~np.isfinite(X)
     if not bad.any():
         return np.asarray(W @ X)

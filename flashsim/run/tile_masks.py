@@ -36,10 +36,8 @@ class TileMask:
         learns: bool = False, dB: Array | None = None,
     ) -> None:  # fmt: skip
         self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
-        self._nothing, self._implicit = (
-            isinstance(mask, All),
-            not isinstance(mask, All | Dense | Tree | Bias | ScoreMod),
-        )
+        self._nothing = isinstance(mask, All)
+        self._implicit = not isinstance(mask, All | Dense | Tree | Bias | ScoreMod)
         self._arrays = [hbm.place(f"mask{n or ''}", array, np.bool_) for n, array in enumerate(mask.dense(head))]
         tree, bias = mask.tree, mask.bias
         self._prefix = shape.N_k - len(tree.parents) if tree else 0
@@ -215,7 +213,7 @@ class NoSink:
 class HeadSink:
     """The sink of a launch, whose row r is one of query head r % g: g logits, (1, g) in HBM, which are loaded together.
 
-    Those of a row block are held until its turn ends, but for `m`, where they become m and are evicted.
+    Those of a row block are held until its turn ends; but `m` makes m of them, and evicts them.
     """
 
     l = 1.0

@@ -28,7 +28,7 @@ from flashsim.problem.shapes import Shape, Sizes
 from flashsim.run.interleaving import by_head, interleave
 from flashsim.run.results import Costs
 from flashsim.serving.batch import Batch, Operands
-from flashsim.serving.checks import check_by_sequence, stored_type
+from flashsim.serving.checks import check_by_sequence, check_fit, check_sequences, stored_type
 from flashsim.serving.programs import programs
 from flashsim.serving.record import ServingProgram
 from flashsim.serving.theory import forms
@@ -171,12 +171,10 @@ def called(
     return Call(program, cut(*fixed), found, given(found))
 
 
-def launched(call: Call, observers: Sequence[Observer] = ()) -> tuple[dict[str, Any], dict[str, Array]]:
+def launched(call: Call, observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, Array]]:
     """Run a call for each KV head; return its costs, and the matrices that it returned, (H_kv, rows, width), by name."""
-    batch, arithmetic = (
-        call.batch,
-        any(isinstance(value, np.ndarray) and value.ndim == 3 for value in call.operands.values()),
-    )
+    batch, values = call.batch, call.operands.values()
+    arithmetic = any(isinstance(value, np.ndarray) and value.ndim == 3 for value in values)
     traffic, peak, found = Traffic(), 0, dict[str, list[Array]]()
     with one_blas_thread():
         for head in range(batch.kv_heads) if arithmetic else (None,):
@@ -237,6 +235,19 @@ def by_sequence(batch: Batch, packed: Array) -> list[Array]:
 def packed(batch: Batch, sequences: Sequence[Array]) -> Array:
     """Return the inverse: (H_q, N_s, width) for each sequence as (H_kv, rows, width)."""
     return np.concatenate([interleave(array, batch.group) for array in sequences], axis=1)
+
+
+def batch_of_lists(
+    Q: Any, K: Any, V: Any, M: Any, causal: Any, scale: Any
+) -> tuple[Batch, Array, list[Array], list[Array]]:
+    """Return the batch of lists with an array for each sequence; Q packed, K and V as lists. Raises ValueError."""
+    queries = check_sequences("Q", Q)
+    keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
+    for s in range(len(queries)):
+        check_fit(queries[s], keys[s], values[s], f"Q[{s}] K[{s}] V[{s}]")
+    N, n = ([array.shape[1] for array in of] for of in (queries, keys))
+    batch = batch_of(queries[0], keys[0], values[0], N, n, M, causal, scale)
+    return batch, packed(batch, queries), keys, values
 
 
 def batch_of(

@@ -10,8 +10,8 @@ import numpy as np
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_choice, check_count
 from flashsim.problem.inputs import Array
-from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
-from flashsim.serving.checks import check_fit, check_packed, check_sequences, stored_type
+from flashsim.serving.api import ServingRun, batch_of_lists, called, finished
+from flashsim.serving.checks import check_packed, stored_type
 from flashsim.serving.programs import programs
 from flashsim.serving.programs.fp8 import FORMATS
 from flashsim.serving.programs.quantised import check_options
@@ -66,10 +66,8 @@ def quantised(
 
     Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache" (Liu et al., 2024).
     """
-    queries, keys, values = _checked(Q, K, V)
-    N, n = ([array.shape[1] for array in of] for of in (queries, keys))
-    batch = batch_of(queries[0], keys[0], values[0], N, n, M, causal, scale)
-    operands = {"Q": packed(batch, queries)}
+    batch, rows, keys, values = batch_of_lists(Q, K, V, M, causal, scale)
+    operands = {"Q": rows}
     for X, k, of, axis in (("K", "k", keys, "channel"), ("V", "v", values, "token")):
         made = zip(*(quantise(array, bits=bits, group=group, axis=axis) for array in of), strict=True)
         names = (X, f"{k}_scale", f"{k}_zero")
@@ -121,19 +119,9 @@ def fp8(
 
     Sources: "FP8 Formats for Deep Learning" (Micikevicius et al., 2022); FlashAttention-3's descales (Shah et al., 2024).
     """
-    queries, keys, values = _checked(Q, K, V)
-    N, n = ([array.shape[1] for array in of] for of in (queries, keys))
-    batch = batch_of(queries[0], keys[0], values[0], N, n, M, causal, scale)
-    operands = {"Q": packed(batch, queries)}
+    batch, rows, keys, values = batch_of_lists(Q, K, V, M, causal, scale)
+    operands = {"Q": rows}
     for X, k, of in (("K", "k", keys), ("V", "v", values)):
         made = zip(*(to_fp8(array, dtype=dtype, group=group) for array in of), strict=True)
         operands |= dict(zip((X, f"{k}_scale"), (np.concatenate(arrays, axis=1) for arrays in made), strict=True))
     return finished(called(programs()["fp8"], batch, blocks, {"group": group}, lambda _: operands), observers)
-
-
-def _checked(Q: Any, K: Any, V: Any) -> tuple[list[Array], list[Array], list[Array]]:
-    queries = check_sequences("Q", Q)
-    keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
-    for s in range(len(queries)):
-        check_fit(queries[s], keys[s], values[s], f"Q[{s}] K[{s}] V[{s}]")
-    return queries, keys, values

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.machine.memory import Observer
-from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
-from flashsim.serving.checks import check_fit, check_sequences
+from flashsim.serving.api import ServingRun, batch_of_lists, called, finished
 from flashsim.serving.programs import programs
 from flashsim.support.sizes import Size
 
@@ -38,14 +37,7 @@ def decode(
     Parts are merged in order, so a run gives the same bits every time. Raises ValueError for arguments that make no sense,
     `SramOverflow` where blocks do not fit M.
     """
-    queries = check_sequences("Q", Q)
-    keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
-    for s in range(len(queries)):
-        check_fit(queries[s], keys[s], values[s], f"Q[{s}] K[{s}] V[{s}]")
-    N, n = ([array.shape[1] for array in of] for of in (queries, keys))
-    batch = batch_of(queries[0], keys[0], values[0], N, n, M, causal, scale)
-    operands = {
-        "Q": packed(batch, queries), "K": np.concatenate(keys, axis=1), "V": np.concatenate(values, axis=1)
-    }  # fmt: skip
+    batch, rows, keys, values = batch_of_lists(Q, K, V, M, causal, scale)
+    operands = {"Q": rows, "K": np.concatenate(keys, axis=1), "V": np.concatenate(values, axis=1)}
     asked = {"schedule": schedule, "workers": workers, "splits": splits}
     return finished(called(programs()["decode"], batch, blocks, asked, lambda _: operands), observers)

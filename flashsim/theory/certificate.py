@@ -31,7 +31,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_fields(certificate: Mapping[str, Any], kind: str, names: Iterable[str]) -> None:
-    """Raise ValueError unless a certificate is of this kind and has these fields, none but these and how it was made."""
+    """Raise ValueError unless a certificate is of this kind and has exactly these fields, besides how it was made."""
     if certificate.get("kind") != kind:
         raise ValueError(f"its kind is {str(certificate.get('kind'))[:50]!r}; expected {kind!r}")
     wanted, found = {"kind", *names}, {*certificate} - MADE

@@ -52,7 +52,7 @@ class Mean:
 
 
 def evaluated(formula: str, values: Mapping[str, Any]) -> int:
-    """Return the value of a formula. Raises ValueError for what is none."""
+    """Return the value of a formula. Raises ValueError for text that is not one."""
     try:
         found = eval(_code(formula), NO_NAMES, values)
         if not isinstance(found, int):

@@ -23,17 +23,8 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 @lru_cache(1024)
 def tile_of_O(M: int, N_q: int, d_v: int) -> tuple[int, int]:
-    """Return (b_r, b_c). The narrowest of as many pieces leaves the most rows. Of equally good ones the narrowest."""
-    best, fewest, b_c = (1, 1), 0, 1
-    while (M - 1) // (b_c + 2) >= 1:
-        b_r, pieces = min((M - 1) // (b_c + 2), N_q), ceil_div(d_v, b_c)
-        read = pieces * N_q + ceil_div(N_q, b_r) * d_v
-        if not fewest or read < fewest:
-            best, fewest = (b_r, b_c), read
-        if pieces == 1:
-            break
-        b_c = ceil_div(d_v, pieces - 1)
-    return best
+    """Return (b_r, b_c)."""
+    return small_cache_hybrid.fewest_read(lambda x: (M - 1) // (x + 2), N_q, d_v)
 
 
 def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
+from flashsim.theory.small_cache_hybrid import fewest_read
 
 
 def rows(M: int, d: int, d_v: int) -> int:
@@ -29,17 +30,8 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
 
 @lru_cache(1024)
 def tile(M: int, N: int, d: int) -> tuple[int, int]:
-    """Return (b, x). The narrowest of as many pieces leaves the most rows. Of equally good ones the narrowest."""
-    best, fewest, x = (1, 1), 0, 1
-    while (M - 1) // (x + 1) >= 1:
-        b, pieces = min((M - 1) // (x + 1), N), ceil_div(d, x)
-        read = pieces * N + ceil_div(N, b) * d
-        if not fewest or read < fewest:
-            best, fewest = (b, x), read
-        if pieces == 1:
-            break
-        x = ceil_div(d, pieces - 1)
-    return best
+    """Return (b, x)."""
+    return fewest_read(lambda x: (M - 1) // (x + 1), N, d)
 
 
 def _tiles(p: OneHead) -> dict[str, tuple[int, int, int, int]]:

@@ -8,6 +8,7 @@ U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ times V. 1 × 1 where none fits
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from flashsim.problem.shapes import Blocks
@@ -24,19 +25,29 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
     return rows, 1
 
 
-@lru_cache(1024)
-def tile_of_O(M: int, N_q: int, d_v: int) -> tuple[int, int]:
-    """Return (b_r, b_c). The narrowest of as many pieces leaves the most rows. Of equally good ones the narrowest."""
-    best, fewest, b_c = (1, 1), 0, 1
-    while (M - b_c) // (b_c + 2) >= 1:
-        b_r, pieces = min((M - b_c) // (b_c + 2), N_q), ceil_div(d_v, b_c)
-        read = pieces * N_q + ceil_div(N_q, b_r) * d_v
+def fewest_read(rows: Callable[[int], int], N: int, d: int) -> tuple[int, int]:
+    """Return the tile b × x of an N × d matrix that reads least: N for each piece of x columns, d for each b of N rows.
+
+    rows  how many of x columns fit
+
+    The narrowest of as many pieces leaves the most rows. Of equally good ones it is the narrowest; 1 × 1 where none fits.
+    """
+    best, fewest, x = (1, 1), 0, 1
+    while rows(x) >= 1:
+        b, pieces = min(rows(x), N), ceil_div(d, x)
+        read = pieces * N + ceil_div(N, b) * d
         if not fewest or read < fewest:
-            best, fewest = (b_r, b_c), read
+            best, fewest = (b, x), read
         if pieces == 1:
             break
-        b_c = ceil_div(d_v, pieces - 1)
+        x = ceil_div(d, pieces - 1)
     return best
+
+
+@lru_cache(1024)
+def tile_of_O(M: int, N_q: int, d_v: int) -> tuple[int, int]:
+    """Return (b_r, b_c)."""
+    return fewest_read(lambda x: (M - x) // (x + 2), N_q, d_v)
 
 
 def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:

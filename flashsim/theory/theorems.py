@@ -37,7 +37,7 @@ def matmul_flops(
 ) -> int:
     """Return the FLOPs of the matrix products, 2·N_q·N_k·(a·d + b·d_v): Theorem 1's O(N²d) for every exact algorithm.
 
-    Forward a = b = 1 (QKᵀ and PV) but for "memory_efficient", which computes QKᵀ twice. Backward, FlashAttention's a = 3,
+    Forward a = b = 1 (QKᵀ and PV), except for "memory_efficient", which computes QKᵀ twice. Backward, FlashAttention's a = 3,
     b = 2 exceed standard attention's a = b = 2 by the S that it recomputes. `area` is how many elements of S are computed,
     if not all N_q·N_k. Raises ValueError for an unknown name or direction.
     """

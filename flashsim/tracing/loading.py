@@ -283,7 +283,7 @@ def _check_about(about: About) -> None:
         if len(about.tiles) != blocks.T_r or any(len(row) != blocks.T_c for row in about.tiles):
             raise ValueError(f"about.tiles is of another size; expected {shown(want[0])} × {shown(want[1])}")
         if any(tile > 2 for row in about.tiles for tile in row):
-            raise ValueError("about.tiles holds what is none of 0, 1, 2")
+            raise ValueError("about.tiles holds a number other than 0, 1, 2")
     for where, found in (
         ("arrays", [array.name for array in about.arrays]),
         ("follows", [n for n, _ in about.follows]),

@@ -88,7 +88,7 @@ def changed(text: str, changes: Iterable[Change], where: str) -> str:
 
 
 def _calling(function: FunctionType, part: FunctionType, mutant: FunctionType, within: tuple[FunctionType, ...]) -> Any:
-    """Return a copy of the function that calls `mutant` in place of `part`, be it by way of others; itself if it does not."""
+    """Return a copy of the function that calls `mutant` in place of `part`, itself or through others; or it, if it never does."""
     if function is part:
         return mutant
     called = {name: function.__globals__.get(name) for name in function.__code__.co_names}

@@ -26,7 +26,7 @@ class Trace(Recording):
     def save(self, path: str | Path, *, versus: Trace | None = None, lesson: Lesson | None = None) -> Path:
         """Write the trace; return the path. `versus` is a second trace for the page's compare mode, `lesson` its text.
 
-        ValueError for a suffix that is none of .html, .json.gz, .npz, .perfetto.json.
+        Raises ValueError for any suffix but .html, .json.gz, .npz and .perfetto.json.
         """
         path = check_suffix(path, "the comparison of two" if versus else "a lesson" if lesson else "")
         if path.name.endswith(".html"):
@@ -38,7 +38,7 @@ class Trace(Recording):
     def html(self, *, versus: Trace | None = None, lesson: Lesson | None = None) -> str:
         """Return the player as one self-contained page. It drops values where there are more than it can take.
 
-        ValueError for a lesson on a step that there is not.
+        Raises ValueError for a lesson on a step that the trace does not have.
         """
         return page_of(self, versus, lesson)[0]
 

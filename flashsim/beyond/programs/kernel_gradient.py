@@ -15,7 +15,7 @@
     12 end for
     13 Return dX.
 
-The listing is ours. K is not kept, nor needed: line 9 computes its slopes anew, as Algorithm 4 does S.
+The listing is ours. K is not kept: line 9 computes its slopes anew, as Algorithm 4 computes S.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@
     11 Return O.
 
 The listing is ours; the chunks are those of Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training".
-Without a softmax (QKᵀ)V = Q(KᵀV): what is past is d × e numbers, however long it is. So each operand is read once, at any N and
-any M that holds a state and a chunk: the traffic is the compulsory one. Queries and keys have been through their feature map.
+Without a softmax (QKᵀ)V = Q(KᵀV): all of the past is d × e numbers. So each operand is read once, at any N and at any M that
+holds a state and a chunk: the traffic is the compulsory one. Queries and keys have been through their feature map.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@
     14 end for
     15 Return O.
 
-The listing is ours. Lines 10 to 13 of one chunk ask nothing of another's, so they can run side by side, as on a GPU's SMs. That
-costs K and V once more, and the states there and back: 2T·d·e, which for C ≥ d is at most what K and V are. The last S^new stays
-on chip, where nothing is put away by hand; it is part of line 1's sum.
+The listing is ours. Lines 10 to 13 need nothing of other chunks, so chunks can run side by side, as on a GPU's SMs. That costs
+K and V once more, and the states there and back: 2T·d·e, which for C ≥ d is at most the size of K and V. The last S^new stays on
+chip, as nothing evicts it; it is part of line 1's sum.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@
     34 Return O, L.
 
 The listing is ours, after S. Wang et al., "Linformer: Self-Attention with Linear Complexity". Lines 19 to 33 are attention with Q
-outermost, over k keys. The tall block is that of E: K is read once for each of the T_e. A mixture holds late keys too, so there
-is no causal one.
+outermost, over k keys. The tall block is that of E: K is read once for each of the T_e. Linformer cannot be causal, as a
+mixture holds late keys too.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@
 
 The listing is ours, after K. Choromanski et al., "Rethinking Attention with Performers", whose φ(x)_f = e^{w_f · x − ‖x‖²/2}.
 They divide φ(Q) (φ(K)ᵀ V) by φ(Q) (φ(K)ᵀ 1). Divided by its own sum, and that kept as a logarithm, each feature is a softmax
-over the keys, and the queries take a softmax over the features: no φ overflows, or reaches HBM. e^{−‖q‖²/2} cancels. There is
-no causal one: a feature holds late keys too.
+over the keys, and the queries take a softmax over the features: φ never overflows, and never reaches HBM. e^{−‖q‖²/2} cancels.
+It cannot be causal, as a feature holds late keys too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Performer as one writes it: log φ(Q) and log φ(K), N × k numbers each, go through HBM.
+"""Performer as it is mostly written: log φ(Q) and log φ(K), N × k numbers each, go through HBM.
 
     Require: Q, K (N×d), V (N×e), features W (k×d) in HBM, on-chip SRAM of size M, c = √τ of the softmax scaling constant τ.
     1  Set block sizes B_r = B_f = ⌈M/2w⌉, B_c = B_g = min(B_r, d), where w = d + e.
@@ -49,8 +49,8 @@
     45 end for
     46 Return O.
 
-The listing is ours: `performer` with its scores stored, as frameworks do that run one operation after another. φ(K) itself
-would not do for 16-bit numbers, nor for large ones: its logarithm is what is kept.
+The listing is ours: `performer` with its scores stored, as frameworks store them that run one operation after another. φ(K)
+itself would overflow 16-bit numbers, and from large K others too. So its logarithm is kept.
 """
 
 from __future__ import annotations

@@ -31,14 +31,8 @@ from flashsim.machine.memory import Matrix
 def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:
     """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and own heads' L (heads·N, 1), in HBM."""
     hbm, sram, on_chip, rank, P = device.hbm, device.sram, device.sram.on_chip, device.rank, device.size
-    N, n, tau, d_v, mine, kv = (
-        len(share),
-        share.rows(rank),
-        share.tau,
-        V.shape[1],
-        share.heads(rank),
-        share.kv_heads(rank),
-    )
+    N, n, tau, d_v = len(share), share.rows(rank), share.tau, V.shape[1]
+    mine, kv = share.heads(rank), share.kv_heads(rank)
     others = [x for x in range(P) if x != rank]
     Q_of, K_of, V_of = (
         {x: hbm.empty(f"{X.name}_{x}", (len(heads) * share.rows(x), X.shape[1]), X.dtype) for x in others}

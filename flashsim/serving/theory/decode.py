@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Ints, Moved, ServingForm, results, sequences, tile_peak, whole
+from flashsim.serving.theory.form import Ints, Moved, ServingForm, moves, sequences, tile_peak, whole
 
 
 def segments(p: Batch, schedule: str, workers: int, splits: int) -> tuple[Ints, Ints]:
@@ -32,7 +32,7 @@ def segments(p: Batch, schedule: str, workers: int, splits: int) -> tuple[Ints, 
 def moved(p: Batch, schedule: str, workers: int, splits: int) -> dict[str, Moved]:
     b, P = segments(p, schedule, workers, splits)
     k, parts = sum(whole(s.cover(p.B_c)) for s in sequences(p)), whole((b * P)[P > 1])
-    found = {"Q": Moved(whole(b * P) * p.d), "K": Moved(k * p.d), "V": Moved(k * p.d_v), **results(p)}
+    found = moves(p, K=k * p.d, V=k * p.d_v) | {"Q": Moved(whole(b * P) * p.d)}
     sizes = {"O_parts": p.d_v * parts, "l_parts": parts, "m_parts": parts}
     return found | {name: Moved(size, size, size, chip=True) for name, size in sizes.items()}
 

@@ -47,11 +47,6 @@ class RowBlocks:
         """Return the keys of the first tile that each row block loads, which is the largest; 0 where there is none."""
         return np.where(self.e > 0, min(B, self.n), 0)
 
-    @property
-    def R(self) -> int:
-        """How many rows there are."""
-        return int(self.b.sum())
-
 
 @lru_cache(2**14)
 def row_blocks(N: int, n: int, g: int, B_r: int, causal: bool) -> RowBlocks:
@@ -82,10 +77,11 @@ def tile_peak(p: Batch, b: Ints, c: Ints, more: int = 0, columns: int = 0) -> in
     return int(max(on_chip, default=0))
 
 
-def results(p: Batch) -> dict[str, Moved]:
-    """Return what is written: O, and L."""
+def moves(p: Batch, **reads: int) -> dict[str, Moved]:
+    """Return what moves where Q is read once, and O and L are written: these, and what else is read."""
     R = p.group * sum(p.queries)
-    return {"O": Moved(0, R * p.d_v, ("Q", p.d_v), role="output"), "L": Moved(0, R, ("Q", 1), chip=True)}
+    written = {"O": Moved(0, R * p.d_v, ("Q", p.d_v), role="output"), "L": Moved(0, R, ("Q", 1), chip=True)}
+    return {"Q": Moved(R * p.d), **{name: Moved(n) for name, n in reads.items()}, **written}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,21 +8,14 @@ peak    (b + c)(d + d_v) + b·c + 3b + 2r; without a tile b(d + d_v + 2)
 from __future__ import annotations
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, results
+from flashsim.serving.theory.form import Moved, ServingForm, moves
 from flashsim.serving.theory.quantised import tiles
 
 
 def moved(p: Batch, group: int) -> dict[str, Moved]:
     every = [one for _, found in tiles(p, group) for one in found]
     keys, scales = sum(c for c, _ in every), sum(r for _, r in every)
-    reads = {
-        "Q": p.group * sum(p.queries) * p.d,
-        "K": keys * p.d,
-        "V": keys * p.d_v,
-        "k_scale": scales,
-        "v_scale": scales,
-    }
-    return {**{name: Moved(n) for name, n in reads.items()}, **results(p)}
+    return moves(p, K=keys * p.d, V=keys * p.d_v, k_scale=scales, v_scale=scales)
 
 
 def peak(p: Batch, group: int) -> int:

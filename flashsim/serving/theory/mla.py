@@ -10,12 +10,11 @@ In a batch w is d, and u is d_v.
 from __future__ import annotations
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, results, sequences, tile_peak, whole
+from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, tile_peak, whole
 
 
 def moved(p: Batch) -> dict[str, Moved]:
-    keys = sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
-    return {"Q": Moved(p.group * sum(p.queries) * p.d), "C": Moved(keys * p.d), **results(p)}
+    return moves(p, C=p.d * sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p)))
 
 
 def peak(p: Batch) -> int:

@@ -10,19 +10,13 @@ u is the option `latent`.
 from __future__ import annotations
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, results, sequences, tile_peak, whole
+from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, tile_peak, whole
 
 
 def moved(p: Batch, latent: int, rope: int) -> dict[str, Moved]:
     n, keys = sum(p.keys), sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
-    reads = {
-        "Q": p.group * sum(p.queries) * p.d,
-        "C": 2 * n * (latent + rope),
-        "W_UK": (p.d - rope) * latent,
-        "W_UV": p.d_v * latent,
-    }
     made = {X: Moved(keys * w, n * w, ("C", w)) for X, w in (("K", p.d), ("V", p.d_v))}
-    return {**{name: Moved(moves) for name, moves in reads.items()}, **made, **results(p)}
+    return moves(p, C=2 * n * (latent + rope), W_UK=(p.d - rope) * latent, W_UV=p.d_v * latent) | made
 
 
 def peak(p: Batch, latent: int, rope: int) -> int:

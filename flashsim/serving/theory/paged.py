@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Ints, Moved, RowBlocks, ServingForm, results, sequences, tile_peak, whole
+from flashsim.serving.theory.form import Ints, Moved, RowBlocks, ServingForm, moves, sequences, tile_peak, whole
 
 
 def loaded(blocks: RowBlocks, B_c: int, page: int, tail: str) -> Ints:
@@ -28,8 +28,7 @@ def moved(p: Batch, page: int, tail: str) -> dict[str, Moved]:
         k += whole(loaded(blocks, p.B_c, page, tail))
         pages += whole(-(-blocks.e // page))
         T += len(blocks.e)
-    reads = {"Q": p.group * sum(p.queries) * p.d, "K": k * p.d, "V": k * p.d_v, "table": pages, "lengths": T}
-    return {**{name: Moved(n) for name, n in reads.items()}, **results(p)}
+    return moves(p, K=k * p.d, V=k * p.d_v, table=pages, lengths=T)
 
 
 def peak(p: Batch, page: int, tail: str, columns: int = 0) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, results, sequences
+from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences
 
 
 def tiles(p: Batch, group: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
@@ -32,8 +32,7 @@ def moved(p: Batch, bits: int, group: int) -> dict[str, Moved]:
     every = [one for _, found in tiles(p, group) for one in found]
     keys, rows = sum(c for c, _ in every), sum(r for _, r in every)
     reads = {name: keys * width for name, width in widths(p, bits, group).items()}
-    reads |= {"Q": p.group * sum(p.queries) * p.d, "k_scale": rows * p.d, "k_zero": rows * p.d}
-    return {**{name: Moved(n) for name, n in reads.items()}, **results(p)}
+    return moves(p, **reads, k_scale=rows * p.d, k_zero=rows * p.d)
 
 
 def peak(p: Batch, bits: int, group: int) -> int:

@@ -10,20 +10,13 @@ b is how many sequences there are.
 from __future__ import annotations
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, results, sequences, tile_peak, whole
+from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, tile_peak, whole
 
 
 def moved(p: Batch) -> dict[str, Moved]:
     T = [len(blocks.b) for blocks in sequences(p)]
     k = sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
-    reads = {
-        "Q": p.group * sum(p.queries) * p.d,
-        "K": k * p.d,
-        "V": k * p.d_v,
-        "cu_q": 2 * len(T) * max(T),
-        "cu_k": 2 * sum(T),
-    }
-    return {**{name: Moved(n) for name, n in reads.items()}, **results(p)}
+    return moves(p, K=k * p.d, V=k * p.d_v, cu_q=2 * len(T) * max(T), cu_k=2 * sum(T))
 
 
 def peak(p: Batch) -> int:
