@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.outputs import progress
 from flashsim.cli.shared import FLAG, add
@@ -34,19 +34,16 @@ MOST_COMMON = 5
 WIDTH = 80
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    actions = "|".join(ACTIONS)
-    parser.add_argument(
-        "action", nargs="?", choices=ACTIONS, default="list", metavar=actions, help="what to do. Default: list"
-    )
+def add_options(parser: Any) -> None:
+    action = {"nargs": "?", "choices": ACTIONS, "default": "list", "metavar": "|".join(ACTIONS)}
+    parser.add_argument("action", **action, help="what to do. Default: list")
     what = (
         "start, notebook: the exercise's number or name; check: the file; list: the folder with your files (default: here); "
         "grade: the folder with what a class handed in"
     )
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
-    parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="start, notebook: where the file goes. Default: here"
-    )
+    where = "start, notebook: where the file goes. Default: here"
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help=where)
     hint = "check: show a hint as well, the next one each time, or the Nth"
     add(parser, "--hint", nargs="?", const="", metavar="N", help=hint)
     which = "check, grade: its number, name, or a file of your own. Default: what a file's name says"

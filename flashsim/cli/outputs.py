@@ -95,10 +95,8 @@ def _same(one: str | Path, other: str | Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def write_json(target: str | None, data: Mapping[str, Any]) -> None:
-    """Write data as JSON to a file, or to stdout for "-"; for None, nothing."""
-    if target is None:
-        return
+def write_json(target: str, data: Mapping[str, Any]) -> None:
+    """Write data as JSON to a file, or to stdout for "-"."""
     utf_8 = target != "-" or (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     text = json.dumps(plain(data), indent=2, ensure_ascii=not utf_8, allow_nan=False) + "\n"
     if target == "-":

@@ -181,11 +181,8 @@ def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
     Xie et al., "FPRev: Revealing floating-point summation order", arXiv 2411.00442.
     """
     case, n = finding.case, finding.case.N_k
-    if (
-        finding.check != "batch_invariance"
-        or not 2 < n <= MOST_KEYS
-        or case.dtype not in ("float32", "bfloat16", "float64")
-    ):
+    wide = case.dtype in ("float32", "bfloat16", "float64")  # it holds the huge values
+    if finding.check != "batch_invariance" or not wide or not 2 < n <= MOST_KEYS:
         return set()
     nothing = dict.fromkeys(("mask", "window", "bias", "softcap", "slopes", "sink", "scale"))
     batch = case.problem(subject.spec).but(**nothing, causal=False)
@@ -197,9 +194,8 @@ def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
             v = np.ones_like(problem.v)
             v[:, :, key - 1], v[:, :, key] = HUGE, -HUGE
             left = n * float(subject.forward(problem.but(v=v)).O[0, 0, 0, 0])
-            absorbed[key] = (
-                n - left if abs(left) <= n else 2 * n
-            )  # they do not quite cancel where parts were divided before
+            # they do not quite cancel where parts were divided before
+            absorbed[key] = n - left if abs(left) <= n else 2 * n
         near = {key: np.delete(absorbed[max(key - 3, 0) : key + 4], min(key, 3)) for key in range(2, n - 1)}
         peaks = {key for key, others in near.items() if absorbed[key] > others.max()}
         within = max((absorbed[key] for key in range(1, n) if key not in peaks), default=0.0)  # one part
