@@ -46,7 +46,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("folder", nargs="?", metavar="FOLDER", help=where)
     hint = "check: show a hint as well, the next one each time, or the Nth"
     add(parser, "--hint", nargs="?", const="", metavar="N", help=hint)
-    which = "check, grade: its number, name, or a file of your own. Default: what a file's name says"
+    which = "check, grade: the exercise's number or name, or a file of your own. Default: as a file's name says"
     add(parser, "--exercise", metavar="N", help=which)
     add(parser, "--csv", metavar="FILE", help="grade: a row for each file")
     add(parser, "--gradescope", metavar="FILE", help="grade: Gradescope's results.json")

@@ -39,7 +39,7 @@ HELP = {
     "d_v": "width of V, if not d",
     "k": f"{KEPT}. Default: the paper's, N/8, at most 256",
     "dtype": f"type of Q, K, V. Default: {DEFAULT_DTYPE}",
-    "blocks": "these block sizes instead; M enforced",
+    "blocks": "these block sizes; M is enforced",
     "sizing": f"{SIZINGS}; the picture says so. Default: fit",
     "machine": f"{', '.join(MACHINES)}; or yours, FILE.json or FILE.toml. Default: A100-40GB",
     "M": "SRAM size. Default: 100KB",

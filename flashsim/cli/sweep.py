@@ -57,7 +57,7 @@ def add_options(parser: Any) -> None:
         add(parser, flag, **some, type=lengths, metavar="N", required=False, help=what)
     said = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
     add(parser, "--M", **some, type=sizes, help=said)
-    add(parser, "--blocks", action="append", help="block sizes, M enforced; again for others")
+    add(parser, "--blocks", action="append", help="block sizes; M is enforced. Repeat it for other sizes")
     add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: {DEFAULT_SIZING}")
     dtypes = f"one or more of {', '.join(FLOATS)}. Default: {DEFAULT_DTYPE}"
     add(parser, "--dtype", **some, default=None, metavar="NAME", help=dtypes)
@@ -70,21 +70,21 @@ def add_options(parser: Any) -> None:
     add_declared(parser, many=True)
     points = "a CSV file with columns N, d, M, …: each row is taken with every combination of the other options"
     add(parser, "--points", **FILE, help=points)
-    add(parser, "--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
-    add(parser, "--seed", help="which points those are. Default: 0")
+    add(parser, "--check", type=whole(0), default=32, metavar="N", help="points to check by counting. Default: 32")
+    add(parser, "--seed", help="seed that draws those points. Default: 0")
     add(parser, "--jobs", default=1, help="processes. Default: 1")
-    kept = "a file that keeps the rows as they come: after Ctrl-C, the same command goes on from there"
+    kept = "keep the rows in this file as they come: after Ctrl-C, the same command goes on from there"
     add(parser, "--resume", metavar="FILE", help=kept)
-    bound = "also find what no schedule moves less than (flashsim prove), and each count divided by it"
+    bound = "also compute the lower bound (flashsim prove), and each count divided by it"
     add(parser, "--bound", **FLAG, help=bound)
-    add(parser, "--csv", metavar="FILE", help="write the rows as CSV (-: to stdout, which then has nothing else)")
+    add(parser, "--csv", metavar="FILE", help="write the rows as CSV; -: to stdout, and print nothing else there")
     add(parser, "--json", "--output")
     packed = "write rows, picture, the bounds' certificates, versions, and the command that makes them again"
     add(parser, "--bundle", metavar="OUT.zip", help=packed)
     for flag, what in (
-        ("--x", "column along the picture. Default: the argument with most values"),
-        ("--y", "column up. Default: accesses"),
-        ("--by", "columns, a line for each combination. Default: the other arguments that vary"),
+        ("--x", "the column on the x axis. Default: the argument with most values"),
+        ("--y", "the column on the y axis. Default: accesses"),
+        ("--by", "columns; each combination of their values is a line. Default: the other arguments that vary"),
     ):
         parser.add_argument(flag, metavar="COLUMN", nargs="+" if flag == "--by" else None, help=f"for -o: {what}")
     add(parser, "--quiet")

@@ -190,10 +190,10 @@ def shrink(
     attempt: Callable[[Check, Subject, Case], Finding | None] = try_check,
     seconds: float = float("inf"),
 ) -> Finding | None:
-    """Return the finding of a failing case in which one value after the other is lowered, for as long as it fails.
+    """Lower one value of a failing case after the other while it still fails, and return the last finding.
 
-    What is returned has not failed, or is None, where the case itself does not fail again. After so many seconds none is
-    lowered any more.
+    If the case itself does not fail again, the finding says so, or is None. After so many seconds no more values are
+    lowered.
     """
     until, best = time.monotonic() + seconds, attempt(check, subject, case)
     if best is None or not best.failed:

@@ -131,7 +131,7 @@ class Wrapped:
     def _results(self, result: Any) -> Any:
         several = isinstance(result, tuple | list)
         for one in result if several else (result,):
-            if not self._bridge.is_array(one):
+            if not isinstance(one, self._bridge.kind):
                 raise ValueError(
                     f"{self.__name__} returned an object of type {type(one).__name__}; expected a {self._bridge.package} array"
                 )

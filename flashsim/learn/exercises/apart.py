@@ -92,16 +92,9 @@ class Apart(Work):
         def call(*args: Any, when: Mapping[str, str] | None = None) -> Any:
             hbm = next((one for one in args if isinstance(one, HBM)), None)
             sram = next((one for one in args if isinstance(one, SRAM)), None)
-            matrices = (
-                [] if hbm is None else [[each, packed(np.array(hbm.peek(each)))] for each in hbm.traffic.by_array]
-            )
-            question = {
-                "function": name,
-                "arguments": [*map(packed, args)],
-                "when": dict(when or {}),
-                "matrices": matrices,
-            }
-            return self._ask({**question, "M": sram and sram.capacity}, hbm, sram)
+            question = {"function": name, "arguments": [*map(packed, args)], "when": dict(when or {})}
+            held = [] if hbm is None else [[each, packed(np.array(hbm.peek(each)))] for each in hbm.traffic.by_array]
+            return self._ask({**question, "matrices": held, "M": sram and sram.capacity}, hbm, sram)
 
         return call
 
