@@ -169,7 +169,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
-    """Return the rows of StarTrail and TASP: a bound for as much room as they like, which is not known of them."""
+    """Return the rows of StarTrail and TASP, with a bound for any room, because theirs is not known."""
     from flashsim.devices.layouts import positions
     from flashsim.devices.lower import lower_words
     from flashsim.devices.planning import star_trail

@@ -202,7 +202,7 @@ def _hint(found: Grade, path: Path, number: int) -> str:
     shown = reached_in(path.parent, found.exercise)[found.exercise.name]["hints"]
     at = number or min(shown + 1, len(hints))
     if at > len(hints):
-        raise ValueError(f"argument --hint: there are {len(hints)} hints, and no {at}")
+        raise ValueError(f"argument --hint: got {at}; expected a number from 1 to {len(hints)}")
     keep(path.parent, found.exercise, hints=max(at, shown))
     return _paragraphs(f"Hint {at} of {len(hints)}: {hints[at - 1]}")
 

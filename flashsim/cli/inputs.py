@@ -63,8 +63,8 @@ def gradient(options: argparse.Namespace, Q: Any, V: Any) -> Any:
 def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: Sequence[Algorithm]) -> dict[str, Any]:
     """Return what `flashsim.forward` takes besides the operands, for all of these passes, which have one M.
 
-    Without --M, M is line 1's of the largest block, or more where the blocks need more, as a run shows; of one that fails,
-    where it is watched, nothing is asked. Raises ValueError for sizes that make no sense.
+    Without --M, M is what line 1 says for the largest block, or what the blocks need in a run, if that is more. If that run
+    fails, M is not enforced, so that the failure can be watched. Raises ValueError for sizes that make no sense.
     """
     from flashsim.verify.comparison import sized_for_both
 

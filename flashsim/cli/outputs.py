@@ -1,4 +1,4 @@
-"""Where results go: JSON, figures, the terminal; whether they can be written is asked before the work."""
+"""Where results go: JSON, figures, the terminal. Whether they can be written is checked before the work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_STEM = {".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".ti
 
 
 def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
-    """Ask before the work whether its results can be written: to --json, --csv, and to `outputs`, the files of --output.
+    """Check before the work that its results can be written to --json, --csv, and `outputs`, the files of --output.
 
     Raises ValueError that names the option; also for a file that is the input, and for one that both would write.
     """

@@ -27,7 +27,7 @@ TRIED = {
     "fit": "the largest blocks of Algorithm 1's shape, or turned, that fit",
     "paper": "Algorithm 1's blocks, or turned",
 }
-"""The same of a function of the user's, of which no line 1 is known."""
+"""The same for a function of the user's, whose line 1 is not known."""
 
 
 def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result]) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
 
 
 def _drawn(found: Any, options: argparse.Namespace) -> tuple[dict[str, str | bytes], str]:
-    """Return the picture's files by suffix, and what it is to be told of its lines; none where there is nothing to draw."""
+    """Return the picture's files by suffix, and what to say of its lines; nothing if there is nothing to draw."""
     from flashsim import plots
     from flashsim.plots.saving import contents
     from flashsim.sweeping.drawing import hint

@@ -55,7 +55,7 @@ def done(status: int) -> int:
 
 
 def fork(seconds: float | None = None) -> Ending | None:
-    """Fork. Return None in the fork, which calls `done` at its end; and here, where it has ended, how.
+    """Fork. In the fork return None; it calls `done` at its end. Here wait for that end, and return it.
 
     Ctrl-C and SIGTERM are for the fork. After so many seconds it is killed. It does not outlive this process (on Linux).
     """

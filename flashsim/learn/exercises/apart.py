@@ -1,4 +1,4 @@
-"""A student's file run in a process of its own, which hands back numbers; who judges them never imports it.
+"""A student's file, run in a process of its own, which hands back numbers. The judge never imports the file.
 
 with Apart(path, exercise) as work:
     exercise.grade(work)   # as of a `Work` in this process

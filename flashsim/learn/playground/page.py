@@ -64,7 +64,7 @@ def _skips(form: Form) -> bool:
 
 
 def _masking(form: Form) -> dict[str, tuple[int, int]]:
-    """Return how often more a mask has an N_q × N_k array read, and written, by name: one that positions decide."""
+    """Return by array how many more N_q × N_k reads and writes there are with a mask that positions decide."""
     sizes: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "M": 64, "blocks": (5, 7), "direction": form.direction}
     plain, masked = (exact(form, **sizes, causal=causal).hbm.by_array for causal in (False, True))
     more = {name: (a.reads - plain[name].reads, a.writes - plain[name].writes) for name, a in masked.items()}
