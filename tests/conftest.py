@@ -87,7 +87,7 @@ def until(page: Any, condition: str) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=FUZZ_EXAMPLES, metavar="N", help="examples that each fuzzer tries")
     parser.addoption(
-        "--part", metavar="K/N", help="of the slow tests, every N-th, from the K-th on; those marked `packages` and others are all run"
+        "--part", metavar="K/N", help="of the slow tests that are not marked `packages`, every N-th, from the K-th on"
     )
 
 

@@ -102,6 +102,14 @@ def test_run_on_the_bundled_sample(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_run_says_of_each_flashattention_what_it_saves(capsys: pytest.CaptureFixture[str]) -> None:
+    for names in (["flash", "flash_basic"], ["flash_basic", "flash"]):
+        main(["run", "--head", "0", "--algorithm", "standard", *names])
+        said = " ".join(capsys.readouterr().out.split())
+        assert re.findall(r"that FlashAttention \((\w+)\) does", said) == names
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("kind", ["npz", "NPZ upper-case names", "npy stacked", "npy three", "safetensors"])
 def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     given, files = arrays(2, 3), ["mine.npz"]

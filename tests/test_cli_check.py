@@ -506,3 +506,7 @@ def test_a_kernel_without_a_spec_beside_it_is_told_of_init(capsys: pytest.Captur
     Path("test_attention.py").write_text("", encoding="utf-8")
     main(command)
     assert hint not in capsys.readouterr().out
+    (folder := Path("my code")).mkdir()
+    Path("my_kernels.py").rename(folder / "their_kernels.py")
+    main(["check", "my code/their_kernels.py:attention", *command[2:]])
+    assert "keep: flashsim check 'my code/their_kernels.py:attention' --init" in capsys.readouterr().out

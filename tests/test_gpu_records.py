@@ -930,6 +930,8 @@ def test_a_quick_look_ends_with_bars(monkeypatch: pytest.MonkeyPatch, capsys: py
     (settings, how), said = asked[0], capsys.readouterr().out
     assert {(s.N, s.d, s.distribution) for s in settings} == {(512, 128, "normal")}
     assert (how["rounds"], how["turn_ms"]) == (3, 8)
+    assert main(["bench", "--quick", "--N", "512", "--rounds", "5", "--turn", "2", "--quiet"]) == 0
+    assert (asked[1][1]["rounds"], asked[1][1]["turn_ms"]) == (5, 2)
     rates = {t["name"]: t["tflops"] for t in benchmark_record()["results"][0]["timings"] if not t["failed"]}
     most = max(rates, key=lambda name: rates[name])
     assert f"{most:<14}{'█' * bench.BAR} {rates[most]:.0f}\n" in said

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ended(arguments: Sequence[str], own: str, ending: Ending) -> int:
-    """Return the exit status of a fork. Raises ValueError where the user's own code ended it, unless that leaves a case."""
+    """Return the exit status of a fork. Raises ValueError if the user's own code ended it and left no case."""
     if ending.status is not None:
         return ending.status
     if ending.words:

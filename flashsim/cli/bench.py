@@ -27,7 +27,8 @@ EXAMPLES = (
     "flashsim bench --only standard hopper hopper_window hopper_butterfly torch_flash --d 64 --causal no --direction forward\n"
     "flashsim bench --ladder --json ladder.json"
 )
-LENGTHS, LADDERS = [2**e for e in range(7, 17)], 4096
+LADDERS = 4096
+USUAL: dict[str, Any] = {"N": [2**e for e in range(7, 17)], "d": [64, 128], "rounds": 7, "turn": 30}
 QUICK: dict[str, Any] = {"N": [1024, 4096], "d": [128], "distribution": ["normal"], "rounds": 3, "turn": 8}
 BAR = 50  # characters of the longest
 
@@ -41,15 +42,8 @@ def add_options(parser: Any) -> None:
     add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; with --ladder, {LADDERS}")
     dims = "head dimensions. Default: 64 128; with --ladder, 128"
     add(parser, "--d", nargs="+", required=False, help=dims)
-    ways = ["no", "yes", "both"]
-    add(
-        parser,
-        "--causal",
-        action="store",
-        choices=ways,
-        default="both",
-        help="with a causal mask, without it, or both. Default: both",
-    )
+    ways, masked = ["no", "yes", "both"], "with a causal mask, without it, or both. Default: both"
+    add(parser, "--causal", action="store", choices=ways, default="both", help=masked)
     add(parser, "--direction", choices=[*DIRECTIONS, "both"], default="both", help="which pass. Default: both")
     drawn = "; ".join(f"{name} ({what})" for name, what in DISTRIBUTIONS.items())
     drawn = f"the distribution of forward's inputs: {drawn}. Default: all; for backward, and with --ladder, normal"
@@ -62,9 +56,9 @@ def add_options(parser: Any) -> None:
     add(parser, "--heads", nargs="+", default=[16], help="query heads, or a number for each --d. Default: 16")
     only = f"time only these: {', '.join(NAMES)}. Default: all except hopper_window (256 keys) and hopper_butterfly"
     add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
-    add(parser, "--rounds", type=whole(), default=7, help="how often each is timed; the median is shown. Default: 7")
+    add(parser, "--rounds", type=whole(), help="how often each is timed; the median is shown. Default: 7")
     turn = "how long a turn lasts, if a call is shorter. Default: 30"
-    add(parser, "--turn", type=whole(), default=30, metavar="MS", help=turn)
+    add(parser, "--turn", type=whole(), metavar="MS", help=turn)
     add(parser, "--commit", help="commit of the sources, stored with the numbers")
     add(parser, "--json", "--quiet")
 
@@ -76,11 +70,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.ladder:
         return _climb(options)
-    if options.quick:
-        for name, value in QUICK.items():
-            if name in ("rounds", "turn") or not getattr(options, name):
-                setattr(options, name, value)
-    options.N, options.d = options.N or LENGTHS, options.d or [64, 128]
+    for name, value in (USUAL | (QUICK if options.quick else {})).items():
+        setattr(options, name, getattr(options, name) or value)
     if len(options.heads) not in (1, len(options.d)):
         raise ValueError(f"--heads is {options.heads}; expected one number, or one for each of --d {options.d}")
     causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
@@ -114,7 +105,7 @@ def _climb(options: argparse.Namespace) -> int:
     from flashsim.gpu.machine import machine
     from flashsim.gpu.steps import climb
 
-    lengths, dims = options.N or [LADDERS], options.d or [128]
+    lengths, dims, rounds = options.N or [LADDERS], options.d or [128], options.rounds or USUAL["rounds"]
     more = {"--N": len(lengths) > 1, "--d": len(dims) > 1, "--heads": len(options.heads) > 1, "--only": options.only}
     drawn = options.distribution or ["normal"]
     more |= {
@@ -130,7 +121,7 @@ def _climb(options: argparse.Namespace) -> int:
     setting = Setting(lengths[0], dims[0], causal, **sizes)
     on = machine()
     with progress(options) as told:
-        found = climb(setting, rounds=options.rounds, on_step=lambda what: told(what=what))
+        found = climb(setting, rounds=rounds, on_step=lambda what: told(what=what))
     record = {**_made(options), "machine": on, **found}
     finish(options, record, lambda: print_ladder(record))
     return 0

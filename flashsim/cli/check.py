@@ -17,7 +17,7 @@ from flashsim.cli.shared import add, by_name
 from flashsim.cli.values import dtype, positive, whole
 from flashsim.problem.inputs import FLOATS
 from flashsim.support.entry import one_line, printable
-from flashsim.support.files import write_whole
+from flashsim.support.files import command_line, write_whole
 from flashsim.support.forks import Ending, fork, last_words
 
 if TYPE_CHECKING:
@@ -99,23 +99,16 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--backward", metavar=f"{WHERE}|auto", help=gradient)
     keep = "the keep mask of its dropout, (shape, dropout_p, seed) -> booleans"
     parser.add_argument("--dropout", metavar=WHERE, help=keep)
-    add(
-        parser,
-        "--check",
-        dest="checks",
-        nargs="+",
-        metavar="NAME",
-        help="run only these checks. Default: all that apply",
-    )
+    only = "run only these checks. Default: all that apply"
+    add(parser, "--check", dest="checks", nargs="+", metavar="NAME", help=only)
     known = "checks that are known to fail: the run passes with them, and fails if one of them passes"
     parser.add_argument("--expect", nargs="+", default=[], metavar="NAME", help=known)
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first case that fails")
     first = "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the kernel's file"
     parser.add_argument("--init", action="store_true", help=first)
     parser.add_argument("--overwrite", action="store_true", help="with --init: replace existing files")
-    parser.add_argument(
-        "--wrap", choices=["numpy", "torch", "cupy", "jax"], help="the function takes this package's arrays"
-    )
+    packages = ["numpy", "torch", "cupy", "jax"]
+    add(parser, "--wrap", choices=packages, help="the function takes this package's arrays")
     how = f"with --wrap, whose conventions it follows for names, alignment, packing and pages: {', '.join(CONVENTIONS)}"
     parser.add_argument("--convention", choices=CONVENTIONS, metavar="NAME", help=how)
     add(parser, "--page", type=whole(), metavar="ROWS", help="with --convention: how many rows a page has")
@@ -123,9 +116,8 @@ def add_options(parser: Any) -> None:
     add(parser, "--json", "--quiet")
     default = "Default: the function's own attribute `spec`, if it has one"
     declared = parser.add_argument_group("what the kernel declares", default)
-    declared.add_argument(
-        "--spec", metavar="MODULE:NAME", help="a flashsim.testing.Spec; what follows here then changes it"
-    )
+    given = "a flashsim.testing.Spec; the options below change it"
+    declared.add_argument("--spec", metavar="MODULE:NAME", help=given)
     for name, settings in SPEC_OPTIONS.items():
         spelt = "--blocks" if name == "block" else f"--{name.replace('_', '-')}"
         declared.add_argument(spelt, dest=name, **settings)
@@ -179,14 +171,12 @@ def _show(report: Any, options: argparse.Namespace) -> None:
 
     print(printable(report))
     where, _, name = options.function.rpartition(":")
-    if (
-        where.endswith(".py")
-        and not options.spec
-        and not any(path.exists() for path in paths(name, Path(where).parent))
-    ):
-        given = {f"--{name}": getattr(options, name) for name in ("wrap", "convention", "device", "page")}
-        wrapped = "".join(f" {name} {value}" for name, value in given.items() if value is not None)
-        print(f"\nA spec and tests to keep: flashsim check {options.function}{wrapped} --init")
+    there = any(path.exists() for path in paths(name, Path(where).parent))
+    if where.endswith(".py") and not options.spec and not there:
+        given = by_name(options, "wrap", "convention", "device", "page")
+        wrapped = (word for name, value in given.items() if value is not None for word in (f"--{name}", str(value)))
+        again = command_line(["flashsim", "check", options.function, *wrapped, "--init"])
+        print(f"\nA spec and tests to keep: {again}")
 
 
 def ended(options: argparse.Namespace, ending: Ending) -> int:

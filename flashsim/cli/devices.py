@@ -7,11 +7,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.outputs import finish
-from flashsim.cli.shared import add, by_name
+from flashsim.cli.shared import FLAG, add, by_name
 from flashsim.cli.values import positive, several, whole
 from flashsim.support.tables import print_paragraphs, print_table, problem, sram
 
 if TYPE_CHECKING:
+    from flashsim.attention.problem import Problem
     from flashsim.devices import DevicesTally
 
 SUMMARY = (
@@ -32,32 +33,25 @@ LAYOUTS = ("contiguous", "striped", "zigzag")
 def add_options(parser: Any) -> None:
     known = f"{', '.join(PROGRAMS)}. Default: all except tree, side by side"
     parser.add_argument("program", nargs="?", choices=PROGRAMS, metavar="NAME", help=known)
-    parser.add_argument(
-        "--P", type=several(whole()), metavar="P", help="devices. Default: 4; under torchrun or mpiexec, the processes"
-    )
+    devices = "devices. Default: 4; under torchrun or mpiexec, the processes"
+    add(parser, "--P", type=several(whole()), metavar="P", help=devices)
     add(parser, "--N", required=True)
     add(parser, "--N-q", help="queries, for tree, which decodes. Default: as many as keys")
     add(parser, "--d", "--d-v", "--dtype")
     add(parser, "--heads", default=1, help="query heads")
     add(parser, "--kv-heads", help="KV heads, where query heads share them")
     parser.add_argument("--layout", choices=LAYOUTS, help="which rows a device has. Default: the program's own layout")
-    parser.add_argument(
-        "--columns", type=whole(), metavar="C", help="columns of the mesh. Default: the number with the fewest words"
-    )
+    columns = "columns of the mesh. Default: the number with the fewest words"
+    add(parser, "--columns", type=whole(), metavar="C", help=columns)
     add(parser, "--backward", help="count the backward pass; tree has none")
     add(parser, "--causal", "--M", "--blocks")
     add(parser, "--seed", help="of the random numbers, on real processes. Default: 0")
-    parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="compute by formula alone, and compare with the lower bound on words; takes several P, such as 4:4096:x4",
-    )
-    parser.add_argument(
-        "--flops", type=positive, metavar="F", help="with --plan: operations a second, such as 312e12, to show times"
-    )
-    parser.add_argument(
-        "--link", type=positive, metavar="B", help="with --plan: bytes a second on a link, such as 300e9, to show times"
-    )
+    plan = "compute by formula alone, and compare with the lower bound on words; takes several P, such as 4:4096:x4"
+    add(parser, "--plan", **FLAG, help=plan)
+    for flag, unit, what in (
+        ("--flops", "F", "operations a second, such as 312e12"), ("--link", "B", "bytes a second on a link, such as 300e9")
+    ):  # fmt: skip
+        add(parser, flag, type=positive, metavar=unit, help=f"with --plan: {what}, to show times")
     add(parser, "--json")
 
 
@@ -97,12 +91,15 @@ def _agrees(tally: DevicesTally) -> bool:
     return all((form.words, form.hbm) == (device.words, device.hbm) for form, device in both)
 
 
+def _print_problem(of: Problem, where: str) -> None:
+    heads = "One head" if of.heads == 1 else f"{of.heads} query heads, {of.heads // of.group} KV heads"
+    print(f"{heads}, {problem(*vars(of.shape).values())}{where}")
+    print(sram(of.M, of.dtype.itemsize, of.dtype.name) + "\n")
+
+
 def _show(tallies: list[DevicesTally]) -> None:
     share = tallies[0].share
-    of = share.problem
-    heads = "One head" if of.heads == 1 else f"{of.heads} query heads, {share.H_kv} KV heads"
-    print(f"{heads}, {problem(*vars(of.shape).values())}, on {tallies[0].P} devices")
-    print(sram(of.M, of.dtype.itemsize, of.dtype.name) + "\n")
+    _print_problem(share.problem, f", on {tallies[0].P} devices")
     if len(tallies) > 1:
         rows: list[Any] = []
         for tally in tallies:
@@ -147,9 +144,7 @@ def _plan(options: argparse.Namespace) -> int:
                 rows += _papers(found, of, P)
 
     def show() -> None:
-        heads = "One head" if of.heads == 1 else f"{of.heads} query heads, {of.heads // of.group} KV heads"
-        print(f"{heads}, {problem(*vars(of.shape).values())}{', causal' if options.causal else ''}")
-        print(sram(of.M, of.dtype.itemsize, of.dtype.name) + "\n")
+        _print_problem(of, ", causal" if options.causal else "")
         timed = None not in speeds.values()
         headings = ("P", "program", "words a device", "÷ bound", "its room", "ms")
         shown = [
@@ -174,7 +169,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
-    """Return the rows of StarTrail and TASP: a bound for as much room as they like, which is not known of them."""
+    """Return the rows of StarTrail and TASP, with a bound for any room, because theirs is not known."""
     from flashsim.devices.layouts import positions
     from flashsim.devices.lower import lower_words
     from flashsim.devices.planning import star_trail

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.outputs import progress
 from flashsim.cli.shared import FLAG, add
@@ -34,22 +34,19 @@ MOST_COMMON = 5
 WIDTH = 80
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    actions = "|".join(ACTIONS)
-    parser.add_argument(
-        "action", nargs="?", choices=ACTIONS, default="list", metavar=actions, help="what to do. Default: list"
-    )
+def add_options(parser: Any) -> None:
+    action = {"nargs": "?", "choices": ACTIONS, "default": "list", "metavar": "|".join(ACTIONS)}
+    parser.add_argument("action", **action, help="what to do. Default: list")
     what = (
         "start, notebook: the exercise's number or name; check: the file; list: the folder with your files (default: here); "
         "grade: the folder with what a class handed in"
     )
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
-    parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="start, notebook: where the file goes. Default: here"
-    )
+    where = "start, notebook: where the file goes. Default: here"
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help=where)
     hint = "check: show a hint as well, the next one each time, or the Nth"
     add(parser, "--hint", nargs="?", const="", metavar="N", help=hint)
-    which = "check, grade: its number, name, or a file of your own. Default: what a file's name says"
+    which = "check, grade: the exercise's number or name, or a file of your own. Default: as a file's name says"
     add(parser, "--exercise", metavar="N", help=which)
     add(parser, "--csv", metavar="FILE", help="grade: a row for each file")
     add(parser, "--gradescope", metavar="FILE", help="grade: Gradescope's results.json")
@@ -205,7 +202,7 @@ def _hint(found: Grade, path: Path, number: int) -> str:
     shown = reached_in(path.parent, found.exercise)[found.exercise.name]["hints"]
     at = number or min(shown + 1, len(hints))
     if at > len(hints):
-        raise ValueError(f"argument --hint: there are {len(hints)} hints, and no {at}")
+        raise ValueError(f"argument --hint: got {at}; expected a number from 1 to {len(hints)}")
     keep(path.parent, found.exercise, hints=max(at, shown))
     return _paragraphs(f"Hint {at} of {len(hints)}: {hints[at - 1]}")
 

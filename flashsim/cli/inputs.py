@@ -23,8 +23,14 @@ def add_inputs(parser: Any) -> None:
     add(parser, "--d", required=False, help=f"head dimension of random Q, K, V. Default: {D}")
     add(parser, "--qkv", help="run on these Q, K, V, as in `flashsim run`")
     add(parser, "--head", help="the head of --qkv, an index into the leading axes")
-    add(parser, "--blocks", help="block sizes. Default: as --sizing says for --M; without --M, a quarter of the keys")
-    add(parser, "--M", help="SRAM: elements (96), or bytes of the dtype (2KB). Default: line 1's, or what blocks need")
+    add(
+        parser, "--blocks", help="block sizes. Default: with --M, what --sizing chooses; without, a quarter of the keys"
+    )
+    add(
+        parser,
+        "--M",
+        help="SRAM: elements (96), or bytes of the dtype (2KB). Default: as much as line 1 or the blocks need",
+    )
     add(parser, "--sizing", "--causal", "--offset", "--sink", "--dropout")
     add_declared(parser)
     add(parser, "--seed", help="seed of random operands and of dropout. Default: 0")
@@ -57,8 +63,8 @@ def gradient(options: argparse.Namespace, Q: Any, V: Any) -> Any:
 def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: Sequence[Algorithm]) -> dict[str, Any]:
     """Return what `flashsim.forward` takes besides the operands, for all of these passes, which have one M.
 
-    Without --M, M is line 1's of the largest block, or more where the blocks need more, as a run shows; of one that fails,
-    where it is watched, nothing is asked. Raises ValueError for sizes that make no sense.
+    Without --M, M is what line 1 says for the largest block, or what the blocks need in a run, if that is more. If that run
+    fails, M is not enforced, so that the failure can be watched. Raises ValueError for sizes that make no sense.
     """
     from flashsim.verify.comparison import sized_for_both
 

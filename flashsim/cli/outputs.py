@@ -1,4 +1,4 @@
-"""Where results go: JSON, figures, the terminal; whether they can be written is asked before the work."""
+"""Where results go: JSON, figures, the terminal. Whether they can be written is checked before the work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_STEM = {".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".ti
 
 
 def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
-    """Ask before the work whether its results can be written: to --json, --csv, and to `outputs`, the files of --output.
+    """Check before the work that its results can be written to --json, --csv, and `outputs`, the files of --output.
 
     Raises ValueError that names the option; also for a file that is the input, and for one that both would write.
     """
@@ -95,10 +95,8 @@ def _same(one: str | Path, other: str | Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def write_json(target: str | None, data: Mapping[str, Any]) -> None:
-    """Write data as JSON to a file, or to stdout for "-"; for None, nothing."""
-    if target is None:
-        return
+def write_json(target: str, data: Mapping[str, Any]) -> None:
+    """Write data as JSON to a file, or to stdout for "-"."""
     utf_8 = target != "-" or (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     text = json.dumps(plain(data), indent=2, ensure_ascii=not utf_8, allow_nan=False) + "\n"
     if target == "-":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.outputs import FIGURE, figure_stem, finish, progress
-from flashsim.cli.shared import FLAG, NAMES, SIZINGS, add
+from flashsim.cli.shared import FLAG, NAMES, SIZINGS, add, by_name
 from flashsim.cli.values import elements, whole
 from flashsim.hardware.machines import MACHINES
 from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, float_dtype
@@ -31,34 +31,28 @@ EXAMPLES = (
 )
 
 KEPT = "mixtures, features, or keys of a window, that approximations have"
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "algorithms": (
-        "--algorithm",
-        {"nargs": "+", "help": f"draw these beside the figure's own: {NAMES}. Default: only its own"},
-    ),
-    "N": (
-        "--N",
-        {
-            "help": f"sequence length. Default: {REFERENCE_N}; for sparsity, theorem2 and theorem5 16384, for fusing 65536"
-        },
-    ),
-    "N_q": ("--N-q", {"help": "number of queries, if not that of the keys"}),
-    "d": ("--d", {"required": False, "help": f"head dimension. Default: {REFERENCE_D}; for fusing 1024"}),
-    "d_v": ("--d-v", {"help": "width of V, if not d"}),
-    "k": ("--k", {"type": whole(), "help": f"{KEPT}. Default: the paper's, N/8, at most 256"}),
-    "dtype": ("--dtype", {"default": None, "help": f"type of Q, K, V. Default: {DEFAULT_DTYPE}"}),
-    "blocks": ("--blocks", {"help": "these block sizes instead; M enforced"}),
-    "sizing": ("--sizing", {"default": None, "help": f"{SIZINGS}; the picture says so. Default: fit"}),
-    "machine": (
-        "--machine",
-        {"metavar": "NAME", "help": f"{', '.join(MACHINES)}; or yours, FILE.json or FILE.toml. Default: A100-40GB"},
-    ),
-    "M": ("--M", {"help": "SRAM size. Default: 100KB"}),
-    "causal": ("--causal", {"default": None, "help": "a causal mask"}),
-    "heads": ("--heads", {"help": "query heads; the counts add up. Default: 1"}),
-    "kv_heads": ("--kv-heads", {"help": "KV heads; query heads that share one run as one problem"}),
+HELP = {
+    "algorithms": f"draw these beside the figure's own: {NAMES}. Default: only its own",
+    "N": f"sequence length. Default: {REFERENCE_N}; for sparsity, theorem2 and theorem5 16384, for fusing 65536",
+    "N_q": "number of queries, if not that of the keys",
+    "d": f"head dimension. Default: {REFERENCE_D}; for fusing 1024",
+    "d_v": "width of V, if not d",
+    "k": f"{KEPT}. Default: the paper's, N/8, at most 256",
+    "dtype": f"type of Q, K, V. Default: {DEFAULT_DTYPE}",
+    "blocks": "these block sizes; M is enforced",
+    "sizing": f"{SIZINGS}; the picture says so. Default: fit",
+    "machine": f"{', '.join(MACHINES)}; or yours, FILE.json or FILE.toml. Default: A100-40GB",
+    "M": "SRAM size. Default: 100KB",
+    "causal": "a causal mask",
+    "heads": "query heads; the counts add up. Default: 1",
+    "kv_heads": "KV heads; query heads that share one run as one problem",
 }
-"""What figures take, by name: how that is spelt here, and its settings, but for those of `flashsim.cli.shared`."""
+"""What figures take, by name."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "algorithms": {"nargs": "+"}, "d": {"required": False}, "k": {"type": whole()}, "machine": {"metavar": "NAME"},
+    **{name: {"default": None} for name in ("dtype", "sizing", "causal")},
+}  # fmt: skip
+"""What is different in them from `flashsim.cli.shared`."""
 OLD = {
     "accesses_by_array": "arrays",
     "figure_2_left": "traffic",
@@ -81,8 +75,8 @@ def add_options(parser: Any) -> None:
     width = max(map(len, FIGURES))
     listed = "".join(f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items())
     parser.epilog = f"figures:\n{listed}\n{parser.epilog}"
-    for name, (option, settings) in OPTIONS.items():
-        add(parser, option, **{**settings, "help": f"for {_takers(name)}: {settings['help']}"})
+    for name, said in HELP.items():
+        add(parser, _flag(name), dest=name, **SETTINGS.get(name, {}), help=f"for {_takers(name)}: {said}")
     add(parser, "--wide", **FLAG, help="16:9, for slides")
     where = "save STEM.png, .svg, .json; with --all, STEM is a folder. Default: flashsim-FIGURE, or flashsim-figures"
     add(parser, "--output", help=where)
@@ -96,6 +90,10 @@ def _figure(text: str) -> str:
     return OLD.get(name, name)
 
 
+def _flag(name: str) -> str:
+    return "--algorithm" if name == "algorithms" else f"--{name.replace('_', '-')}"
+
+
 def _takers(name: str) -> str:
     from flashsim.plots import FIGURES
 
@@ -105,8 +103,7 @@ def _takers(name: str) -> str:
 def run(options: argparse.Namespace) -> int:
     from flashsim.plots import FIGURES
 
-    arguments = {name: getattr(options, flag[2:].replace("-", "_")) for name, (flag, _) in OPTIONS.items()}
-    arguments = {name: value for name, value in arguments.items() if value is not None}
+    arguments = {name: value for name, value in by_name(options, *HELP).items() if value is not None}
     if options.all:
         return _all(options, arguments)
     if options.figure is None:
@@ -114,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     chart = FIGURES[options.figure]
     for name in arguments:
         if name not in chart.takes:
-            raise ValueError(f"{OPTIONS[name][0]} is for {_takers(name)}; {options.figure} does not take it")
+            raise ValueError(f"{_flag(name)} is for {_takers(name)}; {options.figure} does not take it")
     if "M" in arguments:
         arguments["M"] = elements(arguments["M"], float_dtype(arguments.get("dtype", chart.takes["dtype"])).itemsize)
     stem = figure_stem(options, f"flashsim-{options.figure}")
@@ -127,14 +124,14 @@ def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
     """Draw every figure into a folder, each with the command that draws it alone. Raises ValueError for options of one."""
     from flashsim.plots import FIGURES
 
-    one = [OPTIONS[name][0] for name in arguments] + ["--json"] * (options.json is not None)
+    one = [*map(_flag, arguments)] + ["--json"] * (options.json is not None)
     if one:
         raise ValueError(f"{one[0]} is for one figure; name it in place of --all")
     folder = options.output or Path("flashsim-figures")
     for name, chart in FIGURES.items():
         options.output = folder / name
         stem = figure_stem(options, "")
-        given = [word for option, value in chart.shown.items() for word in (OPTIONS[option][0], str(value))]
+        given = [word for option, value in chart.shown.items() for word in (_flag(option), str(value))]
         words = ["flashsim", "plot", name, *given, *["--wide"] * options.wide, "-o", name_of(stem)]
         _, saved = _draw(chart, chart.shown, stem, options, command_line(words))
         print(f"Saved {', '.join(map(str, saved))}", flush=True)

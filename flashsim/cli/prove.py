@@ -41,8 +41,8 @@ def add_options(parser: Any) -> None:
     add(parser, "--exact", **FLAG, help="search for the optimum (lengths up to 8) and replay it")
     plays = "with --exact: write a page that plays the optimum, FILE.html, or its trace"
     add(parser, "--output", metavar="FILE", help=plays)
-    add(parser, "--check", **FILE, help="check a certificate that --json wrote, and nothing else")
-    add(parser, "--json", help="write a certificate, as JSON (-: to stdout, which then has nothing else)")
+    add(parser, "--check", **FILE, help="check a certificate that --json wrote; takes no other options")
+    add(parser, "--json", help="write a certificate as JSON; -: to stdout, and print nothing else there")
 
 
 def run(options: argparse.Namespace) -> int:

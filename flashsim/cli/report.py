@@ -14,7 +14,7 @@ from flashsim.algorithms.blocks import by_trial
 from flashsim.problem.arguments import check_shape
 from flashsim.problem.qkv import QKV
 from flashsim.support.sizes import human_bytes
-from flashsim.support.tables import print_table, print_words, problem, sram
+from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 from flashsim.theory.formulas import evaluated
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ TRIED = {
     "fit": "the largest blocks of Algorithm 1's shape, or turned, that fit",
     "paper": "Algorithm 1's blocks, or turned",
 }
-"""The same of a function of the user's, of which no line 1 is known."""
+"""The same for a function of the user's, whose line 1 is not known."""
 
 
 def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result]) -> dict[str, Any]:
@@ -90,13 +90,14 @@ def _print_results(results: Mapping[str, Result], d: int) -> None:
     costs = [_costs(result) for result in results.values()]
     rest = [(label, *(of[label] for of in costs)) for label in costs[0]]
     print_table(("HBM accesses, elements", *titles), [*moved, None, *rest])
-    for flash in {"flash", "flash_basic"} & results.keys():
-        if "standard" in results:
-            ratio = results["standard"].hbm.accesses / results[flash].hbm.accesses
-            said = f"Standard attention moves {ratio:.2f}× the elements that FlashAttention does."
-            M = results[flash].sram.capacity
-            print()
-            print_words(f"{said} The factor follows M/d², here {M / d**2:.3g} (flashsim plot saved).")
+    both = {"flash", "flash_basic"} <= results.keys()
+    for name, result in results.items() if "standard" in results else ():
+        if name in ("flash", "flash_basic"):
+            ratio = results["standard"].hbm.accesses / result.hbm.accesses
+            which = f"FlashAttention ({name})" if both else "FlashAttention"
+            said = f"Standard attention moves {ratio:.2f}× the elements that {which} does."
+            near = f"The factor follows M/d², here {result.sram.capacity / d**2:.3g} (flashsim plot saved)."
+            print_paragraphs(f"{said} {near}")
             print()
 
 

@@ -36,7 +36,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--seed", help="seed of dropout. Default: 0")
     add(parser, "--mask")
     add(parser, "--padded", **FLAG, help="the bundled sample with its padding and padding mask")
-    converted = "convert Q, K, V to this first. Default: as they are in the file; the sample: float32"
+    converted = "convert Q, K, V to this type first. Default: the type in the file; float32 for the sample"
     add(parser, "--dtype", default=None, help=converted)
     add(parser, "--M", "--sizing", "--blocks", "--gqa")
     add_declared(parser)

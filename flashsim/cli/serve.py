@@ -11,9 +11,7 @@ from flashsim.cli.shared import add, by_name
 from flashsim.cli.values import whole
 from flashsim.support.tables import print_paragraphs, print_table, sram
 
-SUMMARY = (
-    "Count what attention of a ragged batch moves: keys in pages, shared prefixes, packed batches, schedules, latents."
-)
+SUMMARY = "Count what attention of a ragged batch moves: pages, shared prefixes, packed batches, schedules, latents."
 EXAMPLES = (
     "flashsim serve paged --keys 2048 500 90 --d 128 --heads 32 --kv-heads 8 --page 16\n"
     "flashsim serve cascade --keys 128 64 7 --prefix 4096 --d 128 --blocks 64 64\n"
@@ -26,19 +24,16 @@ PROGRAMS = (
 )  # fmt: skip
 OWN = {
     "page": (whole(), "rows of a page, for paged, paged_split and mla_paged"),
-    "splits": (
-        whole(),
-        "runs of each row block's pages, for paged_split and mla_paged, or of its tiles, for decode with --schedule fixed",
-    ),
+    "splits": (whole(), "parts of each row block's keys, for paged_split, mla_paged, and decode with --schedule fixed"),
     "prefix": (whole(0), "keys that all sequences share, for cascade"),
-    "workers": (whole(), "who share the tiles of a KV head, for decode"),
-    "bits": (whole(), "of a key's or a value's number, 2, 4 or 8, for quantised"),
+    "workers": (whole(), "workers that share the tiles of a KV head, for decode"),
+    "bits": (whole(), "bits of a number of K and V: 2, 4 or 8, for quantised"),
     "group": (
         whole(),
-        "numbers that share a scale and a zero, for quantised; keys that share a scale, for fp8, by default all",
+        "for quantised: numbers that share a scale and a zero; for fp8: keys that share a scale, by default all",
     ),
-    "latent": (whole(), "columns of a latent, for mla_expanded; those of mla are --d-v of --d"),
-    "rope": (whole(0), "columns of rope, of a latent and of --d, for mla_expanded"),
+    "latent": (whole(), "columns of a latent, for mla_expanded; for mla, give --d-v"),
+    "rope": (whole(0), "columns for rope, in a latent and in --d, for mla_expanded"),
 }
 
 
@@ -55,7 +50,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--tail", choices=("rows", "page"), help="how much of a last page is loaded. Default: rows")
     parser.add_argument("--schedule", choices=("stream_k", "fixed"), help="for decode. Default: stream_k")
     parser.add_argument("--full", action="store_true", help="every query sees every key. Default: causal")
-    add(parser, "--backward", help="the backward pass, of varlen")
+    add(parser, "--backward", help="count the backward pass, for varlen")
     add(parser, "--M", "--blocks", "--json")
 
 

@@ -28,7 +28,7 @@ FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "--algorithm": {"type": algorithm, "metavar": "NAME", "help": NAMES},
     "--backward": {"action": "store_const", "dest": "direction", "const": "backward", "default": "forward"},
-    "--blocks": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "these block sizes instead; M enforced"},
+    "--blocks": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "these block sizes; M is enforced"},
     "--causal": {**FLAG, "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
     "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, if not d"},
@@ -48,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--heads": {"type": whole(), "metavar": "H", "help": "batch × query heads; the counts add up"},
     "--kv-heads": {"type": whole(), "metavar": "H", "help": "batch × KV heads, where query heads share them"},
     "--head": {"type": head, "metavar": "I[,J…]", "help": "an index into the leading axes"},
-    "--json": {"metavar": "FILE", "help": "write the numbers as JSON (-: to stdout, which then has nothing else)"},
+    "--json": {"metavar": "FILE", "help": "write the numbers as JSON; -: to stdout, and print nothing else there"},
     "--jobs": {"type": whole(), "metavar": "N"},
     "--M": {
         "type": size,
@@ -66,7 +66,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--sink": {
         "type": logits,
         "metavar": "S[,S…]",
-        "help": "a learnable sink: a key of this logit and of value 0, which no mask forbids; one, or one for each query head",
+        "help": "a learnable sink: a key with this logit and value 0, which no mask hides; one number, or one for each head",
     },
     "--sizing": {"choices": ["fit", "paper"], "default": DEFAULT_SIZING, "help": f"{SIZINGS}. Default: %(default)s"},
     "--vs": {"type": algorithm, "metavar": "NAME"},

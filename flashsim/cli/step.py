@@ -41,13 +41,13 @@ def add_options(parser: Any) -> None:
     other = parser.add_mutually_exclusive_group()
     add(other, "--vs", help="a second algorithm, shown beside the first at the same tile")
     bugs = f"{', '.join(BUGS)}; with --backward: {', '.join(BACKWARD_BUGS)}"
-    other.add_argument("--bug", metavar="NAME", help=f"the same with a planted bug beside it: {bugs}")
+    other.add_argument("--bug", metavar="NAME", help=f"show the algorithm with this planted bug beside it: {bugs}")
     add_inputs(parser)
     add(parser, "--text", **FLAG, help="print the steps in the terminal, and write no file")
     gif = "write steps A to B as an animated GIF, flashsim-step.gif or -o FILE.gif"
     add(parser, "--gif", metavar="A:B", type=_range, help=gif)
     add(parser, "--open")
-    kinds = "the page, FILE.html; or the trace, .json.gz or .npz; or .perfetto.json"
+    kinds = "FILE.html: the page; .json.gz, .npz or .perfetto.json: the trace"
     add(parser, "--output", metavar="FILE", help=f"{kinds}. Default: flashsim-step.html")
 
 

@@ -20,9 +20,9 @@ from flashsim.cli import values
 from flashsim.cli.bundle import write_bundle
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import DEFAULT_ALGORITHM, DEFAULT_SIZING, FILE, NAMES, SIZINGS, add, add_declared
+from flashsim.cli.shared import DEFAULT_ALGORITHM, DEFAULT_SIZING, FILE, FLAG, NAMES, SIZINGS, add, add_declared
 from flashsim.cli.values import whole
-from flashsim.problem.inputs import FLOATS
+from flashsim.problem.inputs import DEFAULT_DTYPE, FLOATS
 from flashsim.support.exporting import out_of_csv
 from flashsim.support.files import write_whole
 from flashsim.support.jobs import in_any_order
@@ -44,9 +44,8 @@ SHOWN, WIDTH = 20, 80
 
 def add_options(parser: Any) -> None:
     lengths, sizes, some = values.several(whole()), values.several_sizes, {"nargs": "+"}
-    parser.add_argument(
-        "named", nargs="*", type=algorithm, metavar="NAME", help=f"algorithms: {NAMES}. Default: {DEFAULT_ALGORITHM}"
-    )
+    which = f"algorithms: {NAMES}. Default: {DEFAULT_ALGORITHM}"
+    parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=which)
     add(parser, "--algorithm", nargs="+", default=[], help="the same as NAME")
     for flag, what in (
         ("--N", f"sequence lengths, {MANY}"),
@@ -58,16 +57,10 @@ def add_options(parser: Any) -> None:
         add(parser, flag, **some, type=lengths, metavar="N", required=False, help=what)
     said = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
     add(parser, "--M", **some, type=sizes, help=said)
-    add(parser, "--blocks", action="append", help="block sizes, M enforced; again for others")
+    add(parser, "--blocks", action="append", help="block sizes; M is enforced. Repeat it for other sizes")
     add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: {DEFAULT_SIZING}")
-    add(
-        parser,
-        "--dtype",
-        **some,
-        default=None,
-        metavar="NAME",
-        help=f"one or more of {', '.join(FLOATS)}. Default: float32",
-    )
+    dtypes = f"one or more of {', '.join(FLOATS)}. Default: {DEFAULT_DTYPE}"
+    add(parser, "--dtype", **some, default=None, metavar="NAME", help=dtypes)
     for flag, what in (("--causal", "causal masks"), ("--backward", "backward passes")):
         said = f"{what}: yes, no, or both. Default: no"
         add(parser, flag, action="store", nargs="?", const="yes", default=None, choices=list(CAUSAL), help=said)
@@ -77,21 +70,21 @@ def add_options(parser: Any) -> None:
     add_declared(parser, many=True)
     points = "a CSV file with columns N, d, M, …: each row is taken with every combination of the other options"
     add(parser, "--points", **FILE, help=points)
-    add(parser, "--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
-    add(parser, "--seed", help="which points those are. Default: 0")
+    add(parser, "--check", type=whole(0), default=32, metavar="N", help="points to check by counting. Default: 32")
+    add(parser, "--seed", help="seed that draws those points. Default: 0")
     add(parser, "--jobs", default=1, help="processes. Default: 1")
-    kept = "a file that keeps the rows as they come: after Ctrl-C, the same command goes on from there"
+    kept = "keep the rows in this file as they come: after Ctrl-C, the same command goes on from there"
     add(parser, "--resume", metavar="FILE", help=kept)
-    bound = "also find what no schedule moves less than (flashsim prove), and each count divided by it"
-    add(parser, "--bound", action="store_true", help=bound)
-    add(parser, "--csv", metavar="FILE", help="write the rows as CSV (-: to stdout, which then has nothing else)")
+    bound = "also compute the lower bound (flashsim prove), and each count divided by it"
+    add(parser, "--bound", **FLAG, help=bound)
+    add(parser, "--csv", metavar="FILE", help="write the rows as CSV; -: to stdout, and print nothing else there")
     add(parser, "--json", "--output")
     packed = "write rows, picture, the bounds' certificates, versions, and the command that makes them again"
     add(parser, "--bundle", metavar="OUT.zip", help=packed)
     for flag, what in (
-        ("--x", "column along the picture. Default: the argument with most values"),
-        ("--y", "column up. Default: accesses"),
-        ("--by", "columns, a line for each combination. Default: the other arguments that vary"),
+        ("--x", "the column on the x axis. Default: the argument with most values"),
+        ("--y", "the column on the y axis. Default: accesses"),
+        ("--by", "columns; each combination of their values is a line. Default: the other arguments that vary"),
     ):
         parser.add_argument(flag, metavar="COLUMN", nargs="+" if flag == "--by" else None, help=f"for -o: {what}")
     add(parser, "--quiet")
@@ -145,7 +138,7 @@ def _check_they_can_be_handed_on(algorithms: Sequence[Any]) -> None:
         try:
             pickle.dumps(each)
             module = getattr(getattr(each, "run", None), "__module__", "")
-            if "(" in module:  # a file of the name of another module (`flashsim.cli.loading`)
+            if "(" in module:  # a file of the name of another module (`flashsim.support.loading`)
                 raise ValueError(f"another module is called {module.partition(' ')[0]}")
         except Exception as error:  # of whatever kind, as what pickling runs is the user's
             name = getattr(each, "name", each)
@@ -186,7 +179,7 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
 
 
 def _drawn(found: Any, options: argparse.Namespace) -> tuple[dict[str, str | bytes], str]:
-    """Return the picture's files by suffix, and what it is to be told of its lines; none where there is nothing to draw."""
+    """Return the picture's files by suffix, and what to say of its lines; nothing if there is nothing to draw."""
     from flashsim import plots
     from flashsim.plots.saving import contents
     from flashsim.sweeping.drawing import hint

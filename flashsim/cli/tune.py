@@ -30,10 +30,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--backward", help="tune the backward pass")
     add(parser, "--causal", help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
     add(parser, "--offset", "--dropout")
-    fewest = (
-        "fewest rows and columns of a tile; a tile of one row costs nothing extra in the model, but matrix units want 16. "
-        "Default: 1"
-    )
+    fewest = "least rows and columns of a tile; the model allows 1, but matrix units want 16. Default: 1"
     add(parser, "--least", type=whole(), default=1, metavar="B", help=fewest)
     add(parser, "--json", "--quiet")
 

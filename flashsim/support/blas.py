@@ -1,4 +1,4 @@
-"""One BLAS thread while algorithms run: tiles are too small to share. On busy cores BLAS's threads cost a tiled run 70 times."""
+"""One BLAS thread while algorithms run: tiles are too small to share. On busy cores BLAS's threads made a run 70 times slower."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ class Terminated(KeyboardInterrupt):
 
 
 def guarded(program: str, work: Callable[[], int | None]) -> int:
-    """Return the exit status of `work`, which returns 0, 1 or None, and raises for all else: that is said in one line on stderr.
+    """Run `work`, which returns 0, 1 or None, or raises, and return the exit status; what it raises is one line on stderr.
 
-    An exception that is none of ours is a bug, and keeps its traceback; but not if it has a note of which line of the user's
-    own function it is from (`flashsim.algorithms.own`).
+    An exception that is not ours is a bug, and keeps its traceback, unless it has a note that names a line of the user's own
+    function (`flashsim.algorithms.own`).
     """
     with _prepared():
         try:
@@ -88,7 +88,7 @@ def run_script(main: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def _prepared() -> Iterator[None]:
-    """Have streams spell what their encoding lacks, and SIGTERM raise `Terminated`; afterwards all is as before."""
+    """Make streams spell what their encoding lacks, and SIGTERM raise `Terminated`, until this is left."""
     with ExitStack() as after:
         if sys.stderr is None:  # it is closed; print would say errors on stdout
             after.enter_context(redirect_stderr(io.StringIO()))
@@ -108,7 +108,7 @@ def _prepared() -> Iterator[None]:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process, as `os._exit` does, in whose place this stands; but raise LeftEarly in one that is guarded."""
+    """Stand in for `os._exit`: end the process, but raise LeftEarly in one that is guarded."""
     if os.getpid() not in _guarding:  # in a child of it, too
         _exit(status)
     raise LeftEarly(f"os._exit({status!r}) was called")
@@ -124,7 +124,7 @@ def _terminate(_number: int, _frame: object) -> NoReturn:
 
 
 def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
-    """Have a stream as it was; where it cannot be written to, what it holds, and Python would write at its end, goes nowhere."""
+    """Make a stream what it was. If it cannot be written to, drop what it still holds, which Python would write at its end."""
     try:
         stream.reconfigure(errors=errors)  # which flushes
     except OSError:

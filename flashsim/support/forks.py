@@ -18,7 +18,7 @@ from flashsim.support.jobs import ENDING
 POSSIBLE = hasattr(os, "fork") and sys.platform != "darwin"  # there, NumPy's own library does not outlive a fork
 ROOM = (
     2**16
-)  # bytes that both processes share: whether the fork is done, its exit status, how long its last words are, these
+)  # bytes that both processes share: whether the fork is done, its exit status, the length of its last words, these
 HEAD = 6
 TOO_LATE = "out of time"
 ONCE = 1.0  # seconds in which a signal, sent to both processes, counts once
@@ -55,7 +55,7 @@ def done(status: int) -> int:
 
 
 def fork(seconds: float | None = None) -> Ending | None:
-    """Fork. Return None in the fork, which calls `done` at its end; and here, where it has ended, how.
+    """Fork. In the fork return None; it calls `done` at its end. Here wait for that end, and return it.
 
     Ctrl-C and SIGTERM are for the fork. After so many seconds it is killed. It does not outlive this process (on Linux).
     """

@@ -1,4 +1,4 @@
-"""Independent pieces of work, in this process, over several, or, by joblib, over those of Dask's and Ray's clusters."""
+"""Independent pieces of work: in this process, over several, or, through joblib, on a Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _numbered(work: Callable[[T], R], number: int, item: T) -> tuple[int, R]:
 
 
 def _over_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[tuple[int, R]]:
-    """Yield the results of `jobs` processes, which are killed where this is left early: by Ctrl-C, or by an error in one."""
+    """Yield the results of `jobs` processes, which are killed if this is left early, by Ctrl-C or by an error in one."""
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
     try:
         with _interrupts_wait():
@@ -78,9 +78,9 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM come after this. Processes that start here do not hear them, though they are sent to all.
+    """Delay Ctrl-C and SIGTERM until this is left. Processes that start here do not hear them, though they are sent to all.
 
-    The mask is for them; here, a thread without one may hear one, and Python would raise an exception amid this all the same.
+    The mask is for those processes. Here another thread may hear a signal, and Python would raise its exception all the same.
     """
     heard: list[int] = []
     main = threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""What no schedule moves less than, at a point of a sweep: the lower bound that `flashsim.prove` proves, of all heads."""
+"""The lower bound that `flashsim.prove` proves, of all heads, at a point of a sweep."""
 
 from __future__ import annotations
 

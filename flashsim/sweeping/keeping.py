@@ -18,6 +18,7 @@ from flashsim.version import __version__
 
 Work = Callable[[list[Point]], list[Row]]
 Over = Callable[[Work, Sequence[list[Point]]], Iterator[tuple[int, list[Row]]]]
+"""Does the work on each of several pieces, and yields each piece's number with its rows, in any order."""
 AT_ONCE = 50  # points that are lost at most, in each process
 
 

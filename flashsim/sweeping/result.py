@@ -34,7 +34,7 @@ KINDS = {
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Exported, Sequence[Row]):
-    """Rows, one a point: dictionaries with the names of `columns`; what there is nothing to say of is None.
+    """Rows, one for each point: dictionaries with the names of `columns`. A value is None if there is nothing to say.
 
     columns  the columns' names: the arguments, algorithms' own options included; what was found; the same by array
     given    the names of the arguments that were given, at some point

@@ -105,7 +105,7 @@ def _said(error: Exception) -> str:
 
 
 def rows_of(points: Sequence[Point], bound: bool = False) -> list[Row]:
-    """Return the row of each point, with its lower bound if asked; what there is nothing to say of is None, or not there."""
+    """Return the row of each point, with its lower bound if asked. Where there is nothing to say, it has None, or no entry."""
     found = [(point, outcome(point)) for point in points]
     return [_row(*one) | (_bound(*one) if bound else {}) for one in found]
 

@@ -12,6 +12,7 @@ from typing import Any
 from flashsim.problem.arguments import check_callback, check_count, check_flag
 from flashsim.support.jobs import in_any_order
 from flashsim.sweeping import keeping
+from flashsim.sweeping.keeping import Over, Work
 from flashsim.sweeping.points import ARGUMENTS, LABEL, Point, points_of
 from flashsim.sweeping.result import Sweep
 from flashsim.sweeping.rows import Outcome, Row, by_count, by_form, columns_of, rows_of
@@ -20,9 +21,6 @@ from flashsim.version import __version__
 AT_ONCE = 500  # points of one piece of work
 CHECKED_TILES = 2**12  # of a point whose tiles a count may look at one by one
 OnPoints = Callable[[int, int], None]
-Work = Callable[[list[Point]], list[Row]]
-Over = Callable[[Work, Sequence[list[Point]]], Iterator[tuple[int, list[Row]]]]
-"""Does the work on each of several pieces; yields the number of each with what comes of it, in any order."""
 
 
 class Disagreement(RuntimeError):
@@ -75,8 +73,8 @@ def sweep(
                Ray cluster, serves for both. Or a function, as `flashsim.support.jobs.in_any_order` with its `jobs`
     on_points  called with (points done, points in all)
     resume     a file that keeps the rows as they come: after Ctrl-C, the same call goes on from there
-    bound      also find what no schedule moves less than (`flashsim.prove`), in the columns `lower_bound_elements` and
-               `over_bound`; some milliseconds for each size. `no_bound` says why where none is known
+    bound      also find the lower bound (`flashsim.prove`), in the columns `lower_bound_elements` and `over_bound`; it takes
+               some milliseconds for each size. `no_bound` says why none is known
 
     A point has its closed form (`flashsim.theory.exact`), or is counted where there is none. One that makes no sense, or does not
     fit M, is a row with the reason, and without counts.

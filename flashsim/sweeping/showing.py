@@ -53,7 +53,7 @@ def as_html(sweep: Sweep, most: int) -> str:
 
 
 def said_fixed(sweep: Sweep) -> str:
-    """Return `Sweep.fixed`. Nothing is said of what follows another argument, and of defaults that change nothing."""
+    """Return `Sweep.fixed`, without arguments that follow another one, and without defaults that change nothing."""
     rows = sweep.rows
     fixed = {
         name: {row.get(name) for row in rows} for name in sweep.columns if name in ARGUMENTS or name in sweep.given
@@ -138,7 +138,7 @@ def _group(row: Row, axes: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """Return at most so many items, evenly spread, the first and, of several, the last among them."""
+    """Return at most `most` items, evenly spread, with the first and, if there are several, the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(at * (len(items) - 1) / max(1, most - 1))] for at in range(most)]

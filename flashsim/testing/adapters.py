@@ -1,8 +1,8 @@
 """Kernels that take no batch (B, H, N, d) as functions that the kit can call: packed sequences, paged caches, latents.
 
-Each call puts the case's sequences among others, in an order drawn anew, and into pages drawn anew. So the checks that there are
-ask what such kernels must do: `oracle`, that nothing but a sequence's own keys reaches its output; `determinism`, that the order
-and the pages change no bit; `batch_invariance`, that the others change none.
+Each call puts the case's sequences among others, in a new random order and on new random pages. Then the usual checks ask what
+such kernels must do: `oracle` asks that only a sequence's own keys reach its output, `determinism` that the order and the pages
+change no bit, and `batch_invariance` that the other sequences change none.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def varlen(fn: Kernel, *, fill: float = np.nan, zero_lengths: bool = True) -> Ke
     with q (rows, H_q, d), k (rows, H_kv, d), v (rows, H_kv, d_v), cu_seqlens int32 (sequences + 1,). It returns O
     (rows, H_q, d_v), or O and the log-sum-exp (H_q, rows). A backward function is given do after v, and all is packed.
 
-    Between a case's sequences, and after the last, are others whose rows are all `fill`. Some have no queries or no keys, but
-    for zero_lengths=False. Raises ValueError for what is not a function; what is returned in another shape raises ValueError too.
+    Between a case's sequences, and after the last, are others whose rows are all `fill`. Unless
+    zero_lengths is False, some have no queries or no keys. Raises ValueError if fn is not a function, or returns another shape.
     """
     check_flag("zero_lengths", zero_lengths)
     rng, given = np.random.default_rng(0), ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
@@ -84,7 +84,7 @@ def paged(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
     The pages are permuted. Rows of a page after a sequence's last key, pages that no sequence has, and other sequences of the
     batch, of other lengths, are all `fill`. So are pages that lie before every query's window, which is aligned at the bottom
     right: a server may have given them back. The table is wider than any sequence needs.
-    Raises ValueError for what is not a function or not a positive number; a result of another shape raises ValueError too.
+    Raises ValueError if fn is not a function or returns another shape, and if page is not a positive number.
     """
     check_count("page", page)
     rng, given = np.random.default_rng(0), ("block_table", "cache_seqlens")
@@ -199,7 +199,7 @@ def mla(fn: Kernel) -> Kernel:
 def _in_pages(
     rng: np.random.Generator, page: int, fill: float, rows: Sequence[tuple[Array, ...]]
 ) -> tuple[list[Array], Array]:
-    """Return each sequence's keys and values, (length, heads, width), in pages drawn anew, and the table of their numbers."""
+    """Return each sequence's keys and values, (length, heads, width), on random pages, and the table of the pages' numbers."""
     used = np.array([-(-len(k) // page) for k, _ in rows])
     pages = rng.permutation(used.sum() + int(rng.integers(1, 4)))
     table = np.full((len(rows), used.max() + int(rng.integers(1, 3))), UNMAPPED, np.int32)
@@ -220,7 +220,7 @@ def _shaped(name: str, a: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _as(adapted: Kernel, fn: Kernel, given: Iterable[str]) -> Kernel:
-    """Return a function by the name of the kernel that it calls, with its parameters, but for those that it gives."""
+    """Return a function with the name of the kernel that it calls, and its parameters except those in `given`."""
     if not callable(fn):
         raise ValueError(f"fn is {shown(fn)}; expected a function")
     adapted.__name__ = adapted.__qualname__ = getattr(fn, "__name__", type(fn).__name__)

@@ -61,10 +61,15 @@ class Lent(NamedTuple):
 
 
 class Bridge:
-    """To the arrays of one package. One that can differentiate has `gradients` too."""
+    """To the arrays of one package, here NumPy's own. One that can differentiate has `gradients` too."""
 
-    package: str
+    package = "numpy"
+    kind: Any = np.ndarray  # of its arrays
     gradients: Callable[[Callable[..., Any], tuple[Any, ...], Any], tuple[Any, ...]]  # of Σ do ∘ output(*inputs)
+
+    def __init__(self, device: Any = None) -> None:
+        if device is not None:
+            raise ValueError(f"device is {shown(device)}; expected none, because NumPy has no devices")
 
     def use(self) -> AbstractContextManager[Any]:
         """The context in which everything runs."""
@@ -72,33 +77,10 @@ class Bridge:
 
     def send(self, name: str, array: Array) -> Sent:
         """Return the package's array of what `array` holds."""
-        raise NotImplementedError
-
-    def is_array(self, result: Any) -> bool:
-        """Whether it is an array of the package."""
-        raise NotImplementedError
+        return Sent(name, array)
 
     def receive(self, result: Any) -> Array:
         """Return a NumPy array of the package's array."""
-        raise NotImplementedError
-
-
-class _Numpy(Bridge):
-    """To NumPy's own."""
-
-    package = "numpy"
-
-    def __init__(self, device: Any) -> None:
-        if device is not None:
-            raise ValueError(f"device is {shown(device)}; expected none, because NumPy has no devices")
-
-    def send(self, name: str, array: Array) -> Sent:
-        return Sent(name, array)
-
-    def is_array(self, result: Any) -> bool:
-        return isinstance(result, np.ndarray)
-
-    def receive(self, result: Any) -> Array:
         return np.asarray(result)
 
 
@@ -109,6 +91,7 @@ class _Torch(Bridge):
 
     def __init__(self, device: Any) -> None:
         self.torch = _import("torch")
+        self.kind = self.torch.Tensor
         try:
             self.device = self.torch.device("cpu" if device is None else device)
         except (TypeError, RuntimeError) as error:
@@ -122,9 +105,6 @@ class _Torch(Bridge):
         there = torch.from_dlpack(lent.before.flatten()).to(self.device)
         native = there.as_strided(array.shape, lent.strides, lent.start).view(dtype)
         return Sent(name, native, lent, lambda: there.cpu().numpy())
-
-    def is_array(self, result: Any) -> bool:
-        return bool(self.torch.is_tensor(result))
 
     def receive(self, result: Any) -> Array:
         tensor = result.detach().cpu()
@@ -157,6 +137,7 @@ class _Cupy(Bridge):
 
     def __init__(self, device: Any) -> None:
         self.cupy = _import("cupy")
+        self.kind = self.cupy.ndarray
         self.device = None if device is None else check_count("device", device, 0)
 
     def use(self) -> AbstractContextManager[Any]:
@@ -179,9 +160,6 @@ class _Cupy(Bridge):
         native = self.cupy.lib.stride_tricks.as_strided(native[lent.start :], array.shape, strides)
         return Sent(name, native, lent, lambda: self.cupy.asnumpy(there))
 
-    def is_array(self, result: Any) -> bool:
-        return isinstance(result, self.cupy.ndarray)
-
     def receive(self, result: Any) -> Array:
         return np.asarray(self.cupy.asnumpy(result))
 
@@ -193,6 +171,7 @@ class _Jax(Bridge):
 
     def __init__(self, device: Any) -> None:
         self.jax = _import("jax")
+        self.kind = self.jax.Array
         try:
             self.device = self.jax.devices(device)[0] if isinstance(device, str) else device
         except RuntimeError as error:
@@ -208,9 +187,6 @@ class _Jax(Bridge):
             )
         return Sent(name, self.jax.device_put(self.jax.numpy.array(array, copy=True), self.device))
 
-    def is_array(self, result: Any) -> bool:
-        return isinstance(result, self.jax.Array)
-
     def receive(self, result: Any) -> Array:
         return np.array(result)
 
@@ -219,7 +195,7 @@ class _Jax(Bridge):
         return tuple(pull_back(do))
 
 
-BRIDGES: dict[str, Callable[[Any], Any]] = {"numpy": _Numpy, "torch": _Torch, "cupy": _Cupy, "jax": _Jax}
+BRIDGES: dict[str, Callable[[Any], Any]] = {"numpy": Bridge, "torch": _Torch, "cupy": _Cupy, "jax": _Jax}
 
 
 def _import(package: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,11 @@ from flashsim.testing.spec import DTYPES, FP8, Spec, call_of, dtype_of
 MOST_ELEMENTS = 2**28
 LENGTHS = ("B", "H_kv", "group", "N_q", "d")
 STRIDES = ("contiguous", "heads_last", "rows", "padded", "mixed", "columns")  # the simplest first
+CHOICES: dict[str, Collection[str]] = {
+    "dtype": DTYPES, "regime": REGIMES, "strides": STRIDES, "mask": MASKS, "bias": BIASES, "sink": SINKS,
+}  # fmt: skip
+FEATURES = ("strides", "mask", "window", "bias", "sink", "alibi", "softcap", "scale", "causal", "dropout_p")
+"""What a case may do without: in this order a failing case is made simpler."""
 Keep = Callable[..., Any]  # keep(shape, dropout_p, seed) -> booleans (B, H_q, N_q, N_k), True = kept
 
 
@@ -69,15 +74,8 @@ class Case:
         checked["seed"] = check_count("Case: seed", self.seed, 0, 2**64 - 1)
         if self.d_v is not None:
             checked["d_v"] = check_count("Case: d_v", self.d_v)
-        for name, known in (
-            ("dtype", DTYPES),
-            ("regime", REGIMES),
-            ("strides", STRIDES),
-            ("mask", MASKS),
-            ("bias", BIASES),
-            ("sink", SINKS),
-        ):
-            if name not in ("mask", "bias", "sink") or getattr(self, name) is not None:
+        for name, known in CHOICES.items():
+            if getattr(self, name) is not None or getattr(Case, name) is not None:  # its default
                 check_choice(f"Case: {name}", getattr(self, name), known)
         for name in ("causal", "alibi"):
             checked[name] = check_flag(f"Case: {name}", getattr(self, name))

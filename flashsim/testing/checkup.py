@@ -58,7 +58,7 @@ def check_attention(
     """Check an attention kernel against what its spec says, on cases that Hypothesis draws, and shrink what fails.
 
     A few calls come first, one for each thing that the spec declares. What the kernel does not take at all, or returns in
-    another form, is reported once and left out of the cases; if no call fits the spec, there are none.
+    another form, is reported once and left out of the cases. If no call fits the spec, no cases are drawn.
 
     fn            fn(q, k, v, **kw) -> O, or (O, lse) where the spec declares lse. NumPy arrays q (B, H_q, N_q, d),
                   k (B, H_kv, N_k, d), v (B, H_kv, N_k, d_v), or as the spec's layout says; kw holds what the case uses of
@@ -69,11 +69,11 @@ def check_attention(
     checks        names of checks, each tried on every case. None: all that apply, of which on each case those against the
                   oracle and a few of the others in turn
     expected_failures  names of checks that are known to fail, with the reason; they must fail
-    fail_fast     whether to stop at the first case that fails a check, but for those that are expected to fail
+    fail_fast     whether to stop at the first case that fails a check that is not expected to fail
     on_fail       "raise": AttentionCheckFailed, an AssertionError, with the shrunken case. "return": the report says it
     seed          of the cases drawn
     progress      called after each case with (cases done, max_examples)
-    on_try        called with a check's name and a case before it is tried: who ends the process has been named
+    on_try        called with a check's name and a case before each try, so that a case that ends the process is known
 
     Returns a report. Warns where fn takes what the spec does not declare, if "raise" has nothing to raise and all checks are
     tried. Raises ValueError for arguments that make no sense.

@@ -13,6 +13,11 @@ from flashsim.problem.arguments import shown
 from flashsim.testing.adapters import flashinfer, paged, varlen, vllm
 
 
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not left out."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def _called(fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     """Return what `fn` does; of a forward function O, or (O, lse), alone."""
     result = fn(*arrays, **keywords)
@@ -66,7 +71,7 @@ def _sdpa(
     q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0,
     bias: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
-    keywords: dict[str, Any] = {"scale": scale} if scale is not None else {}
+    keywords = _given(scale=scale, dropout_p=dropout_p or None, enable_gqa=q.shape[1] != k.shape[1] or None)
     if bias is not None:
         if causal:
             tril = bias.new_ones(q.shape[-2], k.shape[-2]).bool().tril()
@@ -79,10 +84,6 @@ def _sdpa(
         keywords["attn_mask"] = mask & mask.new_ones(q.shape[-2], k.shape[-2]).tril() if causal else mask
     elif causal:
         keywords["is_causal"] = True
-    if dropout_p:
-        keywords["dropout_p"] = dropout_p
-    if q.shape[1] != k.shape[1]:
-        keywords["enable_gqa"] = True
     return keywords
 
 
@@ -107,12 +108,12 @@ def _flex(
         s = s if alibi_slopes is None else s - alibi_slopes[h] * (i + shape[3] - shape[2] - j).abs()
         return s if bias is None else s + every["bias"][b, h, i, j]
 
-    keywords: dict[str, Any] = {"scale": scale} if scale is not None else {}
+    keywords = _given(scale=scale, enable_gqa=q.shape[1] != k.shape[1] or None)
     if causal or mask is not None or window is not None:
         keywords["block_mask"] = flex.create_block_mask(allowed, *shape, device=q.device)
     if any(each is not None for each in (softcap, alibi_slopes, bias)):
         keywords["score_mod"] = score
-    return keywords | ({"enable_gqa": True} if q.shape[1] != k.shape[1] else {})
+    return keywords
 
 
 # -------------------------------------------------------------------------------------------- FlashAttention, and pages
@@ -124,16 +125,14 @@ def _flash_attn(
 ) -> dict[str, Any]:  # fmt: skip
     if mask is not None:
         raise ValueError("mask is given; expected none, which flash_attn does not take")
-    given |= {"softmax_scale": scale} if scale is not None else {}
-    given |= {"window_size": window} if window is not None else {}
-    return given | {name: value for name, value in (("causal", causal), ("dropout_p", dropout_p)) if value}
+    ours = _given(softmax_scale=scale, window_size=window, causal=causal or None, dropout_p=dropout_p or None)
+    return given | ours
 
 
 def _flashinfer(
     q: Any, cache: Any, scale: float | None = None, softcap: float | None = None, **given: Any
 ) -> dict[str, Any]:  # fmt: skip
-    given |= {"sm_scale": scale} if scale is not None else {}
-    return given | ({"logits_soft_cap": softcap} if softcap is not None else {})
+    return given | _given(sm_scale=scale, logits_soft_cap=softcap)
 
 
 def _planned(layout: str, fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
@@ -155,9 +154,9 @@ def _onnx(
     q: Any, k: Any, causal: bool = False, mask: Any = None, bias: Any = None, softcap: float | None = None,
     window: tuple[int, int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    keywords: dict[str, Any] = {"is_causal": 1} if causal else {}
-    keywords |= {"softcap": softcap} if softcap is not None else {}
-    keywords |= {} if window is None else {"left_window_size": window[0], "right_window_size": window[1]}
+    left, right = (None, None) if window is None else window
+    sides = {"left_window_size": left, "right_window_size": right}
+    keywords = _given(is_causal=1 if causal else None, softcap=softcap, **sides)
     added = mask if bias is None else bias if mask is None else np.where(mask, bias, np.asarray(-np.inf, bias.dtype))
     if added is None:
         return keywords
@@ -177,10 +176,7 @@ def _operator(fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> An
 TORCH: Mapping[str, Any] = {
     "dtypes": ("float32", "float16", "bfloat16"),
     "causal": "top_left",
-    "gqa": True,
-    "masks": True,
-    "scale": True,
-    "d_v": True,
+    **dict.fromkeys(("gqa", "masks", "scale", "d_v"), True),
 }
 FLASH: Mapping[str, Any] = {
     "dtypes": ("float16", "bfloat16"),
@@ -192,6 +188,10 @@ FLASH: Mapping[str, Any] = {
     "strides": "contiguous",
 }
 _FLASHINFER = {**FLASH, "lse": "base2", "head_dims": (64, 128, 256)}
+_ONNX = {
+    **dict.fromkeys(("causal", "window"), "top_left"),
+    **dict.fromkeys(("gqa", "masks", "bias", "softcap", "d_v"), True),
+}
 _ANY = ("torch", "numpy")
 CONVENTIONS = {
     "sdpa": Convention(_sdpa, {**TORCH, "zero_keys": True}),
@@ -206,18 +206,5 @@ CONVENTIONS = {
     "flashinfer_hnd": Convention(
         _flashinfer, _FLASHINFER, _ANY, partial(flashinfer, layout="HND"), 16, partial(_planned, "HND")
     ),
-    "onnx": Convention(
-        _onnx,
-        {
-            "causal": "top_left",
-            "window": "top_left",
-            "gqa": True,
-            "masks": True,
-            "bias": True,
-            "softcap": True,
-            "d_v": True,
-        },
-        ("numpy",),
-        calls=_operator,
-    ),
+    "onnx": Convention(_onnx, _ONNX, ("numpy",), calls=_operator),
 }

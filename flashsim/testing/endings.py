@@ -17,7 +17,7 @@ SECONDS = 20.0  # for all tries
 
 
 class Tried(NamedTuple):
-    """What a kernel was tried with when it ended the process: its name, the check and the case; and what is known of the case."""
+    """With what a kernel ended the process: its name, the check and the case, and what is known of the case."""
 
     name: str
     check: str

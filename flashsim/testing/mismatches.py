@@ -1,4 +1,4 @@
-"""What a kernel's spec says otherwise than its first calls go: said once, not at every case."""
+"""Differences between a kernel's spec and its first calls, said once and not at every case."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = {"ensor": "torch", "torch": "torch", "jax": "jax", "cupy": "cupy"}  #
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Something that a kernel's spec says otherwise than its first calls went.
+    """A difference between a kernel's spec and its first calls.
 
     says     what happened, in a sentence
     changes  fields of the spec that would fit, empty if none was found
@@ -54,9 +54,9 @@ def flag(name: str, value: Any) -> str:
 
 
 def mismatches(subject: Subject) -> list[Mismatch]:
-    """Return what the spec does not say, or says wrongly, by one call for each thing that it declares; mostly nothing.
+    """Make one call for each thing that the spec declares, and return what it leaves out or says wrongly; mostly nothing.
 
-    A bug that needs a certain shape is none: where the smallest call succeeds, the check-up goes on, and finds and shrinks it.
+    A bug that needs a certain shape is not one: if the smallest call succeeds, the check-up goes on, and finds and shrinks it.
     """
     case = plain(subject.spec)
     broken = {dtype: broken_by(subject, replace(case, dtype=dtype)) for dtype in subject.spec.dtypes}
@@ -73,7 +73,7 @@ def mismatches(subject: Subject) -> list[Mismatch]:
 
 
 def _explained(subject: Subject, case: Case, broken: str) -> Mismatch | None:
-    """Say why an ordinary call breaks: by another spec that fits, or that the smallest call does too."""
+    """Say why an ordinary call breaks: another spec fits, or no call succeeds. None if the smallest call succeeds."""
     spec = subject.spec
     for changes in other_specs(spec):
         if fits(subject.fn, replace(spec, **changes)):
@@ -106,7 +106,7 @@ TOLD: dict[str, Callable[[Any], str]] = {  # of what a kernel does, by a field o
 
 
 def _told(changes: Mapping[str, Any], broken: str) -> str:
-    """Say in a sentence what a kernel does, and how it broke where that is not said by it."""
+    """Say in a sentence what a kernel does, and how it broke, unless the first says it."""
     said = " and ".join(TOLD[name](value) for name, value in changes.items())
     return said[0].upper() + said[1:] + ("" if set(changes) == {"lse"} else f"; called by the spec, it {broken}")
 
@@ -135,7 +135,7 @@ def _of_features(subject: Subject, case: Case) -> Iterator[Mismatch]:
 
 
 def _both_broken(subject: Subject, case: Case, *checks: str) -> str:
-    """Return how a call goes wrong of which the smallest kind does too, or ""."""
+    """Return how a call goes wrong, or "" if the smallest call of its kind goes well."""
     broken = broken_by(subject, case, *checks)
     return broken if broken and broken_by(subject, smallest(case, subject.spec), *checks) else ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -19,47 +19,44 @@ from flashsim.testing.subject import Subject
 
 
 class Feature(NamedTuple):
-    """Something that a kernel may take: its name in a spec, the values to try, in words, in a case, and in a call.
+    """Something that a kernel may take.
 
-    keyword  of the call, if it is one
-    aliases  that others have for the keyword
+    field    its name in a spec
+    keyword  its name in a call, or "" if it has none
+    in_case  what a case with it has
+    aliases  names that other packages have for the keyword
+    values   of the spec's field, to try in this order
     """
 
     field: str
-    values: tuple[Any, ...]
-    words: str
-    put_into: Callable[[Case], Case]
-    keyword: str = ""
+    keyword: str
+    in_case: Mapping[str, Any]
     aliases: tuple[str, ...] = ()
+    values: tuple[Any, ...] = (True,)
+
+    @property
+    def words(self) -> str:
+        """What it is called in a sentence."""
+        said = {"gqa": "fewer KV heads (2) than query heads (4)", "d_v": "V of another width"}
+        return said.get(self.field, f"{self.keyword}=")
+
+    def put_into(self, case: Case) -> Case:
+        """Return the case with it."""
+        return replace(case, **self.in_case)
 
 
+CORNERS = ("bottom_right", "top_left")
 FEATURES = (
-    Feature(
-        "causal", ("bottom_right", "top_left"), "causal=", lambda c: replace(c, causal=True), "causal", ("is_causal",)
-    ),
-    Feature(
-        "window",
-        ("bottom_right", "top_left"),
-        "window=",
-        lambda c: replace(c, window=(2, 0)),
-        "window",
-        ("window_size", "local_window_size", "sliding_window"),
-    ),
-    Feature("bias", (True,), "bias=", lambda c: replace(c, bias="dense"), "bias", ("attn_bias", "alibi")),
-    Feature(
-        "softcap",
-        (True,),
-        "softcap=",
-        lambda c: replace(c, softcap=0.5),
-        "softcap",
-        ("logits_soft_cap", "logit_softcapping", "soft_cap"),
-    ),
-    Feature("alibi", (True,), "alibi_slopes=", lambda c: replace(c, alibi=True), "alibi_slopes"),
-    Feature("sink", (True,), "sink=", lambda c: replace(c, sink="zero"), "sink", ("sinks", "s_aux", "learnable_sink")),
-    Feature("masks", (True,), "mask=", lambda c: replace(c, mask="dense"), "mask", ("attn_mask", "attention_mask")),
-    Feature("scale", (True,), "scale=", lambda c: replace(c, scale=0.5), "scale", ("softmax_scale", "sm_scale")),
-    Feature("gqa", (True,), "fewer KV heads (2) than query heads (4)", lambda c: replace(c, group=2)),
-    Feature("d_v", (True,), "V of another width", lambda c: replace(c, d_v=c.d + 3)),
+    Feature("causal", "causal", {"causal": True}, ("is_causal",), CORNERS),
+    Feature("window", "window", {"window": (2, 0)}, ("window_size", "local_window_size", "sliding_window"), CORNERS),
+    Feature("bias", "bias", {"bias": "dense"}, ("attn_bias", "alibi")),
+    Feature("softcap", "softcap", {"softcap": 0.5}, ("logits_soft_cap", "logit_softcapping", "soft_cap")),
+    Feature("alibi", "alibi_slopes", {"alibi": True}),
+    Feature("sink", "sink", {"sink": "zero"}, ("sinks", "s_aux", "learnable_sink")),
+    Feature("masks", "mask", {"mask": "dense"}, ("attn_mask", "attention_mask")),
+    Feature("scale", "scale", {"scale": 0.5}, ("softmax_scale", "sm_scale")),
+    Feature("gqa", "", {"group": 2}),
+    Feature("d_v", "", {"d_v": 11}),
 )
 
 

@@ -46,6 +46,11 @@ class Failure:
     suspicions: Sequence[Suspicion]
     message: str = field(repr=False)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the failure as plain values."""
+        likely = [{"says": bug.says, "threads": bug.threads, "evidence": bug.evidence} for bug in self.suspicions]
+        return {"check": self.check, "case": repr(self.finding.case), "message": self.message, "likely": likely}
+
 
 @dataclass(frozen=True)
 class Report:
@@ -161,20 +166,13 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
+        plain = ("spec", "examples", "seed", "ok", "complete")
+        worst = {name: t.worst if np.isfinite(t.worst) else "inf" for name, t in self.tallies.items()}
         return {
             "kernel": self.name,
-            "spec": self.spec,
-            "examples": self.examples,
-            "seed": self.seed,
-            "ok": self.ok,
-            "complete": self.complete,
+            **{name: getattr(self, name) for name in plain},
             "checks": {
-                name: {
-                    "cases": t.tried,
-                    "failed": t.failed,
-                    "first": t.first,
-                    "worst": t.worst if np.isfinite(t.worst) else "inf",
-                }
+                name: {"cases": t.tried, "failed": t.failed, "first": t.first, "worst": worst[name]}
                 for name, t in self.tallies.items()
             },
             "left_out": self.left_out,
@@ -182,18 +180,7 @@ class Report:
             "mismatches": [str(mismatch) for mismatch in self.mismatches],
             "undeclared": list(self.undeclared),
             "defaulted": list(self.defaulted),
-            "failures": [
-                {
-                    "check": failure.check,
-                    "case": repr(failure.finding.case),
-                    "message": failure.message,
-                    "likely": [
-                        {"says": bug.says, "threads": bug.threads, "evidence": bug.evidence}
-                        for bug in failure.suspicions
-                    ],
-                }
-                for failure in self.failures
-            ],
+            "failures": [failure.as_json() for failure in self.failures],
         }
 
 

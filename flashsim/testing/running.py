@@ -16,7 +16,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import NoSuchExample
 
-from flashsim.testing.case import Case
+from flashsim.testing.case import FEATURES, Case
 from flashsim.testing.checks import CHECKS, Check, Comparison, Trial
 from flashsim.testing.spec import Spec
 from flashsim.testing.strategies import cases
@@ -99,21 +99,7 @@ class Tally:
 
 def size(case: Case) -> tuple[int, int]:
     """Return how simple a case is, for comparing: elements, then features."""
-    extras = sum(
-        bool(x)
-        for x in (
-            case.causal,
-            case.mask,
-            case.window,
-            case.bias,
-            case.softcap,
-            case.alibi,
-            case.sink,
-            case.scale,
-            case.strides != "contiguous",
-            case.dropout_p,
-        )
-    )
+    extras = sum(getattr(case, name) != getattr(Case, name) for name in FEATURES)
     return case.B * case.H_kv * case.group * (case.N_q + case.N_k) * case.d, extras
 
 
@@ -204,10 +190,10 @@ def shrink(
     attempt: Callable[[Check, Subject, Case], Finding | None] = try_check,
     seconds: float = float("inf"),
 ) -> Finding | None:
-    """Return the finding of a failing case in which one value after the other is lowered, for as long as it fails.
+    """Lower one value of a failing case after the other while it still fails, and return the last finding.
 
-    What is returned has not failed, or is None, where the case itself does not fail again. After so many seconds none is
-    lowered any more.
+    If the case itself does not fail again, the finding says so, or is None. After so many seconds no more values are
+    lowered.
     """
     until, best = time.monotonic() + seconds, attempt(check, subject, case)
     if best is None or not best.failed:
@@ -230,21 +216,7 @@ def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
 
 def _lowered(case: Case, spec: Spec) -> Iterator[Case]:
     plain = Case(block=case.block, dtype=spec.dtypes[0])
-    plainly = (
-        "strides",
-        "mask",
-        "window",
-        "bias",
-        "sink",
-        "alibi",
-        "softcap",
-        "scale",
-        "causal",
-        "dropout_p",
-        "d_v",
-        "dtype",
-    )
-    for name in (*plainly, "regime"):
+    for name in (*FEATURES, "d_v", "dtype", "regime"):
         if getattr(case, name) != getattr(plain, name):
             yield replace(case, **{name: getattr(plain, name)})
     widths = sorted(spec.head_dims) if spec.head_dims else None

@@ -108,19 +108,7 @@ class Spec:
             value = getattr(self, name)
             if not (is_one_of(value, known) or (value is None and None in known)):
                 raise ValueError(f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}")
-        flags = (
-            "bias",
-            "softcap",
-            "alibi",
-            "sink",
-            "gqa",
-            "masks",
-            "scale",
-            "cross",
-            "d_v",
-            "deterministic",
-            "batch_invariant",
-        )
+        flags = [field.name for field in fields(self) if field.type == "bool"]
         checked: dict[str, Any] = {name: check_flag(f"Spec: {name}", getattr(self, name)) for name in flags}
         if not is_one_of(self.zero_keys, ("forward",)):
             checked["zero_keys"] = check_flag("Spec: zero_keys", self.zero_keys)
@@ -175,9 +163,14 @@ def check_spec(spec: Any) -> Spec:
     return spec
 
 
+def _several(given: Any) -> tuple[Any, ...]:
+    """Return what is given as a tuple: a word, a type, or an array of no axes is one thing."""
+    one = isinstance(given, str | type) or not isinstance(given, Iterable) or not getattr(given, "ndim", True)
+    return (given,) if one else tuple(given)
+
+
 def _dtypes(given: Any) -> tuple[str, ...]:
-    several = isinstance(given, Iterable) and not isinstance(given, str | type) and getattr(given, "ndim", True)
-    names = tuple(given) if several else (given,)
+    names = _several(given)
     if not names:
         raise ValueError(f"Spec: dtypes is empty; expected some of {', '.join(map(repr, DTYPES))}")
     for name in names:
@@ -188,8 +181,7 @@ def _dtypes(given: Any) -> tuple[str, ...]:
 
 
 def _names(given: Any) -> tuple[str, ...]:
-    several = isinstance(given, Iterable) and not isinstance(given, str) and getattr(given, "ndim", True)
-    names = tuple(given) if several else (given,)
+    names = _several(given)
     if isinstance(given, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
         raise ValueError(f"Spec: unchecked is {shown(given)}; expected names of parameters")
     return names
@@ -198,7 +190,7 @@ def _names(given: Any) -> tuple[str, ...]:
 def _whole(name: str, given: Any, most: int, count: int | None = None) -> tuple[int, ...]:
     what = {None: "positive whole numbers", 1: "a positive whole number"}.get(count, f"{count} positive whole numbers")
     what += f" of at most {most:,}"
-    values = tuple(given) if isinstance(given, Iterable) and getattr(given, "ndim", True) else (given,)
+    values = _several(given)
     good = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 < n <= most for n in values)
     if not good or not values or (count is not None and len(values) != count):
         raise ValueError(f"Spec: {name} is {shown(given)}; expected {what}")

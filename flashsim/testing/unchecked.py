@@ -1,4 +1,4 @@
-"""What a kernel takes and no check tries: parameters that its spec does not declare, and those that no spec can declare."""
+"""Parameters of a kernel that no check tries: its spec does not declare them, or no spec can."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashsim.testing.problem import DESCALES
 from flashsim.testing.subject import Subject
 from flashsim.testing.wrapping import Wrapped
 
-# Parameters by the names that kernels have for them: the kit never gives them.
+# Kernels' names for parameters that the kit never gives.
 NO_WORD: Mapping[tuple[str, ...], str] = {
     ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_k", "seqused_k"): (
         "sequences packed in one row: give varlen(your_kernel), of flashsim.testing"
@@ -43,7 +43,7 @@ def undeclared(subject: Subject) -> dict[str, tuple[Any, ...]]:
 
 
 def at_their_defaults(subject: Subject) -> list[str]:
-    """Return the function's other parameters that the kit never gives it, with the kit's name, or that it has no word."""
+    """Return the other parameters, which the kit never gives, each with the kit's name for it, if it has one."""
     given = {feature.keyword for feature in FEATURES} | set(subject.spec.unchecked)
     given |= set(DESCALES) if subject.spec.scales else set()
     given |= set() if subject.keep_mask is None else {"dropout_p", "seed"}

@@ -56,7 +56,7 @@ class Wrapped:
         return self._adapted(self._backward)
 
     def spec(self, **overrides: Any) -> Spec:
-        """Return what fn promises by its convention, where `overrides` say nothing else; for no convention, Spec(**overrides).
+        """Return what fn promises by its convention, changed by `overrides`; without a convention, Spec(**overrides).
 
         "sdpa": what torch 2.13 does on the CPU. A forced flash backend there takes no d_v and wants
         strides="last_contiguous". NaN in a masked key or value does reach the output, and with causal=True a scale ≤ 0
@@ -131,7 +131,7 @@ class Wrapped:
     def _results(self, result: Any) -> Any:
         several = isinstance(result, tuple | list)
         for one in result if several else (result,):
-            if not self._bridge.is_array(one):
+            if not isinstance(one, self._bridge.kind):
                 raise ValueError(
                     f"{self.__name__} returned an object of type {type(one).__name__}; expected a {self._bridge.package} array"
                 )

@@ -87,7 +87,7 @@ def _said(check: Check) -> tuple[str, str]:
 
 
 def _claim(full: bool, check: Check) -> Claim:
-    """Return what the check says; a claim that fails where it raises: what it runs may have been changed."""
+    """Return what the check says. If it raises, the claim fails: what it runs may have been changed."""
     source, claim = _said(check)
     try:
         with one_blas_thread():

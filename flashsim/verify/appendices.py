@@ -137,13 +137,9 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
 
 def kernel_products_right(full: bool) -> Claim:
     """Appendix D.2. Kernel products and their gradients, in tiles, equal the naive ones."""
-    return right_and_counted(
-        [*(kernels.program_name("sum", order) for order in kernels.ORDERS), kernels.GRADIENTS["sum"]],
-        600 if full else 120,
-        "runs, products in three orders and gradients, three kernels, N, n < 40, d, e < 7",
-        d=7,
-        e=7,
-    )
+    names = [*(kernels.program_name("sum", order) for order in kernels.ORDERS), kernels.GRADIENTS["sum"]]
+    tried = "runs, products in three orders and gradients, three kernels, N, n < 40, d, e < 7"
+    return right_and_counted(names, 600 if full else 120, tried, d=7, e=7)
 
 
 def kernel_products_bounds(full: bool) -> Claim:
@@ -165,12 +161,11 @@ def kernel_products_bounds(full: bool) -> Claim:
 def sparse_mlp_right(full: bool) -> Claim:
     """Appendix D.2. A block-sparse MLP, fused, unfused or in square tiles, equals the naive one, and loads only live
     blocks."""
-    return right_and_counted(
+    names, tried = (
         ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square"),
-        300 if full else 60,
         "MLPs of random block masks, N, d, f, o < 30",
-        **dict.fromkeys("Ndfo", 30),
     )
+    return right_and_counted(names, 300 if full else 60, tried, **dict.fromkeys("Ndfo", 30))
 
 
 def fusing_pays_from_d_squared(full: bool) -> Claim:

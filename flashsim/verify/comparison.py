@@ -102,7 +102,7 @@ def _result(run: Run, cost: Run | Gradients, compared: Iterable[Compared], secon
 
 
 def _agrees(run: Run, cost: Run | Gradients) -> bool | None:
-    """Whether theory says the same; None where it says nothing: of an algorithm without a form, and of masks by head."""
+    """Whether theory says the same; None for an algorithm without a form, and for masks by head."""
     algorithm, plan = cost.plan.algorithm, run.plan
     if plan.mask.per_head or not _has_form(algorithm):
         return None

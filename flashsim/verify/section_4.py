@@ -16,25 +16,14 @@ from flashsim.verify.shared import Claim, right_and_counted
 
 def approximations_right(full: bool) -> Claim:
     """Figure 3. Linformer and Performer, in tiles, equal their own formulas."""
-    return right_and_counted(
-        ("linformer", *approximate.PHI.values()),
-        400 if full else 80,
-        "runs, N, k < 40, d, e < 10",
-        d=10,
-        e=10,
-    )
+    names, tried = ("linformer", *approximate.PHI.values()), "runs, N, k < 40, d, e < 10"
+    return right_and_counted(names, 400 if full else 80, tried, d=10, e=10)
 
 
 def clusters_right(full: bool) -> Claim:
     """Figure 3. Reformer and SMYRF, in clusters of gathered rows, equal their own formulas."""
-    return right_and_counted(
-        ("reformer", "smyrf"),
-        200 if full else 40,
-        "runs, N < 40, d, e < 10, up to 3 rounds of clusters of up to 29 rows",
-        d=10,
-        e=10,
-        h=4,
-    )
+    tried = "runs, N < 40, d, e < 10, up to 3 rounds of clusters of up to 29 rows"
+    return right_and_counted(("reformer", "smyrf"), 200 if full else 40, tried, d=10, e=10, h=4)
 
 
 def approximations_cross(full: bool) -> Claim:

@@ -117,9 +117,8 @@ def cascade_break_even(full: bool) -> Claim:
 
         least[g] = next((n for n in range(1, 256) if gains(n)), 256)
     said = ", ".join(f"{n} keys with g = {g}" for g, n in least.items())
-    return Claim(
-        "b = 8, suffixes 128, d = 128, B_r = 64", f"repaid by {said}", max(least.values()) < 26, {"least": least}
-    )
+    tried = "b = 8, suffixes 128, d = 128, B_r = 64"
+    return Claim(tried, f"repaid by {said}", max(least.values()) < 26, {"least": least})
 
 
 def hydragen(full: bool) -> Claim:
@@ -177,10 +176,8 @@ def stream_k(full: bool) -> Claim:
     """LeanAttention (Sanovar et al., 2024): 1.73 times faster than FlashDecoding. Stream-K gives the busiest of G workers ⌈T/G⌉
     of T tiles. Some number of fixed splits balances as well, but makes many times as many parts. Another comes near with few
     parts."""
-    workers, tally = (
-        108,
-        serving.count("decode", queries=1, keys=[4096] * 32, d=64, workers=108, M=10**6, blocks=(1, 64)),
-    )
+    workers = 108
+    tally = serving.count("decode", queries=1, keys=[4096] * 32, d=64, workers=workers, M=10**6, blocks=(1, 64))
     best = schedule_of(tally.batch, "stream_k", workers, 1)
     fixed = {t: schedule_of(tally.batch, "fixed", workers, t) for t in range(1, 65)}
     ratios = {t: one.busiest / best.busiest for t, one in fixed.items()}
@@ -283,13 +280,8 @@ def quantised_bits(full: bool) -> Claim:
         found[f"{bits} bits, G = {group}, B_c = {B_c}"] = 8 * nbytes / (2 * 6144 * 128)
     two, *_, cut = found.values()
     said = "; ".join(f"{name}: {bits:.2f}" for name, bits in found.items())
-    holds = two == 3 and cut > two
-    return Claim(
-        "one query, n = 6,144, d = 128",
-        f"bits a number, all told: {said}; {16 / two:.1f}× fewer than 16",
-        holds,
-        {"found": found},
-    )
+    measured = f"bits a number, all told: {said}; {16 / two:.1f}× fewer than 16"
+    return Claim("one query, n = 6,144, d = 128", measured, two == 3 and cut > two, {"found": found})
 
 
 def float_bits(full: bool) -> Claim:

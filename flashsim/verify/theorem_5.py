@@ -44,9 +44,7 @@ def gradients_right(full: bool) -> Claim:
     rng = np.random.default_rng(6)
     shapes = [(11, 26, 5, 3), (26, 11, 8, 8)]
     if full:
-        shapes += [
-            (N_q, N_k, d, d_v) for N_q, N_k, d, d_v in rng.integers(1, (120, 120, 20, 20), size=(20, 4)).tolist()
-        ]
+        shapes += map(tuple, rng.integers(1, (120, 120, 20, 20), size=(20, 4)).tolist())
     worst, runs = 0.0, 0
     for (N_q, N_k, d, d_v), dtype, p in itertools.product(shapes, ("float64", "float32", "float16"), (0.0, 0.2)):
         Q, K, V, dO = (rng.normal(size=size).astype(dtype) for size in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v)))
@@ -79,11 +77,8 @@ def theorem_5_counts(full: bool) -> Claim:
             cases += 1
             if differs(name, **options):
                 unequal.append(f"{name} {options}")
-    return none_differs(
-        f"{cases:,} counts, ragged, N_q ≠ N_k, d_v ≠ d, two sizings, masks, with and without dropout",
-        unequal,
-        {"cases": cases},
-    )
+    tried = f"{cases:,} counts, ragged, N_q ≠ N_k, d_v ≠ d, two sizings, masks, with and without dropout"
+    return none_differs(tried, unequal, {"cases": cases})
 
 
 def theorem_5_flash_bounds(full: bool) -> Claim:
@@ -102,11 +97,9 @@ def theorem_5_exponents(full: bool) -> Claim:
 
 def theorem_5_standard(full: bool) -> Claim:
     """Theorem 5. Standard attention, M ≥ d² and rows that fit: c₁ ≤ accesses / (Nd + N²) ≤ c₂."""
+    constants = theory.standard_backward_constants()
     ratios = [
-        (
-            accesses("standard", N, d, M, "backward") / theory.theorem_5_standard(N, d),
-            *theory.standard_backward_constants(),
-        )
+        (accesses("standard", N, d, M, "backward") / theory.theorem_5_standard(N, d), *constants)
         for N, d, M in in_range(full)
         if d * d <= M and 2 * N + 1 <= M
     ]

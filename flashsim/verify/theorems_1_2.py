@@ -30,8 +30,7 @@ def theorem_1_right(full: bool) -> Claim:
     rng = np.random.default_rng(1)
     shapes = [(37, 37, 16, 16), (23, 59, 8, 5), (1, 90, 4, 4), (60, 1, 3, 7), (17, 17, 1, 1)]
     if full:
-        more = rng.integers(1, (200, 200, 50, 50), size=(60, 4)).tolist()
-        shapes += [(N_q, N_k, d, d_v) for N_q, N_k, d, d_v in more]
+        shapes += map(tuple, rng.integers(1, (200, 200, 50, 50), size=(60, 4)).tolist())
     worst, runs, refused = 0.0, 0, 0
     for (N_q, N_k, d, d_v), dtype in itertools.product(shapes, ("float64", "float32", "float16")):
         for _, *inputs in regimes(rng, N_q, N_k, d, d_v):

@@ -89,18 +89,9 @@ def limits(dtype: DTypeLike) -> Limits:
     last_finite, first_infinite = _edge(dtype, np.log(info.max), np.inf, lambda y: not np.isinf(y))
     last_nonzero, first_zero = _edge(dtype, np.log(np.float64(info.smallest_subnormal)), -np.inf, lambda y: y != 0)
     last_normal, _ = _edge(dtype, np.log(info.smallest_normal), -np.inf, lambda y: y >= info.smallest_normal)
-    return Limits(
-        np.dtype(dtype).name,
-        float(info.max),
-        float(info.smallest_normal),
-        float(info.smallest_subnormal),
-        last_finite,
-        exp(last_finite, dtype),
-        first_infinite,
-        last_normal,
-        last_nonzero,
-        first_zero,
-    )
+    most, normal, subnormal = (float(x) for x in (info.max, info.smallest_normal, info.smallest_subnormal))
+    around = last_finite, exp(last_finite, dtype), first_infinite, last_normal, last_nonzero, first_zero
+    return Limits(np.dtype(dtype).name, most, normal, subnormal, *around)
 
 
 def _edge(dtype: DTypeLike, guess: Any, outward: float, holds: Any) -> tuple[float, float]:

@@ -97,8 +97,8 @@ def lines(run: NotBitForBit) -> Iterator[str]:
     yield from wrapped("Is tiled attention the same as standard attention, bit for bit, as a book chapter says? No.")
     yield from paragraph(
         f"The chapter is {CHAPTER}. Algorithm 0 is standard attention, Algorithm 1 FlashAttention with blocks B_r × B_c. "
-        f"Random Q, K, V of {run.N} × {run.d} (seed {run.seed}), not causal. Of {run.comparisons[0].elements:,} elements of O, "
-        "so many differ in their bits:"
+        f"Random Q, K, V of {run.N} × {run.d} (seed {run.seed}), not causal. The table says how many of the "
+        f"{run.comparisons[0].elements:,} elements of O differ in their bits:"
     )
     for dtype in dict.fromkeys(at.dtype for at in run.comparisons):
         yield ""
@@ -113,7 +113,7 @@ def lines(run: NotBitForBit) -> Iterator[str]:
     verdict = "rounding explains all of it." if most <= 1 else "ROUNDING DOES NOT EXPLAIN IT."
     yield from paragraph(
         "Its bound: both results lie within flashsim.reference.error_bound of exact attention, so they may differ by the sum "
-        f"of their two bounds. The largest part of it that is used is {most:.3f}: {verdict}"
+        f"of their two bounds. The largest difference is {most:.3f} of this sum: {verdict}"
     )
     yield from paragraph(
         "Why: each addition rounds, so the order of a sum decides its last bits. In float64, (0.1 + 0.2) + 0.3 = "

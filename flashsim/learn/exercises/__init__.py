@@ -5,11 +5,12 @@ from __future__ import annotations
 import pkgutil
 from functools import cache
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 from flashsim.learn.exercises.record import Exercise
 from flashsim.problem.arguments import shown
+from flashsim.support.loading import file_of
 
 
 @cache
@@ -17,12 +18,13 @@ def exercises() -> dict[str, Exercise]:
     """Return the exercises by name, in the order in which they are to be done."""
     modules = {file.name: import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
     found = {name: m for name, m in modules.items() if hasattr(m, "NUMBER")}
-    return {
-        name: Exercise(
-            m.NUMBER, name, m.TITLE, m.TEXT, m.HINTS, m.grade, getattr(m, "RIGHT", ""), getattr(m, "whole", None)
-        )
-        for name, m in sorted(found.items(), key=lambda item: int(item[1].NUMBER))
-    }
+    return {name: _of(name, m) for name, m in sorted(found.items(), key=lambda item: int(item[1].NUMBER))}
+
+
+def _of(name: str, m: Any) -> Exercise:
+    """Return the exercise that a module defines. Raises AttributeError."""
+    own = getattr(m, "RIGHT", ""), getattr(m, "whole", None)
+    return Exercise(m.NUMBER, name, m.TITLE, m.TEXT, m.HINTS, m.grade, *own)
 
 
 def exercise(which: str) -> Exercise:
@@ -37,17 +39,9 @@ def exercise(which: str) -> Exercise:
 
 
 def _own(path: Path) -> Exercise:
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}; expected an exercise of your own")
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None, "its name ends in .py"
-    assert spec.loader is not None
-    module = module_from_spec(spec)
+    module = file_of(path, anew=True)
     try:
-        spec.loader.exec_module(module)
-        return Exercise(module.NUMBER, path.stem, module.TITLE, module.TEXT, module.HINTS, module.grade)
+        return _of(path.stem, module)
     except AttributeError as error:
         expected = "an exercise defines NUMBER, TITLE, TEXT, HINTS and grade, as those in flashsim/learn/exercises do"
         raise ValueError(f"{path} is not an exercise: {error}; {expected}") from None
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""A student's file run in a process of its own, which hands back numbers; who judges them never imports it.
+"""A student's file, run in a process of its own, which hands back numbers. The judge never imports the file.
 
 with Apart(path, exercise) as work:
     exercise.grade(work)   # as of a `Work` in this process
@@ -92,16 +92,9 @@ class Apart(Work):
         def call(*args: Any, when: Mapping[str, str] | None = None) -> Any:
             hbm = next((one for one in args if isinstance(one, HBM)), None)
             sram = next((one for one in args if isinstance(one, SRAM)), None)
-            matrices = (
-                [] if hbm is None else [[each, packed(np.array(hbm.peek(each)))] for each in hbm.traffic.by_array]
-            )
-            question = {
-                "function": name,
-                "arguments": [*map(packed, args)],
-                "when": dict(when or {}),
-                "matrices": matrices,
-            }
-            return self._ask({**question, "M": sram and sram.capacity}, hbm, sram)
+            question = {"function": name, "arguments": [*map(packed, args)], "when": dict(when or {})}
+            held = [] if hbm is None else [[each, packed(np.array(hbm.peek(each)))] for each in hbm.traffic.by_array]
+            return self._ask({**question, "matrices": held, "M": sram and sram.capacity}, hbm, sram)
 
         return call
 

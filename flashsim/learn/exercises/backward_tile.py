@@ -118,7 +118,7 @@ def _gains(given: Sequence[Array], tau: float) -> tuple[Gains, dict[str, Gains]]
         "D_i is added, and it should be subtracted.": of(dS=P * (dP + D)),
         "dS is the product P * (dP - D), and P is missing.": of(dS=dP - D),
         f"{ROW}: one number for each query. Here the whole tile was summed.": of(D=rows.sum()),
-        f"{ROW}, as a column; along each column was summed.": of(D=rows.sum(0)),
+        f"{ROW}, as a column; here the sum is along each column.": of(D=rows.sum(0)),
         "P * dP was summed over this tile's keys alone. rowsum(dO_i * O_i) has all keys in it.": (
             of(D=(P * dP).sum(1, keepdims=True))
         ),

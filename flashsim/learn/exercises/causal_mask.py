@@ -76,7 +76,7 @@ def _masked(S: Array, i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int) ->
             columns <= rows + more
         ),
         "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": (k >= q + more),
-        "The sign of N_k - N_q is the other one.": (k <= q - more),
+        "The sign of N_k - N_q is wrong.": (k <= q - more),
         "j belongs to the keys and i to the queries; here they are exchanged.": (
             i * B_c + columns <= j * B_r + rows + more
         ),

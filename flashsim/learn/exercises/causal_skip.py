@@ -11,17 +11,17 @@ from flashsim.learn.exercises.work import Work, Wrong
 
 NUMBER, TITLE = 8, "skip what a causal mask empties"
 TEXT = '''
-About half of the tiles of causal attention are masked whole. What a tile gives
-then is known without looking: nothing. So its loads are skipped, and that is
-where causal FlashAttention gains.
+About half of the tiles of causal attention are masked whole. Such a tile gives
+nothing, and this is known without looking at it. So its loads are skipped:
+this is what causal FlashAttention saves.
 
 Say whether the tile (i, j) is live: whether any of its queries sees any of its
 keys. Query q sees the keys k <= q + N_k - N_q. Block i holds the B_r queries
 from i * B_r on, block j the B_c keys from j * B_c on. (The last block of
 queries may be cut short. Why does that change nothing here?)
 
-It is judged by what it makes of the counts: each live tile costs the loads of
-K_j and V_j, a skipped one nothing.
+It is judged by the counts that it leads to: a live tile costs the loads of K_j
+and V_j, and a skipped tile costs nothing.
 """
 
 
@@ -82,7 +82,7 @@ def _wrongs(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int, cut: bool) -
     key, last_key = j * B_c, min((j + 1) * B_c, N_k) - 1
     more = N_k - N_q
     return {
-        "No tile is skipped.": True,
+        "Every tile is live here: none is skipped.": True,
         "N_k - N_q is missing: with more keys than queries, the queries are the last ones.": key <= last,
         "Blocks are compared by their numbers, j <= i. That holds for B_r = B_c and N_q = N_k alone.": j <= i,
         "It goes by the block's first query. The last one sees more.": key <= first + more,
@@ -92,6 +92,6 @@ def _wrongs(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int, cut: bool) -
         "The diagonal counts: a query sees itself, so <= and not <.": key < last + more,
         "(i + 1) * B_r is the query after the last one of the block.": key <= last + 1 + more,
         "With more queries than keys N_k - N_q is negative: the first queries see no key.": key <= last + max(more, 0),
-        "The sign of N_k - N_q is the other one.": key <= last - more,
+        "The sign of N_k - N_q is wrong.": key <= last - more,
         "Past and future are exchanged: a query sees the keys up to it.": key >= last + more,
     }

@@ -13,8 +13,8 @@ from flashsim.run.api import count
 NUMBER, TITLE = 11, "choose blocks for this M"
 TEXT = '''
 Algorithm 1 reads Q and O once for each of the T_c blocks of keys: the larger
-B_c, the fewer accesses. What is on chip at once bounds it. At line 12 these
-are there:
+B_c, the fewer accesses. But what is on chip at once must fit. At line 12 it is
+this:
 
     K_j, V_j                            B_c x d each
     Q_i, O_i                            B_r x d each
@@ -25,7 +25,7 @@ The paper's line 1 says B_c = M / 4d, B_r = min(M / 4d, d), rounded up. That
 fills M with the first four alone, and does not fit.
 
 Return (B_r, B_c) with B_r = min(B_c, d), and the largest B_c such that all of
-it fits in M elements. It is run on a memory that refuses what does not.
+it fits in M elements. A memory that refuses what does not fit tries them.
 """
 
 
@@ -101,6 +101,6 @@ def _wrongs(M: int, d: int) -> dict[str, int]:
         "S_ij needs room too, B_r B_c.": largest(M, lambda n: elements(n, d) - min(n, d) * n),
         "P~_ij was given room of its own: it overwrites S_ij.": largest(M, lambda n: elements(n, d) + min(n, d) * n),
         "The next one fits too: M itself may be used, so <= and not <.": largest(M - 1, lambda n: elements(n, d)),
-        "One too many: it was asked whether B_c fits, and then B_c + 1 was taken.": best + 1,
+        "One too many: the test is whether B_c fits, but B_c + 1 is taken.": best + 1,
         "B_c did not grow.": 1,
     }

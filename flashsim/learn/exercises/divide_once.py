@@ -35,8 +35,8 @@ Then O_i need not be divided at every turn. Keep the sum itself,
 
     O_i = sum over the keys so far of exp(score - m_i) V
 
-and divide by l_i once, after the inner loop. The step is that of the online
-softmax, for O_i as for l_i.
+and divide by l_i once, after the inner loop. O_i and l_i both take the step of
+the online softmax.
 
 on_chip(result, over=tile) puts a result in the place of a tile that is no
 longer needed. What is overwritten lives on in the next turn of the loop.
@@ -100,13 +100,13 @@ def _run(attention: Callable[..., object], problem: Problem) -> int:
         "O was never stored: what HBM has not been given reads as NaN.": np.full_like(want.O, np.nan),
         "O is not divided by l_i: the sum itself was stored.": want.O * want.l,
         "O is divided by l_i twice.": want.O / want.l,
-        "The last row block's result is everywhere else NaN: the store is outside the loop of i.": (
+        "Only the last row block was stored, and the rest is NaN: the store is outside the loop of i.": (
             np.where(last, want.O, np.nan)
         ),
     }
     expect("O", stage.hbm.peek("O"), want.O, mistakes)
-    inside = "O is stored in the inner loop, once for each block of keys. After it, once is enough."
-    both = "O is stored in the inner loop and once more after it. After it is enough."
+    inside = "O is stored in the inner loop, once for each block of keys. Store it once, after that loop."
+    both = "O is stored in the inner loop and once more after it. Store it only after it."
     writes = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d, "O is stored twice.": 2 * N_q * d}
     expect_count("Elements of O written", stage.moved("O")[1], N_q * d, writes)
     loaded = "O is loaded. O_i stays on chip, and is only stored, at the end."

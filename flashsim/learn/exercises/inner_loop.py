@@ -26,7 +26,7 @@ LINES = """\
 12  O_i <- (l_i exp(m_i - m_i_new) O_i + exp(m~_ij - m_i_new) P~_ij V_j)
            / l_i_new"""
 TEXT = f'''
-Algorithm 1, but for the lines that do the work. Q is scaled by 1/sqrt(d)
+Algorithm 1, without the lines that do the work. Q is scaled by 1/sqrt(d)
 already. Line 12 keeps O_i divided by l_i at all times, so the old sum is
 l_i * O_i:
 
@@ -216,7 +216,7 @@ def scaled_sum(scores: Array, problem: Problem) -> Array:
 
 
 NO_SCALE = "Q is scaled by 1/√d already, before it is loaded"
-SCALED_P = f"What the exponential is taken of is divided by √d. {NO_SCALE}."
+SCALED_P = f"The argument of exp is divided by √d. {NO_SCALE}."
 OWN = "against the block's own maximum"
 INVERSE = "rescaled by the inverse of what it should be"
 FACTOR = "The factor is exp(m_i - m_new)"

@@ -16,8 +16,8 @@ scores seen so far, keep
     l = the sum of exp(score - m)         at first 0
 
 A new block of scores s, (rows, keys), comes. Its maximum may be above m. Then
-l was summed with too small an m, and each of its terms exp(score - m) is too
-large by the same factor. So one multiplication mends l.
+the m that l was summed with is too small, and each term exp(score - m) of l is
+too large by the same factor. So one multiplication mends l.
 
 Write the step from (m, l) to the new (m, l). After each block, they must be
 what they would be for all the scores so far.

@@ -34,8 +34,8 @@ mend it; nothing else is to be changed.
 
 {inner_loop.LINES}
 
-The check says after which turn of the loops which of m, l and O is wrong
-first. Which line made it, and from what?
+The check says in which turn of the loops something is wrong first, and whether
+it is m, l or O. Which line made it, and from what?
 """
 
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum

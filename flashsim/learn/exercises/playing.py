@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,26 +28,24 @@ def played(path: Path) -> tuple[Algorithm, Algorithm]:
         )
     right = FORWARD[exercise.right]
     (name,) = re.findall(r"^def (\w+)\(hbm, sram, ", exercise.text, re.MULTILINE)
-    try:
-        run = exercise.whole(_refusing(Work(path).function(name), path))
-    except Wrong as wrong:
-        raise _refused(path, wrong) from None
+    with _refusing(path):
+        function = Work(path).function(name)
+
+    def call(*args: Any) -> Any:
+        with _refusing(path):
+            return function(*args)
+
+    run = exercise.whole(call)
     mine = replace(
         right, run=run, title=f"{path.name}, beside {right.title}", parts=(), returns=(), saves=(), operands=()
     )
     return mine, right
 
 
-def _refusing(function: Callable[..., Any], path: Path) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except Wrong as wrong:
-            raise _refused(path, wrong) from None
-
-    return call
-
-
-def _refused(path: Path, wrong: Wrong) -> ValueError:
-    said = " ".join(f"{wrong.seen} {wrong.hint}".split())
-    return ValueError(f"{path} cannot be played yet: {said}")
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Wrong as wrong:
+        said = " ".join(f"{wrong.seen} {wrong.hint}".split())
+        raise ValueError(f"{path} cannot be played yet: {said}") from None

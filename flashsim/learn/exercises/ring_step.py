@@ -15,12 +15,12 @@ NUMBER, TITLE = 14, "the ring's inner step"
 TEXT = '''
 P devices share a sequence: device r has rows r n to (r + 1) n - 1 of Q, K and
 V. Queries stay. In each of P steps, K and V go to the next device, r + 1, in a
-ring; and meanwhile a device attends to those that it has. Write what device
+ring. Meanwhile a device attends to the keys that it has. Write what device
 `rank` does in step s (from 0), under a causal mask.
 
 K and V are those that are there in this step. O (n, d), and the columns l, m
-(n, 1), hold what is known so far, as in the online softmax. O is not divided
-by l: that is for after the last step.
+(n, 1), hold what is known so far, as in the online softmax. O is divided by l
+only after the last step.
 """
 
 import numpy as np

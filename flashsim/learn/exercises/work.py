@@ -16,7 +16,7 @@ from flashsim.machine.memory import NotOnChip, SramOverflow
 from flashsim.machine.source import at_line, reread
 
 HINTS: tuple[tuple[type[Exception], str, str], ...] = (
-    (NotOnChip, "is in HBM. Bring", "What is in HBM is a handle. Load the block first, and compute with the tile you get."),
+    (NotOnChip, "is in HBM. Bring", "A block in HBM is only a handle. Load it first, and compute with the tile that you get."),
     (NotOnChip, "write to it with", "A block in HBM is written by sram.store(block, tile)."),
     (
         NotOnChip, "is not on chip",

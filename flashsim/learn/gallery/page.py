@@ -131,7 +131,7 @@ def _option(name: str, value: Any) -> str:
 
 
 def body_of(function: Callable[..., object]) -> str:
-    """Return a function's lines, but for its head, its docstring and its last statement, which returns; with what they import."""
+    """Return a function's lines without its head, its docstring and its last statement, a return; with what they import."""
     source = dedent(inspect.getsource(function))
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.FunctionDef)

@@ -49,9 +49,7 @@ def _shown() -> list[Algorithm]:
     found: list[Algorithm] = []
     for passes in PASSES.values():
         seen = set()
-        for algorithm in sorted(
-            passes.values(), key=lambda a: (FIRST.index(a.name) if a.name in FIRST else len(FIRST), a.name)
-        ):
+        for algorithm in sorted(passes.values(), key=lambda a: (*(a.name != name for name in FIRST), a.name)):
             form = form_of(algorithm.name, algorithm.direction)
             moves = tuple(sorted(form.formulas.items())), form.peak, _skips(form)
             if moves not in seen and form.symbols is None and all(option.name != "window" for option in form.options):
@@ -66,7 +64,7 @@ def _skips(form: Form) -> bool:
 
 
 def _masking(form: Form) -> dict[str, tuple[int, int]]:
-    """Return how often more a mask has an N_q × N_k array read, and written, by name: one that positions decide."""
+    """Return by array how many more N_q × N_k reads and writes there are with a mask that positions decide."""
     sizes: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "M": 64, "blocks": (5, 7), "direction": form.direction}
     plain, masked = (exact(form, **sizes, causal=causal).hbm.by_array for causal in (False, True))
     more = {name: (a.reads - plain[name].reads, a.writes - plain[name].writes) for name, a in masked.items()}
@@ -102,12 +100,8 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
         entries.append(f"{{{about}, {own}, {called}}}")
     name, clipped = translated.of(common_symbols), translated.of(_clipped)
     listed = ",\n  ".join(entries)
-    reference = {
-        "N_q": REFERENCE_N,
-        "N_k": REFERENCE_N,
-        "d": REFERENCE_D,
-        "M": check_M(None, float_dtype(DEFAULT_DTYPE).itemsize),
-    }
+    M = check_M(None, float_dtype(DEFAULT_DTYPE).itemsize)
+    reference = {"N_q": REFERENCE_N, "N_k": REFERENCE_N, "d": REFERENCE_D, "M": M}
     sizes = ", ".join(f"{size}: {value}n" for size, value in reference.items())
     measured = (
         "the paper’s Figure 2, an A100’s 192 KB of float16: with mask, dropout and backward pass it measured "

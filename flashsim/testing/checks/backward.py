@@ -87,7 +87,7 @@ def _with_dropout(case: Case, subject: Subject) -> Case | None:
 
 @check(HAS_DROPOUT, fit=_with_dropout)
 def dropout(t: Trial) -> Comparisons:
-    """Under dropout O is what the keep mask makes of the weights, and the log-sum-exp is as without."""
+    """Under dropout O has the weights that the keep mask keeps, and the log-sum-exp is that without dropout."""
     problem = t.problem
     want, budget = problem.dropped(t.subject.keep(problem))
     live = ~problem.empty
@@ -107,7 +107,7 @@ def dropout_gradients(t: Trial) -> Comparisons:
 
 @check(HAS_DROPOUT, fit=_with_dropout)
 def dropout_mask(t: Trial) -> Comparisons:
-    """The keep mask keeps 1 − p, is the same for the same seed, and differs between seeds and between heads."""
+    """The keep mask keeps a share of 1 − p, is the same for the same seed, and differs between seeds and between heads."""
     problem = t.problem
     kept = t.subject.keep(problem)
     yield Comparison("the keep mask, asked for again,", t.subject.keep(problem) * 1.0, kept * 1.0, 0.0)

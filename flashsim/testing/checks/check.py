@@ -81,12 +81,12 @@ class Trial:
 
     @property
     def takes_backward(self) -> bool:
-        """Whether the backward function takes the case: no 8 bits, nor N_k = 0 if the spec says so of the forward pass alone."""
+        """Whether the backward function takes the case: it takes no 8-bit inputs, and N_k = 0 only if the spec says so."""
         return (self.case.N_k > 0 or self.spec.zero_keys != "forward") and self.case.dtype not in FP8
 
     @property
     def gradients_promised(self) -> bool:
-        """Whether the spec says what the gradients are: it does not where an empty row is anything but 0."""
+        """Whether the spec says what the gradients are. It does if there are no empty rows, or if these are 0."""
         if not self.takes_backward:
             return False
         return self.spec.empty_rows == "zero" or not self.problem.empty.any()
@@ -113,9 +113,9 @@ Fit = Callable[[Case, Subject], Case | None]
 
 @dataclass(frozen=True)
 class Check:
-    """A property. `fit` makes a case fit, or returns None; `both`: a backward function is looked at too, if there is one.
+    """A property. `fit` makes a case fit, or returns None; `both`: it looks at a backward function too, if there is one.
 
-    `computes`: it makes other arrays of a case's, by arithmetic or in another order, which 8 bits with scales do not allow.
+    `computes`: it makes other arrays by arithmetic or in another order, which 8 bits with scales do not allow.
     """
 
     name: str

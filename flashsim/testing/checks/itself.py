@@ -62,7 +62,7 @@ def shift_invariance(t: Trial) -> Comparisons:
 
 @check(fit=_any_keys)
 def identity_values(t: Trial) -> Comparisons:
-    """Where V holds columns of the identity, O reads out the weights: a masked key's is exactly 0."""
+    """If V holds columns of the identity, O is the weights; a masked key's weight is exactly 0."""
     problem = t.problem
     N_k, width = problem.v.shape[2:]
     first = int(t.rng.integers(max(N_k - width, 0) + 1))
@@ -101,7 +101,7 @@ def _takes_parts(subject: Subject) -> str:
 
 @check(declares("lse"), _takes_parts, fit=_any_keys, computes=True)
 def mergeable_lse(t: Trial) -> Comparisons:
-    """Attention to keys [0, c) and [c, N_k), merged as returned, is the whole; a part may be empty, or be masked."""
+    """Attention to keys [0, c) and to [c, N_k), merged as returned, is the whole; a part may be empty or masked."""
     N_k, whole = t.problem.score_shape[-1], _in_any_order(t)
     masked = t.spec.masks and (not t.spec.cross or bool(t.rng.integers(2)))
     cut = int(t.rng.choice([0, N_k, *t.rng.integers(N_k + 1, size=2)]))
@@ -118,7 +118,7 @@ def mergeable_lse(t: Trial) -> Comparisons:
 
 
 def _in_any_order(t: Trial) -> Problem:
-    """Return the problem without what a part of the keys has elsewhere: causal and window, which a mask has, and slopes."""
+    """Return the problem without causal masking, window and slopes, which go by a key's position; a mask keeps the first two."""
     problem = t.problem
     if not problem.causal and problem.window is None and problem.slopes is None:
         return problem
@@ -127,7 +127,7 @@ def _in_any_order(t: Trial) -> Problem:
 
 
 def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: bool = False) -> Comparisons:
-    """Yield O and lse of parts of the keys, merged, against the whole's; what a part says of its empty rows, as it is."""
+    """Compare O and lse of parts of the keys, merged, with the whole's; `as_is`: with empty rows as a part returns them."""
     parts = [part if n == 0 else part.but(sink=None) for n, part in enumerate(parts)]  # or it would count twice
     outs = [t.forward(part) for part in parts]
     base = np.log(2) if t.spec.lse == "base2" else 1.0
@@ -159,7 +159,7 @@ def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: boo
 
 
 def _in_groups(case: Case, subject: Subject) -> Case:
-    """Return the case with groups; for every fourth seed one query, which heads are packed with, and keys that are split."""
+    """Return the case with groups; for every fourth seed with one query and more keys than a block, as in decoding."""
     case = case if case.group > 1 else replace(case, group=2 + case.seed % 2)
     if case.seed % 4 or case.N_k > subject.spec.block[1] or not subject.spec.cross or subject.spec.max_shapes:
         return case
@@ -240,7 +240,7 @@ def determinism(t: Trial) -> Comparisons:
 
 
 def _in_a_batch(case: Case, subject: Subject) -> Case | None:
-    """Return the case in a batch; for every other seed with more keys than one block has, or nothing is split."""
+    """Return the case in a batch; for every other seed with more keys than a block, so that they may be split."""
     spec, (_, B_c) = subject.spec, subject.spec.block
     if spec.max_shapes:
         return case if case.B > 1 else None

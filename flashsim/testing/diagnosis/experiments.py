@@ -27,7 +27,7 @@ def _run(subject: Subject, problem: Problem, arrays: dict[str, Array], back: boo
 
 
 def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
-    """Return whether a kernel's answer is wrong about a problem without dropout, its empty rows left aside."""
+    """Return whether a kernel's answer to a problem without dropout is wrong, not counting empty rows."""
     if back:
         asked = [*of_gradients("{}", got, *problem.gradients(), problem)]
     else:
@@ -70,7 +70,7 @@ class Experiment:
 
 
 def _strides_ignored(subject: Subject, finding: Finding) -> set[str]:
-    """Ask whether the same numbers in contiguous arrays go well, and which array it is that must be contiguous."""
+    """Ask whether the same numbers pass in contiguous arrays, and which array must be contiguous."""
     case, culprits = finding.case, set[str]()
     if case.strides == "contiguous" or case.dropout_p:
         return culprits
@@ -142,7 +142,7 @@ def _differ(one: Arrays, other: Arrays) -> bool:
 
 
 def _poison_spreads(subject: Subject, finding: Finding) -> set[str]:
-    """Ask whether it is NaN or ∞ in masked values, or in masked keys, that spoils an answer otherwise right."""
+    """Ask whether NaN or ∞ in masked values, or in masked keys, spoils an answer that is right without."""
     if finding.check not in POISONED or finding.comparison is None or finding.comparison.problem is None:
         return set()
     clean, poisoned = finding.case.problem(subject.spec), finding.comparison.problem
@@ -175,17 +175,14 @@ HUGE, MOST_KEYS = 2.0**100, 200
 
 
 def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
-    """Ask where the keys' sum is cut, alone and in the batch: two huge values that cancel absorb the ones summed before they do.
+    """Ask where the sum over keys is cut, alone and in the batch. Two huge values that cancel absorb the ones summed before.
 
     Where a cut lies between the two, those on both sides of it are absorbed. All weights are equal, as the queries are 0.
     Xie et al., "FPRev: Revealing floating-point summation order", arXiv 2411.00442.
     """
     case, n = finding.case, finding.case.N_k
-    if (
-        finding.check != "batch_invariance"
-        or not 2 < n <= MOST_KEYS
-        or case.dtype not in ("float32", "bfloat16", "float64")
-    ):
+    wide = case.dtype in ("float32", "bfloat16", "float64")  # it holds the huge values
+    if finding.check != "batch_invariance" or not wide or not 2 < n <= MOST_KEYS:
         return set()
     nothing = dict.fromkeys(("mask", "window", "bias", "softcap", "slopes", "sink", "scale"))
     batch = case.problem(subject.spec).but(**nothing, causal=False)
@@ -197,9 +194,8 @@ def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
             v = np.ones_like(problem.v)
             v[:, :, key - 1], v[:, :, key] = HUGE, -HUGE
             left = n * float(subject.forward(problem.but(v=v)).O[0, 0, 0, 0])
-            absorbed[key] = (
-                n - left if abs(left) <= n else 2 * n
-            )  # they do not quite cancel where parts were divided before
+            # they do not quite cancel where parts were divided before
+            absorbed[key] = n - left if abs(left) <= n else 2 * n
         near = {key: np.delete(absorbed[max(key - 3, 0) : key + 4], min(key, 3)) for key in range(2, n - 1)}
         peaks = {key for key, others in near.items() if absorbed[key] > others.max()}
         within = max((absorbed[key] for key in range(1, n) if key not in peaks), default=0.0)  # one part

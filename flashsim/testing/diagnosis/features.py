@@ -101,9 +101,8 @@ def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspici
     for features_, has in rows:
         passing = int(has[~failed].sum())
         of, share = n_failed, has.mean()
-        if all(
-            has[same].all() or not has[same].any() for same in by_shape
-        ):  # the shape has it, not the case: few are drawn often
+        by_shape_alone = all(has[same].all() or not has[same].any() for same in by_shape)
+        if by_shape_alone:  # few shapes are drawn, and each often
             of, share = sum(bool(failed[same].any()) for same in by_shape), np.mean([has[same[0]] for same in by_shape])
         # the logarithm of the chance that it is an accident
         chance = of * math.log(max(share, 1e-9)) + len(features_) * math.log(40)

@@ -55,7 +55,7 @@ def by_model(
 
 
 def _matched(suspect: Suspect, ordered: Sequence[tuple[int, Exhibit]]) -> set[int]:
-    """Return the numbers of the exhibits that a suspect explains; of one that any of them contradicts, none."""
+    """Return the numbers of the exhibits that a suspect explains; none if any exhibit contradicts it."""
     matched = set()
     for number, exhibit in ordered:
         verdict = exhibit.verdict(_answers(suspect, exhibit))
@@ -74,7 +74,7 @@ def _answers(suspect: Suspect, exhibit: Exhibit) -> list[Arrays]:
 
 
 class _Seen:
-    """What a kernel does in some cases, each run once, when it is asked for: where it is right, and where it is wrong."""
+    """Where a kernel is right and where it is wrong in some cases, each run once, when it is first needed."""
 
     def __init__(self, subject: Subject, finding: Finding, cases: Sequence[Case]) -> None:
         self.subject, self.finding, self.cases = subject, finding, cases
@@ -97,7 +97,7 @@ class _Seen:
         return (exhibit for exhibit in self._all() if not exhibit.right)
 
     def _of(self, case: Case) -> list[Exhibit]:
-        """Return what the kernel gives, of the pass that failed: the other pass may have another bug, or none."""
+        """Return what the kernel gives in the pass that failed; the other pass may have another bug, or none."""
         finding = replace(self.finding, case=case)
         try:
             found = [*aspects(self.subject, finding, case.problem(self.subject.spec))]

@@ -58,7 +58,7 @@ EARLY: tuple[Mutant, ...] = (
            ("jax-ml/jax#27224",), "tiled",
            (("ragged = left + B_c > N_k", "ragged = False"),)),
     Mutant("nan_in_masked_values",
-           "A masked key has weight 0, but 0 · NaN from its value, which nobody attends to, reaches the output.",
+           "A masked key has weight 0, but its value is NaN, and 0 · NaN reaches the output.",
            ("Dao-AILab/flash-attention#1745", "Dao-AILab/flash-attention#2374"), "tiled",
            (("V_j = np.where(np.any(ok, axis=0)[:, None], V_j, 0)", "V_j = V_j"),)),
     Mutant("no_keys_crash", "The call fails when there are no keys, N_k = 0.",

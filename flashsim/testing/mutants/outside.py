@@ -25,7 +25,7 @@ OUTSIDE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sink_not_passed_on",
-        "A path between devices does not pass the sink on: O is that without it, and dsink is exactly 0.",
+        "A path between devices does not pass the sink on: O is computed without it, and dsink is exactly 0.",
         ("NVIDIA/TransformerEngine#2541",),
         "served",
         (
@@ -53,7 +53,7 @@ OUTSIDE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "splits_outside_the_window_merged",
-        "A split that lies outside the window is not computed, and is merged nevertheless: it has what was there.",
+        "A split outside the window is merged although it is not computed: its numbers are whatever was there.",
         ("vllm-project/vllm#47188",),
         "served",
         (
@@ -68,7 +68,7 @@ OUTSIDE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "splits_of_windows_follow_the_batch",
-        "The size of a split is fixed, so that a sequence does not depend on its batch; where there is a window it is not.",
+        "The size of a split is fixed, so that a sequence does not depend on its batch; with a window it is not fixed.",
         ("sgl-project/sglang#26412",),
         "served",
         (
@@ -80,7 +80,7 @@ OUTSIDE: tuple[Mutant, ...] = (
         ),
         spec=replace(SERVED, batch_invariant=True),
     ),
-    # looked up later, for threads that were to be tried and that no search finds; the kit was the same
+    # looked up later, in place of threads that no search finds; the kit was the same
     Mutant(
         "window_not_applied_to_the_first_tile",
         "Where there are fewer queries than keys and no causal mask, the first tile of queries sees keys left of its window.",
@@ -98,7 +98,7 @@ OUTSIDE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "window_by_whole_tiles",
-        "The kernel is built without the window's mask: tiles before the first query's window are skipped, and that is all.",
+        "The kernel is built without the window's mask: it only skips the tiles before the first query's window.",
         ("sgl-project/sglang#31501",),
         "served",
         (
@@ -113,7 +113,7 @@ OUTSIDE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "dsink_from_other_rows",
-        "For widths of V but some, the sink's gradient reads the log-sum-exps as if each head's rows filled whole tiles.",
+        "For most widths of V, the sink's gradient reads the log-sum-exps as if each head's rows filled whole tiles.",
         ("NVIDIA/TransformerEngine#3249", "NVIDIA/TransformerEngine#3470"),
         "served",
         (
@@ -130,7 +130,7 @@ OUTSIDE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "slopes_lost_in_decode",
-        "Distances are as long as the queries, not the keys: a single query's is 0, and is that of every key.",
+        "The distances are as long as the queries, not the keys, so a single query is at distance 0 from every key.",
         ("keras-team/keras-hub#2862", "keras-team/keras-hub#2861"),
         "served",
         (

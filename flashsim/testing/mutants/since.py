@@ -1,4 +1,4 @@
-"""Bugs met since the strategies were frozen, by authors who know the strategies. Each was written before it was checked."""
+"""Bugs met since the strategies were frozen, written by authors who know the strategies, before any check ran on them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SINCE: tuple[Mutant, ...] = (
              "    for start in range(0, N_k, part):\n        keys = np.arange(start, min(start + part, N_k))\n")),
            spec=replace(SPEC, batch_invariant=True)),
     Mutant("tiles_follow_the_batch",
-           "The tile is as wide as suits all the work there is, so the batch decides how a sequence is summed.",
+           "The width of a tile depends on all the work there is, so the batch decides how a sequence is summed.",
            ("vllm-project/vllm#51902", "flashinfer-ai/flashinfer#2424"), "tiled",
            (("    shift = N_k - N_q  # causal",
              "    global B_c\n    B_c = 4 if B * H_q < 4 else 8\n    shift = N_k - N_q  # causal"),),

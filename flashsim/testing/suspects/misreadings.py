@@ -1,4 +1,4 @@
-"""What is computed is attention, of something else than was asked for: in both passes."""
+"""Kernels that compute attention of something else than was asked for, in both passes."""
 
 from __future__ import annotations
 

@@ -24,10 +24,8 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace) -> str:
-    prefix, lengths = (
-        trace.about.shape.N_k,
-        [e.elements // 4 for e in trace.events if e.kind == "load" and e.array == "K"],
-    )
+    prefix = trace.about.shape.N_k
+    lengths = [e.elements // 4 for e in trace.events if e.kind == "load" and e.array == "K"]
     shared = moved(trace, "K_p") // 4
     merge = first(trace, "line 17")
     L, L_new = (value(trace, first(trace, "line 16"), name) for name in ("L[0]", "L_new[0]"))
