@@ -23,7 +23,7 @@ from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-USUAL = tuple(f"tests/test_gpu{of}.py" for of in ("", "_hopper", "_masks", "_fp8", "_serving"))
+USUAL = tuple(f"tests/test_gpu{of}.py" for of in ("", "_hopper", "_masks", "_fp8", "_serving", "_delays"))
 SOAK = ("-m", "slow", "tests/test_gpu_soak.py", "-k")
 
 

@@ -14,6 +14,9 @@
 #ifndef COUNT
 #define COUNT 0
 #endif
+#ifndef DELAYED
+#define DELAYED 0
+#endif
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif

@@ -9,7 +9,7 @@
 // 16·warp + lane/4 + 8·(e/2) and column 8t + 2·(lane mod 4) + e mod 2, as those of mma.sync are.
 #pragma once
 
-#include "common.cuh"
+#include "delays.cuh"
 
 constexpr int WARPGROUP = 128;
 constexpr int HALF = 64;  // columns of a half: 128 bytes
@@ -24,8 +24,12 @@ struct Barrier {
     __device__ void expect_arrivals(int count) const {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
     }
-    __device__ void arrive() const { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
+    __device__ void arrive() const {
+        linger();
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+    }
     __device__ void arrive_once_a_warp() const {
+        linger();
         asm volatile(
             "{\n.reg .pred p;\n"
             "elect.sync _|p, 0xffffffff;\n"
@@ -33,6 +37,7 @@ struct Barrier {
             : "memory");
     }
     __device__ void arrive_and_expect(int bytes) const {
+        linger();
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
     }
     __device__ void wait(Word parity) const {
@@ -45,6 +50,7 @@ struct Barrier {
             : "r"(at), "r"(parity)
             : "memory");
         while (!open);
+        linger();
     }
     __device__ bool is_open(Word parity) const {
         Word open;
@@ -67,8 +73,15 @@ __device__ inline void publish_barriers() {
 }
 
 // Named barriers: wait until `threads` have come, or come and go on.
-__device__ inline void meet(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
-__device__ inline void come(int name, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+__device__ inline void meet(int name, int threads) {
+    linger();
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+    linger();
+}
+__device__ inline void come(int name, int threads) {
+    linger();
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
 
 // Let TMA and wgmma, the asynchronous proxy, see what this thread has written to shared memory; or what it has come to know of HBM.
 __device__ inline void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -187,8 +200,10 @@ __device__ inline void wait_until(const Word* counter, Word turn) {
     Word now;
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
     while (now != turn);
+    linger();
 }
 __device__ inline void step(Word* counter) {
+    linger();
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
@@ -223,10 +238,10 @@ struct Mask {
 
 // A warpgroup's registers a thread: given back by those who copy, taken by those who compute.
 template <int registers> __device__ inline void keep_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+    if (!DELAYED) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 template <int registers> __device__ inline void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+    if (!DELAYED) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
 // threadIdx.x within its warpgroup, read anew, so that nothing which follows from it stays in registers for long.
@@ -337,61 +352,76 @@ __device__ inline void commit() { asm volatile("wgmma.commit_group.sync.aligned;
 // Start S = Q Kᵀ: 64 rows of Q, `Q_rows` apart from half to half, and n rows of K, of which a tile has K_rows.
 template <typename T, int d, int n, int K_rows = n>
 __device__ inline void start_scores(float (&S)[n / 8][4], Word Q, int Q_rows, Word K) {
-    const Operand Q_operand(Q, 0), K_operand(K, 0);
-    registers_ready();
+    later([&S, Q, Q_rows, K] {
+        const Operand Q_operand(Q, 0), K_operand(K, 0);
+        registers_ready();
 #pragma unroll
-    for (int x = 0; x < d; x += 16) {
-        const int half = x / HALF, within = x % HALF * 2;
-        const Descriptor A = Q_operand.at(half * Q_rows * 128 + within), B = K_operand.at(half * K_rows * 128 + within);
-        x == 0 ? wgmma<T, n, false>(S, A, B) : wgmma<T, n, true>(S, A, B);
-    }
-    commit();
+        for (int x = 0; x < d; x += 16) {
+            const int half = x / HALF, within = x % HALF * 2;
+            const Descriptor A = Q_operand.at(half * Q_rows * 128 + within), B = K_operand.at(half * K_rows * 128 + within);
+            x == 0 ? wgmma<T, n, false>(S, A, B) : wgmma<T, n, true>(S, A, B);
+        }
+        commit();
+    });
 }
 
 // Start O += P V: P in registers, n rows of V. P and O may not be touched until it has finished.
 template <typename T, int d, int n>
 __device__ inline void start_values(float (&O)[d / 8][4], const Word (&P)[n / 16][4], Word V) {
-    const Operand V_operand(V, n * 128);
-    registers_ready();
+    later([&O, &P, V] {
+        const Operand V_operand(V, n * 128);
+        registers_ready();
 #pragma unroll
-    for (int x = 0; x < n; x += 16) wgmma<T, d>(O, P[x / 16], V_operand.at(x * 128));
-    commit();
+        for (int x = 0; x < n; x += 16) wgmma<T, d>(O, P[x / 16], V_operand.at(x * 128));
+        commit();
+    });
 }
 
 // Start C = A B: 64 × 64, of 64 rows of A, `A_rows` apart from half to half, and as many rows of B as A has columns.
 template <typename T, int n>
 __device__ inline void start_product(float (&C)[8][4], Word A, int A_rows, Word B) {
-    const Operand A_operand(A, 0), B_operand(B, 0);
-    registers_ready();
+    later([&C, A, A_rows, B] {
+        const Operand A_operand(A, 0), B_operand(B, 0);
+        registers_ready();
 #pragma unroll
-    for (int x = 0; x < n; x += 16) {
-        const Descriptor left = A_operand.at(x / HALF * A_rows * 128 + x % HALF * 2), right = B_operand.at(x * 128);
-        x == 0 ? wgmma_straight<T, 64, false>(C, left, right) : wgmma_straight<T, 64, true>(C, left, right);
-    }
-    commit();
+        for (int x = 0; x < n; x += 16) {
+            const Descriptor left = A_operand.at(x / HALF * A_rows * 128 + x % HALF * 2), right = B_operand.at(x * 128);
+            x == 0 ? wgmma_straight<T, 64, false>(C, left, right) : wgmma_straight<T, 64, true>(C, left, right);
+        }
+        commit();
+    });
 }
 
 // Start C += Aᵀ B: n rows of A, 64 wide, and of 128 columns of a tile of n rows.
 template <typename T, int n> __device__ inline void start_across(float (&C)[16][4], Word A, Word B) {
-    const Operand A_operand(A, 0), B_operand(B, n * 128);
-    registers_ready();
+    later([&C, A, B] {
+        const Operand A_operand(A, 0), B_operand(B, n * 128);
+        registers_ready();
 #pragma unroll
-    for (int x = 0; x < n; x += 16) wgmma_across<T>(C, A_operand.at(x * 128), B_operand.at(x * 128));
-    commit();
+        for (int x = 0; x < n; x += 16) wgmma_across<T>(C, A_operand.at(x * 128), B_operand.at(x * 128));
+        commit();
+    });
 }
 
 // Wait until all but the `later` products started last have finished; with C, it is what is waited for.
-template <int later> __device__ inline void finish() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(later) : "memory"); }
+template <int later> __device__ inline void finish() {
+    compute_started(later);
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(later) : "memory");
+}
 template <int later> __device__ inline void finish(float (&C)[4][4]) {
+    compute_started(later);
     asm volatile("wgmma.wait_group.sync.aligned %16;" : ASM_16(C, 0) : "n"(later) : "memory");
 }
 template <int later> __device__ inline void finish(float (&C)[8][4]) {
+    compute_started(later);
     asm volatile("wgmma.wait_group.sync.aligned %32;" : ASM_32(C, 0) : "n"(later) : "memory");
 }
 template <int later> __device__ inline void finish(float (&C)[16][4]) {
+    compute_started(later);
     asm volatile("wgmma.wait_group.sync.aligned %64;" : ASM_64(C, 0) : "n"(later) : "memory");
 }
 template <int later> __device__ inline void finish(float (&C)[32][4]) {
+    compute_started(later);
     asm volatile("wgmma.wait_group.sync.aligned %128;" : ASM_128(C, 0) : "n"(later) : "memory");
 }
 

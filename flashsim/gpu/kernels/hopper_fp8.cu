@@ -108,24 +108,29 @@ __device__ inline void wgmma_8(float (&O)[16][4], const Word (&P)[4], Descriptor
 }
 // Wait for both.
 __device__ inline void finish(float (&O)[16][4], float (&S)[8][4]) {
+    compute_started(0);
     asm volatile("wgmma.wait_group.sync.aligned 0;" : ASM_64(O, 0), ASM_32(S, 0)::"memory");
 }
 
 // Start S = Q Kᵀ, of 64 rows of Q; start O += P V.
 __device__ inline void start_scores_8(float (&S)[8][4], const Word (&Q)[d / 32][4], Word K) {
-    const Operand K_operand(K, 0);
-    registers_ready();
-    wgmma_8<false>(S, Q[0], K_operand.at(0));
+    later([&S, &Q, K] {
+        const Operand K_operand(K, 0);
+        registers_ready();
+        wgmma_8<false>(S, Q[0], K_operand.at(0));
 #pragma unroll
-    for (int x = 32; x < d; x += 32) wgmma_8<true>(S, Q[x / 32], K_operand.at(x));
-    commit();
+        for (int x = 32; x < d; x += 32) wgmma_8<true>(S, Q[x / 32], K_operand.at(x));
+        commit();
+    });
 }
 __device__ inline void start_values_8(float (&O)[16][4], const Word (&P)[KEYS / 32][4], Word V) {
-    const Operand V_operand(V, 0);
-    registers_ready();
+    later([&O, &P, V] {
+        const Operand V_operand(V, 0);
+        registers_ready();
 #pragma unroll
-    for (int x = 0; x < KEYS; x += 32) wgmma_8(O, P[x / 32], V_operand.at(x));
-    commit();
+        for (int x = 0; x < KEYS; x += 32) wgmma_8(O, P[x / 32], V_operand.at(x));
+        commit();
+    });
 }
 
 // Four numbers, rounded, the first in the lowest byte.
