@@ -52,12 +52,9 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
     drawn: list[list[int | None]] = []
     for name, look in looks(data["series"]).items():
         moved = data["series"][name]
-        points = [(M, accesses) for M, accesses in zip(rooms, moved, strict=True) if accesses is not None]
         alike = sum(_alike(moved, other) for other in drawn)
         style = {"markersize": 3 + 2 * alike} | ({"linestyle": "none"} if alike else {})
-        ax.plot(
-            *zip(*points, strict=True), label=look.label, gid=name, **{**look.line, "markerfacecolor": "none", **style}
-        )
+        ax.plot(rooms, moved, label=look.label, gid=name, **{**look.line, "markerfacecolor": "none", **style})
         drawn.append(moved)
     bound = [max(order, data["floor"]) for order in data["bound"]]
     ax.plot(

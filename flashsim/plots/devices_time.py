@@ -84,9 +84,8 @@ def plot_devices_time(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
 
 def _draw(ax: Axes, x: Sequence[int], lines: Mapping[str, Any]) -> None:
     for said, (_, _, colour, marker, style) in LINES.items():
-        drawn = [(at, y) for at, y in zip(x, lines[said], strict=True) if y is not None]
         look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "linestyle": style}
-        ax.plot(*zip(*drawn, strict=True), **look, label=said, gid=said)
+        ax.plot(x, lines[said], **look, label=said, gid=said)
     ax.axhline(1, color=BLACK, linewidth=0.8)
     ax.xaxis.set_minor_locator(NullLocator())
     ticks(ax.yaxis, LogLocator(2, (1,)), "{x:.0f}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator
 
@@ -61,14 +62,10 @@ def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     )
     for panel, (what, its, matrix, size) in zip(axes, panels, strict=True):
         for name, look in its.items():
-            points = [
-                (M / d**2, moved / size)
-                for M, moved in zip(data["M"], data[what][name], strict=True)
-                if moved is not None
-            ]
-            if points:
+            moved = np.array(data[what][name], float)  # nan where nothing fits
+            if not np.isnan(moved).all():
                 style = {**look.line, "marker": None}
-                panel.plot(*zip(*points, strict=True), label=look.label, gid=f"{what} {name}", **style)
+                panel.plot(np.array(data["M"]) / d**2, moved / size, label=look.label, gid=f"{what} {name}", **style)
         panel.axvline(1, color=GREY, linewidth=0.6, gid="border")
         panel.annotate("M = d²", (1, 0.02), (3, 0), xycoords=panel.get_xaxis_transform(), textcoords="offset points")
         panel.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")

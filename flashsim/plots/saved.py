@@ -63,14 +63,10 @@ def plot_saved(data: Mapping[str, Any], ax: Axes) -> None:
     N, d = data["N"], data["d"]
     styles = ((BLUE, "-", "o"), (BLUE, "none", "x"), (GREEN, "--", "s"))
     for curve, (colour, dashes, marker) in zip(data["curves"], styles, strict=True):
-        points = [
-            (M / curve["d"] ** 2, times)
-            for M, times in zip(curve["M"], curve["factor"], strict=True)
-            if times is not None
-        ]
+        shares = [M / curve["d"] ** 2 for M in curve["M"]]
         label = f"{curve['direction']}, d = {curve['d']}"
         look: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "mfc": "white", "markersize": 4}
-        ax.plot(*(zip(*points, strict=True) if points else ([], [])), label=label, gid=label, **look)
+        ax.plot(shares, curve["factor"], label=label, gid=label, **look)
     parts = [part for part in _PARTS if part >= 2]
     ax.plot(parts, [part / 3 for part in parts], color=GREY, linestyle=":", label="M/3d²", gid="M/3d²")
     for name, mark in data["marks"].items():
