@@ -20,10 +20,10 @@ class Bias(ArrayMask):
     The backward pass adds dS to its gradient there, "dB", block by block, in the type that is computed in: a block is loaded,
     added to, and stored; heads that share the bias, one after another, share dB. `Gradients.dB` has the shape that was given.
 
-    Every forward pass that takes masks takes a bias, and every backward pass but that of "small_cache". "standard", which has
-    dS in HBM, adds it to dB in a pass of its own. With gqa="grouped" each row of a group has its own row of the bias, and of
-    "dB_parts", which a pass (`flashsim.algorithms.group_sum`) then sums to dB; a bias of one row for all is as it was given. A
-    mask may have one bias.
+    Every forward pass that takes masks takes a bias, and so does every backward pass that has a tile of dS whole on chip.
+    "standard", which has dS in HBM, adds it to dB in a pass of its own. With gqa="grouped" each row of a group has its own row
+    of the bias, and of "dB_parts", which a pass (`flashsim.algorithms.group_sum`) then sums to dB; a bias of one row for all is
+    as it was given. A mask may have one bias.
     Raises ValueError for what is not a float, NaN or ∞; to forbid a key is a mask's part.
     """
 

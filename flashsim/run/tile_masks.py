@@ -59,7 +59,7 @@ class TileMask:
 
     def _divide(self, B_r: int, B_c: int) -> None:
         self._B_r, self._B_c = B_r, B_c
-        self._tiles = [_by_tile(a, B_r, B_c) for a in self._arrays]
+        self._tiles = [a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1) for a in self._arrays]
         self._bias_tiles = self._bias and self._bias.divide(*self._of_bias.by_tile(B_r, B_c))
         self._gradient = self._gradient and self._gradient.divided(B_r, B_c)
         self._words = None if self._tree is None else self._tree.divide(B_r, 1)
@@ -267,10 +267,6 @@ def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int
     if rows:
         return rows, N_k
     return 1, min(max((WORD * M - WORD + 1) // (WORD * held + 1), (M - words) // held, 1), N_k)
-
-
-def _by_tile(a: Matrix, B_r: int, B_c: int) -> Matrix:
-    return a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1)
 
 
 def _block(matrix: Matrix, i: int, j: int) -> Block:

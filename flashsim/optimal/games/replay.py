@@ -146,18 +146,13 @@ def row_game(
     return O, L  # line 20
 
 
-def _one_row(rows: int, d: int) -> tuple[int, int]:
-    """Return (1, 1), whatever M holds."""
-    return 1, 1
-
-
 REPLAY = Algorithm(
     name="row_game",
     title="An optimum of the row game",
     run=row_game,
     returns=("O", "L"),
     options=(Option("schedule", (), Schedule, help="turns"),),
-    line_1=_one_row,
+    line_1=lambda rows, d: (1, 1),
     loops=None,
     rounds=every_block,
 )
