@@ -131,7 +131,7 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     (r"Q has shape \(6, 4\) and K has shape \(6, 3\).*last axis, d", (forward,), {"K": X[:, :3]}),
     (r"K has shape \(6, 4\) and V has shape \(5, 4\).*N_k", (forward,), {"V": X[:5]}),
     (r"K has shape \(1, 6, 4\) and V has shape \(6, 4\); leading axes", (forward,), {"Q": X[None], "K": X[None]}),
-    ("must be equal, but for the last", (forward,), {"Q": HEADS[:, :1], "K": HEADS[:1, :1], "V": HEADS[:1, :1]}),
+    ("must be equal, except the last", (forward,), {"Q": HEADS[:, :1], "K": HEADS[:1, :1], "V": HEADS[:1, :1]}),
     *[(f"Q has shape {re.escape(str(a.shape))}; every axis must be at least 1", (forward,), {"Q": a}) for a in EMPTY],
     *[("K has shape", (forward,), {"K": a}) for a in EMPTY],
     *[("V has dtype .*; expected one of float16, bfloat16", (forward,), {"V": X.astype(of)}) for of in NO_FLOATS],

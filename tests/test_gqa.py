@@ -521,9 +521,9 @@ def test_progress_is_told_by_problem() -> None:
     [
         ((6,), (4,), r"Q has shape \(6, 5, 2\) and K has shape \(4, 5, 2\); expected H_q = 6, .* multiple of H_kv = 4"),
         ((2,), (4,), r"expected H_q = 2, the query heads, to be a multiple of H_kv = 4"),
-        ((2, 4), (1, 4), r"leading axes must be equal, but for the last: query heads, KV heads"),
-        ((2, 4), (4,), r"leading axes must be equal, but for the last"),
-        ((), (1,), r"leading axes must be equal, but for the last"),
+        ((2, 4), (1, 4), r"leading axes must be equal, except the last: query heads, KV heads"),
+        ((2, 4), (4,), r"leading axes must be equal, except the last"),
+        ((), (1,), r"leading axes must be equal, except the last"),
     ],
 )
 def test_heads_that_do_not_divide_are_refused(queries: tuple[int, ...], keys: tuple[int, ...], message: str) -> None:

@@ -114,7 +114,7 @@ def test_what_is_no_word_is_refused() -> None:
     table = hbm.place("table", np.array([[1, 2]]), index=True)
     with pytest.raises(ValueError, match=r"sram\.word reads one element; table\[0\] is 1×2: divide\(1, 1\)"):
         sram.word(table[0])
-    with pytest.raises(TypeError, match=r"sram\.word reads index arrays, hbm\.place\(…, index=True\); K is none"):
+    with pytest.raises(TypeError, match=r"sram\.word reads index arrays, hbm\.place\(…, index=True\); K is not one"):
         sram.word(placed(hbm, "K", 1, 1)[0])
     with pytest.raises(TypeError, match=r"sram\.word takes a block in HBM such as table\[s, j\]; got a Matrix|<table"):
         sram.word(table)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ class Program(Record):
     operands   matrices it takes, by name, each with its kind: shape in the program's own symbols, and type
     returns    matrices it returns, in order
     extras     other matrices that it makes in HBM
-    options    what else it takes behind `blocks`, by name, in order; values are checked by who asks for the run; (): as its
+    options    what else it takes behind `blocks`, by name, in order; whoever asks for the run checks the values; (): as its
                function's parameters say
     blocks     its block sizes: name -> the symbol of the length that it divides
     line_1     (rows, lengths) -> block sizes where the stationary block has so many rows; None: they must be given

@@ -16,9 +16,9 @@ Proof.
    it, or touched all of Q_i and K_k. Terms of received pairs are c_k d_v at most. Of the others, a set of points whose
    shadows are pairs, entries of V and of O: √((A_Qh A_K / d²) A_V A_Oh) for a head at most (Loomis and Whitney). With β =
    √(A_K A_V / d d_v) and α = Σ_h √(A_Qh A_Oh / d d_v) it is x ≤ αβ + c_k, where β ≤ N_k, α ≤ gN_q.
-2. It received at least A_K − nd entries of K, A_V − nd_v of V, A_Qh − qd of Q. It sent something of A_Oh − qd_v entries of O
-   at least, as its terms would be lost; who sends a word has it received elsewhere. As a mean is at least the root of a
-   product, these are 2δ((β − n)⁺ + (α − gq)⁺) words at least.
+2. It received at least A_K − nd entries of K, A_V − nd_v of V, A_Qh − qd of Q. It sent something of at least A_Oh − qd_v
+   entries of O, as its terms would be lost; each word that it sends is received elsewhere. As a mean is at least the root of
+   a product, these are 2δ((β − n)⁺ + (α − gq)⁺) words at least.
 3. x − c_k ≤ min(αβ, c). If β < n or α < gq, or αβ > c, move to (1)'s range: that makes words fewer and pairs no fewer. So by
    (1), and as λ ≤ 1: λ (x − gqn) ≤ words, received ones of pairs included.
 4. Sum over KV heads and devices: x becomes H_q · pairs, and each word is counted once, where it is received. ∎

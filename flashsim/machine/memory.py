@@ -507,7 +507,7 @@ class SRAM:
             raise TypeError(f"sram.word takes a block in HBM such as table[s, j]; got {_kind(block)}")
         storage = block._storage
         if storage.words is None:
-            raise TypeError(f"sram.word reads index arrays, hbm.place(…, index=True); {storage.name} is none")
+            raise TypeError(f"sram.word reads index arrays, hbm.place(…, index=True); {storage.name} is not one")
         if block.shape != (1, 1):
             raise ValueError(f"sram.word reads one element; {block.name} is {_by(block.shape)}: divide(1, 1)")
         tile = np.array(storage.words[block.where or block._at])

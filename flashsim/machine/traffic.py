@@ -101,7 +101,7 @@ class Traffic(ByArray):
         return {**{name: getattr(self, name) for name in (*counts, "extra")}, "by_array": by_array}
 
     def __eq__(self, other: object) -> bool:
-        """Compare every number of every array, and warn where nothing but the bytes of an element differ."""
+        """Compare every number of every array, and warn where only the bytes of an element differ."""
         if not isinstance(other, Traffic):
             return NotImplemented
         mine, its = self.by_array, other.by_array

@@ -101,7 +101,7 @@ class Mask(ABC):
         return shape.N_q if band is None or band.queries is None else band.queries
 
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return what `live`, `full`, `keys` and `queries` say, as one band; None: it is none, and each tile is looked at."""
+        """Return what `live`, `full`, `keys` and `queries` say, as one band; None where they are not a band."""
         return None
 
     def dense(self, head: Head) -> list[Bools]:

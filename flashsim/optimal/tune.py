@@ -3,7 +3,7 @@
     tuned = tune(N=4096, d=64, M=25_600)
     tuned.best.algorithm, tuned.best.blocks, tuned.best.accesses
 
-In the model nothing but traffic costs: the best tiles are those that re-read least, however narrow. So one side of the
+In the model only traffic costs: the best tiles are those that re-read least, however narrow. So one side of the
 tile is often a single row, which no matrix unit likes; `tune(..., least=16)` asks for tiles of at least that on each side.
 
 Accesses depend on the blocks by T_r and T_c alone (by which tiles are live, and, for a small cache, by how many pieces of B_c

@@ -52,7 +52,7 @@ def l2_data(
     on_done = check_callback("on_done", on_done)
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     N, d, how = shape["N"], shape["d"], {name: shape[name] for name in ("M", "sizing", "blocks") if name in shape}
-    Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # nothing but the order of accesses matters
+    Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # only the order of accesses matters
     curves, peak, all_of = {}, 0, [chosen(what, "forward") for what in ("standard", "flash", *algorithms)]
     followed: list[_Progress] = []
     if on_done is not None:

@@ -212,7 +212,7 @@ def _misfit(Q: tuple[int, ...], K: tuple[int, ...], V: tuple[int, ...]) -> str:
     if V[:-2] != K[:-2]:
         return f"{values}; leading axes must be equal"
     if len(Q) != len(K) or Q[:-3] != K[:-3]:
-        return f"{both}; leading axes must be equal, but for the last: query heads, KV heads"
+        return f"{both}; leading axes must be equal, except the last: query heads, KV heads"
     if len(Q) > 2 and Q[-3] % K[-3]:
         return f"{both}; expected H_q = {Q[-3]}, the query heads, to be a multiple of H_kv = {K[-3]}"
     if K[-1] != Q[-1]:

@@ -108,7 +108,7 @@ def error_bound(
     `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
     Keeping log L in place of ℓ and m rounds max_j |S| + log N_k: that times u is added to δ, `logs_rounded` times.
     What underflows loses the chip's smallest subnormal at most, be it τ, a scaled Q or a product of Q and K: that times
-    d·max(1, |τ|) + max_j Σ_c (1 + |q_c|)|k_jc| is added to δ; and N_k + steps times it to O's bound, for what is summed up there.
+    d·max(1, |τ|) + max_j Σ_c (1 + |q_c|)|k_jc| is added to δ. For the sums, N_k + steps times it is added to O's bound.
     A weight e^s is then off by a factor e^{±δ}, and so is the sum that divides it: together expm1(2δ).
     Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on P|V|.
     Dropout turns P into PZ, Z being 0 or 1/(1 − p) (rounded, and multiplied by: 3u), and where P is stored, PZ is too.
@@ -229,7 +229,7 @@ def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike |
 def parts_of_bound(got: Any, want: Array, bound: Array) -> Array:
     """Return each error as a part of its bound: at most 1 if all is well, ∞ where one alone is NaN, or the bound is 0.
 
-    A bound of ∞ is for what may overflow the type it is kept in: anything goes there.
+    What may overflow the type that it is kept in has a bound of ∞: any number is allowed there.
     """
     got = np.asarray(got).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -165,8 +165,8 @@ def most_in_a_phase_backward(Y: int, delta: int, H: int) -> bool:
     """Say whether (Y − A − c)(A³/(12√3 δ²) + A c) ≤ H for all whole A, c ≥ 0 with A + c ≤ Y.
 
     With P = Y − A, W = A²/(12√3 δ²) it is A(P − c)(W + c): at most A(P + W)²/4; at most A·P·W where W ≥ P. In a cell of A it
-    is at most what the upper end gives, P taken at the lower one. What exceeds H is halved; a single A that does is a
-    counterexample, but for rounding, and what takes too many cells is not shown either.
+    is at most what the upper end gives, P taken at the lower one. A cell that exceeds H is halved. A single A
+    that exceeds it is, apart from rounding, a counterexample. What takes too many cells is not shown either.
     """
     fine = 40  # bits behind the point
     root = isqrt(432 * delta**4 << (2 * fine))  # 12√3 δ², rounded down, in units of 2^−fine

@@ -180,7 +180,7 @@ def _by_terms(given: LowerBound) -> LowerBound:
 
 
 def _ended(given: LowerBound, T: int, Y: int, best: LowerBound) -> LowerBound:
-    """Return what phases of Y prove, with a last phase for what the others leave; as given, if that is not above the best."""
+    """Return what phases of Y prove, with a last phase for what the others leave; or `given`, if that is not above the best."""
     M, d = given.M, given.d
     fewer, left = divmod(T - 1, most_terms(d, Y))  # left is one term less than they leave
     if fewer < 1 or Y + fewer * (Y - M) <= best.phases:

@@ -140,9 +140,8 @@ class OneHead:
 
     `dense` holds the arrays of masks and of a bias that live in HBM, `learns` the bias's gradient; `capped` says
     whether a backward pass keeps a soft cap's slope, a tile; `sink` is how many logits of a sink there are, one for each
-    query head; `tree` says whether the mask
-    has a tree, whose bitmask does. `options` are the algorithm's own, by name. N_q counts the rows of all heads where those of
-    `group` query heads are interleaved.
+    query head; `tree` says whether the mask has a tree, whose bitmask is in HBM. `options` are the algorithm's own, by name.
+    N_q counts the rows of all heads where those of `group` query heads are interleaved.
     """
 
     N_q: int
