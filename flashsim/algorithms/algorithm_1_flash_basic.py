@@ -67,7 +67,6 @@ ALGORITHM = Algorithm(
     returns=("O", "l", "m"),
     follows=("m", "l", "O"),
     line_1=by_keys,
-    loops=None,
     short="Algorithm 1",
     rounds=every_block,
 )

@@ -114,7 +114,6 @@ ALGORITHM = Algorithm(
     saves=("R",),
     follows=("m", "l", "O"),
     line_1=by_keys,
-    loops=None,
     short="block-sparse",
     rounds=every_block,
 )

@@ -103,7 +103,6 @@ ALGORITHM = Algorithm(
     title="Algorithm 5, block-sparse FlashAttention, backward",
     run=block_sparse_backward,
     line_1=by_keys,
-    loops=None,
     rounds=every_block,
     gives_dS=True,
 )

@@ -75,7 +75,6 @@ ALGORITHM = Algorithm(
     saves=("R",),
     follows=("L", "O"),
     line_1=by_one_query,
-    loops=None,
     short="memory-efficient",
     look=("green", "^", "-"),
     rounds_logs=logs_rounded,

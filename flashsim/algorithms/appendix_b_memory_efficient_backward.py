@@ -105,7 +105,6 @@ ALGORITHM = Algorithm(
     title="Appendix B.2, memory-efficient, backward",
     run=memory_efficient_backward,
     line_1=by_one_query,
-    loops=None,
     rounds_logs=logs_rounded,
     gives_dS=True,
 )

@@ -87,7 +87,6 @@ ALGORITHM = Algorithm(
         "m_parts": Kind("N_q", "T_c", "chip"),
     },
     line_1=by_keys,  # FlashAttention's, so that the two can be compared
-    loops=None,
     short="Rabe & Staats",
     look=("purple", "D", "-"),
     rounds=lambda T_c: 2,  # as a part, and combined

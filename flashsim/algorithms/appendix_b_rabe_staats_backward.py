@@ -83,7 +83,6 @@ ALGORITHM = Algorithm(
     run=rabe_staats_backward,
     follows=GRADIENTS,
     line_1=by_keys,
-    loops=None,
     rounds=every_block,
     recombines=True,
     gives_dS=True,

@@ -115,8 +115,6 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         name=f"{Path(file).name}:{name}",
         title=(inspect.getdoc(function) or name).splitlines()[0].rstrip("."),
         run=_Explained(function),
-        returns=(),
-        loops=None,
         line_1=by_trial,
         rounds=every_block,
     )

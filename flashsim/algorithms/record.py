@@ -145,7 +145,7 @@ class Algorithm(Record):
     line_1: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
     cuts: Cuts = one_cut
-    loops: str | None
+    loops: str | None = None
     short: str = ""
     look: tuple[str, str, str] | None = None
     skips_as: str = ""

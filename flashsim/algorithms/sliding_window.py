@@ -34,5 +34,4 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     saves=("R",),
     line_1=by_queries,
-    loops=None,
 )

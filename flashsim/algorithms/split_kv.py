@@ -135,7 +135,6 @@ ALGORITHM = Algorithm(
         "m_parts": Kind("N_q", "t", "chip"),
     },
     line_1=by_queries,
-    loops=None,
     short="FlashDecoding",
     lse=lse,
     rescales=lambda T_c: 2 * T_c,  # in the splits, and in merging them

@@ -153,7 +153,6 @@ REPLAY = Algorithm(
     returns=("O", "L"),
     options=(Option("schedule", (), Schedule, help="turns"),),
     line_1=lambda rows, d: (1, 1),
-    loops=None,
     rounds=every_block,
 )
 """`flashsim.forward(REPLAY, Q, K, V, M=M, blocks=(1, 1), schedule=turns)`."""
