@@ -523,3 +523,17 @@ def test_an_observer_hears_of_constants_too() -> None:
     _, sram = chip(6, observers=[told.append])
     l_i = sram.full((3, 1), 0.0)
     assert [(e.kind, e.name, e.elements, e.tile is l_i) for e in told] == [("compute", "l_i", 3, True)]
+
+
+def test_where_a_line_stands_is_said_of_its_own_file_though_another_holds_the_same_function() -> None:
+    """Python's code objects are equal if their text is, whatever their file, and, in some versions, their lines."""
+    seen: list[tuple[str, int]] = []
+    _, sram = chip(observers=[lambda event: seen.append(event.site)])
+    text = "def double(sram, tile):\n    twice = sram.on_chip(tile + tile)\n    sram.evict(twice)\n"
+    tile = sram.full((1, 1), 1.0)
+    seen.clear()
+    for file, source in (("one.py", text), ("two.py", text), ("two.py", text.replace("    twice", "\n    twice"))):
+        scope: dict[str, Any] = {}
+        exec(compile(source, file, "exec"), scope)
+        scope["double"](sram, tile)
+    assert seen == [("one.py", 2), ("one.py", 3), ("two.py", 2), ("two.py", 3), ("two.py", 3), ("two.py", 4)]

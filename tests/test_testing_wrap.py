@@ -195,7 +195,7 @@ def test_who_uses_a_method_of_other_arrays_is_told_to_wrap() -> None:
 
 
 def test_specs_of_the_conventions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=lambda name: name))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=lambda name: name, Tensor=Tensor))
     promised = wrap(lambda q, k, v: q, "torch", convention="sdpa").spec()
     assert (promised.layout, promised.causal, promised.empty_rows, promised.lse) == ("BHND", "top_left", "zero", None)
     assert all((promised.masks, promised.scale, promised.gqa, promised.cross, promised.d_v, promised.zero_keys))
@@ -213,8 +213,8 @@ def test_a_device_that_is_none_is_refused_before_any_call(cupy: Any, monkeypatch
     def never(name: Any) -> Any:
         raise RuntimeError("Unknown backend") if isinstance(name, str) else TypeError("device() received an object")
 
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=never))
-    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(devices=never, Device=int))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=never, Tensor=Tensor))
+    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(devices=never, Device=int, Array=Tensor))
     for xp, device in (
         ("numpy", "cpu"),
         ("cupy", object()),

@@ -386,12 +386,17 @@ Place = tuple[CodeType, int]
 """(code, offset of the instruction) of a call. Its line takes 0.4 µs to find, so that waits until somebody asks."""
 
 
-@cache
 def site_of_place(place: Place) -> Site:
     """Return the file and line of `place`: what `f_lineno` said at the time."""
     code, offset = place
+    return code.co_filename, _line_at(code, code.co_linetable, offset)
+
+
+@cache
+def _line_at(code: CodeType, linetable: bytes, offset: int) -> int:
+    """Return a line of the code; another file's code of the same text is equal, so its table of lines tells them apart."""
     line = next(line for start, end, line in code.co_lines() if start <= offset < end)
-    return code.co_filename, line or code.co_firstlineno
+    return line or code.co_firstlineno
 
 
 class Kinds(dict[int, int | Fraction]):

@@ -41,24 +41,20 @@ def features(spec: Spec) -> st.SearchStrategy[dict[str, Any]]:
         "seed": st.integers(0, 2**16),
         "block": st.just(spec.block),
     }
-    if spec.causal:
-        offered["causal"] = st.booleans()
-    if spec.masks:
-        offered["mask"] = st.sampled_from((*[None] * (len(MASKS) // 2), *MASKS))
-    if spec.window:
-        B_c = spec.block[1]
-        windows = ((0, 0), (1, 0), (2, 1), (5, 0), (3, -1), (-1, 2), (B_c - 1, 0), (B_c, B_c))
-        offered["window"] = st.sampled_from((*[None] * (len(windows) // 2), *windows))
-    if spec.bias:
-        offered["bias"] = st.sampled_from((*[None] * (len(BIASES) // 2), *BIASES))
-    if spec.softcap:
-        offered["softcap"] = st.sampled_from((*[None] * len(SOFT_CAPS), *SOFT_CAPS))
-    if spec.alibi:
-        offered["alibi"] = st.booleans()
-    if spec.sink:
-        offered["sink"] = st.sampled_from((*[None] * (len(SINKS) // 2), *SINKS))
-    if spec.scale:
-        offered["scale"] = st.sampled_from(SCALES)
+    B_c = spec.block[1]
+    windows = ((0, 0), (1, 0), (2, 1), (5, 0), (3, -1), (-1, 2), (B_c - 1, 0), (B_c, B_c))
+    for name, taken, values in (
+        ("causal", spec.causal, (False, True)),
+        ("mask", spec.masks, (*[None] * (len(MASKS) // 2), *MASKS)),
+        ("window", spec.window, (*[None] * (len(windows) // 2), *windows)),
+        ("bias", spec.bias, (*[None] * (len(BIASES) // 2), *BIASES)),
+        ("softcap", spec.softcap, (*[None] * len(SOFT_CAPS), *SOFT_CAPS)),
+        ("alibi", spec.alibi, (False, True)),
+        ("sink", spec.sink, (*[None] * (len(SINKS) // 2), *SINKS)),
+        ("scale", spec.scale, SCALES),
+    ):
+        if taken:
+            offered[name] = st.booleans() if values == (False, True) else st.sampled_from(values)
     kinds = strides_of(spec)
     if len(kinds) > 1:
         offered["strides"] = st.sampled_from((*["contiguous"] * (len(kinds) - 1), *kinds[1:]))

@@ -12,7 +12,7 @@ import numpy as np
 from flashsim.problem.inputs import Array
 from flashsim.reference.rounding import parts_of_bound
 from flashsim.testing.case import Case
-from flashsim.testing.problem import Problem
+from flashsim.testing.problem import Problem, Solution
 from flashsim.testing.spec import FP8
 from flashsim.testing.subject import Output, Subject
 
@@ -45,6 +45,20 @@ def of_gradients(
     names = ("dq", "dk", "dv", "dsink")[: len(got)]
     for name, g, w, budget, where in zip(names, got, want, budgets, (*at, True)[: len(got)], strict=True):
         yield Comparison(what.format(name), g, w, budget, where, problem)
+
+
+def of_outputs(
+    what: str,
+    got: Output,
+    want: Output | Solution,
+    budgets: Sequence[Array | float],
+    at: Sequence[Array],
+    problem: Problem,
+) -> Comparisons:
+    """Yield what to compare of O, and of lse if both have one, each being {} in `what`; `at` are those of O and of lse."""
+    yield Comparison(what.format("O"), got.O, want.O, budgets[0], at[0], problem)
+    if got.lse is not None and want.lse is not None:
+        yield Comparison(what.format("lse"), got.lse, want.lse, budgets[1], at[1], problem)
 
 
 class Trial:

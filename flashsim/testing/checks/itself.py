@@ -19,10 +19,11 @@ from flashsim.testing.checks.check import (
     check,
     declares,
     of_gradients,
+    of_outputs,
 )
 from flashsim.testing.problem import Problem
 from flashsim.testing.strategies import around
-from flashsim.testing.subject import Subject, memory_of, strides_of
+from flashsim.testing.subject import Output, Subject, memory_of, strides_of
 
 LARGE = 4096  # scores of a batch that a check makes
 
@@ -176,11 +177,9 @@ def grouped_heads(t: Trial) -> Comparisons:
     if problem.scales is not None:
         q_scale, *others = problem.scales
         repeated = repeated.but(scales=(q_scale, *(np.repeat(a, problem.group, axis=1) for a in others)))
-    want, right = t.forward(repeated), problem.solution
-    yield Comparison("O, against KV heads repeated,", t.out.O, want.O, 2 * right.O_budget, t.defined, problem)
-    if t.out.lse is not None and want.lse is not None:
-        lse = t.out.lse, want.lse, 2 * right.lse_budget
-        yield Comparison("lse, against KV heads repeated,", *lse, ~problem.empty, problem)
+    want, twice = t.forward(repeated), (2 * problem.solution.O_budget, 2 * problem.solution.lse_budget)
+    at = t.defined, ~problem.empty
+    yield from of_outputs("{}, against KV heads repeated,", t.out, want, twice, at, problem)
 
 
 @check(declares("scale"), computes=True)
@@ -234,9 +233,7 @@ def determinism(t: Trial) -> Comparisons:
     problem = t.problem
     t.forward(problem.but(q=-problem.q, v=problem.v + np.asarray(1, problem.v.dtype)))
     again = t.subject.forward(problem, t.case.strides)
-    yield Comparison("O, called again,", again.O, t.out.O, 0.0, t.defined, problem)
-    if again.lse is not None and t.out.lse is not None:
-        yield Comparison("lse, called again,", again.lse, t.out.lse, 0.0, ~problem.empty, problem)
+    yield from of_outputs("{}, called again,", again, t.out, (0.0, 0.0), (t.defined, ~problem.empty), problem)
 
 
 def _in_a_batch(case: Case, subject: Subject) -> Case | None:
@@ -264,13 +261,12 @@ def batch_invariance(t: Trial) -> Comparisons:
     own = {name: getattr(problem, name) for name in ("q", "k", "v", "mask", "bias")}
     alone = problem.but(**{name: a[b : b + 1] for name, a in own.items() if a is not None and len(a) == B})
     alone = alone.but(scales=None if problem.scales is None else tuple(a[b : b + 1] for a in problem.scales))
-    out, here = t.subject.forward(alone, t.case.strides), np.arange(B) == b
-    exact, what = t.spec.batch_invariant, f"of sequence {b} in a batch of {B}, against it alone,"
-    O, budget = np.where(here[:, None, None, None], out.O, t.out.O), problem.solution.O_budget
-    yield Comparison(
-        f"O {what}", t.out.O, O, 0.0 if exact else 2 * budget, t.defined & here[:, None, None, None], problem
+    out, here = t.subject.forward(alone, t.case.strides), (np.arange(B) == b)[:, None, None]
+    lse = None if out.lse is None else np.broadcast_to(out.lse, problem.score_shape[:3])
+    want = Output(np.broadcast_to(out.O, t.out.O.shape), lse)
+    twice = 2 * problem.solution.O_budget, 2 * problem.solution.lse_budget
+    budgets = (0.0, 0.0) if t.spec.batch_invariant else twice
+    at = t.defined & here[..., None], ~problem.empty & here
+    yield from of_outputs(
+        f"{{}} of sequence {b} in a batch of {B}, against it alone,", t.out, want, budgets, at, problem
     )
-    if out.lse is not None and t.out.lse is not None:
-        lse, lse_budget = np.where(here[:, None, None], out.lse, t.out.lse), problem.solution.lse_budget
-        live = ~problem.empty & here[:, None, None]
-        yield Comparison(f"lse {what}", t.out.lse, lse, 0.0 if exact else 2 * lse_budget, live, problem)

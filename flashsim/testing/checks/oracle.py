@@ -9,7 +9,7 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 from flashsim.testing.case import Case
-from flashsim.testing.checks.check import TAKES_CROSS, Comparison, Comparisons, Trial, check, declares
+from flashsim.testing.checks.check import TAKES_CROSS, Comparison, Comparisons, Trial, check, declares, of_outputs
 from flashsim.testing.problem import Problem
 from flashsim.testing.subject import Subject
 
@@ -85,11 +85,8 @@ def masked_kv_poison(t: Trial) -> Comparisons:
     changed = poisoned(t)
     if changed is None:
         return
-    got, want = t.forward(changed), t.problem.solution
-    yield Comparison("O with poisoned keys", got.O, want.O, want.O_budget, t.defined, changed)
-    if got.lse is not None:
-        live = ~t.problem.empty
-        yield Comparison("lse with poisoned keys", got.lse, want.lse, want.lse_budget, live, changed)
+    want, at = t.problem.solution, (t.defined, ~t.problem.empty)
+    yield from of_outputs("{} with poisoned keys", t.forward(changed), want, want[2:], at, changed)
 
 
 @check(declares("masks"), TAKES_CROSS, computes=True)

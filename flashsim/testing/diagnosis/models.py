@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
+from itertools import chain
 
 import numpy as np
 
@@ -28,19 +30,21 @@ def by_model(
     """
     failing = [finding.case for finding in findings]
     ordered = sorted(exhibits.items(), key=lambda item: math.prod(item[1].question.problem.score_shape))
-    turned = _Seen(subject, findings[0], _turned(failing))
-    alibis = _Seen(subject, findings[0], _alike(passing, failing))
+    seen = cache(partial(_seen, subject, findings[0]))
+    turned, alibis = _turned(failing), _alike(passing, failing)
     best: dict[str, Suspicion] = {}
     for suspect in suspects(subject.spec):
         matched = _matched(suspect, ordered)
         if not matched:
             continue
-        beside = [other for n in matched for other in exhibits[n].beside if other.right]
-        if any(
-            right.refutes(_answers(suspect, right)) for seen in (beside, turned.right, alibis.right) for right in seen
-        ):
+        beside = (other for n in matched for other in exhibits[n].beside)
+        others = chain(
+            beside, *(chain.from_iterable(map(seen, cases)) for cases in (turned, alibis))
+        )  # none before it is needed
+        if any(other.right and other.refutes(_answers(suspect, other)) for other in others):
             continue
-        verdicts = [wrong.verdict(_answers(suspect, wrong)) for wrong in turned.wrong]
+        wrong_too = (other for case in turned for other in seen(case) if not other.right)
+        verdicts = [other.verdict(_answers(suspect, other)) for other in wrong_too]
         if False in verdicts:
             continue
         wrong_in = {exhibits[n].question.aspect for n in matched}
@@ -73,39 +77,16 @@ def _answers(suspect: Suspect, exhibit: Exhibit) -> list[Arrays]:
         return []
 
 
-class _Seen:
-    """Where a kernel is right and where it is wrong in some cases, each run once, when it is first needed."""
-
-    def __init__(self, subject: Subject, finding: Finding, cases: Sequence[Case]) -> None:
-        self.subject, self.finding, self.cases = subject, finding, cases
-        self.known: list[list[Exhibit]] = []
-
-    def _all(self) -> Iterator[Exhibit]:
-        for at, case in enumerate(self.cases):
-            if at == len(self.known):
-                self.known.append(self._of(case))
-            yield from self.known[at]
-
-    @property
-    def right(self) -> Iterator[Exhibit]:
-        """Yield what it is right about."""
-        return (exhibit for exhibit in self._all() if exhibit.right)
-
-    @property
-    def wrong(self) -> Iterator[Exhibit]:
-        """Yield what it is wrong about."""
-        return (exhibit for exhibit in self._all() if not exhibit.right)
-
-    def _of(self, case: Case) -> list[Exhibit]:
-        """Return what the kernel gives in the pass that failed; the other pass may have another bug, or none."""
-        finding = replace(self.finding, case=case)
-        try:
-            found = [*aspects(self.subject, finding, case.problem(self.subject.spec))]
-        except Exception:
-            return []
-        if of_gradients_too(self.subject, finding):
-            found = [exhibit for exhibit in found if exhibit.question.aspect == "gradients"]
-        return [exhibit for exhibit in found if np.any(exhibit.asked[0].at)]
+def _seen(subject: Subject, finding: Finding, case: Case) -> list[Exhibit]:
+    """Return what the kernel gives in the pass that failed; the other pass may have another bug, or none."""
+    finding = replace(finding, case=case)
+    try:
+        found = [*aspects(subject, finding, case.problem(subject.spec))]
+    except Exception:
+        return []
+    if of_gradients_too(subject, finding):
+        found = [exhibit for exhibit in found if exhibit.question.aspect == "gradients"]
+    return [exhibit for exhibit in found if np.any(exhibit.asked[0].at)]
 
 
 def _alike(passing: Sequence[Case], failing: Sequence[Case]) -> list[Case]:
