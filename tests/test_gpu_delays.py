@@ -31,13 +31,13 @@ RACES = {  # a group of kernels, its file, and what is to happen before those wh
         "backward-256",
         "hopper_backward_wide.cu",
         "finish<0>(S_ij), finish<0>(dQ_i);\n                sram.K_j.free(n).arrive_once_a_warp();",
-        "finish<1>(S_ij), sram.K_j.free(n).arrive_once_a_warp();\n                finish<0>(S_ij), finish<0>(dQ_i);",
+        "sram.K_j.free(n).arrive_once_a_warp();\n                finish<0>(S_ij), finish<0>(dQ_i);",
     ),
-    "dO_i is free before dV_j's product is done": (
+    "Q_i and dO_i are free before dV_j's product is done": (
         "backward-128",
         "hopper_backward.cu",
-        "finish<first ? 0 : 1>();\n        sram.dO_i.free(n).arrive_once_a_warp();",
-        "sram.dO_i.free(n).arrive_once_a_warp();\n        finish<first ? 0 : 1>();",
+        "finish<first ? 0 : 1>();\n        sram.dO_i.free(n).arrive_once_a_warp();\n        sram.Q_i.free(n).arrive();",
+        "sram.dO_i.free(n).arrive_once_a_warp();\n        sram.Q_i.free(n).arrive();\n        finish<first ? 0 : 1>();",
     ),
     "V_j is free before O_i's product is done": (
         "forward-128",
