@@ -1,7 +1,8 @@
 """Shared by all tests: Hypothesis settings, a BLAS thread a process, how long the fuzzers run, a browser.
 
 `pytest tests/test_fuzz.py --fuzz 100000` tries as many examples in each test that is decorated with
-`@settings(settings.get_profile("fuzz"))`. `pytest -m slow --part 2/8` runs an eighth of the slow tests, as .ci/run does.
+`@settings(settings.get_profile("fuzz"))`. `pytest -m slow --part 2/8` runs an eighth of the slow tests, as .ci/run does; and
+of the tests of each group that take `turns`, likewise, but at least one of each group.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def until(page: Any, condition: str) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=FUZZ_EXAMPLES, metavar="N", help="examples that each fuzzer tries")
     parser.addoption(
-        "--part", metavar="K/N", help="of the slow tests that are not marked `packages`, every N-th, from the K-th on"
+        "--part", metavar="K/N", help="of the slow tests, and of each group with turns, every N-th, from the K-th on"
     )
 
 
@@ -97,13 +98,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
     if part := config.getoption("--part"):
+        groups: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            if turns := item.get_closest_marker("turns"):
+                groups.setdefault(turns.args[0], []).append(item)
+            elif item.get_closest_marker("slow") and not item.get_closest_marker("packages"):
+                groups.setdefault("slow", []).append(item)
         k, n = map(int, part.split("/"))
-        markers = {item: {marker.name for marker in item.iter_markers()} for item in items}
-        by_turns = [item for item in items if "slow" in markers[item] and "packages" not in markers[item]]
-        left = {*by_turns} - {*by_turns[k % n :: n]}
+        left = {item for group in groups.values() for item in {*group} - {*turn(group, k, n)}}
         config.hook.pytest_deselected(items=[*left])
-        kept = sorted((item for item in items if item not in left), key=lambda item: "packages" not in markers[item])
+        kept = [item for item in items if item not in left]
+        kept.sort(key=lambda item: not item.get_closest_marker("packages"))
         items[:] = kept[::2] + kept[1::2]  # each of two processes begins with its half of the longest: compilers' tests
+
+
+def turn(group: list[Any], k: int, n: int) -> list[Any]:
+    """Return every n-th of a group, from the k-th on; one at least, and each in some of n, or of as many as the group has."""
+    n = min(n, len(group))
+    return group[k % n :: n]
 
 
 def pytest_configure(config: pytest.Config) -> None:

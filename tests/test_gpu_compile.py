@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from flashsim.gpu.devices import tiles
 from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
 from flashsim.learn.examples import same_curve
+from tests.conftest import turn
 
 LADDER = list(gpu.ladder())
 VARIANTS = [*(variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants), *tiles.VARIANTS]
@@ -83,15 +85,31 @@ def _id(variant: Variant) -> str:
     return f"{variant.file} {defines} {variant.functions[0]}"
 
 
+def _symbols(names: Iterable[str]) -> set[str]:
+    return {name.partition("<")[0] for name in names}
+
+
+def _group(variant: Variant, arch: str) -> str:
+    """Return the name of what takes turns: builds of the same functions of a file for the same architecture."""
+    return " ".join((variant.file, arch, *sorted(_symbols(variant.functions))))
+
+
+BUILDS = [(variant, arch) for variant in VARIANTS for arch in variant.architectures]
+
+
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("variant", "arch"),
-    [pytest.param(v, arch, id=f"{_id(v)}-{arch}") for v in VARIANTS for arch in v.architectures],
+    [pytest.param(*of, id=f"{_id(of[0])}-{of[1]}", marks=pytest.mark.turns(_group(*of))) for of in BUILDS],
 )
 def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, arch: str, tmp_path: Path) -> None:
     """And, where there is nvdisasm, that exponentials stand where products are under way.
 
     The compiler may move them below what waits for a product: then nothing overlaps, though results are the same.
+
+    Of one commit .ci/run compiles an eighth (see the next test): every file, and each of its functions, for each
+    architecture, in some types, widths and masks. What only another of these has, as a branch that does not compile, a spill
+    or a product that waits, is seen within the next seven commits; `pytest -m packages` sees all.
     """
     compiled = compile_file(variant.file, variant.functions, dict(variant.defines), arch)
     assert set(compiled.resources) == set(variant.functions)
@@ -119,7 +137,7 @@ def _exponentials(compiled: compiling.Compiled, folder: Path) -> dict[str, tuple
     text = subprocess.run(
         [NVDISASM, "-c", folder / "compiled.cubin"], capture_output=True, text=True, check=True
     ).stdout
-    codes = dict(re.findall(r"^\.text\.(\w+):\n(.*?)(?=^\.text\.|\Z)", text, re.MULTILINE | re.DOTALL))
+    codes = dict(code.split(":\n", 1) for code in re.split(r"^\.text\.(?=\w+:\n)", text, flags=re.MULTILINE)[1:])
     found = {}
     for function, name in compiled.names.items():
         started, exponentials = False, [0, 0]
@@ -152,10 +170,21 @@ def test_exponentials_that_the_compiler_moves_are_noticed(monkeypatch: pytest.Mo
     assert found[function][1] > _alone(function)
 
 
-def test_every_kernel_file_is_compiled() -> None:
-    for file in (path.name for path in KERNELS.glob("*.cu")):
-        found = {arch for variant in VARIANTS if variant.file == file for arch in variant.architectures}
-        assert found == ({"sm_90a"} if file.startswith("hopper") else set(ARCHITECTURES)), file
+@pytest.mark.parametrize("k", range(12))
+def test_each_turn_compiles_each_function_for_each_architecture_and_eight_of_them_all(k: int) -> None:
+    groups: dict[str, list[tuple[Variant, str]]] = {}
+    for build in BUILDS:
+        groups.setdefault(_group(*build), []).append(build)
+    turns = [[build for group in groups.values() for build in turn(group, at, 8)] for at in range(k, k + 8)]
+    assert {build for of in turns for build in of} == {*BUILDS}
+    found = {(v.file, name, arch) for v, arch in turns[0] for name in _symbols(v.functions)}
+    assert found == {
+        (path.name, name, arch)
+        for path in KERNELS.glob("*.cu")
+        for name in re.findall(r"__global__ void (?:__\w+__\(.*\)\s+)*(\w+)\(", path.read_text(encoding="utf-8"))
+        for arch in (["sm_90a"] if path.name.startswith("hopper") else ARCHITECTURES)
+    }
+    assert len(turns[0]) < len(BUILDS) / 2
 
 
 @pytest.mark.parametrize("file", LISTED)

@@ -218,8 +218,7 @@ KERNEL = Kernel(
     output="float16",
     head_dims=(128,),
     variants=(
-        Variant(FILE, (("COUNT", 0),), ("round_to_8<float>", *FUNCTIONS), ("sm_90a",)),
-        Variant(FILE, (("COUNT", 1),), FUNCTIONS, ("sm_90a",)),
+        *(Variant(FILE, (("COUNT", count),), ("round_to_8<float>", *FUNCTIONS), ("sm_90a",)) for count in (0, 1)),
     ),
     forward=forward,
     prepare=prepare,

@@ -46,18 +46,26 @@ class Variant:
     architectures: tuple[str, ...] = ("sm_80", "sm_90a")
 
 
+MOST = 9  # functions in one of Hopper's variants: they take some 20 seconds
+
+
 def hopper_variants(file: str, functions: Callable[[str, bool], Iterable[str]]) -> tuple[Variant, ...]:
     """Return float16's, and a third of bfloat16's and of what counts, for Hopper: `functions` of a dtype and whether it counts.
 
     A third of them, as listed, has every width and every kind of mask: what only bfloat16 has, or only counting. And the first
-    of each function, or what it alone uses would be of no use in that build.
+    of each function. More than MOST are shared out among variants, each of which has all functions: what one alone uses would
+    be of no use in a build without it.
     """
     found = []
     for dtype, count, first in (("float16", 0, None), ("bfloat16", 0, 2), ("float16", 1, 1)):
         listed = [*dict.fromkeys(functions(dtype, bool(count)))]
-        firsts = {name.partition("<")[0]: name for name in reversed(listed)}.values()
-        some = tuple(name for at, name in enumerate(listed) if first in (None, at % 3) or name in firsts)
-        found.append(Variant(file, (("COUNT", count),), some, ("sm_90a",)))
+        firsts = {name.partition("<")[0]: name for name in reversed(listed)}
+        some = [name for at, name in enumerate(listed) if first in (None, at % 3) or name in firsts.values()]
+        parts = -(-len(some) // MOST)
+        for part in (some[at::parts] for at in range(parts)):
+            there = {name.partition("<")[0] for name in part}
+            lacking = (name for function, name in firsts.items() if function not in there)
+            found.append(Variant(file, (("COUNT", count),), (*part, *lacking), ("sm_90a",)))
     return tuple(found)
 
 
