@@ -64,11 +64,11 @@ def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: Any) -> N
     return half >= np.uint32(threshold(p))
 
 
-def _keep_few(words: tuple[int, int], p: float, rows: Words, cols: Words, heads: Words) -> NDArray[np.bool_]:
-    """The same, a head for each row, for tiles of a few elements: each square of 32 × 32 is made once for all its tiles."""
+def _keep_few(words: tuple[int, int], p: float, rows: Any, cols: Any, head: Any) -> NDArray[np.bool_]:
+    """The same for tiles of a few elements: each square of 32 × 32 is made once for all its tiles."""
     tile = [
         [_square(words, p, r // 32, c // 32, h)[r % 32, c % 32] for c in cols.tolist()]
-        for r, h in zip(rows.tolist(), heads.tolist(), strict=True)
+        for r, h in zip(rows.tolist(), np.broadcast_to(head, rows.shape).tolist(), strict=True)
     ]
     return np.array(tile)
 
