@@ -363,13 +363,13 @@ def unnoticed(by: set[str], objections: Iterator[str]) -> set[str]:
 
 
 def on_each(
-    cases: Iterable[Case], objections: Callable[[Algorithm, Case], Iterator[str]], algorithm: Algorithm
+    cases: Iterable[Case], objections: Callable[..., Iterator[str]], algorithm: Algorithm, *more: Any
 ) -> Iterator[str]:
     """Run on each case, and yield the checks that object: "refused", too, where that is an error."""
     with np.errstate(all="ignore"):
         for case in cases:
             try:
-                yield from objections(algorithm, case)
+                yield from objections(algorithm, case, *more)
             except (MemoryModelError, LookupError, ValueError):
                 yield "refused"
 

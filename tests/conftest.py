@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: each core has a process of its own
 
-settings.register_profile("flashsim", deadline=None, max_examples=20, print_blob=True)
+settings.register_profile("flashsim", deadline=None, max_examples=10, print_blob=True)
 settings.register_profile(  # scripts/research/mutation.py's: what fails, fails every time, and need not be made small
     "mutants",
     settings.get_profile("flashsim"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
@@ -86,7 +86,6 @@ def test_exact_within_the_derived_bound_counted_and_repeatable(name: str, case: 
 
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in FORWARD), ("split_kv", {"merge": "tree"})])
 @given(case=full_cases(dtypes=("float64",)))
-@settings(max_examples=20)
 def test_every_algorithm_has_a_log_sum_exp(name: str, options: dict[str, Any], case: Case) -> None:
     case = case.for_algorithm(name)
     Q, K, V = case.inputs()
@@ -156,7 +155,6 @@ def test_bytes_count_each_array_at_its_own_item_size() -> None:
     d_v=st.integers(1, 9),
     extra=st.integers(0, 500),
 )
-@settings(max_examples=20)
 @pytest.mark.parametrize("name", FORWARD)
 def test_fit_is_the_largest_that_fits_and_its_least_m_is_the_least(
     name: str, N_q: int, N_k: int, d: int, d_v: int, extra: int

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.algorithms import FORWARD, backward_passes
+from flashsim.masks import dropout
 from flashsim.masks.dropout import keep_mask, philox4x32_10
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
 
@@ -112,6 +113,12 @@ def test_rows_columns_heads_and_seeds_do_not_repeat_one_another() -> None:
 )
 def test_a_longer_mask_begins_with_the_shorter(p: float, seed: int, n: int, k: int, more: int) -> None:
     assert np.array_equal(keep_mask(seed, p, n + more, k + more)[:n, :k], keep_mask(seed, p, n, k))
+
+
+def test_a_tile_of_few_elements_is_a_part_of_the_same_mask() -> None:
+    rows, cols, heads = np.array([0, 31, 32, 70]), np.array([5, 33]), np.array([0, 1, 1, 2])
+    few = dropout._keep_few((3, 4), 0.5, rows, cols, heads)
+    assert np.array_equal(few, dropout.keep((3, 4), 0.5, rows, cols, heads))
 
 
 # ---------------------------------------------------------------------------------------------------- as algorithms drop

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,20 @@ def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: Any) -> N
     word = np.choose(2 * (rows & _BIT_3 != 0) + (cols & _BIT_3 != 0), philox4x32_10(counter, words))
     half: Words = np.where(cols & _BIT_4, word & np.uint32(0xFFFF), word >> np.uint32(16))
     return half >= np.uint32(threshold(p))
+
+
+def _keep_few(words: tuple[int, int], p: float, rows: Any, cols: Any, head: Any) -> NDArray[np.bool_]:
+    """The same for tiles of a few elements: each square of 32 × 32 is made once for all its tiles."""
+    tile = [
+        [_square(words, p, r // 32, c // 32, h)[r % 32, c % 32] for c in cols.tolist()]
+        for r, h in zip(rows.tolist(), np.broadcast_to(head, rows.shape).tolist(), strict=True)
+    ]
+    return np.array(tile)
+
+
+@lru_cache(maxsize=256)
+def _square(words: tuple[int, int], p: float, i: int, j: int, head: int) -> NDArray[np.bool_]:
+    return keep(words, p, np.arange(32 * i, 32 * i + 32), np.arange(32 * j, 32 * j + 32), head)
 
 
 def threshold(p: float) -> int:
@@ -138,7 +153,8 @@ class TileDropout:
     def _kept(self, P_ij: Tile, i: int, j: int) -> NDArray[np.bool_]:
         top, left = i * self._B_r, j * self._B_c
         rows, cols = np.arange(top, top + P_ij.shape[0]), np.arange(left, left + P_ij.shape[1])
-        return keep(self._words, self._p, rows // self._group, cols, self._group * self._head + rows % self._group)
+        made = keep if P_ij.size > 8 else _keep_few
+        return made(self._words, self._p, rows // self._group, cols, self._group * self._head + rows % self._group)
 
     def whole(self, sram: SRAM, P: Matrix) -> Matrix:
         """Read P, write P^dropped and Z (a byte an element) to HBM: what a framework's dropout kernel keeps."""
