@@ -510,3 +510,5 @@ def test_a_kernel_without_a_spec_beside_it_is_told_of_init(capsys: pytest.Captur
     Path("my_kernels.py").rename(folder / "their_kernels.py")
     main(["check", "my code/their_kernels.py:attention", *command[2:]])
     assert "keep: flashsim check 'my code/their_kernels.py:attention' --init" in capsys.readouterr().out
+    main(["check", "my code/their_kernels.py:attention", "--init"])
+    assert capsys.readouterr().out.endswith("\npytest 'my code/test_attention.py'\n")

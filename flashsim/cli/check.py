@@ -289,7 +289,7 @@ def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
     for field in inferred.doubtful:
         print("\n" + fill(f"Doubtful: {field}: {inferred.notes[field]}", 80))
     fails = "; one test fails until what is doubtful is confirmed" if inferred.doubtful else ""
-    print(f"\nWrote {tests}; run it{fails}:\n\npytest {tests}")
+    print(f"\nWrote {tests}; run it{fails}:\n\n{command_line(['pytest', str(tests)])}")
     return 0
 
 

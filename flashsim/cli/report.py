@@ -159,7 +159,7 @@ def print_count(counted: Counted) -> None:
     print_words("= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
     if tried:
         print_words(
-            f"Blocks of another shape may move less: flashsim tune {counted.algorithm.name}, at these sizes, looks for the best."
+            "Blocks of another shape may move less: flashsim tune, with this function and sizes, looks for the best."
         )
     if papers and tally.sram.peak > M:
         said = f"The blocks of {papers} need more than M: the paper's Θ(M) leaves the constant open."
