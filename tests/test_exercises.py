@@ -217,6 +217,12 @@ def test_the_list_shows_progress_and_what_is_next(
     out = capsys.readouterr().out
     assert f"0 of {len(EXERCISES)} solved" in out
     assert "Next: flashsim exercise start 1\n" in out
+    Path("my work").mkdir()
+    assert main(["exercise", "list", "my work"]) == 0
+    assert "Next: flashsim exercise start 1 'my work'\n" in capsys.readouterr().out
+    path = written(tmp_path / "my work", "load_a_tile", solved("load_a_tile"))
+    assert main(["exercise", "check", str(path.relative_to(tmp_path))]) == 0
+    assert capsys.readouterr().out.endswith("Next: flashsim exercise start 2 'my work'\n")
     assert main(["exercise", "start", "1"]) == 0
     assert "flashsim exercise check 01_load_a_tile.py" in capsys.readouterr().out
     assert main(["exercise", "check", "01_load_a_tile.py"]) == 1

@@ -99,9 +99,8 @@ def _list(options: argparse.Namespace) -> int:
     following = next((found for name, found in exercises().items() if not reached[name]["solved"]), None)
     if following is not None:
         path, other = folder / following.file, folder / following.notebook
-        check = _checking(path)
-        anew = f"{other}, in Jupyter" if other.exists() else f"flashsim exercise start {following.number}"
-        print(f"Next: {check if path.exists() else anew}")
+        anew = f"{other}, in Jupyter" if other.exists() else _starting(following.number, folder)
+        print(f"Next: {_checking(path) if path.exists() else anew}")
     return 0
 
 
@@ -130,8 +129,9 @@ def _check(options: argparse.Namespace) -> int:
     print(_paragraphs(f"Verified: {found.said}." if found.solved else found.said))
     if found.solved:
         keep(path.parent, found.exercise, solved=True)
-        following = [other for other in exercises().values() if other.number == found.exercise.number + 1]
-        print(f"\nNext: flashsim exercise start {following[0].number}" if following else "\nThat was the last one.")
+        following = found.exercise.number + 1
+        there_is = any(other.number == following for other in exercises().values())
+        print(f"\nNext: {_starting(following, path.parent)}" if there_is else "\nThat was the last one.")
     elif found.hint:
         print(f"\n{_paragraphs(found.hint)}")
     if options.hint is not None:
@@ -180,6 +180,10 @@ def _write_grades(options: argparse.Namespace, rows: Sequence[Row]) -> None:
         write_whole(options.csv, as_csv(rows))
     if options.gradescope:
         write_whole(options.gradescope, json.dumps(as_gradescope(rows), indent=1, ensure_ascii=False) + "\n")
+
+
+def _starting(number: int, folder: Path) -> str:
+    return command_line(["flashsim", "exercise", "start", str(number), *([str(folder)] if folder.parts else [])])
 
 
 def _checking(path: Path) -> str:
