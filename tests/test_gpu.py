@@ -645,15 +645,14 @@ def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:
         q, k, v, do = (cupy.asarray(X) for X in (q, k, v, do))
         asked = {name: cupy.asarray(X) if isinstance(X, np.ndarray) else X for name, X in asked.items()}
         o, lse = gpu.forward(q, k, v, kernel=rung.name, return_lse=True, **asked)
-        lacks = asked.get("dropout_p") and "dropout_p" in rung.not_backward.get(d, ())
-        of = None if lacks else rung.name  # None: the fastest that takes it
-        found = gpu.backward(q, k, v, o, lse, do, kernel=of, deterministic=True, **asked)
+        found = gpu.backward(q, k, v, o, lse, do, kernel=rung.name, deterministic=True, **asked)
         return tuple(X.get() for X in found)
 
     def dropout(shape: tuple[int, ...], p: float, seed: int) -> Array:
         heads = [keep_mask(seed, p, shape[2], shape[3], head) for head in range(shape[0] * shape[1])]
         return np.stack(heads).reshape(shape)
 
+    drops = "dropout_p" in rung.takes and "dropout_p" not in rung.not_backward.get(d, ())
     spec = Spec(
         dtypes=(dtype,),
         block=(64, 64),
@@ -673,7 +672,7 @@ def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:
         spec,
         max_examples=examples,
         backward=backward if rung.backward else None,
-        dropout=dropout if "dropout_p" in rung.takes else None,
+        dropout=dropout if drops else None,
         expected_failures=dict.fromkeys(("masked_kv_poison", "backward_poison"), "0 · NaN is NaN to cuBLAS")
         if rung.name == "standard"
         else None,

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     on = machine()
     with progress(options) as told:
         results = benchmark(asked, names=options.only, rounds=options.rounds, turn_ms=options.turn, on_setting=told)
-    record = {**_made(options), "machine": on, "absent": absent(), "results": results}
+    record = {**_made(options), "machine": on, "absent": absent(options.only), "results": results}
     finish(options, record, lambda: print_results(record, bars=options.quick))
     return 0
 
