@@ -923,6 +923,20 @@ def test_the_benchmarks_table_says_what_was_drawn_and_who_was_absent(capsys: pyt
     assert " wide " in said
 
 
+def test_a_peer_that_may_not_return_is_timed_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contestants, "torch_if_there", object)
+    monkeypatch.setattr(contestants, "version", lambda _: "4")
+
+    def names(direction: str, *asked: str) -> set[str]:
+        return {name for name, _ in contestants.contestants(Setting(1024, 64, direction=direction), asked)}
+
+    assert "fa4" in names("forward")
+    assert "fa4" not in names("backward")
+    assert names("backward", "fa4") == {"fa4"}
+    assert set(contestants.absent(())) == {"fa4, backward"}
+    assert not contestants.absent(("hopper", "fa4"))
+
+
 def test_a_quick_look_ends_with_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[Any] = []
 

@@ -61,6 +61,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--batch", type=whole(0), default=0, metavar="B", help="sequences at once. Default: for 16,384 tokens")
     add(parser, "--heads", nargs="+", default=[16], help="query heads, or a number for each --d. Default: 16")
     only = f"time only these: {', '.join(NAMES)}. Default: all except hopper_window (256 keys) and hopper_butterfly"
+    only += "; and fa4's backward pass, which may not return"
     add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
     add(parser, "--rounds", type=whole(), default=7, help="how often each is timed; the median is shown. Default: 7")
     turn = "how long a turn lasts, if a call is shorter. Default: 30"
