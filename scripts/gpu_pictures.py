@@ -207,7 +207,7 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
     _over_N(ax, d, record)
     ax.yaxis.set_major_locator(LogLocator(10))
     ax.set_ylabel(f"{' + '.join(directions)}, ms a sequence")
-    ax.set_title(f"Runtime, as in Figure 3 (left), {record['machine']['gpu']}", x=-0.17)
+    ax.set_title(f"Runtime, as in Figure 3 (left)\n{record['machine']['gpu']}", x=-0.17)
     return ax
 
 
@@ -275,7 +275,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     _over_N(ax, d, record)
     ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
     ax.set_ylabel("allocated in a forward pass, a sequence")
-    ax.set_title(f"Memory, as in Figure 3 (right), {record['machine']['gpu']}", x=-0.17)
+    ax.set_title(f"Memory, as in Figure 3 (right)\n{record['machine']['gpu']}", x=-0.17)
     return ax
 
 

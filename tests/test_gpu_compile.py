@@ -48,6 +48,10 @@ OVERLAPPING = (
     "hopper_fp8.cu",
 )  # within a warpgroup; hopper_decode.cu's do not
 pytestmark = pytest.mark.packages
+ON_WGMMA = {  # the kernels on wgmma
+    **{f"{name}.cu": name for name in ("hopper", "hopper_backward", "hopper_decode", "hopper_fp8")},
+    "hopper_backward_wide.cu": "keys",
+}
 LISTED = {"algorithm_1.cu": 16, "algorithm_2.cu": 19, "algorithm_4.cu": 26, "q_outer.cu": 21}
 
 
@@ -126,6 +130,15 @@ def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, a
                 assert beside >= hopper_fp8.BLOCKS[1] // 2, function
             else:
                 assert beside >= alone == _alone(function), function
+
+
+@needs_nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ON_WGMMA)
+def test_kernels_compile_late(file: str) -> None:
+    """For tests/test_gpu_delays.py: accumulators are in a thread's memory, as products are computed later, out of line."""
+    function = next(f for v in VARIANTS for f in v.functions if v.file == file and f.startswith(ON_WGMMA[file]))
+    assert compile_file(file, (function,), {"COUNT": 0, "DELAYED": 1}, "sm_90a").resources[function].stack > 0
 
 
 KEPT_ABOVE = "        if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();"  # in hopper.cu, O_i's product

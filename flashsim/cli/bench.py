@@ -55,6 +55,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--batch", type=whole(0), default=0, metavar="B", help="sequences at once. Default: for 16,384 tokens")
     add(parser, "--heads", nargs="+", default=[16], help="query heads, or a number for each --d. Default: 16")
     only = f"time only these: {', '.join(NAMES)}. Default: all except hopper_window (256 keys) and hopper_butterfly"
+    only += "; and fa4's backward pass, which may not return"
     add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
     add(parser, "--rounds", type=whole(), help="how often each is timed; the median is shown. Default: 7")
     turn = "how long a turn lasts, if a call is shorter. Default: 30"
@@ -88,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     on = machine()
     with progress(options) as told:
         results = benchmark(asked, names=options.only, rounds=options.rounds, turn_ms=options.turn, on_setting=told)
-    record = {**_made(options), "machine": on, "absent": absent(), "results": results}
+    record = {**_made(options), "machine": on, "absent": absent(options.only), "results": results}
     finish(options, record, lambda: print_results(record, bars=options.quick))
     return 0
 

@@ -105,17 +105,21 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
                 yield name, partial(_ours, "hopper", setting, **SPARSE[name])
         elif torch is None or (name == FA4 and version("flash-attn-4") is None):
             continue
+        elif name == FA4 and setting.direction == "backward" and name not in asked:
+            continue  # which may not return: see `absent`
         elif name == FA4:
             yield name, partial(_fa4, setting, torch)
         else:
             yield name, partial(_torchs, TORCH[name], setting, torch)
 
 
-def absent() -> dict[str, str]:
-    """Return why peers do not take part on this machine, by name."""
+def absent(asked: Sequence[str]) -> dict[str, str]:
+    """Return why peers do not take part on this machine, by name, if these were asked for, or none by name."""
     if torch_if_there() is None:
         return dict.fromkeys((*TORCH, FA4), "PyTorch is not installed, or sees no GPU")
-    return {} if version("flash-attn-4") else {FA4: "flash-attn-4 is not installed"}
+    if version("flash-attn-4") is None:
+        return {FA4: "flash-attn-4 is not installed"}
+    return {} if FA4 in asked else {f"{FA4}, backward": "it may not return; --only fa4 asks for it"}
 
 
 def share(name: str, setting: Setting) -> float:
