@@ -106,7 +106,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             elif "slow" in markers and not markers.keys() & {"browser", "packages"}:
                 groups.setdefault("slow", []).append(item)
         k, n = map(int, part.split("/"))
-        left = {item for group in groups.values() for item in {*group} - {*turn(group, k, n)}}
+        taken = {item for at, group in enumerate(groups.values()) for item in turn(group, k + at, n)}
+        left = {item for group in groups.values() for item in group} - taken
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]
 

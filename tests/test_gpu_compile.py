@@ -175,7 +175,8 @@ def test_each_turn_compiles_each_function_for_each_architecture_and_four_of_them
     groups: dict[str, list[tuple[Variant, str]]] = {}
     for build in BUILDS:
         groups.setdefault(_group(*build), []).append(build)
-    turns = [[build for group in groups.values() for build in turn(group, at, 4)] for at in range(k, k + 4)]
+    each = [*enumerate(groups.values())]
+    turns = [[build for at, group in each for build in turn(group, k + later + at, 4)] for later in range(4)]
     assert {build for of in turns for build in of} == {*BUILDS}
     found = {(v.file, name, arch) for v, arch in turns[0] for name in _symbols(v.functions)}
     assert found == {
