@@ -105,7 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             elif item.get_closest_marker("slow") and not item.get_closest_marker("packages"):
                 groups.setdefault("slow", []).append(item)
         k, n = map(int, part.split("/"))
-        left = {item for group in groups.values() for item in {*group} - {*turn(group, k, n)}}
+        taken = {item for at, group in enumerate(groups.values()) for item in turn(group, k + at, n)}
+        left = {item for group in groups.values() for item in group} - taken
         config.hook.pytest_deselected(items=[*left])
         kept = [item for item in items if item not in left]
         kept.sort(key=lambda item: not item.get_closest_marker("packages"))

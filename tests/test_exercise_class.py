@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,7 @@ def apart(path: Path, name: str, limits: Limits | None = None) -> Grade:
 def test_a_solution_is_judged_apart_as_it_is_here(name: str, tmp_path: Path) -> None:
     path = tmp_path / exercise(name).file
     path.write_text(SOLUTIONS[name], encoding="utf-8")
-    assert apart(path, name) == grade(path)
-    assert apart(path, name).solved
+    assert apart(path, name) == grade(path) != replace(grade(path), solved=False)
 
 
 def wrong_answers() -> list[tuple[str, str]]:
@@ -62,7 +62,7 @@ def wrong_answers() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [pytest.param(*each, marks=[pytest.mark.slow] if at % 9 else []) for at, each in enumerate(wrong_answers())],
+    [pytest.param(*each, marks=[pytest.mark.slow] if at % 9 else []) for at, each in enumerate(wrong_answers()[::3])],
 )
 def test_a_mistake_is_judged_apart_as_it_is_here(name: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / exercise(name).file
@@ -117,14 +117,14 @@ def test_a_patched_simulator_over_there_changes_no_count(tmp_path: Path) -> None
 
 def test_what_takes_too_much_is_stopped(tmp_path: Path) -> None:
     (path := tmp_path / "03_softmax.py").write_text("def softmax(S):\n    while True: pass\n", encoding="utf-8")
-    assert "stopped after 2 s" in grade_file(path, "", None, Limits(seconds=2)).seen
+    assert "stopped after 1 s" in grade_file(path, "", None, Limits(seconds=1)).seen
     path.write_text("def softmax(S):\n    return S.repeat(10**9)\n", encoding="utf-8")
     if sys.platform == "linux":
         assert "MemoryError" in grade_file(path, "", None, Limits(memory=2**31)).seen
-    path.write_text("def softmax(S):\n    open('big', 'wb').write(bytes(10**8))\n", encoding="utf-8")
+    path.write_text("def softmax(S):\n    open('big', 'wb').write(bytes(2 * 10**7))\n", encoding="utf-8")
     if sys.platform == "linux":
         assert grade_file(path, "", None, Limits()).verdict == "not yet"
-    path.write_text("def softmax(S):\n    print('x' * 10**7)\n    return S.repeat(10**7)\n", encoding="utf-8")
+    path.write_text("def softmax(S):\n    print('x' * 10**7)\n    return S.repeat(10**6)\n", encoding="utf-8")
     assert "expected at most 67,108,864" in grade_file(path, "", None, Limits()).seen
 
 

@@ -188,7 +188,8 @@ def test_each_turn_compiles_each_function_for_each_architecture_and_eight_of_the
     groups: dict[str, list[tuple[Variant, str]]] = {}
     for build in BUILDS:
         groups.setdefault(_group(*build), []).append(build)
-    turns = [[build for group in groups.values() for build in turn(group, at, 8)] for at in range(k, k + 8)]
+    each = [*enumerate(groups.values())]
+    turns = [[build for at, group in each for build in turn(group, k + later + at, 8)] for later in range(8)]
     assert {build for of in turns for build in of} == {*BUILDS}
     found = {(v.file, name, arch) for v, arch in turns[0] for name in _symbols(v.functions)}
     assert found == {

@@ -848,6 +848,7 @@ def test_bytes_of_a_ladder_have_labels_that_can_be_read(name: str) -> None:
     assert all(right < left for (_, right), (left, _) in pairwise(boxes))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_rates_are_drawn_of_normal_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record has a row for each distribution, and a picture a point for each setting."""
     record = figure("gpu_bench")

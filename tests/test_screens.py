@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Opener]:
         page.close()
 
 
+@cache
 def lesson() -> str:
     return dict(gallery.files(["flash_basic"]))["flash_basic.html"]
 

@@ -218,7 +218,11 @@ KERNEL = Kernel(
     output="float16",
     head_dims=(128,),
     variants=(
-        *(Variant(FILE, (("COUNT", count),), ("round_to_8<float>", *FUNCTIONS), ("sm_90a",)) for count in (0, 1)),
+        *(
+            Variant(FILE, (("COUNT", count),), ("round_to_8<float>", *FUNCTIONS[at::2]), ("sm_90a",))
+            for count in (0, 1)
+            for at in (0, 1)
+        ),
     ),
     forward=forward,
     prepare=prepare,
