@@ -28,21 +28,26 @@ MODULES = {
 }
 
 
-def nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node, but those under `if TYPE_CHECKING`, which never run."""
+STATEMENTS = ast.stmt, ast.excepthandler, ast.match_case
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every statement, but those under `if TYPE_CHECKING`, which never run."""
     for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+        if isinstance(node, STATEMENTS) and not (
+            isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        ):
             yield node
-            yield from nodes(node)
+            yield from statements(node)
 
 
 parsed = cache(ast.parse)
 
 
-def imported(source: str | ast.Module) -> set[str]:
+def imported(source: str, nodes: Callable[[ast.AST], Iterator[ast.AST]] = statements) -> set[str]:
     """The modules of flashsim that a source imports, in functions too. A name of a package is its submodule, if it has one."""
     found = set()
-    for node in nodes(parsed(source) if isinstance(source, str) else source):
+    for node in nodes(parsed(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -75,11 +80,12 @@ SIBLINGS = {("algorithms", "theory"), ("theory", "algorithms"), ("theory", "refe
 
 def named(source: str) -> set[str]:
     """The modules that a source imports in any way: in functions, under `if TYPE_CHECKING`, or by name, as a string."""
-    everywhere = parsed(source.replace("if TYPE_CHECKING:", "if True:"))
     strings = {
-        node.value for node in ast.walk(everywhere) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        node.value
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    return imported(everywhere) | (strings & MODULES.keys())
+    return imported(source, ast.walk) | (strings & MODULES.keys())
 
 
 def arrows(sources: dict[str, str]) -> set[tuple[str, str]]:
@@ -176,8 +182,8 @@ def test_records_do_not_change() -> None:
     """Dataclasses are frozen, but those that are filled."""
     found = set()
     for module, path in MODULES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for record in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        tree = parsed(path.read_text(encoding="utf-8"))
+        for record in (node for node in statements(tree) if isinstance(node, ast.ClassDef)):
             said = " ".join(map(ast.unparse, record.decorator_list))
             if "dataclass" in said and "frozen=True" not in said:
                 found.add(f"{module}.{record.name}".removeprefix("flashsim."))
@@ -202,7 +208,7 @@ def test_every_assert_can_fail() -> None:
     found = [
         f"{path.name}:{node.lineno}"
         for path in sources
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in statements(parsed(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Assert) and always_true(node.test)
     ]
     assert found == []
@@ -251,14 +257,14 @@ def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> Non
         subprocess.run([sys.executable, "-c", spelt], check=True)
 
 
+HEAVY = ["matplotlib", "rich", "ml_dtypes", "safetensors", "threadpoolctl", "cupy", "torch", "hypothesis", "secrets"]
 LATER = ["cache", "machines", "observers", "plots", "reference", "testing", "theory", "tune"]
 
 
 @pytest.mark.parametrize(
     ("done", "absent"),
     [
-        ("", ["matplotlib", "rich", "ml_dtypes", "safetensors", "threadpoolctl", "cupy", "torch", "hypothesis", "secrets"]),
-        ("", [f"flashsim.{name}" for name in LATER]),
+        ("", [*HEAVY, *(f"flashsim.{name}" for name in LATER)]),
         ("x = np.ones((4, 2)); flashsim.forward('flash', x, x, x, mask=[[True] * 4])", ["numpy.ma"]),  # of a megabyte
         ("import flashsim.plots", ["matplotlib.pyplot"]),  # which opens windows
         ("import flashsim.learn.gallery", ["flashsim.cli"]),

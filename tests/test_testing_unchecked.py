@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,8 @@ from flashsim.testing import Spec, check_attention
 from flashsim.testing.problem import Problem
 from flashsim.testing.subject import Subject
 from flashsim.testing.unchecked import NO_WORD, undeclared
+
+from .test_cli_check import by_pytest
 
 KERNELS = """
 import numpy as np
@@ -133,8 +134,7 @@ def test_unchecked_names_parameters() -> None:
 
 
 def pytest_on(file: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-k", "confirmed or unmodified"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = by_pytest(file, "confirmed or unmodified")
     return ran.returncode, ran.stdout + ran.stderr
 
 

@@ -110,7 +110,7 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
 
 
 @pytest.mark.parametrize(("direction", "name"), PASSES)
-@settings(max_examples=30)  # a mistake in a rare mask shows in few
+@settings(max_examples=20)  # a mistake in a rare mask shows in few
 @given(data=st.data())
 def test_count_equals_theory(direction: str, name: str, data: st.DataObject) -> None:
     drawn = data.draw(options(name, direction))
@@ -325,7 +325,7 @@ def test_extra_memory_and_products(direction: str, name: str, data: st.DataObjec
 
 def in_range() -> Iterator[tuple[int, int, int]]:
     """Yield (N, d, M) over d ≤ M ≤ Nd: powers of two and their neighbours, M at both ends, and where ⌈M/4d⌉ steps."""
-    for power, d in itertools.product(range(21), (1, 2, 3, 16, 64, 128, 257)):
+    for power, d in itertools.product((*range(9), 11, 14, 17, 20), (1, 2, 3, 16, 64, 128, 257)):
         for N in {max(2**power + off, 1) for off in (-1, 0, 1)}:
             rooms = {d, d + 1, 4 * d, 4 * d + 1, d * d, N * d // 4, N * d - 1, N * d}
             rooms |= {int(M) for M in np.geomspace(d, N * d, 9)}

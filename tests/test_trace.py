@@ -88,17 +88,20 @@ PASSES = [(name, "forward") for name in FORWARD] + [(name, "backward") for name 
 
 
 @pytest.mark.parametrize(("name", "direction"), PASSES)
-def test_every_event_is_kept_with_the_state_after_it(name: str, direction: str) -> None:
+def test_every_event_is_kept_with_the_state_after_it_to_the_end(name: str, direction: str) -> None:
+    """The end is the run's and the closed form's."""
     Q, K, V = operands(13, 4)
-    watch, recorder = Watch(), Recorder()
+    watch, run = Watch(), None
     if direction == "forward":
-        flashsim.forward(name, Q, K, V, M=64, observers=[watch, recorder])
+        run, run_trace = with_trace(flashsim.forward, name, Q, K, V, M=64, observers=[watch])
     else:
-        run = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64)
-        flashsim.backward(name, run, gradient(13, 4), observers=[watch, recorder])
-    assert len(recorder.events) == len(watch.seen)
+        before = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64)
+        run, run_trace = with_trace(flashsim.backward, name, before, gradient(13, 4), observers=[watch])
+        other = flashsim.theory.exact("standard", N=13, d=4, M=64, direction="backward")
+        assert run_trace.about.standard == (None if name == "standard" else (other.reads, other.writes))
+    assert len(run_trace.events) == len(watch.seen)
     for event, (kind, block, occupancy, resident, reads, writes, value) in zip(
-        recorder.events, watch.seen, strict=True
+        run_trace.events, watch.seen, strict=True
     ):
         assert (event.kind, event.name, event.occupancy) == (kind, block, occupancy)
         assert (dict(event.resident), event.reads, event.writes) == (resident, reads, writes)
@@ -106,18 +109,6 @@ def test_every_event_is_kept_with_the_state_after_it(name: str, direction: str) 
         if value is not None:
             assert np.array_equal(np.asarray(value, np.float32), event.value, equal_nan=True)  # type: ignore[arg-type]
 
-
-@pytest.mark.parametrize(("name", "direction"), PASSES)
-def test_its_end_is_the_run_and_the_closed_form(name: str, direction: str) -> None:
-    Q, K, V = operands(13, 4)
-    run: Any
-    if direction == "forward":
-        run, run_trace = with_trace(flashsim.forward, name, Q, K, V, M=64)
-    else:
-        before = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64)
-        run, run_trace = with_trace(flashsim.backward, name, before, gradient(13, 4))
-        other = flashsim.theory.exact("standard", N=13, d=4, M=64, direction="backward")
-        assert run_trace.about.standard == (None if name == "standard" else (other.reads, other.writes))
     assert run_trace.about.direction == direction
     about, last = run_trace.about, run_trace.events[-1]
     assert (last.reads, last.writes) == (run.hbm.reads, run.hbm.writes)
@@ -242,7 +233,7 @@ def test_steps_cover_the_data_events_of_every_algorithm(name: str, direction: st
 
 
 @pytest.mark.parametrize(("name", "direction"), PASSES)
-def test_what_a_record_follows_is_found_and_of_one_block(name: str, direction: str) -> None:
+def test_what_a_record_follows_is_found_and_of_one_block_and_its_lines_are_listed(name: str, direction: str) -> None:
     """Each quantity that a record says is followed occurs, with as many rows as the rows, or keys, that are on chip."""
     record = recorded if direction == "forward" else recorded_backward
     trace = record(name)
@@ -255,6 +246,8 @@ def test_what_a_record_follows_is_found_and_of_one_block(name: str, direction: s
             found |= {quantity for tile in pair if tile is not None}
             assert {len(tile) for tile in pair if tile is not None and span} <= ({span[1] - span[0]} if span else set())
     assert found == set(kinds)
+    labels, listed = {step.label for step in trace.steps}, {label_of(line) for line in trace.about.listing}
+    assert name == "rabe_staats" or labels <= listed, labels - listed
 
 
 def test_a_scratch_of_one_block_of_rows_does_not_say_which_rows_are_on_chip() -> None:
@@ -639,11 +632,6 @@ def test_a_run_shows_itself_in_a_sandboxed_frame() -> None:
 
 
 def test_listings_are_found() -> None:
-    traces = [recorded(name) for name in FORWARD] + [recorded_backward(name) for name in BACKWARD]
-    for trace in traces:
-        labels = {step.label for step in trace.steps}
-        listed = {label_of(line) for line in trace.about.listing}
-        assert trace.about.algorithm == "rabe_staats" or labels <= listed, (trace.about.title, labels - listed)
     assert any("where M_ij ≠ 0" in line for line in recorded_backward("block_sparse").about.listing)
     assert listing_of("A module.\n\nIt has no listing.\n") == ()
     continued = "A module.\n\n    Require: Q\n    1 S = Q Kᵀ,\n      masked\n    2 return S\n\nIts end."

@@ -86,7 +86,7 @@ def test_verify_writes_the_same_ledger(
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc, to see which processes are left")
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("how", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
 def test_processes_end_with_the_command(how: str) -> None:
     """A terminal sends Ctrl-C to all processes of a command, `timeout` SIGTERM, be they but starting: the first says so."""
     command = [sys.executable, "-m", "flashsim", "verify", "--full", "--jobs", "2"]

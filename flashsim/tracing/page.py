@@ -155,7 +155,8 @@ def _set(traces: Iterable[Recording]) -> dict[str, str]:
     found = {phrase: typeset(phrase) for phrase in PHRASES}
     for trace in traces:
         found |= {text: typeset(text) for line in trace.about.listing for *_, text in [_indented(line)]}
-        found |= {variable: typeset(variable) for event in trace.events for variable, _ in event.loops}
+        variables = dict.fromkeys(variable for event in trace.events for variable, _ in event.loops)
+        found |= {variable: typeset(variable) for variable in variables}
         found |= {symbol: typeset(symbol) for symbol, _ in (*trace.about.sizes, *trace.about.cuts)}
         names = {event.name for event in trace.events} | {name for name, _ in trace.about.follows}
         names |= {array.name for array in trace.about.arrays}
