@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,14 @@ def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, a
                 assert beside >= hopper_fp8.BLOCKS[1] // 2, function
             else:
                 assert beside >= alone == _alone(function), function
+
+
+def test_a_thread_waits_until_another_has_imported_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, whole = ModuleType("cupy"), ModuleType("cupy")
+    begun.__spec__ = SimpleNamespace(_initializing=True)  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "cupy", begun)
+    monkeypatch.setattr(importlib, "import_module", lambda _: whole)  # which waits for it
+    assert compiling.import_cupy() is whole
 
 
 @needs_nvrtc

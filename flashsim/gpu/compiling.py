@@ -132,7 +132,8 @@ def current_device() -> int:
 def import_cupy() -> Any:
     """Return the module cupy, or `MissingGPU` that says what to install."""
     loaded = sys.modules.get("cupy")
-    if loaded is not None:  # a call asks several times
+    begun = getattr(getattr(loaded, "__spec__", None), "_initializing", False)  # by another thread, which to wait for
+    if loaded is not None and not begun:  # a call asks several times
         return loaded
     try:
         return importlib.import_module("cupy")
