@@ -16,7 +16,7 @@ SLOW = {
     "small_cache": 0.2,
     "small_cache_hybrid": 0.4,
     "streamed": 0.4,
-    "tiles_streamed": 0.2,
+    "tiles_streamed": 0.12,  # a long one takes minutes
 }  # the share of the examples that it is given
 
 
@@ -29,7 +29,7 @@ def test_a_correct_attention_passes(name: str, examples: int) -> None:
     if implementation.missing:
         pytest.skip(implementation.missing)
     share = implementation.share * SLOW.get(name, 1.0)
-    report = implementation.build().check(max_examples=max(5, round(share * examples)))
+    report = implementation.build().check(max_examples=max(3, round(share * examples)))
     assert not report.failures, str(report)
     assert sum(tally.tried for tally in report.tallies.values()) > report.examples
 
