@@ -824,9 +824,12 @@ def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
     assert f"A separate loop for masked tiles gains {split} times" in said
     without = 1 - full["hopper, + lazy"]["tflops"] / full["hopper, + turns"]["tflops"]
     assert f"With normal scores it is slower by {without:.0%}, as the table above shows" in said
-    assert (
-        f"yet ran at {full['hopper']['tflops']:.0f} and {causal['hopper']['tflops']:.0f} in the same two runs" in said
-    )
+    rates = [[of[name]["tflops"] for of in (full, causal)] for name in ("hopper", "hopper, + turns", "hopper, plain")]
+    (alone, last, plain), rungs = rates, [of["tensor_core"]["tflops"] for of in (full, causal)]
+    assert f"yet ran at {alone[0]:.0f} and {alone[1]:.0f} in the same two runs" in said
+    assert f"make a difference of {max(b / a for a, b in zip(alone, last, strict=True)) - 1:.0%}, and most" in said
+    for over, under, what in ((plain, rungs, "times `tensor_core`"), (last, plain, "times that")):
+        assert f"({over[0] / under[0]:.2f} and {over[1] / under[1]:.2f} {what})" in said
     seen = full["hopper_fp8"]["seen"]["l2_reads"] + full["hopper_fp8"]["seen"]["l2_writes"]
     assert f"moves {seen / sum(full['hopper_fp8']['simulated'].values()):.2f} times its count at a byte each" in said
     assert len(plot_ladder(figure("gpu_ladder"))[0].patches) == sum(not step["failed"] for step in full.values())
