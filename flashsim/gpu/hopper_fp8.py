@@ -21,11 +21,14 @@ from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
-EVENTS = ("S again",)  # halves of tiles of which a warp computed its scores again
+EVENTS = (
+    "mended",
+    "S again",
+)  # halves of tiles of which a warp raised m: without their scores, or from them, computed again
 BLOCKS = (192, 128)  # B_r, B_c
 WARPGROUP = 64  # rows of B_r
 THREADS, ROUNDS = 512, 256  # of both kernels
-SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4 * 4  # tiles, barriers, numbers
+SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4  # tiles, barriers, numbers
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
 OFFSET = 2  # log₂ of P̃ where a score is m. Of the 2^8 that e4m3 has, m may lag by the rest

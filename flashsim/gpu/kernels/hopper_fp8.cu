@@ -8,8 +8,9 @@
 // - e4m3 ends at 448, and has 3 bits after the point: P̃ = 2^(c (S − m) + OFFSET). ℓ is the sum of P̃ before rounding.
 // - A tile's products take half the cycles, as many as its exponentials. Three warpgroups keep both busy. Each takes half a tile
 //   at a time, for want of registers, and has its Q_i in registers.
-// - P̃ is computed with the m of before; where sums are too large S_ij is computed again, by mma.sync. A warpgroup that had to
-//   do so in more than one of FEW halves takes maxima of all halves of its next row block.
+// - P̃ is computed with the m of before, but for halves with masks and a row block's first. Where sums are too large m becomes the
+//   maximum, and P̃, which has its 32 bits until then, is mended: divided by what it has grown. Where a weight is ∞ S_ij is computed
+//   again, by mma.sync.
 // - What does not fill a row block is, causally, the first one's, which sees the fewest keys.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
@@ -29,9 +30,7 @@
 
 constexpr int d = 128, B_r = 192, B_c = 128, CONSUMERS = B_r / 64;
 constexpr int KEYS = 64;              // of a half of a tile, which a warpgroup takes at a time
-constexpr int FEW = 64;               // of so many halves, one may be computed again
-constexpr float LARGEST = 448.0f;
-constexpr int RANGE = 8;              // log₂ of what P̃ may be, below LARGEST: OFFSET where S is m, and as much more as m may lag
+constexpr float LARGEST = 448.0f;     // of P̃: 2^OFFSET where S is m, and more where m lags
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
@@ -159,7 +158,7 @@ template <int apart> __device__ inline void round_to_operands_8(Word (&P)[KEYS /
 typedef float Scores[KEYS / 8][4];
 
 // P̃ in S's place by the m of before, and a thread's sums of it. Whether that will do in all rows of the warp: m is a number, and
-// no weight is above LARGEST, for no sum of 16 is. NaN: no.
+// no weight is above LARGEST, for no sum of 16 is. NaN: it will not.
 __device__ __forceinline__ bool weights(Scores& S, Rows& rows, float (&sums)[2], float c) {
 #pragma unroll
     for (int t = 0; t < KEYS / 8; ++t)
@@ -169,6 +168,37 @@ __device__ __forceinline__ bool weights(Scores& S, Rows& rows, float (&sums)[2],
             sums[e / 2] = t == 0 && e % 2 == 0 ? S[t][e] : sums[e / 2] + S[t][e];
         }
     return __all_sync(~0u, sums[0] <= LARGEST && sums[1] <= LARGEST);  // no NaN: none of m, or of a shift
+}
+
+// After weights() has returned false: m becomes the maximum, P̃ and ℓ, with `sums` now, are multiplied by α. Returns false, with all
+// as it was, where P̃ does not say by which: where there is no m yet, or a weight is ∞.
+template <int OFFSET> __device__ __forceinline__ bool mend(Scores& P, Rows& rows, const float (&sums)[2], float (&alpha)[2], float c) {
+    float growth[2];  // log₂
+    bool known = 1 / HUGE <= c && c <= HUGE;  // m = (shift + OFFSET) / c
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float most = P[0][2 * r], other = P[0][2 * r + 1];
+#pragma unroll
+        for (int t = 1; t < KEYS / 8; ++t) most = fmaxf(most, P[t][2 * r]), other = fmaxf(other, P[t][2 * r + 1]);
+        most = fmaxf(most, other);
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        growth[r] = fmaxf(0.0f, __log2f(most) - OFFSET);
+        known = known && most <= HUGE && fabsf(rows.shift[r] + growth[r]) < EXACT;  // no NaN
+    }
+    if (__any_sync(~0u, !known)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        alpha[r] = exp_2(-growth[r]);
+        rows.l[r] = (rows.l[r] + sums[r]) * alpha[r];
+        rows.shift[r] += growth[r];
+        rows.m[r] = __fdividef(rows.shift[r] + OFFSET, c);
+    }
+#pragma unroll
+    for (int t = 0; t < KEYS / 8; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) P[t][e] *= alpha[e / 2];
+    return true;
 }
 
 // S = Q Kᵀ of a warp's 16 rows, without the rest of its warpgroup.
@@ -211,7 +241,7 @@ template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T*
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
 // Q_i, the next Q_i | K_j … | V_jᵀ … | O_i | V_j as given | turned | barriers | which row blocks the Q_i are of, which tile is
-// given, which warpgroup's last row block was hard
+// given
 struct Memory {
     static constexpr int Q_STAGES = 2, STAGES = 3, Q_BYTES = B_r * d, KV_BYTES = B_c * d;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
@@ -222,7 +252,6 @@ struct Memory {
     Ring<1, KV_BYTES> given;
     RowBlock* row_blocks;
     Word* tile;
-    Word hard_at;
 
     __device__ explicit Memory(char* shared) {
         const Word base = __cvta_generic_to_shared(shared);
@@ -230,14 +259,11 @@ struct Memory {
         K_j = {base + K_AT, base + END + Q_STAGES * 16};
         V_j = {base + V_AT, base + END + (Q_STAGES + STAGES) * 16};
         given = {base + GIVEN_AT, base + END + (Q_STAGES + 2 * STAGES) * 16};
-        hard_at = base + NUMBERS_AT + (Q_STAGES + 1) * 12 + 4;
         row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
         tile = reinterpret_cast<Word*>(row_blocks + Q_STAGES + 1);
     }
     __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }
-    __device__ Word hard(int w) const { return hard_at + 4 * w; }
     __device__ void init() const {
-        if (threadIdx.x < CONSUMERS) store_word(hard(threadIdx.x), 0);
         if (threadIdx.x == 0) {
             Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);  // a warp each
             given.init(1);
@@ -397,12 +423,8 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
 
 constexpr int TOGETHER = 1;  // named barriers: TOGETHER + w, all of warpgroup w
 
-// When m becomes a tile's maximum: always; where P̃ would be above 2^(OFFSET + LIMIT); where sums of P̃ are too large.
-enum Maxima { ALWAYS, LAZILY, WHERE_NEEDED };
-
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
 template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
-    static constexpr int LIMIT = RANGE - OFFSET;  // log₂ of how far P̃ may exceed 2^OFFSET where maxima are taken
     static constexpr int apart = keys_contiguous ? KEYS / 16 : 1;  // K's rows come in another order
     const Memory& sram;
     const Problem& p;
@@ -411,8 +433,6 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
     Word q = 0, n = 0;   // row blocks, and tiles of K and V, so far
     Word skipped;        // tiles at a row block's start that its rows do not see
     int whole;           // halves without a mask
-    int lagged;          // of the halves of a row block, how many of which m was far too small
-    bool hard = false;   // whether m is taken LAZILY, not WHERE_NEEDED: in the row block before it lagged often
 
     Rows rows;
     Scores S_ij;
@@ -456,19 +476,19 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
     }
 
     // S_ij of half h, but the first one's, which is there, while O_i of half h + 1 is summed; and its P̃_ij. Upper halves come first.
-    template <bool upper, bool first, Maxima maxima> __device__ __forceinline__ void step(int h) {
+    template <bool upper, bool first, bool maxima> __device__ __forceinline__ void step(int h) {
         if (!first) {
             start_scores_8(S_ij, Q_w, K_half(n, upper));
             start_values_8(O_i, P_ij, upper ? V_half(n - 1, false) : V_half(n, true));
-            if (maxima == WHERE_NEEDED) finish<1>(S_ij);
-            else finish(O_i, S_ij);  // for want of registers
+            if (maxima) finish(O_i, S_ij);  // for want of registers
+            else finish<1>(S_ij);
         }
         const bool K_came = !upper && sram.K_j.is_there(n + 1);  // asked for early
         bool grown = false, fits = true;
         float alpha[2], sums[2];
-        if (maxima != WHERE_NEEDED) {
-            if (maxima == ALWAYS && h >= whole) mask(S_ij, h);
-            grown = softmax<KEYS, maxima == LAZILY, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+        if (maxima) {
+            if (h >= whole) mask(S_ij, h);
+            grown = softmax<KEYS, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
         } else {
             fits = weights(S_ij, rows, sums, p.c);
         }
@@ -477,16 +497,19 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         if (upper || first) sram.V_j.wait_there(n);
         if (!upper && h > 0 && !K_came) sram.K_j.wait_there(n + 1);
         if (!first) {
-            if (maxima == WHERE_NEEDED) finish<0>(O_i);
+            if (!maxima) finish<0>(O_i);
             if (upper) sram.V_j.free(n - 1).arrive_once_a_warp();
         }
         if (!fits) {
-            const int warp = thread_index() / 32;
-            scores_of_a_warp(S_ij, sram.Q_i.tile(q) + (w * 64 + warp * 16) * d, K_half(n, upper));
-            grown = softmax<KEYS, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
+            grown = mend<OFFSET>(S_ij, rows, sums, alpha, p.c);
+            Tally(totals + (grown ? 12 : 13)).add(threadIdx.x % 32 == 0, 1);
+            if (!grown) {
+                const int warp = thread_index() / 32;
+                scores_of_a_warp(S_ij, sram.Q_i.tile(q) + (w * 64 + warp * 16) * d, K_half(n, upper));
+                grown = softmax<KEYS, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
+            }
             round_to_operands_8<apart>(P_next, S_ij);
-            Tally(totals + 12).add(threadIdx.x % 32 == 0, 1);
-        } else if (maxima == WHERE_NEEDED) {
+        } else if (!maxima) {
             rows.l[0] += sums[0], rows.l[1] += sums[1];
         }
 #pragma unroll
@@ -494,35 +517,28 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
 #pragma unroll
             for (int e = 0; e < 4; ++e) P_ij[x][e] = P_next[x][e];
         if (!first && grown) rescale<d>(O_i, alpha);
-        if (maxima == LAZILY) lagged += grown || rows.exact();
-        if (maxima == WHERE_NEEDED) lagged += !fits;
         if (!upper) sram.K_j.free(n).arrive_once_a_warp(), ++n;
     }
 
-    // Tiles j to 0, whole ones.
-    template <Maxima maxima> __device__ __forceinline__ void go_on(int j) {
-#pragma unroll 1
-        for (; j >= 0; --j) {
-            step<true, false, maxima>(2 * j + 1);
-            step<false, false, maxima>(2 * j);
-        }
-    }
-
-    // P̃_ij and O_i of halves h to 0, but for P̃_i0 V_0.
+    // P̃_ij and O_i of halves h to 0, but for P̃_i0 V_0. Masks concern two of them at most.
     __device__ __forceinline__ void sum(int h) {
         int j = h / 2 - 1;
         if (h % 2 == 1) {
-            step<true, true, ALWAYS>(h);
-            step<false, false, ALWAYS>(h - 1);
+            step<true, true, true>(h);
+            h - 1 >= whole ? step<false, false, true>(h - 1) : step<false, false, false>(h - 1);
         } else {
-            step<false, true, ALWAYS>(h);
-            if (j >= 0) {  // of the first half a row may have seen one key
-                step<true, false, ALWAYS>(h - 1);
-                step<false, false, ALWAYS>(h - 2);
+            step<false, true, true>(h);
+            if (j >= 0) {
+                h - 1 >= whole ? step<true, false, true>(h - 1) : step<true, false, false>(h - 1);
+                step<false, false, false>(h - 2);
                 --j;
             }
         }
-        hard ? go_on<LAZILY>(j) : go_on<WHERE_NEEDED>(j);
+#pragma unroll 1
+        for (; j >= 0; --j) {
+            step<true, false, false>(2 * j + 1);
+            step<false, false, false>(2 * j);
+        }
         sram.Q_i.free(q).arrive_once_a_warp();
     }
 
@@ -562,7 +578,6 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         const RowBlock at = sram.row_block(q);
         if (thread == 0) wait_stores_read();
         meet(TOGETHER + w, WARPGROUP);
-        hard = load_word(sram.hard(w)) == q + 1;  // before all meet again, since then it may change
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
         const int first = first_query(p, at.i) + 64 * w;
         rows.sum_l();
@@ -609,12 +624,10 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
-            rows.init(), lagged = 0;
+            rows.init();
             skip(h < 0);
             if (h >= 0) {
-                const int halves = h + 1;
                 sum(h);
-                if (lagged * FEW > halves) store_word(sram.hard(w), q + 1);  // of four warps, one will do
                 start_values_8(O_i, P_ij, V_half(n - 1, false));
                 h = last_half(shared, q + 1);
                 start_first(q + 1, h);
@@ -622,10 +635,8 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
                 sram.V_j.free(n - 1).arrive_once_a_warp();
                 write(O, L, O_w);
             } else {
-                const bool before = hard;
                 sram.Q_i.free(q).arrive_once_a_warp();
                 write(O, L, O_w);
-                hard = before;
                 h = last_half(shared, q + 1);
                 start_first(q + 1, h);
             }
