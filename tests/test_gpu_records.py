@@ -614,20 +614,20 @@ def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
     assert min(r["ms"]["s = 0.5"] / r["ms"]["dense"] for r in cases if r["case"] == "block-sparse") > 0.5
     (window,) = (r for r in cases if r["case"] == "window" and r["window"] == [127, 0])
     assert window["bytes"] / window["ms"]["hopper"] >= 0.8 * window["copied"] / window["ms"]["copy"]
-    slow = {
-        (r["N"], name)
-        for r in figure("gpu_hopper_fp8")["results"]
+    eight = figure("gpu_hopper_fp8")["results"]
+    ratios_8 = [
+        rate / r["tflops"]["hopper"]
+        for r in eight
         if r["case"] == "fp8"
         for name, rate in r["tflops"].items()
-        if "fp8" in name and rate < 1.3 * r["tflops"]["hopper"]
-    }
-    assert slow == {(1024, "hopper_fp8")}
-    assert "8 bits at N = 1024 with V given by rows" in said
-    spreads = [r["tflops"] for r in figure("gpu_hopper_fp8")["results"] if r["case"] == "fp8 by spread"]
-    again, _, widest = (rate["hopper_fp8"] / rate["hopper"] for rate in spreads)
-    assert again >= 1.3
-    assert widest < 1
-    assert "deviation of 9, 8 bits are slower than 16" in said
+        if "fp8" in name
+    ]
+    assert min(ratios_8) >= 1.3
+    *narrow, widest = (r["tflops"]["hopper_fp8"] / r["tflops"]["hopper"] for r in eight if r["case"] == "fp8 by spread")
+    assert min(narrow) >= 1.3 > widest
+    assert f"with scores of a standard deviation of 9 they are {widest:.2f} times as fast as 16" in " ".join(
+        said.split()
+    )
 
 
 def test_the_pages_words_on_decoding_and_windows_are_the_recorded_ones() -> None:
@@ -717,7 +717,7 @@ def test_the_table_of_shifts_is_the_recorded_one() -> None:
         assert cells == f"| {' | '.join(wanted)} |", offset
     said = " ".join(TRIED.split())
     full, causal = (
-        100 - 100 * of["8,0"] / of["4,4"] for of in (found["captured", c]["tflops, N = 4096"] for c in (False, True))
+        100 - 100 * of["8,0"] / of["2,6"] for of in (found["captured", c]["tflops, N = 4096"] for c in (False, True))
     )
     assert f"8, 0 costs {full:.0f}% of the rate, causally {causal:.0f}%" in said
     for name, words in (("normal", "with normal numbers"), ("captured", "with captured ones")):
@@ -771,6 +771,31 @@ def test_the_table_of_scales_in_8_bits_is_the_recorded_one() -> None:
     twice = script.rounded(given[0] * 4096, script.N)  # a scale follows, so that nothing is beyond 448
     assert (twice == 4096 * script.rounded(given[0], script.N)).all()
     assert np.abs(script.rounded(given[0] * 4096, 0)).max() == script.LARGEST
+
+
+def test_the_table_of_gradients_in_8_bits_is_the_recorded_one() -> None:
+    """And the script rounds what it says: of fp16 gradients are nearly exact, and Q, K and V cost the most in 8 bits."""
+    found = {(r["distribution"], r["way"]): r["errors"] for r in figure("fp8_backward")["results"] if not r["causal"]}
+    rows = re.findall(r"^\| [^|]*(?:fp16|Q, K, V|all)[^|]* \| (\d[^|]*) \| (\d[^|]*) \|$", PAGE, re.MULTILINE)
+    script = importlib.import_module("scripts.fp8_backward")
+    wanted = [
+        tuple(", ".join(f"{100 * error:.2f}" for error in found[name, way]) for name in ("captured", "normal"))
+        for way in script.WAYS
+    ]
+    assert rows == wanted
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal((1, 96, script.D)) for _ in range(4)]
+    exact = script.gradients(given, [np.asarray] * 4, True)
+    off = {
+        way: [
+            np.linalg.norm(x - of) / np.linalg.norm(of)
+            for x, of in zip(script.gradients(given, how, True), exact, strict=True)
+        ]
+        for way, how in script.WAYS.items()
+    }
+    assert max(off["fp16"]) < 1e-3
+    for fewer, more in pairwise(off.values()):
+        assert all(a < b for a, b in zip(fewer, more, strict=True))
 
 
 def test_the_pages_words_on_clocks_and_the_host_are_the_recorded_ones() -> None:
@@ -1011,7 +1036,7 @@ def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:
     assert f"{tests['passed']} passed, {len(tests['skipped'])} skipped" in PAGE
     soak = figure("gpu_soak")
     assert f"{soak['passed']} of {soak['tests']} parts passed" in PAGE
-    assert {name.partition("[")[2] for name in soak["failure"]} == {"hopper-float16-256]", "hopper-bfloat16-256]"}
+    assert not soak["failure"]
     assert not soak["error"]
 
 
