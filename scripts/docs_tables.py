@@ -190,10 +190,7 @@ TABLES: dict[str, dict[str, Callable[[], Iterator[tuple[str, ...]]]]] = {
     "docs/gpu.md": {"table of kernels": kernels, "table of steps": steps},
     "docs/prove.md": {"table of the referee": referee},
     "docs/serving.md": {"table of claims": claims},
-    "docs/theory.md": {
-        "table of constants": constants,
-        "table of their symbols": meanings,
-    },
+    "docs/theory.md": {"table of constants": constants, "table of their symbols": meanings},
 }
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def print_ladder(record: Mapping[str, Any]) -> None:
     print_words(
         f"{on['gpu']}; forward, N = {setting['N']:,}, d = {setting['d']}{', causal' if setting['causal'] else ''}, "
         f"B = {setting['B']}, H = {setting['H']}, {setting['dtype']}; medians. Traffic, reads and writes: elements simulated, "
-        "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM",
+        "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM"
     )
     print()
     rows: list[tuple[Any, ...]] = []

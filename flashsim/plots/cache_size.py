@@ -57,15 +57,7 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
         ax.plot(rooms, moved, label=look.label, gid=name, **{**look.line, "markerfacecolor": "none", **style})
         drawn.append(moved)
     bound = [max(order, data["floor"]) for order in data["bound"]]
-    ax.plot(
-        rooms,
-        bound,
-        color=GREY,
-        linestyle="-.",
-        linewidth=0.9,
-        label="order of the bound",
-        gid="bound",
-    )
+    ax.plot(rooms, bound, color=GREY, linestyle="-.", linewidth=0.9, label="order of the bound", gid="bound")
     bottom = data["floor"] / 2
     most = max(moved for curve in drawn for moved in curve if moved is not None)
     ax.set_ylim(bottom, 20 * most)  # room for the legend

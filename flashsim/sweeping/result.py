@@ -141,11 +141,7 @@ class Sweep(Exported, Sequence[Row]):
         return found
 
     def plot(
-        self,
-        x: str | None = None,
-        y: str = "accesses",
-        by: str | Sequence[str] | None = None,
-        ax: Axes | None = None,
+        self, x: str | None = None, y: str = "accesses", by: str | Sequence[str] | None = None, ax: Axes | None = None
     ) -> Axes:
         """Draw a column over another, a line for each combination of `by`, on `ax` or a new figure; return the axes.
 

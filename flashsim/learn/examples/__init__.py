@@ -18,13 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.learn.examples import (
-    exp_overflow,
-    kernel_product,
-    not_bit_for_bit,
-    prefill,
-    same_curve,
-)
+from flashsim.learn.examples import exp_overflow, kernel_product, not_bit_for_bit, prefill, same_curve
 
 __all__ = ["EXAMPLES", "Example", "as_json"]
 
