@@ -5,8 +5,6 @@ a check failed, and raises ValueError for what makes no sense. Results go to std
 `flashsim.support.entry` says what each exit status means.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

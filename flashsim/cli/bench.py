@@ -1,7 +1,5 @@
 """`flashsim bench`: this project's GPU kernels, unfused attention and PyTorch's backends, timed in one run."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`--bundle OUT.zip`: what a sweep found, with all that is needed to find it again."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

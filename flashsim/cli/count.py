@@ -1,7 +1,5 @@
 """`flashsim count`: what an algorithm moves, line by line, at any size."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -6,8 +6,6 @@ it. So `if j == 2 and i == 3: breakpoint()` is put before that line in a copy of
 file name and line numbers, as one would type it into the source.
 """
 
-from __future__ import annotations
-
 import argparse
 import bdb
 import io

@@ -1,7 +1,5 @@
 """`flashsim gpu`: what this machine has of what the GPU kernels need."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What users bring in files of their own, FILE.py:NAME: algorithms for most commands, kernels for `flashsim check`."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Where results go: JSON, figures, the terminal. Whether they can be written is checked before the work."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """`flashsim prove`: the least that any schedule must move, and how near the best one comes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

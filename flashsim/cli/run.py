@@ -1,7 +1,5 @@
 """`flashsim run`: attention on real Q, K, V, and what each algorithm moves."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Any

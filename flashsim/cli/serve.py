@@ -1,7 +1,5 @@
 """`flashsim serve`: what a ragged batch moves, with keys in pages, shared prefixes, packed, by a schedule, or latents."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

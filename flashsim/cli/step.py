@@ -1,7 +1,5 @@
 """`flashsim step`: record a run, and go through it step by step, in a page or in the terminal."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from dataclasses import replace

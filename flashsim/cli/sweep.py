@@ -1,7 +1,5 @@
 """`flashsim sweep`: what algorithms move at many points, as a table, CSV, JSON or a picture."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import pickle

@@ -1,7 +1,5 @@
 """How what is typed is read: one function for each kind of value, which raises ValueError for what makes no sense."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

@@ -10,8 +10,6 @@
    five. The closed form computes S anew for each of dV, dQ and dK, and dP twice: eight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Figure 3 of the paper, as a model: accesses, FLOPs and extra memory of exact and approximate attention against N."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Figure 2 (middle) of the paper, as a model: HBM accesses against block size, forward and backward."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence

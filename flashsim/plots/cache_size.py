@@ -1,7 +1,5 @@
 """Accesses against M, from M ≪ d² to M ≥ Nd: where FlashAttention is optimal, and where it is not."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

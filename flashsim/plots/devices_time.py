@@ -1,7 +1,5 @@
 """Time of causal attention against how many devices there are, by the model: arithmetic, messages, and what a ring wastes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Figure 3 (right) of the paper, as a model: HBM that attention needs besides its inputs and outputs, against N."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """When fusing pays: an MLP's accesses against M, fused and unfused, beside attention's, and Saha and Ye's border M = d²."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

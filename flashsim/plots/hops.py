@@ -1,7 +1,5 @@
 """The error of a ring against how many devices there are, with unfinished O kept in float32 and in bfloat16."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """DRAM traffic against the size of an L2 cache between SRAM and DRAM."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

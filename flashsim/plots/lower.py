@@ -1,7 +1,5 @@
 """How near schedules come to what none can beat: accesses divided by the lower bound, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

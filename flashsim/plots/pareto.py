@@ -1,7 +1,5 @@
 """Accesses against occupancy: every block size of the two loop orders, and how little each may move in how much room."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The roofline of a machine, and where the algorithms and the book chapter's tiles stand under it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial

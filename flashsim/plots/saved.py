@@ -4,8 +4,6 @@ S and P are 4N² accesses of standard attention, and FlashAttention makes 3Nd fo
 B_c is nearly M/4d: 12N²d²/M. So forward the factor is near M/3d² while M is far below Nd, whatever N.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

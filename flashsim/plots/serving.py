@@ -1,7 +1,5 @@
 """What serving moves: against the size of pages, the length of a prefix, the share of padding, and the number of splits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Theorem 2, and Theorem 5 for the backward pass, as three log-log plots each: HBM accesses against N, d and M."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -17,8 +17,6 @@ counts elements, times their item size. What agrees, and what does not:
   66.6. What fits both is not known to us, so nothing is scaled. The ratios can be compared: 1.17 here, 1.13 there.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

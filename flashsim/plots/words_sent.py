@@ -1,7 +1,5 @@
 """What a device sends under a ring, Ulysses and a mesh: against how many devices there are, and how many KV heads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

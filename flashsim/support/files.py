@@ -3,8 +3,6 @@
 If writing is interrupted, or the disk is full, the file that was there before stays; where there was none, there is none.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A user's own code in a fork of this process: what ends the one, such as an abort in C, leaves the other to say so."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

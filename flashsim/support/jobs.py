@@ -1,7 +1,5 @@
 """Independent pieces of work: in this process, over several, or, through joblib, on a Dask or Ray cluster."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

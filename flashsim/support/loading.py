@@ -1,7 +1,5 @@
 """Modules of users' own, by name or as a file. Errors are one line that names the file, and the line of it where the error is."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """The lower bound that `flashsim.prove` proves, of all heads, at a point of a sweep."""
 
-from __future__ import annotations
-
 from functools import cache
 from inspect import signature
 from typing import Any

@@ -1,7 +1,5 @@
 """The rows of a sweep kept in a file as they come, so that a sweep that was stopped goes on from there."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

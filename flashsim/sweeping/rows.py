@@ -3,8 +3,6 @@
 And that as a row: arguments as `flashsim.count` takes them, then what was found, each with its unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from inspect import signature

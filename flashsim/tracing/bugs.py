@@ -1,7 +1,5 @@
 """Bugs to look at: an algorithm with one change to its text, beside which the player shows the correct one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Drawn by matplotlib and written by Pillow, which it brings, so that a film needs no browser. figures/loop.gif is one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import starmap

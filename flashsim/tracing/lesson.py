@@ -1,7 +1,5 @@
 """What a page says above its player: what the run shows, which of its steps to look at, and what it asks on the way."""
 
-from __future__ import annotations
-
 import html
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The player's page: a trace, or two, with the script that plays them, in one file that loads nothing."""
 
-from __future__ import annotations
-
 import base64
 import html
 import re

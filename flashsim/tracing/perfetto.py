@@ -1,7 +1,5 @@
 """A trace in Chrome's trace event format, for ui.perfetto.dev: a slice for each step, and counters for HBM and SRAM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flashsim.tracing.listing import label_of, short

@@ -6,7 +6,6 @@
 The text to change must be there exactly once: a bug whose place is gone is an error, not a test that passes.
 """
 
-from __future__ import annotations
 import __future__
 
 import ast

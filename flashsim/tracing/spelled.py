@@ -1,7 +1,5 @@
 """What each line of a source computes, as a tree that the page fills in with one element's numbers."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from textwrap import dedent

@@ -3,8 +3,6 @@
 In the user's own files, where nothing has a label, the file's line numbers are the labels.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import linecache

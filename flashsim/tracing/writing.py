@@ -5,8 +5,6 @@ lines of source, sets of residents and values, is kept once and referred to by i
 little-endian floats of the chip's dtype, and `shapes` cuts it into tiles.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import io

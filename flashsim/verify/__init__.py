@@ -5,8 +5,6 @@ A check that raises is a claim that fails. Nothing here is fitted to pass: count
 `flashsim.theory`, and rounding bounds in `flashsim.reference`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Appendices B and D: equation 4, the two observations of B.4, Rabe and Staats (B.5), block-sparse attention (D.1), and what the
 paper's tiling extends to (D.2)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

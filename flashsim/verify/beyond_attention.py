@@ -1,7 +1,5 @@
 """Programs that are not attention, as their records say: on random shapes, against NumPy and closed forms; with their bugs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 The chapter is "FlashAttention: Theory and Practice", of a book on inference.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

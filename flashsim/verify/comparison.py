@@ -1,7 +1,5 @@
 """Runs beside naive attention and beside theory: how far each result is off, and whether each count is the closed form's."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

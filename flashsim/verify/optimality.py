@@ -1,7 +1,5 @@
 """Beyond the paper: attention in a small cache (Saha and Ye), and what no schedule can beat."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping

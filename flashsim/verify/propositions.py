@@ -1,7 +1,5 @@
 """Propositions 3 and 4: the lower bound, and block-sparse attention's accesses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Section 4 and Appendix E: the approximations that the paper names; memory and speed, as far as counts can tell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What serving moves: pages, shared prefixes, packed batches, schedules, latents, sinks. Authors' claims, by counts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, sqrt

@@ -1,7 +1,5 @@
 """Theorem 5: the backward pass, exact and counted."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

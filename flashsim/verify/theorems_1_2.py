@@ -1,7 +1,5 @@
 """Theorems 1 and 2: exactness, the induction, FLOPs, memory; HBM accesses of the forward pass."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

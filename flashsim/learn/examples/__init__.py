@@ -9,8 +9,6 @@ to be shown. The chapter is "FlashAttention: Theory and Practice"; its m is the 
 yet divided by s.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass

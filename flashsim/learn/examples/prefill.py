@@ -5,8 +5,6 @@ the skipped tile is Algorithm 5, line 8, with block_mask="live". Lines 12 and 13
 only masked keys (m = −∞) and exp(m − m) would be NaN. Here each row sees key 0 first, so that does not arise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field

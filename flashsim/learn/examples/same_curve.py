@@ -5,8 +5,6 @@ transformer of flashsim.learn.examples.transformer. Its bugs are planted by flas
 flashsim.gpu.kernel_bugs. `flashsim plot same_curve` draws it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext

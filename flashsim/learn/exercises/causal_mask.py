@@ -1,7 +1,5 @@
 """Exercise 7: the causal mask of one tile."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Exercise 8: tiles that a causal mask empties are not loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

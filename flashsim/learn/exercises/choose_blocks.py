@@ -1,7 +1,5 @@
 """Exercise 11: the largest blocks that fit M."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from flashsim.learn.exercises.judging import WHOLE, explained, is_whole, pair

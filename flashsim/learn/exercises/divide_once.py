@@ -1,7 +1,5 @@
 """Exercise 6: queries outside, O in SRAM, divided at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

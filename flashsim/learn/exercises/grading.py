@@ -1,7 +1,5 @@
 """A student's file graded, and what has been reached so far, kept beside the files."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

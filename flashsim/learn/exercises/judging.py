@@ -1,7 +1,5 @@
 """How a student's results are judged: numbers up to rounding, counts with ==, and a typical mistake by what it leads to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq

@@ -4,8 +4,6 @@ A value is a list, its kind first: ["plain", 3], ["array", "<f8", [2, 3], bytes 
 type, text].
 """
 
-from __future__ import annotations
-
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Exercise 4: the running maximum and sum."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.learn.exercises.judging import expect, pair

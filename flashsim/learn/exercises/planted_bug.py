@@ -1,7 +1,5 @@
 """Exercise 13: a bug planted in Algorithm 1's text."""
 
-from __future__ import annotations
-
 import inspect
 
 from flashsim.algorithms.algorithm_1_flash_basic import flash_basic

@@ -1,7 +1,5 @@
 """A student's file as an algorithm, to be played beside the right one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What an exercise is."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Exercise 14: the inner step of a ring of devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A student's file: run, its holes found, its functions called so that an error is said at the student's own line."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 import re

@@ -1,7 +1,5 @@
 """The gallery's files: the lessons' pages, the playground, and the index, which alone knows the lessons' order."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator
 from dataclasses import replace

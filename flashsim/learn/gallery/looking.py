@@ -1,7 +1,5 @@
 """Looking things up in a trace, for what a lesson says of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A lesson's page: how its traces are made, what there is to say of them, and how it all is shown."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """A lesson's small picture: its tiles as they are at one step."""
 
-from __future__ import annotations
-
 from flashsim.tracing import Step, Trace
 
 SIDE = 76  # of the picture, in pixels

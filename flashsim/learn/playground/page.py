@@ -1,7 +1,5 @@
 """The playground's page: one file that loads nothing, under the same policy as the player's."""
 
-from __future__ import annotations
-
 import html
 import json
 from functools import partial

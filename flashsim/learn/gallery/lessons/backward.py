@@ -1,7 +1,5 @@
 """P computed again; dK and dV gather on chip, dQ comes and goes."""
 
-from __future__ import annotations
-
 from flashsim.learn.gallery.looking import first, moved, short, value
 from flashsim.tracing import Trace
 

@@ -1,7 +1,5 @@
 """A block mask says which tiles count; the others are skipped."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from flashsim.learn.gallery.looking import every, largest_rise, moved, short

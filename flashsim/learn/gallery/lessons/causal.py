@@ -1,7 +1,5 @@
 """Tiles above the diagonal are not loaded."""
 
-from __future__ import annotations
-
 from flashsim.learn.gallery.looking import moved
 from flashsim.run.api import count
 from flashsim.tracing import Trace

@@ -1,7 +1,5 @@
 """A language model’s loss by online softmax: it picks one logit of each row, and stores none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From one number a row, L, the softmax is computed again tile by tile; dX and dE take two passes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FlashDecoding: keys in splits, each attended to alone, then merged."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.learn.gallery.looking import every, first, moved, pair, short

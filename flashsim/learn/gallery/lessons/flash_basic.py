@@ -1,7 +1,5 @@
 """The score matrix tile by tile, on chip; O, ℓ and m come and go."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.learn.gallery.looking import first, largest_rise, moved, short

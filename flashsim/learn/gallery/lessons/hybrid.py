@@ -1,7 +1,5 @@
 """If M is about d², writing S to HBM moves less than keeping it on chip."""
 
-from __future__ import annotations
-
 import flashsim
 from flashsim.learn.gallery.looking import first, moved, value
 from flashsim.tracing import Trace

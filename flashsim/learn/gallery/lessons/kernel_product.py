@@ -1,7 +1,5 @@
 """Attention’s loop without the softmax: another use of the paper’s tiling."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import flashsim

@@ -1,7 +1,5 @@
 """Algorithm 1’s own block sizes fill M, and leave no room for S, ℓ and m."""
 
-from __future__ import annotations
-
 from flashsim.learn.gallery.looking import first
 from flashsim.run.api import count
 from flashsim.tracing import Trace

@@ -1,7 +1,5 @@
 """Without a softmax the past is one small matrix, and each array moves once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """States in HBM: more elements move, but chunks need not wait for each other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The correct run beside one that forgets a factor."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.learn.gallery.looking import first, output, pair, rescaled_rows, short

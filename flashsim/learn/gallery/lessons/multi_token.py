@@ -1,7 +1,5 @@
 """Decoding several tokens at once: heads that share keys, and drafted tokens, are rows of one block."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import flashsim

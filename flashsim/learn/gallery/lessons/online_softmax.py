@@ -1,7 +1,5 @@
 """One pass over a row’s scores, with a running maximum and a running sum."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import flashsim

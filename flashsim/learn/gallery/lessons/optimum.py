@@ -1,7 +1,5 @@
 """The fewest accesses of all schedules of four rows, beside the best tiles."""
 
-from __future__ import annotations
-
 import flashsim
 from flashsim.learn.gallery.looking import every, first, moved
 from flashsim.run.api import count

@@ -1,7 +1,5 @@
 """Keys and values in pages: a table is read, word by word, to find them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import flashsim

@@ -1,7 +1,5 @@
 """K and V pinned on chip where blocks of Q leave room."""
 
-from __future__ import annotations
-
 import flashsim
 from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace

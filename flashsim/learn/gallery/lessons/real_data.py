@@ -1,7 +1,5 @@
 """A head of a real model, whose maxima jump as one reads on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A ring of four devices: keys and values go round, queries stay."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim import devices

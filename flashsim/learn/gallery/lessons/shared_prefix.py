@@ -1,7 +1,5 @@
 """A prefix that sequences share is read once for all of them, and merged with the keys of each sequence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A key whose value is 0: a query gives it the weight that no other key should have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A band of tiles: only the keys of the window."""
 
-from __future__ import annotations
-
 from flashsim.learn.gallery.looking import moved
 from flashsim.run.api import count
 from flashsim.tracing import Trace

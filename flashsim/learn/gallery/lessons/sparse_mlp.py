@@ -1,7 +1,5 @@
 """Two layers fused: the hidden one stays on chip, and dead blocks of weights are never read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Three passes, with the N × N matrices S and P in HBM."""
 
-from __future__ import annotations
-
 from flashsim.learn.gallery.looking import moved
 from flashsim.tracing import Trace
 

@@ -1,7 +1,5 @@
 """K and V loaded element by element, so that more rows of Q fit."""
 
-from __future__ import annotations
-
 import flashsim
 from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
