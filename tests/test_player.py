@@ -423,7 +423,7 @@ def test_the_curves_are_named_with_what_they_reach(open_page: Opener) -> None:
 
 
 def test_one_element_is_one_element(open_page: Opener) -> None:
-    page = open_page(*online_softmax.record())
+    page = open_page(online_softmax.record())
     assert page.locator(".formula").inner_text() == "HBM → SRAM: 1 element"
     page.locator("#next-hbm").click()
     assert page.locator(".formula").inner_text() == "HBM → SRAM: 1 + 1 = 2 elements"

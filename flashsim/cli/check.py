@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.loading import load
 from flashsim.cli.outputs import finish, progress
-from flashsim.cli.shared import add, by_name
+from flashsim.cli.shared import FLAG, add, by_name
 from flashsim.cli.values import dtype, positive, whole
 from flashsim.problem.inputs import FLOATS
 from flashsim.support.entry import one_line, printable
@@ -51,9 +51,7 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     },
     "layout": {"choices": ["BHND", "BNHD"], "help": "the order of axes: batch, heads, rows, width. Default: BHND"},
     "block": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "its tile; lengths are drawn around it"},
-    "multiples": {
-        "nargs": 2, "type": whole(), "metavar": ("N", "M"), "help": "N_q is a multiple of N, N_k of M. Default: any"
-    },
+    "multiples": {"nargs": 2, "type": whole(), "metavar": ("N", "M"), "help": "N_q is a multiple of N, N_k of M. Default: any"},
     "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=; its alignment"},
     "window": {"choices": ["bottom_right", "top_left"], "help": "it takes window=(left, right); its alignment"},
     "bias": {"action": YES_OR_NO, "help": "it takes bias="},
@@ -76,12 +74,8 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     "head_dims": {"nargs": "+", "type": whole(), "metavar": "D", "help": "the widths it takes. Default: any"},
     "strides": {"choices": ["any", "last_contiguous", "contiguous"], "help": "which arrays it takes"},
     "accumulate": {"choices": FLOATS, "metavar": "DTYPE", "help": "the type of its sums"},
-    "stores": {
-        "choices": ["output", "output_per_block", "scores"], "help": "what it rounds to the inputs' dtype"
-    },
-    "max_shapes": {
-        "type": whole(), "metavar": "N", "help": "at most N distinct shapes, for kernels that compile"
-    },
+    "stores": {"choices": ["output", "output_per_block", "scores"], "help": "what it rounds to the inputs' dtype"},
+    "max_shapes": {"type": whole(), "metavar": "N", "help": "at most N distinct shapes, for kernels that compile"},
     "unchecked": {
         "nargs": "+", "metavar": "NAME", "help": "parameters that stay at their defaults on purpose; else exit status 3"
     },
@@ -92,7 +86,7 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
 def add_options(parser: Any) -> None:
     own = "your kernel: a function of a module, or of a file (my_kernels.py:attention)"
     parser.add_argument("function", nargs="?", metavar=WHERE, help=own)
-    parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")
+    add(parser, "--list", **FLAG, help="list the checks, and check nothing")
     add(parser, "--examples", type=whole(), default=300, metavar="N", help="cases to draw. Default: 300")
     add(parser, "--seed", help="seed of the cases. Default: 0")
     gradient = "its backward function (q, k, v, do, …) -> dq, dk, dv; or auto: by --wrap torch's autograd, or jax.vjp"
@@ -103,10 +97,10 @@ def add_options(parser: Any) -> None:
     add(parser, "--check", dest="checks", nargs="+", metavar="NAME", help=only)
     known = "checks that are known to fail: the run passes with them, and fails if one of them passes"
     parser.add_argument("--expect", nargs="+", default=[], metavar="NAME", help=known)
-    parser.add_argument("--fail-fast", action="store_true", help="stop at the first case that fails")
+    add(parser, "--fail-fast", **FLAG, help="stop at the first case that fails")
     first = "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the kernel's file"
-    parser.add_argument("--init", action="store_true", help=first)
-    parser.add_argument("--overwrite", action="store_true", help="with --init: replace existing files")
+    add(parser, "--init", **FLAG, help=first)
+    add(parser, "--overwrite", **FLAG, help="with --init: replace existing files")
     packages = ["numpy", "torch", "cupy", "jax"]
     add(parser, "--wrap", choices=packages, help="the function takes this package's arrays")
     how = f"with --wrap, whose conventions it follows for names, alignment, packing and pages: {', '.join(CONVENTIONS)}"

@@ -56,10 +56,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0, 1 for a file that is not right yet, or 3 for one that was not graded.
-
-    Raises ValueError for what makes no sense.
-    """
+    """Return 0, 1 for a file that is not right yet, or 3 for one that was not graded."""
     if options.hint is not None and options.action != "check":
         raise ValueError("--hint goes with check: flashsim exercise check FILE --hint")
     if options.hint and options.what is None:  # check --hint FILE
@@ -76,8 +73,9 @@ def run(options: argparse.Namespace) -> int:
     if options.action != "list" and options.what is None:
         which = {"check": "which file? give its name", "grade": "which folder? give its name"}
         raise ValueError(which.get(options.action, "which exercise? give its number"))
-    actions = {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}
-    return actions[options.action](options)
+    return {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}[options.action](
+        options
+    )
 
 
 def _list(options: argparse.Namespace) -> int:

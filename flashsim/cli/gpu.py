@@ -16,7 +16,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 if kernels can run here, else 1."""
     from flashsim.gpu.machine import info
 
     known = info()

@@ -44,7 +44,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0, or 1 for a certificate that proves nothing."""
     from flashsim.optimal.proving import prove
     from flashsim.problem import qkv
 

@@ -44,7 +44,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 if counts equal theory and errors are within rounding, else 1. Raises ValueError."""
     from flashsim import plots
     from flashsim.cli import report
     from flashsim.problem import qkv

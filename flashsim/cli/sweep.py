@@ -89,7 +89,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0, or 1 where no point could be counted, or a closed form and a count differ. Raises ValueError."""
     from flashsim.sweeping.running import Disagreement, sweep
 
     if options.csv == "-" == options.json:

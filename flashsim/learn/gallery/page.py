@@ -26,7 +26,7 @@ class Page:
     order    where it stands among the others, which are read in order of these numbers
     about    what it is about, in a line
     run      the options of `flashsim step` that make the same traces; none where Python makes them
-    record   makes its traces: one, or two that are shown side by side
+    record   makes its trace, or two that are shown side by side
     teach    returns what there is to say of the traces, as marked text (`parts_of`)
     alone    whether its page stands alone, and leads to no others
     """
@@ -36,7 +36,7 @@ class Page:
     order: int
     about: str
     run: Mapping[str, Any]
-    record: Callable[[], tuple[Trace, ...]]
+    record: Callable[[], Trace | tuple[Trace, ...]]
     teach: Callable[..., str]
     alone: bool = False
 
@@ -56,7 +56,9 @@ class Page:
     @cached_property
     def traces(self) -> tuple[Trace, ...]:
         """The traces, with the command in them."""
-        return tuple(replace(trace, about=replace(trace.about, command=self.command)) for trace in self.record())
+        made = self.record()
+        traces = (made,) if isinstance(made, Trace) else made
+        return tuple(replace(trace, about=replace(trace.about, command=self.command)) for trace in traces)
 
     @cached_property
     def lesson(self) -> Lesson:
@@ -129,17 +131,19 @@ def _option(name: str, value: Any) -> str:
 
 
 def body_of(function: Callable[..., object]) -> str:
-    """Return a function's lines without its head, its docstring and its last statement, a return; with what they import."""
+    """Return a function's lines without its head, with what they import; what it returns is the trace, where that has no name."""
     source = dedent(inspect.getsource(function))
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.FunctionDef)
-    *body, last = tree.body[1 if ast.get_docstring(tree) else 0 :]
-    lines = dedent("\n".join(source.splitlines()[body[0].lineno - 1 : last.lineno - 1])).strip()
-    used = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    last = tree.body[-1]
+    assert isinstance(last, ast.Return)
+    named = isinstance(last.value, ast.Tuple)
+    lines = dedent("\n".join(source.splitlines()[tree.body[0].lineno - 1 : last.lineno - named])).strip()
+    used = {node.id for statement in tree.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
     groups: dict[bool, list[str]] = {False: [], True: []}  # others' modules, and flashsim's
     for statement in ast.parse(Path(inspect.getfile(function)).read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             statement.names = [alias for alias in statement.names if (alias.asname or alias.name) in used]
             line = ast.unparse(statement)
             groups["flashsim" in line] += [line] if statement.names else []
-    return "\n\n".join(filter(None, (*map("\n".join, groups.values()), lines)))
+    return "\n\n".join(filter(None, (*map("\n".join, groups.values()), lines.replace("return ", "trace = "))))

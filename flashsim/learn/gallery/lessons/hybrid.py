@@ -9,7 +9,6 @@ TITLE, ORDER = "Small memories: S through HBM", 48  # after what is optimal amon
 
 
 def record() -> tuple[Trace, ...]:
-    """Record both with the same M, each with its best blocks."""
     Q, K, V = operands(6, 4)
     trace = flashsim.trace("small_cache_hybrid", Q, K, V, M=22, blocks=(2, 1))
     versus = flashsim.trace("q_outer", Q, K, V, M=22, blocks=(1, 1))

@@ -10,7 +10,6 @@ TITLE, ORDER = "What is optimal", 45  # after the lessons on the algorithms, as 
 
 
 def record() -> tuple[Trace, ...]:
-    """Record the optimum of N = 4, and the best tiles there."""
     Q, K, V = operands(4, 2)
     trace = flashsim.trace(flashsim.optimum(N=4, d=2, M=15).replay, Q, K, V)
     versus = flashsim.trace("q_outer", Q, K, V, M=15, blocks=(1, 1))

@@ -10,14 +10,12 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "Pages: a cache that a table names", 82
 
 
-def record() -> tuple[Trace, ...]:
-    """Record two sequences of 5 and 3 keys, on five pages of a pool of six."""
+def record() -> Trace:
     rng = np.random.default_rng(3)
     Q = [rng.normal(size=(2, 1, 4)) for _ in range(2)]
     K, V = rng.normal(size=(2, 1, 12, 4))
     table, lengths = [[4, 1, 2], [5, 0, -1]], [5, 3]
-    trace = flashsim.trace(serving.paged, Q, K, V, table, lengths, page=2, M=100, blocks=(2, 2))
-    return (trace,)
+    return flashsim.trace(serving.paged, Q, K, V, table, lengths, page=2, M=100, blocks=(2, 2))
 
 
 def teach(trace: Trace) -> str:

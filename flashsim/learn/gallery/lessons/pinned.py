@@ -9,7 +9,6 @@ TITLE, ORDER = "Spare room: rows that stay", 44
 
 
 def record() -> tuple[Trace, ...]:
-    """Record both with the same M and the same blocks."""
     Q, K, V = operands(6, 2)
     trace = flashsim.trace("q_outer_pinned", Q, K, V, M=24, blocks=(2, 1))
     versus = flashsim.trace("q_outer", Q, K, V, M=24, blocks=(2, 1))

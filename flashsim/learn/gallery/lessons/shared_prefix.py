@@ -12,13 +12,11 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "A prefix, shared", 84
 
 
-def record() -> tuple[Trace, ...]:
-    """Record three sequences with 2, 1 and 3 keys of their own behind 6 that they share."""
+def record() -> Trace:
     rng = np.random.default_rng(5)
     Q = [rng.normal(size=(1, 1, 4)) for _ in range(3)]
     suffixes = [tuple(rng.normal(size=(2, 1, n, 4))) for n in (2, 1, 3)]
-    trace = flashsim.trace(serving.cascade, Q, suffixes, prefix=rng.normal(size=(2, 1, 6, 4)), M=100, blocks=(3, 3))
-    return (trace,)
+    return flashsim.trace(serving.cascade, Q, suffixes, prefix=rng.normal(size=(2, 1, 6, 4)), M=100, blocks=(3, 3))
 
 
 def teach(trace: Trace) -> str:

@@ -12,11 +12,9 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "A sink: weight that goes nowhere", 57
 
 
-def record() -> tuple[Trace, ...]:
-    """Record 6 causal queries and keys, and a sink."""
+def record() -> Trace:
     Q, K, V = np.random.default_rng(3).normal(size=(3, 6, 4))
-    trace = flashsim.trace("q_outer", Q, K, V, mask=flashsim.Causal() & flashsim.Sink(1.0), M=64, blocks=(3, 2))
-    return (trace,)
+    return flashsim.trace("q_outer", Q, K, V, mask=flashsim.Causal() & flashsim.Sink(1.0), M=64, blocks=(3, 2))
 
 
 def teach(trace: Trace) -> str:

@@ -12,13 +12,11 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "A sparse MLP in one pass", 110
 
 
-def record() -> tuple[Trace, ...]:
-    """Record an MLP 4 → 8 → 2 on four rows, with half of W1's blocks dead, a whole column of blocks among them."""
+def record() -> Trace:
     rng = np.random.default_rng(3)
     X, W1, W2 = (rng.integers(-2, 3, size=size) + 0.0 for size in ((4, 4), (4, 8), (8, 2)))
     mask1 = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
-    trace = flashsim.trace(mlp.run, X, W1, W2, mask1, blocks=(2, 2, 2, 2), M=32)
-    return (trace,)
+    return flashsim.trace(mlp.run, X, W1, W2, mask1, blocks=(2, 2, 2, 2), M=32)
 
 
 def teach(trace: Trace) -> str:

@@ -9,7 +9,6 @@ TITLE, ORDER = "Streams: K and V by elements", 46  # after rows that stay, as wh
 
 
 def record() -> tuple[Trace, ...]:
-    """Record both with the same M, each with its best blocks."""
     Q, K, V = operands(6, 4)
     trace = flashsim.trace("streamed", Q, K, V, M=34, blocks=(3, 1))
     versus = flashsim.trace("q_outer", Q, K, V, M=34, blocks=(2, 1))
