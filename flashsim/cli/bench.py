@@ -93,7 +93,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _made(options: argparse.Namespace) -> dict[str, Any]:
-    """Return how and when a record was made, and of which sources, if that was said."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"command": options.command_line, **({"commit": options.commit} if options.commit else {}), "date": date}
 

@@ -196,7 +196,6 @@ def ended(options: argparse.Namespace, ending: Ending) -> int:
 
 
 def _kernel(options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Return the kernel, its backward function and its dropout's keep mask, or None for each of the latter."""
     fn = function(WHERE, options.function)
     auto = options.backward == "auto"
     backward = function("--backward", options.backward) if options.backward and not auto else None
@@ -232,7 +231,6 @@ def _spec(fn: Any, options: argparse.Namespace) -> Spec:
 
 
 def _automatic(fn: Any) -> Any:
-    """Return the gradient that automatic differentiation gives. Raises ValueError where there is none."""
     try:
         return fn.backward
     except AttributeError as error:

@@ -113,10 +113,7 @@ def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., ob
 
 
 def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, at: Mapping[str, int]) -> str:
-    """Run once unwatched to see how many turns the loops around `stop` have, and say so; ValueError for a turn that is not run.
-
-    A run may break a rule of the memory, or fail in the user's own function. It can be debugged all the same.
-    """
+    """Run once unwatched, say how many turns the loops around `stop` have; ValueError for a turn that is not run."""
     lines = {line: variable for variable, line in stop.loops}
     turns: dict[str, int] = {}
     seen: list[dict[str, int]] = []
@@ -135,7 +132,9 @@ def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, 
     try:
         passes(algorithm, [watch] if lines else [])
     except Exception as error:
-        if not isinstance(error, MemoryModelError) and not hasattr(error, "__notes__"):
+        if not isinstance(error, MemoryModelError) and not hasattr(
+            error, "__notes__"
+        ):  # else it can be debugged all the same
             raise
         broken = error
     for variable, index in at.items():

@@ -84,7 +84,6 @@ def add_options(parser: Any) -> None:
 
 
 def _figure(text: str) -> str:
-    """Read a figure's name, or the name of a file that has it."""
     path = Path(text)
     name = path.stem if path.suffix in FIGURE else path.name
     return OLD.get(name, name)
@@ -141,7 +140,6 @@ def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
 def _draw(
     chart: Chart, arguments: Mapping[str, Any], stem: Path, options: argparse.Namespace, command: str
 ) -> tuple[dict[str, Any], list[Path]]:
-    """Return the figure's data, and the files in which it was saved."""
     from flashsim.plots import save
 
     with progress(options) as told:

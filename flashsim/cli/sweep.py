@@ -130,7 +130,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_they_can_be_handed_on(algorithms: Sequence[Any]) -> None:
-    """Raise ValueError for an algorithm that other processes cannot import."""
     for each in algorithms:
         try:
             pickle.dumps(each)
@@ -193,7 +192,6 @@ def _drawn(found: Any, options: argparse.Namespace) -> tuple[dict[str, str | byt
 
 
 def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Return `sweep`'s arguments, those that were given, and the sizing where nothing else chooses blocks."""
     from flashsim.sweeping.points import ARGUMENTS
 
     given: dict[str, Any] = {name: getattr(options, name, None) for name in (*ARGUMENTS, *declared())}
@@ -212,7 +210,6 @@ def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] |
 
 
 def _table(path: Path) -> list[dict[str, Any]]:
-    """Return a CSV file's rows, its cells as numbers and truths where they are such. Raises ValueError."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)

@@ -95,7 +95,6 @@ def approximate_data(
 
 
 def _cluster(C: int | None, rounds: int, shape: Mapping[str, Any]) -> int:
-    """Return how many rows a cluster has. Raises ValueError where one of C does not fit."""
 
     def fits(C: int) -> bool:
         costs = (approximate.exact(name, N=_LONG, rounds=rounds, C=C, **shape) for name in approximate.CLUSTERS)
@@ -140,7 +139,6 @@ def _cost(
 
 
 def _check_fits(name: str, use: Occupancy) -> None:
-    """Raise ValueError where even blocks of one row do not fit."""
     if use.over:
         raise ValueError(f"M is {use.capacity:,}; expected at least {use.peak:,} elements, which {name!r} needs")
 

@@ -169,7 +169,6 @@ def _gid(what: str, direction: str) -> str:
 
 
 def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
-    """Return the points of a curve whose peak is at most M."""
     fits = [peak <= M for peak in curve["peak"]]
     return {
         name: [value for value, there in zip(curve[name], fits, strict=True) if there] for name in ("B_c", "accesses")

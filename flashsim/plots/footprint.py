@@ -80,7 +80,6 @@ def _passes(name: str, N: int, shape: Mapping[str, Any]) -> Iterator[Exact]:
 
 
 def _last(need: Callable[[int], int]) -> int:
-    """Return the largest N at which need(N) ≤ LIMIT."""
     return first(lambda N: need(N) > LIMIT) - 1
 
 

@@ -124,5 +124,4 @@ def _draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any
 
 
 def _share(x: float, _: Any) -> str:
-    """Write M / d² as a fraction."""
     return f"{x:g}" if x >= 1 else f"1/{1 / x:g}"

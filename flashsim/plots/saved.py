@@ -89,7 +89,6 @@ def plot_saved(data: Mapping[str, Any], ax: Axes) -> None:
 
 
 def _say(ax: Axes, data: Mapping[str, Any]) -> None:
-    """Write beside the marks what they are."""
     beside: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom"}
     near, far = (data["marks"][name] for name in ("reference", "figure_2"))
     if near["factor"] is not None:

@@ -131,6 +131,5 @@ def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
 
 
 def _lines(panel: Axes, rows: Sequence[Any], names: Sequence[str], values: Sequence[Sequence[float]]) -> None:
-    """Draw a line for each name, against the first of each row."""
     for name, colour, line in zip(names, _COLOURS, zip(*values, strict=True), strict=False):
         panel.plot([row[0] for row in rows], line, color=colour, marker="o", markersize=3, label=name, gid=name)

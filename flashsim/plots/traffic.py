@@ -152,8 +152,6 @@ def plot_traffic(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
 
 
 class _Rows:
-    """Rows of bars from the top down, under headings."""
-
     def __init__(self, ax: Axes) -> None:
         self._ax, self._y = ax, 0.0
         self._labels: list[tuple[float, str]] = []

@@ -150,11 +150,7 @@ def _titled(column: str) -> str:
 
 
 def _looks(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return how each line is drawn, no two alike while there are looks left.
-
-    Colour and marker go by the first value of what a line is of, an algorithm's its own; dashes by the other values. A line that
-    would look like an earlier one has other dashes, or is wider, or has another colour.
-    """
+    """Return how each line is drawn: colour and marker by the first value that it is of, dashes by the others; no two alike."""
     of: list[list[tuple[str, Any]]] = [list(line["of"].items()) for line in lines]
     firsts: list[Any] = list(dict.fromkeys(values[0][1] if values else None for values in of))
     if of[0] and of[0][0][0] == "algorithm":

@@ -93,8 +93,6 @@ def points_of(algorithms: Any, table: Any, options: Mapping[str, Any], caller: C
 
 
 class _Ways(dict[tuple[Any, str], Way]):
-    """Each algorithm in each direction, looked up once."""
-
     def of(self, what: Any, direction: Any) -> Way:
         key = what if isinstance(what, str) else id(what), repr(direction)
         if key not in self:

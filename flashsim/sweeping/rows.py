@@ -194,7 +194,6 @@ def _theta(point: Point, M: int, shape: Shape | None) -> float | None:
 
 
 def _sound(read: Callable[[], Any], otherwise: Any) -> Any:
-    """Return what is read; where that makes no sense, the other."""
     try:
         return read()
     except ValueError:
@@ -202,7 +201,6 @@ def _sound(read: Callable[[], Any], otherwise: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a table holds it: a number, a truth, text, or None."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray):

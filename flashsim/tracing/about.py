@@ -142,10 +142,7 @@ def _counts(sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[
 
 
 def _fitting(kind: Kind, sizes: tuple[int, int], shape: Shape) -> Kind:
-    """Return a kind, "" for the side that is not as long as it says: S of one block of rows is not of all queries.
-
-    One with a name that is not known, a mask's, has queries as rows, and keys as columns, where there are so many.
-    """
+    """Return a kind, "" for the side that is not as long as it says: S of one block of rows is not of all queries."""
     rows, cols = (
         symbol if str(size) == symbol or getattr(shape, symbol, None) == size else ""
         for symbol, size in zip(kind, sizes, strict=True)

@@ -61,8 +61,6 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
 
 
 class _Camera:
-    """Draws one step after another, all at one scale."""
-
     def __init__(self, trace: Recording, steps: tuple[Step, ...]) -> None:
         self._trace, self._steps = trace, steps
         self._figure = Figure((WIDE, TALL), dpi=100)
@@ -233,7 +231,6 @@ def _between(start: Point, end: Point, share: float) -> Point:
 
 
 def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[float, float]], float]:
-    """Return each block's upper left corner, and where the lowest ends."""
     x, y, tall, corners = 0.2, 1.15, 0.0, []
     for rows, columns in shapes:
         width = max(columns * cell, 0.62) + 0.1
@@ -245,7 +242,6 @@ def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[fl
 
 
 def _fits(shapes: Sequence[tuple[int, ...]], cell: float) -> bool:
-    """Return whether blocks of these shapes are within SRAM."""
     return _laid(shapes, cell)[1] < FLOOR - 0.1 and all(columns * cell <= CHIP_RIGHT - 0.3 for _, columns in shapes)
 
 

@@ -95,7 +95,6 @@ def _unzipped(path: Path, most: int) -> dict[str, Any]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return what JSON says, if it says that it is a trace of this version."""
     try:
         data = json.loads(text.decode("utf-8"))
     except RecursionError:
@@ -110,7 +109,6 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
-    """Return what a .npz file holds, as the JSON does, and the values."""
     content, names = _content(path, most), ("header", "values")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:

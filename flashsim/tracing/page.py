@@ -134,7 +134,6 @@ def _wins(trace: Recording) -> str:
 
 
 def _turns(trace: Recording) -> dict[str, dict[str, int]]:
-    """Return, of each line, how many turns the loops around it have."""
     found: dict[str, dict[str, int]] = {}
     for event in trace.events:
         around = found.setdefault(event.label, {})
@@ -144,7 +143,6 @@ def _turns(trace: Recording) -> dict[str, dict[str, int]]:
 
 
 def _indented(line: str) -> tuple[str, int, str]:
-    """Return a line of the listing as its number, how far it is indented, and its text."""
     mark, space, text = re.fullmatch(r"(\(?\d+\)?|)(\s*)(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
     return mark, max(0, len(mark + space) - 3), text
 

@@ -56,7 +56,6 @@ def _tree(node: ast.expr) -> Tree:
 
 
 def _called(node: ast.Call) -> str:
-    """Return a function's name, without the module's or object's that it is of."""
     function = node.func
     return (
         function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""

@@ -48,10 +48,7 @@ class Trace(Recording):
         return f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {sizes})"
 
     def _repr_html_(self) -> str:
-        """Return the player in a frame that may run its script and save pictures: no forms, no navigation, no origin.
-
-        A notebook that is not trusted drops the frame, and shows the words in it.
-        """
+        """Return the player in a frame that may run its script and save pictures; a notebook that is not trusted drops it."""
         page = html.escape(self.html(), quote=True)
         title = html.escape(f"Step player: {self.about.title}", quote=True)
         return (

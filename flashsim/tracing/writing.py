@@ -24,8 +24,6 @@ COLUMNS = ("kind", "name", "elements", "loops", "place", "where", "resident", "v
 
 
 class _Index:
-    """Things that repeat, each kept once."""
-
     def __init__(self) -> None:
         self.things: list[Any] = []
         self._at: dict[Hashable, int] = {}

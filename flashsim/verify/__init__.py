@@ -78,7 +78,6 @@ def run(
 
 
 def _said(check: Check) -> tuple[str, str]:
-    """Return the source and the claim."""
     said = " ".join((check.__doc__ or "").split())
     source, _, claim = said.partition(". ")
     return (source, claim) if claim else (check.__name__.replace("_", " ").strip(), said)

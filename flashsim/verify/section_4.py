@@ -48,7 +48,6 @@ def approximations_cross(full: bool) -> Claim:
 
 
 def _cross(method: str, name: str, M: int, k: Callable[[int], int], lengths: range) -> int:
-    """Return the first of the lengths from which on the method makes fewer accesses."""
     not_fewer = (
         N
         for N in lengths
@@ -59,7 +58,6 @@ def _cross(method: str, name: str, M: int, k: Callable[[int], int], lengths: ran
 
 
 def _footprint(moved: Traffic) -> int:
-    """Return the elements of all arrays in HBM, operands and results included."""
     return sum(array.size for array in moved.by_array.values())
 
 

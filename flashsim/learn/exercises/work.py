@@ -140,7 +140,6 @@ def _holes(tree: ast.AST) -> list[int]:
 
 
 def _check_imports(tree: ast.AST, modules: Collection[str]) -> None:
-    """Raise Wrong for an import of a module that is none of these, nor a part of one."""
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []

@@ -66,7 +66,6 @@ def _js(text: str, values: Mapping[str, Any]) -> str:
 
 
 def _written(form: str) -> Callable[[Any, Any], Symbol]:
-    """Return what writes two numbers as JavaScript of this form."""
     return lambda one, other: Symbol(form.format(js(one), js(other)))
 
 
