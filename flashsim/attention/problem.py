@@ -48,24 +48,11 @@ class Problem:
 
     @classmethod
     def of(
-        cls,
-        *,
-        N: int | None = None,
-        d: int | None = None,
-        M: Size | None = None,
-        N_q: int | None = None,
-        N_k: int | None = None,
-        d_v: int | None = None,
-        heads: int = 1,
-        kv_heads: int | None = None,
-        dtype: Any = "float32",
-        causal: bool = False,
-        mask: Any = None,
-        scale: float | None = None,
-        dropout_p: float = 0.0,
-        seed: int = 0,
-        gqa: str = "separate",
-    ) -> Problem:
+        cls, *, N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None,
+        N_k: int | None = None, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None,
+        dtype: Any = "float32", causal: bool = False, mask: Any = None, scale: float | None = None,
+        dropout_p: float = 0.0, seed: int = 0, gqa: str = "separate"
+    ) -> Problem:  # fmt: skip
         """Return the problem of these lengths, in elements; arguments as in `flashsim.count`. Raises ValueError."""
         shape, stored = check_shape(N, d, N_q, N_k, d_v), float_dtype(dtype)
         heads, kv_heads = check_heads(heads, kv_heads)

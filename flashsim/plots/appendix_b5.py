@@ -33,14 +33,9 @@ _MEASURES = {
 
 
 def appendix_b5_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, sizing: str = "fit"
+) -> dict[str, Any]:  # fmt: skip
     """Return, by measure and algorithm, the counts for one head, by default GPT-2's, with the largest blocks of each that fit.
 
     `products` is how many products of 2N²d the backward pass computes. `sizing`: "paper" for line 1's blocks.

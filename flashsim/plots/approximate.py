@@ -51,14 +51,9 @@ _DRAWN = {
 
 
 def approximate_data(
-    *,
-    d: int = REFERENCE_D,
-    k: int | None = None,
-    rounds: int = 4,
-    C: int | None = None,
-    M: Size | None = None,
-    dtype: str = "float32",
-) -> dict[str, Any]:
+    *, d: int = REFERENCE_D, k: int | None = None, rounds: int = 4, C: int | None = None, M: Size | None = None,
+    dtype: str = "float32"
+) -> dict[str, Any]:  # fmt: skip
     """Return forward accesses, FLOPs of products and extra memory (elements, one head) against N, 128 … 65,536, by method.
 
     Exact: standard, flash, q_outer. Sparse: block_sparse in Algorithm 5's butterfly, sliding_window of k keys. Linear in N:

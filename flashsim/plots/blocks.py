@@ -28,16 +28,9 @@ CURVE = 2000  # the most points the closed form's curve has
 
 
 def blocks_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: int | None = None,
-    dtype: str = "float32",
-    N_q: int | None = None,
-    d_v: int | None = None,
-    backward: bool = True,
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: int | None = None, dtype: str = "float32", N_q: int | None = None,
+    d_v: int | None = None, backward: bool = True, algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return Algorithm 1's HBM accesses by column block size B_c, B_r = min(B_c, d), and what to compare them with.
 
     N is the number of keys; N_q, of queries, and d_v, V's width, default to N and d. One head.

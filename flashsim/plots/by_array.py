@@ -26,18 +26,10 @@ _LONG = 10  # a bar is cut that is this many times longer than the shortest
 
 
 def arrays_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    causal: bool = False,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    sizing: str = "fit",
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, causal: bool = False, heads: int = 1, kv_heads: int | None = None,
+    sizing: str = "fit", algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return reads and writes (elements, all `heads`) of each array, by direction and algorithm; by default GPT-2's head.
 
     Of the algorithms that pictures compare, with blocks that fit and a backward pass by their name, of "block_sparse" with the

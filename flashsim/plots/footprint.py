@@ -21,13 +21,9 @@ _LENGTHS = [2**e for e in range(7, 24)]
 
 
 def memory_data(
-    *,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-) -> dict[str, Any]:
+    *, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32", blocks: tuple[int, int] | None = None,
+    sizing: str = "fit"
+) -> dict[str, Any]:  # fmt: skip
     """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads.
 
     `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in between. `inputs_outputs`:

@@ -26,17 +26,10 @@ _MARKED = ("A100-40GB", "H200")
 
 
 def l2_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    algorithms: Sequence[Any] = (),
-    machine: str | Machine | None = None,
-    on_done: OnDone | None = None,
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, sizing: str = "fit", algorithms: Sequence[Any] = (),
+    machine: str | Machine | None = None, on_done: OnDone | None = None
+) -> dict[str, Any]:  # fmt: skip
     """Return DRAM traffic (elements, one head) of standard and FlashAttention against the size of the L2 (elements).
 
     `accesses`: the model's HBM accesses, what SMs and L2 exchange. `compulsory`: what is left when the L2 holds

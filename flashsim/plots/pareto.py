@@ -20,13 +20,9 @@ LOOPS = ("flash", "q_outer")
 
 
 def pareto_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: int | None = None,
-    dtype: str = "float32",
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: int | None = None, dtype: str = "float32",
+    algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return peaks and accesses (elements, one head, forward) of K/V-outer and Q-outer loops over all block sizes.
 
     By algorithm: `points`, (B_r, B_c, peak, accesses) of blocks 1, 2, 3, 4, 6, 8, 12, … and N; `frontier`, of all block

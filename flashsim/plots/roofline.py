@@ -24,15 +24,9 @@ _THROUGH_L2 = ("standard", "flash")
 
 
 def roofline_data(
-    *,
-    machine: str | Machine = "A100-40GB",
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    *, machine: str | Machine = "A100-40GB", N: int = REFERENCE_N, d: int = REFERENCE_D, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, sizing: str = "fit", algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and what binds it.
 
     By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM access; `through_l2`, the

@@ -29,14 +29,9 @@ _FLOORS = {"forward": "3Nd + 2N", "backward": "7Nd"}
 
 
 def sparsity_data(
-    *,
-    N: int = 16_384,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-) -> dict[str, Any]:
+    *, N: int = 16_384, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, sizing: str = "fit"
+) -> dict[str, Any]:  # fmt: skip
     """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part of tiles computed.
 
     `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th column), as

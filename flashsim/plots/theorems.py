@@ -38,14 +38,9 @@ _THEOREMS = {
 
 
 def theorem_data(
-    number: int,
-    *,
-    N: int = 16_384,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    number: int, *, N: int = 16_384, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return HBM accesses (elements) of one head against N, d and M, the others fixed at those given, and their log-log fits.
 
     By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted by

@@ -28,34 +28,13 @@ class Disagreement(RuntimeError):
 
 
 def sweep(
-    algorithms: Any = "flash",
-    *,
-    N: Any = None,
-    d: Any = None,
-    M: Any = None,
-    blocks: Any = None,
-    causal: Any = None,
-    direction: Any = None,
-    N_q: Any = None,
-    N_k: Any = None,
-    d_v: Any = None,
-    heads: Any = None,
-    kv_heads: Any = None,
-    gqa: Any = None,
-    dtype: Any = None,
-    sizing: Any = None,
-    enforce: Any = None,
-    mask: Any = None,
-    dropout_p: Any = None,
-    points: Any = None,
-    check: int = 32,
-    seed: int = 0,
-    jobs: int | Over | None = 1,
-    on_points: OnPoints | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    bound: bool = False,
-    **options: Any,
-) -> Sweep:
+    algorithms: Any = "flash", *, N: Any = None, d: Any = None, M: Any = None, blocks: Any = None, causal: Any = None,
+    direction: Any = None, N_q: Any = None, N_k: Any = None, d_v: Any = None, heads: Any = None, kv_heads: Any = None,
+    gqa: Any = None, dtype: Any = None, sizing: Any = None, enforce: Any = None, mask: Any = None,
+    dropout_p: Any = None, points: Any = None, check: int = 32, seed: int = 0, jobs: int | Over | None = 1,
+    on_points: OnPoints | None = None, resume: str | os.PathLike[str] | None = None, bound: bool = False,
+    **options: Any
+) -> Sweep:  # fmt: skip
     """Return what each algorithm moves at each of many points: `flashsim.count` of every combination, as rows.
 
     Each argument of `flashsim.count`, the algorithm's own options included, takes one value or many (a list, a range, an

@@ -31,12 +31,10 @@ def proposition_3(full: bool) -> Claim:
                 if name == "flash":
                     most = max(most, moved / floor)
                     within_factor &= moved <= theory.flash_over_compulsory_constant(d, direction) * floor
-    return Claim(
-        f"{cases:,} counts: all algorithms, both directions, N to {largest_N(full):,}",
-        f"{len(below)} below that; flash at most {most:.2f} × that",
-        not below and within_factor,
-        {"cases": cases, "below": below[:10], "flash_most": most},
-    )
+    tried = f"{cases:,} counts: all algorithms, both directions, N to {largest_N(full):,}"
+    measured = f"{len(below)} below that; flash at most {most:.2f} × that"
+    holds = not below and within_factor
+    return Claim(tried, measured, holds, {"cases": cases, "below": below[:10], "flash_most": most})
 
 
 def _sparse_cases(full: bool) -> Iterator[tuple[int, int, int, str, np.ndarray[Any, np.dtype[np.bool_]]]]:

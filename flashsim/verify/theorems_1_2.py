@@ -91,12 +91,9 @@ def theorem_1_memory(full: bool) -> Claim:
     cases = list(in_range(full))
     flash = all(count("flash_basic", N=N, d=d, M=M).hbm.extra == 2 * N for N, d, M in cases)
     standard = all(count("standard", N=N, d=d, M=M).hbm.extra == 2 * N * N for N, d, M in cases)
-    return Claim(
-        f"{len(cases)} (N, d, M), N to {largest_N(full):,}",
-        f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in every case",
-        flash and standard,
-        {"cases": len(cases)},
-    )
+    tried = f"{len(cases)} (N, d, M), N to {largest_N(full):,}"
+    measured = f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in every case"
+    return Claim(tried, measured, flash and standard, {"cases": len(cases)})
 
 
 # ---------------------------------------------------------------------------------------------------------- Theorem 2
@@ -127,11 +124,8 @@ def theorem_2_counts(full: bool) -> Claim:
                 agree &= (run.hbm, run.sram, run.blocks) == (want.hbm, want.sram, want.blocks)
             if not agree:
                 unequal.append(f"{name} {shape} M={room} {policy}")
-    return none_differs(
-        f"{counted:,} counted and {simulated:,} simulated runs, ragged, N_q ≠ N_k, d_v ≠ d, three sizings",
-        unequal,
-        {"counted": counted, "simulated": simulated},
-    )
+    tried = f"{counted:,} counted and {simulated:,} simulated runs, ragged, N_q ≠ N_k, d_v ≠ d, three sizings"
+    return none_differs(tried, unequal, {"counted": counted, "simulated": simulated})
 
 
 def theorem_2_flash_bounds(full: bool) -> Claim:
