@@ -27,8 +27,8 @@ from flashsim.tracing import Recorder, Trace, page, recording, text
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 from flashsim.tracing.listing import label_of, listing_of
 from flashsim.tracing.observers import Ledger
-from flashsim.tracing.perfetto import as_perfetto
 from flashsim.tracing.spelled import spelled
+from flashsim.tracing.writing import as_perfetto
 
 from .cases import with_trace
 

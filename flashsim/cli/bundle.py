@@ -59,15 +59,9 @@ def write_bundle(found: Any, options: argparse.Namespace, pictures: Mapping[str,
         certificates=CERTIFICATES if certificates else "No lower bound is known at these points: rows.csv says why.\n",
     )
     files: dict[str, str | bytes] = {
-        "README.txt": said,
-        "command.json": _json({"run": again}),
-        "made_with.json": _json(made_with()),
-        "rows.csv": found.to_csv(),
-        "rows.json": found.to_json(),
-        **pictures,
-        **certificates,
-        **inputs,
-    }
+        "README.txt": said, "command.json": _json({"run": again}), "made_with.json": _json(made_with()),
+        "rows.csv": found.to_csv(), "rows.json": found.to_json(), **pictures, **certificates, **inputs,
+    }  # fmt: skip
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in files.items():

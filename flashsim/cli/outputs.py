@@ -115,13 +115,9 @@ def progress(options: argparse.Namespace, said: str = "") -> Iterator[Callable[.
 
     shown = console(stderr=True)
     columns = (
-        rich.TextColumn("{task.description}"),
-        rich.BarColumn(bar_width=16),
-        rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(),
-        rich.TextColumn("left"),
-        rich.TimeRemainingColumn(),
-    )
+        rich.TextColumn("{task.description}"), rich.BarColumn(bar_width=16), rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(), rich.TextColumn("left"), rich.TimeRemainingColumn(),
+    )  # fmt: skip
     off = options.quiet or not shown.is_terminal
     if said and not off:
         shown.print(said)

@@ -54,14 +54,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What is different in them from `flashsim.cli.shared`."""
 OLD = {
-    "accesses_by_array": "arrays",
-    "figure_2_left": "traffic",
-    "figure_2_middle": "blocks",
-    "figure_2_right": "sparsity",
-    "figure_3_right": "memory",
-    "theorem_2": "theorem2",
-    "theorem_5": "theorem5",
-}
+    "accesses_by_array": "arrays", "figure_2_left": "traffic", "figure_2_middle": "blocks",
+    "figure_2_right": "sparsity", "figure_3_right": "memory", "theorem_2": "theorem2", "theorem_5": "theorem5",
+}  # fmt: skip
 """What files of figures were once called; still read, as a number in the paper is."""
 
 

@@ -108,16 +108,10 @@ def run(options: argparse.Namespace) -> int:
     with progress(options) as told:
         try:
             found = sweep(
-                algorithms or DEFAULT_ALGORITHM,
-                **_arguments(options, table),
-                points=table,
-                jobs=partial(in_any_order, jobs=options.jobs),
-                check=options.check,
-                seed=options.seed,
-                on_points=told,
-                resume=options.resume,
-                bound=options.bound or options.bundle is not None,
-            )
+                algorithms or DEFAULT_ALGORITHM, **_arguments(options, table), points=table,
+                jobs=partial(in_any_order, jobs=options.jobs), check=options.check, seed=options.seed, on_points=told,
+                resume=options.resume, bound=options.bound or options.bundle is not None,
+            )  # fmt: skip
         except TypeError as error:
             raise ValueError(f"argument --points: {error}") from None
         except KeyboardInterrupt as stop:

@@ -166,13 +166,9 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ticks(ax.yaxis, LogLocator(10, numticks=8))
     heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" and not on_slide(ax) else None
     ax.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(hang(ax, -0.2), 1),
-        handlelength=2.6,
-        title=heading,
+        handles=handles, loc="lower left", bbox_to_anchor=(hang(ax, -0.2), 1), handlelength=2.6, title=heading,
         alignment="left",
-    )
+    )  # fmt: skip
     title = _TITLES[variable].replace("; ", ";\n") if on_slide(ax) else _TITLES[variable]
     ax.set_title(title, x=hang(ax, -0.2), pad=50 if heading else 38)
 

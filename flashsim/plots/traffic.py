@@ -40,18 +40,10 @@ _WAYS = ("forward", "backward")
 
 _LOOKS = looks(("standard", "flash"))
 _PASSES = {
-    "Q, K → S": "QKᵀ",
-    "S → S": "mask",
-    "S → P": "softmax",
-    "P → Z, P_dropped": "dropout",
-    "P_dropped, V → O": "PV",
-    "P_dropped, dO → dV": "dV",
-    "dO, V → dP": "dP",
-    "dP, Z → dP": "dropout",
-    "P, dP → dS": "softmax",
-    "dS, K → dQ": "dQ",
-    "dS, Q → dK": "dK",
-}
+    "Q, K → S": "QKᵀ", "S → S": "mask", "S → P": "softmax", "P → Z, P_dropped": "dropout", "P_dropped, V → O": "PV",
+    "P_dropped, dO → dV": "dV", "dO, V → dP": "dP", "dP, Z → dP": "dropout", "P, dP → dS": "softmax",
+    "dS, K → dQ": "dQ", "dS, Q → dK": "dK",
+}  # fmt: skip
 
 
 def traffic_data(*, sizing: str = "fit") -> dict[str, Any]:
@@ -63,13 +55,9 @@ def traffic_data(*, sizing: str = "fit") -> dict[str, Any]:
     """
     N, d, heads = (_SHAPE[k] for k in ("N", "d", "heads"))
     return {
-        **_SHAPE,
-        **_VARIANT,
-        "sizing": sizing,
-        "paper": FIGURE_2,
-        "product_flops": 2 * N * N * d * heads,
+        **_SHAPE, **_VARIANT, "sizing": sizing, "paper": FIGURE_2, "product_flops": 2 * N * N * d * heads,
         "model": {name: _model(name, sizing) for name in _LOOKS},
-    }
+    }  # fmt: skip
 
 
 def _model(name: str, sizing: str) -> dict[str, Any]:

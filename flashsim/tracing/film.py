@@ -48,9 +48,8 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
 
     camera = _Camera(trace, trace.steps[first : last + 1])
     pictures, times = zip(*camera.roll(), strict=True)
-    palette = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)])).quantize(
-        COLOURS, Image.Quantize.MAXCOVERAGE
-    )
+    few = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)]))
+    palette = few.quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
     colours = np.array(palette.getpalette(), np.int64).reshape(-1, 3)
     colours[colours.min(axis=1) > 248] = 255  # the paper, which Pillow mixes with what is nearly white
     palette.putpalette(colours.ravel().tolist())
@@ -149,11 +148,12 @@ class _Camera:
             slot = slots.get(held or "", (CHIP_RIGHT / 2, FLOOR - 0.6))
             ends = (place, slot) if event.kind == "load" else (slot, place)
             colour = LOAD if event.kind == "load" else CHIP
-            axes.add_patch(
-                FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85)
-            )
+            arrow = FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85)
+            axes.add_patch(arrow)
             if share < 1:
-                self._tile(axes, event.name, event.elements, _between(*ends, share), colour)
+                (x, y), (to_x, to_y) = ends
+                way = x + (to_x - x) * share, y + (to_y - y) * share
+                self._tile(axes, event.name, event.elements, way, colour)
         axes.set(xlim=(0, WIDE), ylim=below)
         self._canvas.draw()  # type: ignore[no-untyped-call]
         return np.asarray(self._canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
@@ -167,15 +167,12 @@ class _Camera:
 
         def place(name: str, rows: Span, cols: Span) -> tuple[tuple[float, float], float, float]:
             """Return the corner, width and height of a part of an array; one that is not beside the scores is on them."""
+            length, down = rows[1] - rows[0], top + rows[0] * y
             if name in beside:
-                return (
-                    (HBM_LEFT + 0.1 + beside.index(name) * pitch, top + rows[0] * y),
-                    pitch * 0.75,
-                    (rows[1] - rows[0]) * y,
-                )
+                return (HBM_LEFT + 0.1 + beside.index(name) * pitch, down), pitch * 0.75, length * y
             if name in above:
-                return (left + rows[0] * x, 0.85 + above.index(name) * pitch), (rows[1] - rows[0]) * x, pitch * 0.75
-            return (left + cols[0] * x, top + rows[0] * y), (cols[1] - cols[0]) * x, (rows[1] - rows[0]) * y
+                return (left + rows[0] * x, 0.85 + above.index(name) * pitch), length * x, pitch * 0.75
+            return (left + cols[0] * x, down), (cols[1] - cols[0]) * x, length * y
 
         for i in range(blocks.T_r):
             for j in range(blocks.T_c):
@@ -187,8 +184,8 @@ class _Camera:
             tile = place("S", step.rows or (0, N_q), step.cols or (0, N_k))
             axes.add_patch(Rectangle(*tile, fill=False, ec=CURRENT, lw=2.2))
         resident = [name for name, _ in self._trace.events[step.last].resident]
-        on_chip = {
-            quantity(name): LOAD if "[" in name else CHIP for name in sorted(resident, key=lambda name: "[" in name)
+        on_chip = {quantity(name): CHIP for name in resident} | {
+            quantity(name): LOAD for name in resident if "[" in name
         }
         for names, span, length in ((beside, step.rows, N_q), (above, step.cols, N_k)):
             for name in names:
@@ -224,10 +221,6 @@ class _Camera:
         extent = (x, x + width, y + height, y)
         axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, extent=extent, aspect="auto")
         axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=line))
-
-
-def _between(start: Point, end: Point, share: float) -> Point:
-    return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share
 
 
 def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[float, float]], float]:

@@ -10,9 +10,8 @@ from pathlib import Path
 from flashsim.support.files import path_of, write_whole
 from flashsim.tracing.lesson import Lesson
 from flashsim.tracing.page import page_of
-from flashsim.tracing.perfetto import as_perfetto
 from flashsim.tracing.steps import Recording
-from flashsim.tracing.writing import as_json, as_npz, zipped
+from flashsim.tracing.writing import as_json, as_npz, as_perfetto, zipped
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -104,20 +104,8 @@ def _agrees(run: Run, cost: Run | Gradients) -> bool | None:
     algorithm, plan = cost.plan.algorithm, run.plan
     if plan.mask.per_head or not _has_form(algorithm):
         return None
-    want = theory.exact(
-        algorithm,
-        **asdict(run.inputs.shape),
-        M=cost.sram.capacity,
-        heads=math.prod(run.inputs.leading),
-        kv_heads=math.prod(run.inputs.K.shape[:-2]),
-        gqa=run.gqa,
-        dtype=run.inputs.dtype.name,
-        blocks=(cost.blocks.B_r, cost.blocks.B_c),
-        direction=algorithm.direction,
-        mask=plan.mask,
-        dropout_p=plan.problem.dropout_p,
-        **plan.options,
-    )
+    problem, blocks = replace(run.problem, M=cost.sram.capacity, mask=plan.mask), (cost.blocks.B_r, cost.blocks.B_c)
+    want = theory.exact(algorithm, problem, blocks=blocks, direction=algorithm.direction, **plan.options)
     return (cost.hbm, cost.sram.peak, cost.blocks) == (want.hbm, want.sram.peak, want.blocks)
 
 
@@ -139,8 +127,13 @@ def forward_errors(run: Run) -> Iterator[Compared]:
         for top in range(0, shape.N_q, ROWS_AT_ONCE):
             rows = slice(top, top + ROWS_AT_ONCE)
             mask, kept = (None if a is None else a[rows] for a in (whole, keep))
-            parts: dict[str, Any] = {"scale": run.scale, "mask": mask, "keep": kept, "dropout_p": p}
-            parts["sink"] = _sink(run, head)
+            parts: dict[str, Any] = {
+                "scale": run.scale,
+                "mask": mask,
+                "keep": kept,
+                "dropout_p": p,
+                "sink": _sink(run, head),
+            }
             bound = reference.error_bound(Q[rows], K, V, **rounded, **parts)
             yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
 
@@ -188,9 +181,8 @@ def _sink(run: Run, head: tuple[int, ...]) -> Any:
 
 
 def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:
-    problem = run.problem
-    N_q, N_k, p = problem.shape.N_q, problem.shape.N_k, problem.dropout_p
-    return run.plan.attended(head), keep_mask(problem.seed, p, N_q, N_k, number) if p else None
+    shape, p = run.problem.shape, run.problem.dropout_p
+    return run.plan.attended(head), keep_mask(run.problem.seed, p, shape.N_q, shape.N_k, number) if p else None
 
 
 def _worst(compared: Iterable[Compared]) -> tuple[float, float] | None:

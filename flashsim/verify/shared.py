@@ -106,7 +106,7 @@ def exponents(tried: str, fits: Mapping[str, tuple[float, tuple[float, float]]])
     return Claim(tried, measured, holds, data)
 
 
-def exponents_of_accesses(flash: str, direction: str, last: int) -> Claim:
+def power_laws(flash: str, direction: str, last: int) -> Claim:
     """Return the claim that accesses are as N², d², M⁻¹; standard attention's as N², for N from 2¹³ to 2^`last`."""
 
     def moved(name: str, N: int, d: int, M: int) -> int:

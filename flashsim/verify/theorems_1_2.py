@@ -11,16 +11,7 @@ from flashsim.reference import of_bound
 from flashsim.run.api import count, forward
 from flashsim.tracing.observers import InductionInvariant, InvariantBroken
 from flashsim.verify.comparison import forward_errors
-from flashsim.verify.shared import (
-    Claim,
-    accesses,
-    exponents_of_accesses,
-    in_range,
-    largest_N,
-    none_differs,
-    regimes,
-    within,
-)
+from flashsim.verify.shared import Claim, accesses, in_range, largest_N, none_differs, power_laws, regimes, within
 
 
 def theorem_1_right(full: bool) -> Claim:
@@ -139,7 +130,7 @@ def theorem_2_flash_bounds(full: bool) -> Claim:
 
 def theorem_2_exponents(full: bool) -> Claim:
     """Theorem 2. Exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02."""
-    return exponents_of_accesses("flash_basic", "forward", 19)
+    return power_laws("flash_basic", "forward", 19)
 
 
 def theorem_2_standard(full: bool) -> Claim:

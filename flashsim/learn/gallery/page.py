@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 from flashsim import tracing
 from flashsim.learn.gallery.looking import number_at
-from flashsim.learn.gallery.thumbnail import thumbnail
-from flashsim.tracing import Lesson, Moment, Stop, Trace
+from flashsim.tracing import Lesson, Moment, Step, Stop, Trace
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.sample import gradient, operands
 
@@ -82,6 +82,28 @@ class Page:
     def size(self) -> str:
         """The page's size, in words."""
         return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
+
+
+SIDE = 76  # of a small picture, in pixels
+FILLS = {"current": "var(--mark)", "done": "var(--done)", "ahead": "var(--panel)", "skipped": "var(--ground)"}
+
+
+def thumbnail(trace: Trace, at: Step) -> str:
+    """Return the score matrix by tiles at a step as SVG: done, current, ahead, or, smaller, never visited."""
+    blocks = trace.about.blocks
+    last = {step.tile: step.number for step in trace.steps}
+    wide, tall = SIDE / blocks.T_c, SIDE / max(blocks.T_r, blocks.T_c / 4)
+    height, tiles = blocks.T_r * tall, []
+    for i, j in product(range(blocks.T_r), range(blocks.T_c)):
+        late = "done" if last.get((i, j), 0) < at.number else "ahead"
+        fate = "skipped" if (i, j) not in last else "current" if (i, j) == at.tile else late
+        edge = min(wide, tall) / 3 if fate == "skipped" else 1
+        tiles.append(
+            f'<rect x="{j * wide + edge / 2:.4g}" y="{i * tall + edge / 2:.4g}" width="{wide - edge:.4g}" '
+            f'height="{tall - edge:.4g}" fill="{FILLS[fate]}" stroke="var(--{"current" if fate == "current" else "faint"})"/>'
+        )
+    size = f'width="{SIDE + 2}" height="{height + 2:g}" viewBox="-1 -1 {SIDE + 2} {height + 2:g}"'
+    return f'<svg {size} aria-hidden="true">{"".join(tiles)}</svg>'
 
 
 MARK = re.compile(r"(?m)^ *\[(.+?)\]\s")

@@ -32,13 +32,9 @@ def page() -> str:
     css = f"\n{read('typeset.css')}{_read('playground.css')}\n"
     js = f"\n{lighter(script(passes) + read('magnify.js') + read('elements.js') + _read('playground.js'))}\n"
     parts = {
-        "css": css,
-        "js": js,
-        "policy": policy(css, js),
-        "algorithms": _choices(passes),
-        "steps": str(STEPS),
+        "css": css, "js": js, "policy": policy(css, js), "algorithms": _choices(passes), "steps": str(STEPS),
         "typeset": _symbols(passes),
-    }
+    }  # fmt: skip
     return filled(_read("playground.html"), parts)
 
 
