@@ -104,13 +104,9 @@ def _climb(options: argparse.Namespace) -> int:
     from flashsim.gpu.steps import climb
 
     lengths, dims, rounds = options.N or [LADDERS], options.d or [128], options.rounds or USUAL["rounds"]
+    drawn, backward = options.distribution or ["normal"], options.direction == "backward"
     more = {"--N": len(lengths) > 1, "--d": len(dims) > 1, "--heads": len(options.heads) > 1, "--only": options.only}
-    drawn = options.distribution or ["normal"]
-    more |= {
-        "--distribution": len(drawn) > 1,
-        "--direction backward": options.direction == "backward",
-        "--dropout": options.dropout_p,
-    }
+    more |= {"--distribution": len(drawn) > 1, "--direction backward": backward, "--dropout": options.dropout_p}
     for name, given in more.items():
         if given:
             raise ValueError(f"--ladder is one problem, forward, of all rungs: {name} asks for something else")
@@ -174,18 +170,12 @@ def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
         at: dict[str, Any] = next((t for t in r["timings"] if t["name"] == own), {})
         best = max(filter(None, map(rate.get, (*TORCH, FA4))), default=None)
         against = ((rate.get("torch_flash"), 2), (best, 2), (rate.get("standard"), 1), (rate.get("torch_unfused"), 1))
-        rows.append(
-            (
-                f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}{_drawn(r)}",
-                *(_rounded(rate.get(name), 1) for name in names),
-                *(_rounded(ours / other if ours and other else None, digits) for other, digits in against),
-                *(_rounded(at.get(what), 0) for what in ("watts", "mhz")),
-            )
-        )
-    print_table(
-        ("setting", *names, "ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused", "our W", "our MHz"),
-        rows,
-    )
+        setting = f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}{_drawn(r)}"
+        rates = (_rounded(rate.get(name), 1) for name in names)
+        ratios = (_rounded(ours / other if ours and other else None, digits) for other, digits in against)
+        rows.append((setting, *rates, *ratios, *(_rounded(at.get(what), 0) for what in ("watts", "mhz"))))
+    compared = ("ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused")
+    print_table(("setting", *names, *compared, "our W", "our MHz"), rows)
     if record.get("absent"):
         print("absent: " + "; ".join(f"{name}: {why}" for name, why in record["absent"].items()))
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}

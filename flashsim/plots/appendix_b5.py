@@ -42,9 +42,8 @@ def appendix_b5_data(
     `blocks`: (B_r, B_c) of all; M enforced. `sram_peak`: the most that FlashAttention has on chip.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
-    forward, backward = (
-        {name: count(name, **shape, direction=way) for name in _LOOKS} for way in ("forward", "backward")
-    )
+    ways = ("forward", "backward")
+    forward, backward = ({name: count(name, **shape, direction=way) for name in _LOOKS} for way in ways)
     matmul = {name: tally.flops.matmul for name, tally in backward.items()}
     return {
         **shape,
@@ -84,9 +83,6 @@ def plot_appendix_b5(data: Mapping[str, Any], ax: Axes) -> None:
     ax.spines["left"].set_visible(False)
     ticks(ax.xaxis, FixedLocator([1, 10, 100]), FixedFormatter(["1×", "10×", "100×"]))
     ax.set_xlabel(f"times FlashAttention's\n{said(data, 'N', 'd', 'M')}")
-    more = [
-        data["measures"][f"{way} accesses"]["rabe_staats"] / data["measures"][f"{way} accesses"]["flash"]
-        for way in ("forward", "backward")
-    ]
-    said_more = "{:.3g}× and {:.3g}× the accesses".format(*more)
+    both = (data["measures"][f"{way} accesses"] for way in ("forward", "backward"))
+    said_more = " and ".join(f"{moved['rabe_staats'] / moved['flash']:.3g}×" for moved in both) + " the accesses"
     ax.set_title(f"Rabe & Staats: {said_more},\nmore memory and one product more", x=hang(ax, -0.4))

@@ -162,10 +162,8 @@ def _gid(what: str, direction: str) -> str:
 
 
 def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
-    fits = [peak <= M for peak in curve["peak"]]
-    return {
-        name: [value for value, there in zip(curve[name], fits, strict=True) if there] for name in ("B_c", "accesses")
-    }
+    fits = [number for number, peak in enumerate(curve["peak"]) if peak <= M]
+    return {name: [curve[name][number] for number in fits] for name in ("B_c", "accesses")}
 
 
 def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mapping[str, Any], which: str) -> None:
@@ -173,10 +171,8 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mappi
     N, floor, limit = data["N"], data["floor"], numbers["largest_that_fits"]
     (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
     if limit != N:
-        where = [limit or left, right]
-        ax.fill_between(
-            where, floor, top, facecolor=BLACK, alpha=0.1, linewidth=0, zorder=0, gid=_gid("does not fit", direction)
-        )
+        grey: dict[str, Any] = {"facecolor": BLACK, "alpha": 0.1, "linewidth": 0, "zorder": 0}
+        ax.fill_between([limit or left, right], floor, top, **grey, gid=_gid("does not fit", direction))
     if limit is not None and limit != N:
         dotted = (0, (1, 1.5))
         ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=dotted, linewidth=1, gid=_gid("limit", direction))

@@ -30,15 +30,9 @@ def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: S
     for algorithm in (chosen(what, "forward") for what in (*compared(), *algorithms)):
         choices = (best_of(algorithm, N=N, d=d, M=M) for M in rooms)
         series[algorithm.name] = [choice.accesses if choice else None for choice in choices]
-    return {
-        "N": N,
-        "d": d,
-        "dtype": DEFAULT_DTYPE,
-        "M": rooms,
-        "series": series,
-        "bound": [min(theory.theorem_2_flash(N, d, M), theory.theorem_saha_ye(N, d, M)) for M in rooms],
-        "floor": theory.compulsory(N, N, d, d),
-    }
+    bound = [min(theory.theorem_2_flash(N, d, M), theory.theorem_saha_ye(N, d, M)) for M in rooms]
+    sizes = {"N": N, "d": d, "dtype": DEFAULT_DTYPE, "M": rooms}
+    return {**sizes, "series": series, "bound": bound, "floor": theory.compulsory(N, N, d, d)}
 
 
 @partial(
@@ -83,11 +77,8 @@ def _point(data: Mapping[str, Any]) -> str:
         (M for M, moved in zip(data["M"], data["series"]["flash"], strict=True) if moved is not None),
         key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))),
     )
-    at = data["M"].index(near)
-    series = data["series"]
-    if not series["small_cache"][at] or not series["flash"][at]:
+    flash, small = (data["series"][name][data["M"].index(near)] for name in ("flash", "small_cache"))
+    if not small or not flash:
         return "HBM accesses against M"
-    ratio = series["flash"][at] / series["small_cache"][at]
-    return (
-        f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × what small cache does"
-    )
+    more = f"at M = {near:,} it moves {flash / small:.1f} × what small cache does"
+    return f"Left of M = d², FlashAttention is not optimal:\n{more}"

@@ -35,19 +35,10 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
     N, d = check_count("N", N), check_count("d", d)
     rooms = [int(d * d * 2 ** (step / 4)) for step in range(-24, 17)]
     rooms = [M for M in dict.fromkeys(rooms) if d <= M]
-    return {
-        "N": N,
-        "d": d,
-        "f": 4 * d,
-        "dtype": DEFAULT_DTYPE,
-        "M": rooms,
-        "mlp": {
-            name: [_moved(mlp.exact(N=N, d=d, f=4 * d, M=M, **how)) for M in rooms] for name, (how, _) in _WAYS.items()
-        },
-        "attention": {
-            name: [_moved(theory.exact(name, N=N, d=d, M=M, sizing="fit")) for M in rooms] for name in _ATTENTION
-        },
-    }
+    f = 4 * d
+    layers = {name: [_moved(mlp.exact(N=N, d=d, f=f, M=M, **how)) for M in rooms] for name, (how, _) in _WAYS.items()}
+    scores = {name: [_moved(theory.exact(name, N=N, d=d, M=M, sizing="fit")) for M in rooms] for name in _ATTENTION}
+    return {"N": N, "d": d, "f": f, "dtype": DEFAULT_DTYPE, "M": rooms, "mlp": layers, "attention": scores}
 
 
 @partial(Chart, "fusing", fusing_data, _WHAT, 5.2, panels=2, grid={"sharex": True}, x=2, y=10)

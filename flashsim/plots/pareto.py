@@ -68,9 +68,8 @@ def plot_pareto(data: Mapping[str, Any], ax: Axes) -> None:
     for name, look in looks(data["algorithms"]).items():
         drawn, colour, marker = data["algorithms"][name], look.colour, look.marker
         label = (FORWARD[name].loops if name in FORWARD else None) or look.label
-        ax.plot(
-            *_columns(drawn["points"]), linestyle="none", marker=marker, markersize=1.8, color=colour, alpha=0.25, mew=0
-        )
+        faint: dict[str, Any] = {"linestyle": "none", "marker": marker, "markersize": 1.8, "alpha": 0.25, "mew": 0}
+        ax.plot(*_columns(drawn["points"]), color=colour, **faint)
         ax.step(*_columns(drawn["frontier"]), where="post", color=colour, label=label, gid=f"{name} frontier")
         ax.plot(*_columns([drawn["paper"]]), linestyle="none", marker="x", color=colour, gid=f"{name} paper")
         if drawn["best"]:
@@ -86,10 +85,8 @@ def plot_pareto(data: Mapping[str, Any], ax: Axes) -> None:
     best = {name: drawn["best"] for name, drawn in data["algorithms"].items()}
     if best["flash"] and best["q_outer"]:
         ratio = best["flash"][3] / best["q_outer"][3]
-        ax.set_title(
-            f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at best",
-            x=hang(ax, -0.17),
-        )
+        title = f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at best"
+        ax.set_title(title, x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), EngFormatter(sep=""))
     ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)

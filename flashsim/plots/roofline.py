@@ -54,16 +54,14 @@ def roofline_data(
         directions[direction] = {
             "algorithms": {name: _numbers(line) for name, line in counted.items()},
             "through_l2": {
-                name: _numbers(roofline(on, nbytes[direction], counted[name].flops, dtype))
-                for name, nbytes in through_l2.items()
+                name: _numbers(roofline(on, moved[direction], counted[name].flops, dtype)) for name, moved in through_l2.items()
             },
-        }
+        }  # fmt: skip
     itemsize = float_dtype(dtype).itemsize
-    tiles = {name: kv_tile(B_q=B_q, B_k=32, d=128, itemsize=itemsize) for name, B_q in _QUERIES.items()}
-    chapter = {
-        name: {**_numbers(roofline(on, t.nbytes, t.flops, dtype)), "printed": float(t.as_printed)}
-        for name, t in tiles.items()
-    }
+    chapter = {}
+    for name, B_q in _QUERIES.items():
+        tile = kv_tile(B_q=B_q, B_k=32, d=128, itemsize=itemsize)
+        chapter[name] = {**_numbers(roofline(on, tile.nbytes, tile.flops, dtype)), "printed": float(tile.as_printed)}
     return {
         "machine": on.name,
         "bandwidth": on.bandwidth,
@@ -135,10 +133,8 @@ def _point(points: Mapping[str, Any]) -> str:
 def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     bandwidth, peak, ridge = (data[k] for k in ("bandwidth", "peak", "ridge"))
     plain, cached = points["algorithms"], points["through_l2"]
-    everywhere = (
-        at["intensity"] for way in data["directions"].values() for kind in way.values() for at in kind.values()
-    )
-    left, right = 0.2, 4 * max(ridge, *everywhere)
+    kinds = [kind for way in data["directions"].values() for kind in way.values()]
+    left, right = 0.2, 4 * max(ridge, *(at["intensity"] for kind in kinds for at in kind.values()))
     bottom = left * bandwidth / 2
     ax.plot([left, ridge, right], [left * bandwidth, peak, peak], color=BLACK, gid="roof")
     ax.plot([ridge, ridge], [peak, peak * 5], color=GREY, linestyle="-.", linewidth=0.8, gid="ridge")

@@ -63,10 +63,7 @@ def sparsity_data(
     return {
         **asked,
         "sram_peak": peak,
-        "B_r": sizes.B_r,
-        "B_c": sizes.B_c,
-        "T_r": T[0],
-        "T_c": T[1],
+        **vars(sizes),
         "seed": SEED,
         "directions": {
             direction: {

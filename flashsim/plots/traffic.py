@@ -64,16 +64,9 @@ def _model(name: str, sizing: str) -> dict[str, Any]:
     by_M = []
     for kilobytes in _KB:
         pair = [_count(name, way, sizing, kilobytes) for way in _WAYS]
-        by_M.append(
-            {
-                "KB": kilobytes,
-                "M": pair[0].sram.capacity,
-                "peak": max(tally.sram.peak for tally in pair),
-                "T_r": max(tally.blocks.T_r for tally in pair),
-                "T_c": max(tally.blocks.T_c for tally in pair),
-                "bytes": sum(tally.hbm.bytes for tally in pair),
-            }
-        )
+        at = {"KB": kilobytes, "M": pair[0].sram.capacity, "peak": max(tally.sram.peak for tally in pair)}
+        tiles = {sides: max(getattr(tally.blocks, sides) for tally in pair) for sides in ("T_r", "T_c")}
+        by_M.append({**at, **tiles, "bytes": sum(tally.hbm.bytes for tally in pair)})
     flops = [_count(name, way, sizing, _KB[0]).flops for way in _WAYS]
     return {
         "by_M": by_M,
@@ -111,16 +104,9 @@ def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
         listing = {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way]
         title = listing if name == "flash" else _PASSES[moves]
         reads, writes = in_bytes(one["reads"]), in_bytes(one["writes"])
-        rows.append(
-            {
-                "direction": way,
-                "pass": title,
-                "moves": moves,
-                "reads": sum(reads.values()),
-                "writes": sum(writes.values()),
-                "by_array": {"reads": reads, "writes": writes},
-            }
-        )
+        sums = {"reads": sum(reads.values()), "writes": sum(writes.values())}
+        by_array = {"reads": reads, "writes": writes}
+        rows.append({"direction": way, "pass": title, "moves": moves, **sums, "by_array": by_array})
     return rows
 
 
