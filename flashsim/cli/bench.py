@@ -152,10 +152,7 @@ def _rounded(number: float | None, digits: int) -> str | None:
 
 
 def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
-    """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention.
-
-    And at what power and clock it ran, where that was read; who was absent, and who failed.
-    """
+    """Print TFLOP/s, a row for each setting, our fastest kernel's ratios, power and clock; who was absent, and who failed."""
     from flashsim.gpu.contestants import FA4, TORCH
     from flashsim.gpu.rungs import ladder
 

@@ -41,10 +41,7 @@ flashsim/theory/certificate.py does so on its own. A row's lower_bound_elements 
 
 
 def write_bundle(found: Any, options: argparse.Namespace, pictures: Mapping[str, str | bytes]) -> Path:
-    """Write a sweep's rows, pictures by name, certificates, versions and inputs, and the command that makes the rows again.
-
-    Raises ValueError for two inputs of one name, and for an algorithm in a module that is not given as a file.
-    """
+    """Write a sweep's rows, pictures by name, certificates, versions, inputs, and the command that makes the rows again."""
     inputs: dict[str, bytes] = {}
     again = [*_again(options, inputs), "--bound", "--csv", AGAIN]
     certificates = {

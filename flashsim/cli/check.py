@@ -174,10 +174,7 @@ def _show(report: Any, options: argparse.Namespace) -> None:
 
 
 def ended(options: argparse.Namespace, ending: Ending) -> int:
-    """Say in a line in which check, and on which case, the kernel ended the fork that it was run in; return 1, as it failed.
-
-    The smallest such case is looked for, in another fork: the kernel is never loaded here.
-    """
+    """Say in which check, and on which case, the kernel ended its fork; return 1. Another fork looks for a smaller case."""
     from flashsim.testing.checkup import subject_of
     from flashsim.testing.endings import leave_word, smallest, word_left
 

@@ -105,10 +105,7 @@ def write_json(target: str, data: Mapping[str, Any]) -> None:
 
 @contextmanager
 def progress(options: argparse.Namespace, said: str = "") -> Iterator[Callable[..., None]]:
-    """Yield what is to be called with (done, of, what is being done): each may be None, or left out.
-
-    It shows that on stderr, after a line that says `said`, where a person is watching it; nothing with --quiet or in a pipe.
-    """
+    """Yield what takes (done, of, what is being done), each or None, and shows it on stderr, if a person watches that."""
     from rich import progress as rich
 
     from flashsim.support.tables import console

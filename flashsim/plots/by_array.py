@@ -64,10 +64,7 @@ def arrays_data(
     lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=9.2,
 )  # fmt: skip
 def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
-    """Draw `arrays_data` as stacked bars, forward beside backward; a bar much longer than the others is cut, and says so.
-
-    Below each bar stand its largest arrays, eight at most; `arrays_data` has all.
-    """
+    """Draw stacked bars, forward beside backward, a far longer one cut. Below each bar stand its eight largest arrays."""
     for panel, (direction, bars) in zip(axes, data["directions"].items(), strict=True):
         totals = [total_of(by_array) for by_array in bars.values()]
         most = max(total for total in totals if total <= _LONG * min(totals))

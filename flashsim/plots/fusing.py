@@ -28,10 +28,7 @@ _ATTENTION = (*_FUSED, "small_cache")
 
 
 def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
-    """Return accesses (elements) against M, d²/64 … 16d², of a dense MLP (d, 4d, d), and of attention at the same N and d.
-
-    Blocks are the largest that fit; None: not even a row does.
-    """
+    """Return accesses against M, d²/64 … 16d², of a dense MLP (d, 4d, d), and of attention; None where not a row fits."""
     N, d = check_count("N", N), check_count("d", d)
     rooms = [int(d * d * 2 ** (step / 4)) for step in range(-24, 17)]
     rooms = [M for M in dict.fromkeys(rooms) if d <= M]
@@ -71,10 +68,7 @@ def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
 
 
 def pays_from(rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], what: Sequence[str]) -> float | None:
-    """Return the M from which on the least of `what` moves less than the least of the others; None if it never does.
-
-    Between two M that were counted, on a straight line of the logarithms.
-    """
+    """Return the M from which on `what` moves less than the others do, between two M on a log-log line; None: never."""
 
     def ahead(at: int) -> float | None:
         """Say by how much it is ahead, as a logarithm; None where nothing of one of them fits."""

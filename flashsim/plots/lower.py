@@ -37,10 +37,7 @@ def lower_data(*, N: int = 16_384, d: int = REFERENCE_D, M: Any = None, dtype: s
 
 
 def lower_backward_data(*, N: int = 16_384, d: int = REFERENCE_D) -> dict[str, Any]:
-    """Return the accesses (elements, one head, backward) of each algorithm's best blocks, and the lower bound.
-
-    M is from d²/16 to 32 d². None: nothing fits.
-    """
+    """Return the same of backward passes, `by_M` alone: each algorithm's best blocks, and the lower bound."""
     N, d = check_count("N", N), check_count("d", d)
 
     def at(M: int) -> dict[str, Any]:

@@ -53,10 +53,7 @@ def done(status: int) -> int:
 
 
 def fork(seconds: float | None = None) -> Ending | None:
-    """Fork. In the fork return None; it calls `done` at its end. Here wait for that end, and return it.
-
-    Ctrl-C and SIGTERM are for the fork. After so many seconds it is killed. It does not outlive this process (on Linux).
-    """
+    """Fork. Return None in the fork, which is to call `done`; here wait for it, at most so many seconds, and return how it ended."""
     global _room
     room = mmap.mmap(-1, ROOM)
     for stream in filter(None, (sys.stdout, sys.stderr)):

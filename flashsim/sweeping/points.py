@@ -70,10 +70,7 @@ class Point:
 
 
 def points_of(algorithms: Any, table: Any, options: Mapping[str, Any], caller: Callable[..., Any]) -> list[Point]:
-    """Return the points. `options` are the other arguments by name, those that were given; `caller` is whose they are.
-
-    Raises ValueError or TypeError for what would be wrong at every point.
-    """
+    """Return the points of `caller`'s arguments. Raises ValueError or TypeError for what would be wrong at every point."""
     rows = [{}] if table is None else _rows(table)
     axes = {name: _many(name, value) for name, value in options.items()}
     names = _many("algorithms", algorithms)

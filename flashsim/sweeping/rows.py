@@ -161,10 +161,7 @@ def _bound(point: Point, found: Outcome) -> Row:
 
 
 def columns_of(rows: Sequence[Row], given: Container[str]) -> tuple[str, ...]:
-    """Return the columns of these rows, where arguments named `given` were: what arrays there are, options that there are.
-
-    Labels, masks, blocks and `enforce` have a column where they were given.
-    """
+    """Return the columns of these rows. Labels, masks, blocks and `enforce` have one where they were `given`."""
     names = dict.fromkeys(chain.from_iterable(rows))
     asked = [name for name in ARGUMENTS if name in given or name not in ("label", "mask", "blocks", "enforce")]
     options = [name for name in names if name not in ARGUMENTS and name != CERTIFICATE and not is_found(name)]

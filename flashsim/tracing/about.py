@@ -88,10 +88,7 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
 
 
 def trace_of(recorder: Recorder, of: Any, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any) -> Trace:
-    """Return the trace of a run with what is said of whatever has a record, `of`; `exact` is its closed form, or None.
-
-    `about` has the other fields of an `About`.
-    """
+    """Return the trace of what has a record, `of`. `exact`: its closed form, or None; `about`: an `About`'s other fields."""
     sram = recorder.sram
     assert sram is not None
     said = About(

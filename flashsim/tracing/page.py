@@ -32,10 +32,7 @@ PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAX
 
 
 def page_of(trace: Recording, versus: Recording | None = None, lesson: Lesson | None = None) -> tuple[str, str]:
-    """Return the page, and why values were left out of it; "" if none were.
-
-    Raises ValueError for a lesson with a moment after the last step.
-    """
+    """Return the page, and why values were left out of it, or "". ValueError for a lesson that goes beyond the last step."""
     traces = [trace] if versus is None else [trace, versus]
     steps = max(len(t.steps) for t in traces)
     asked = [] if lesson is None else [*(m.step for m in lesson.moments), *(stop.step for stop in lesson.stops)]

@@ -46,10 +46,7 @@ def planted(
 
 
 def mutated(function: Callable[..., Any], *changes: Change, name: str = "") -> FunctionType:
-    """Return a function with changes to its text, at its lines of a file that is shown as its own, "x with NAME.py".
-
-    Raises ValueError for a text that is not there exactly once, and for a function whose text is not known.
-    """
+    """Return a function with changes to its text, in a file shown as "x with NAME.py". Raises ValueError as `planted` does."""
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):

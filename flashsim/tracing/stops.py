@@ -20,10 +20,7 @@ Loops = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Stop:
-    """A statement to stop before: its `label`, `file` and `line`, and the `loops` around it.
-
-    Loops are (variable, line), outermost first.
-    """
+    """A statement to stop before: its label, file and line, and the loops around it, (variable, line), outermost first."""
 
     label: str
     file: str

@@ -43,10 +43,7 @@ def checks() -> list[Check]:
 
 
 def named(names: Sequence[str]) -> list[Check]:
-    """Return the checks of these names, or of names that begin so, or of this source: "theorem2" is all of Theorem 2's.
-
-    Raises ValueError for a name of none.
-    """
+    """Return the checks whose names or sources begin so: "theorem2" is all of Theorem 2's. ValueError for a name of none."""
     known = checks()
     bare = {check: (_bare(check.__name__), _bare(_said(check)[0])) for check in known}
     for name in names:

@@ -32,10 +32,7 @@ LARGEST_GRADIENT = 2**25  # elements of that matrix up to which gradients are co
 
 @dataclass(frozen=True)
 class Result:
-    """One pass of one algorithm over all heads: what it cost, how far from naive attention, whether theory agrees.
-
-    The errors are None where naive attention was too large to form.
-    """
+    """One pass over all heads: its cost, its error (None: naive attention is too large to form), whether theory agrees."""
 
     title: str
     hbm: Traffic
@@ -79,10 +76,7 @@ def run_all(
 
 
 def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a forward pass's options, with blocks that fit its backward pass too where that keeps them.
-
-    Block-sparse attention's does: its mask is on them.
-    """
+    """Return a forward pass's options; its blocks fit its backward pass too where that keeps them, as a block mask does."""
     asked = dict(options)
     if "block_mask" not in back.parts or asked.get("sizing") != "fit" or asked.get("blocks") is not None:
         return asked

@@ -149,10 +149,7 @@ def drawn(
 
 
 def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) -> tuple[float, bool]:
-    """Run a program; return its largest error, as a share of the bound, and whether its counts are the closed form's.
-
-    What NumPy cannot hold, NaN, and what the memory refuses are errors without bound.
-    """
+    """Run a program; return its largest error as a share of the bound, ∞ if it fails, and whether counts are the form's."""
     operands, options = drawn(program, sizes, blocks, seed)
     try:
         run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
@@ -166,11 +163,7 @@ def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) 
 
 
 def right_and_counted(names: Iterable[str], runs: int, tried: str, **below: int) -> Claim:
-    """Return the claim that programs, tried in turn on random shapes, are the naive ones and cost what theory says.
-
-    tried  says, behind the number of runs, what they were
-    below  what lengths are less than, by symbol; the others less than 40
-    """
+    """Return the claim that programs on random shapes, lengths `below` 40, are the naive ones and cost what theory says."""
     rng, worst, equal, known = np.random.default_rng(15), 0.0, True, [programs()[name] for name in names]
     for number in range(runs):
         program = known[number % len(known)]

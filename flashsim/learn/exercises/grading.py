@@ -103,10 +103,7 @@ def keep(folder: Path, of: Exercise, **changes: Any) -> None:
 
 
 def played(path: Path) -> tuple[Algorithm, Algorithm]:
-    """Return a student's file as an algorithm, and the right one, of the same name.
-
-    Raises ValueError for a file that is not an exercise's, that is not of a whole algorithm, or that does not run yet.
-    """
+    """Return a student's file as an algorithm, and the right one, of the same name. ValueError if it cannot be played."""
     exercise = exercise_of(path)
     if exercise.whole is None:
         ones = ", ".join(str(one.number) for one in exercises().values() if one.whole)

@@ -109,10 +109,7 @@ class Stage:
 
 @dataclass
 class Turns:
-    """An observer that keeps, at the end of each turn of the inner of two loops, matrices of HBM and what was computed on chip.
-
-    In `seen` are the loops' indices, the outer one's first, with the values by name.
-    """
+    """An observer that keeps, for each turn of the inner of two loops, both indices, and by name matrices of HBM and tiles."""
 
     matrices: Sequence[str] = ()
     tiles: Sequence[str] = ()
