@@ -4,6 +4,9 @@
 options each takes. Nothing is shown and no global state is kept: no pyplot.
 
 A file a figure: a `*_data` function counts, and a `plot_*` function draws that on axes. A `Chart` makes these one.
+
+Many `*_data` take `M` (by default 100 KB of the dtype), `sizing` ("paper": line 1's blocks), `blocks` ((B_r, B_c) of all; M is
+enforced) and `algorithms` (others to draw, one's own too); `sram_peak` is then the most that FlashAttention has on chip.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ def appendix_b5_data(
 ) -> dict[str, Any]:  # fmt: skip
     """Return, by measure and algorithm, the counts for one head, by default GPT-2's, with the largest blocks of each that fit.
 
-    `products` is how many products of 2N²d the backward pass computes. `sizing`: "paper" for line 1's blocks.
-    `blocks`: (B_r, B_c) of all; M enforced. `sram_peak`: the most that FlashAttention has on chip.
+    `products` is how many products of 2N²d the backward pass computes.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     ways = ("forward", "backward")

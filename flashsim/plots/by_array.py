@@ -32,11 +32,9 @@ def arrays_data(
 ) -> dict[str, Any]:  # fmt: skip
     """Return reads and writes (elements, all `heads`) of each array, by direction and algorithm; by default GPT-2's head.
 
-    Of the algorithms that pictures compare, with blocks that fit and a backward pass by their name, of "block_sparse" with the
-    butterfly pattern, and of those given, one's own too, with their backward pass if there is one. No mask, no dropout.
-    `sizing`: "paper" for line 1's blocks. `blocks`: (B_r, B_c) of all; M enforced. `kv_heads`: heads / kv_heads query heads share
-    a KV head, and run as one problem; None: each has its own. `sram_peak`: the most that FlashAttention has on chip, by
-    direction.
+    Of the algorithms that pictures compare, with blocks that fit and a backward pass by their name, of "block_sparse" with
+    the butterfly pattern, and of `algorithms`, with their backward pass if there is one. No mask, no dropout. heads /
+    `kv_heads` query heads share a KV head, and run as one problem; None: each has its own. `sram_peak` is by direction.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     heads, shared = check_heads(heads, kv_heads)

@@ -20,9 +20,9 @@ from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N
 def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
     """Return forward HBM accesses (elements, one head) against M, powers of two from 8 to 4Nd, by algorithm.
 
-    Each algorithm takes, at each M, its blocks of fewest accesses that truly fit (None: not even a row does).
-    `bound` is Saha and Ye's min(N²d²/M, N²d/√M), the order of what any exact algorithm moves, without its constant; `floor`
-    is 4Nd, inputs read once and the output written. `algorithms`: others to count, one's own too.
+    Each algorithm takes, at each M, its blocks of fewest accesses that truly fit (None: not even a row does). `bound` is
+    Saha and Ye's min(N²d²/M, N²d/√M), the order of what any exact algorithm moves, without its constant; `floor` is 4Nd,
+    inputs read once and the output written.
     """
     N, d = check_count("N", N), check_count("d", d)
     rooms = [2**e for e in range(3, (4 * N * d).bit_length())]

@@ -26,13 +26,11 @@ def memory_data(
 ) -> dict[str, Any]:  # fmt: skip
     """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads.
 
-    `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in between. `inputs_outputs`:
-    Q, K, V, O and their gradients, which every algorithm needs. `crosses`: the largest N whose extra memory is at most
-    `limit` bytes, and `fills` that at which inputs, outputs and extra memory together are at most that. Blocks are the largest
-    that fit M, or line 1's ("paper"), for `rabe_staats` too: its copies of O, one for each block of keys, then
-    grow as N². (Rabe and Staats' own blocks have √N keys, and they take few queries at a time, which keeps fewer copies at once.)
-    `blocks`: (B_r, B_c) of all; M enforced. `sram_peak`: the most that FlashAttention has on chip,
-    at the largest N.
+    `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in between. `inputs_outputs`: Q,
+    K, V, O and their gradients, which every algorithm needs. `crosses`: the largest N whose extra memory is at most `limit`
+    bytes, and `fills` that at which inputs, outputs and extra memory together are at most that. `rabe_staats` has these
+    blocks too, so its copies of O, one for each block of keys, grow as N². (Rabe and Staats' own blocks have √N keys, and
+    they take few queries at a time, which keeps fewer copies at once.) `sram_peak` is at the largest N.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     del shape["N"]

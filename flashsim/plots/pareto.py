@@ -27,8 +27,7 @@ def pareto_data(
 
     By algorithm: `points`, (B_r, B_c, peak, accesses) of blocks 1, 2, 3, 4, 6, 8, 12, … and N; `frontier`, of all block
     sizes, those that no other undercuts in both; `paper`, line 1's blocks for M; `best`, the fewest accesses with a peak of
-    at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written. `algorithms`: others
-    to count, one's own too.
+    at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written.
     """
     stored = float_dtype(dtype)
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)

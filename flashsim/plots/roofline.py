@@ -30,12 +30,11 @@ def roofline_data(
     """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and what binds it.
 
     By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM access; `through_l2`, the
-    same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill
-    32 × 32 and decode, d = 128, in `dtype`; `intensity` exactly, `printed` as the chapter divides. `sizing`: "paper" for
-    line 1's blocks. `sram_peak`: the most that FlashAttention has on chip. `blocks`: (B_r, B_c) of all; M enforced.
-    `plain`: the peak is below that of 16 bits, which tensor cores have.
-    `algorithms`: others, one's own too, backward where they have such a pass; their names are `others`. Raises ValueError for
-    a machine that is neither in `MACHINES` nor in a file (`flashsim.hardware.reading`), or cannot compute in `dtype`.
+    same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill 32 × 32
+    and decode, d = 128, in `dtype`; `intensity` exactly, `printed` as the chapter divides. `plain`: the peak is below that
+    of 16 bits, which tensor cores have. `others`: the names of the `algorithms` given, backward where they have such a
+    pass. Raises ValueError for a machine that is neither in `MACHINES` nor in a file (`flashsim.hardware.reading`), or
+    cannot compute in `dtype`.
     """
     on = machine_of(machine)
     shape = setting(N=N, d=d, M=on.M(dtype), dtype=dtype, blocks=blocks, sizing=sizing)

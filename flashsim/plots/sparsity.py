@@ -34,11 +34,10 @@ def sparsity_data(
 ) -> dict[str, Any]:  # fmt: skip
     """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part of tiles computed.
 
-    `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th column), as
-    in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Where rows divide evenly, as at the
-    default N with line 1's blocks, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). Blocks are the largest
-    that fit the backward pass, too, or line 1's ("paper"), or `blocks`, (B_r, B_c) of both passes, M enforced. `sram_peak`: the
-    most that the backward pass has on chip.
+    `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th column),
+    as in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Where rows divide evenly, as
+    at the default N with line 1's blocks, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). Blocks and
+    `sram_peak` are those of the backward pass.
     """
     asked = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     larger = count("block_sparse", **asked, direction="backward")

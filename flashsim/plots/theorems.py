@@ -47,10 +47,9 @@ def theorem_data(
     the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
     `theory.flash_constants(d)`. For Theorem 5 the same of the backward pass: `flash` is Algorithm 4, `standard` Algorithm
     3, `proof` 8Nd + 7N², `band` by `theory.flash_backward_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by
-    least squares in log10; `residual` is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too;
-    their names are `others`.
-    Blocks are line 1's, of which the constants are; `needs` says what FlashAttention's need of M at most, as a part.
-    Raises ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
+    least squares in log10; `residual` is the greatest |log10 accesses − fit|. Blocks are line 1's, of which the constants
+    are; `needs` says what FlashAttention needs of M at most, as a part. Raises ValueError where N, d, M leave the theorem's
+    d ≤ M ≤ Nd too few sizes to fit.
     """
     theorem, checked = _THEOREMS[number], setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
     fixed = {name: checked[name] for name in "NdM"}

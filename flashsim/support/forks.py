@@ -14,9 +14,7 @@ from flashsim.support.entry import Terminated
 from flashsim.support.jobs import ENDING
 
 POSSIBLE = hasattr(os, "fork") and sys.platform != "darwin"  # there, NumPy's own library does not outlive a fork
-ROOM = (
-    2**16
-)  # bytes that both processes share: whether the fork is done, its exit status, the length of its last words, these
+ROOM = 2**16  # bytes that both share: whether the fork is done, its exit status, the length of its last words, these
 HEAD = 6
 TOO_LATE = "out of time"
 ONCE = 1.0  # seconds in which a signal, sent to both processes, counts once
@@ -53,7 +51,7 @@ def done(status: int) -> int:
 
 
 def fork(seconds: float | None = None) -> Ending | None:
-    """Fork. Return None in the fork, which is to call `done`; here wait for it, at most so many seconds, and return how it ended."""
+    """Fork. Return None in the fork, which is to call `done`; here wait for it, at most `seconds`, and return how it ended."""
     global _room
     room = mmap.mmap(-1, ROOM)
     for stream in filter(None, (sys.stdout, sys.stderr)):
