@@ -32,13 +32,11 @@ def teach(trace: Trace) -> str:
         So this program makes two passes. The first pass, lines 4 to 8, reads only K and V, and writes S as it is before each
         chunk.
 
-        » The second pass,
-        lines 9 to 14, loads a chunk with its own S, and lines 10 to 13 need nothing from another chunk, so all chunks could
-        run at once. Only the first pass is still sequential, and it has one of a chunk’s four products.
+        » The second pass, lines 9 to 14, loads a chunk with its own S, and lines 10 to 13 need nothing from another chunk, so
+        all chunks could run at once. Only the first pass is still sequential, and it has one of a chunk’s four products.
 
         The price is traffic: K and V twice, and each state there and back, 2 · {T} · {d * e} elements. Here that is
-        {moved(trace)} accesses where one pass makes {one}; at N = 65,536, d = 64 and M = 25,600, {times:.1f} times as
-        many.
+        {moved(trace)} accesses where one pass makes {one}; at N = 65,536, d = 64 and M = 25,600, {times:.1f} times as many.
 
         » The longer the chunks, the fewer the states.
 

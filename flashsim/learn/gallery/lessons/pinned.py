@@ -29,14 +29,14 @@ def teach(trace: Trace, plain: Trace) -> str:
     saved = moved(plain) - moved(trace)
     assert saved == (T_r - 1) * len(pinned) * 2 * d
     return f"""
-        With Q outermost each block of Q meets all keys, so each row of K and V is loaded as often as there are blocks
-        of Q: {T_r} times here. Larger blocks of Q would help, as long as they fit. With M = {about.M} elements {rows} rows
-        fit, and a third row, which needs a row of O too, does not. But some room is left over.
+        With Q outermost each block of Q meets all keys, so each row of K and V is loaded as often as there are blocks of Q:
+        {T_r} times here. Larger blocks of Q would help, as long as they fit. With M = {about.M} elements {rows} rows fit, and a
+        third row, which needs a row of O too, does not. But some room is left over.
 
         `q_outer_pinned` fills this room with rows of K and V before the loops (line 4): here with {len(pinned)} of each.
 
-        » This saves {T_r - 1} of {T_r} loads of K_1 and V_1, {saved} elements: {moved(trace)} instead of
-        {moved(plain)}. Beside it is `q_outer`, with the same M and the same blocks.
+        » This saves {T_r - 1} of {T_r} loads of K_1 and V_1, {saved} elements: {moved(trace)} instead of {moved(plain)}. Beside
+        it is `q_outer`, with the same M and the same blocks.
 
         The pinned rows are only a part of K and V. So pinning helps if K and V are short, and hardly if they are long.
 

@@ -34,20 +34,19 @@ def teach(trace: Trace) -> str:
         apart = serving.count("cascade", keys=[32_768 + 128] * b, **how).hbm.accesses
         saved[B_r] = apart / serving.count("cascade", keys=[128] * b, prefix=32_768, **how).hbm.accesses
     return f"""
-        Three answers to one long question begin with the same keys: {prefix} here, and {", ".join(map(str, lengths))} of
-        their own. Rows of all three are stacked, so one pass over the prefix serves them all. Each then attends to its
-        own keys alone, and the two results are merged.
+        Three answers to one long question begin with the same keys: {prefix} here, and {", ".join(map(str, lengths))} of their
+        own. Rows of all three are stacked, so one pass over the prefix serves them all. Each then attends to its own keys
+        alone, and the two results are merged.
 
-        » Merging needs no scores, only each side’s
-        log-sum-exp L: it says how much weight the softmax gave to that side’s keys in all. For the first row the prefix
-        has L = {short(L[0, 0])}, and its own keys {short(L_new[0, 0])}: so the prefix counts for
-        {weight[0, 0]:.0%} of its O. This is why a kernel must return the right L, to the base of e, although nobody
+        » Merging needs no scores, only each side’s log-sum-exp L: it says how much weight the softmax gave to that side’s keys
+        in all. For the first row the prefix has L = {short(L[0, 0])}, and its own keys {short(L_new[0, 0])}: so the prefix
+        counts for {weight[0, 0]:.0%} of its O. This is why a kernel must return the right L, to the base of e, although nobody
         sees it in O.
 
-        The prefix’s {prefix} keys are read {shared // prefix} time, {shared} rows of K, not {3 * prefix}. Merging costs
-        O and L three times more. Here this is a loss, {moved(trace)} accesses instead of {alone.hbm.accesses}, because the
-        prefix is so short. With {b} sequences and a prefix of 32,768 it gains {saved[16]:.1f}-fold with row blocks of
-        16, {saved[64]:.1f}-fold with those of 64. It does not gain {b}-fold, because each row block reads the prefix again.
+        The prefix’s {prefix} keys are read {shared // prefix} time, {shared} rows of K, not {3 * prefix}. Merging costs O and L
+        three times more. Here this is a loss, {moved(trace)} accesses instead of {alone.hbm.accesses}, because the prefix is so
+        short. With {b} sequences and a prefix of 32,768 it gains {saved[16]:.1f}-fold with row blocks of 16,
+        {saved[64]:.1f}-fold with those of 64. It does not gain {b}-fold, because each row block reads the prefix again.
 
         [read K_p] The prefix’s first keys, for all {len(lengths)} rows at once.
         [write O] O and L of the prefix alone, as if there were nothing else.
