@@ -19,7 +19,7 @@ NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 
 DEFAULT_ALGORITHM, DEFAULT_SIZING = "flash", "fit"
-"""What every command takes that is not told; the playground, too."""
+"""What commands take by default; the playground, too."""
 SIZINGS = "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more"
 FLAG: dict[str, Any] = {"action": "store_true"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}

@@ -27,10 +27,10 @@ LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by t
 
 
 class Tells(Protocol):
-    """A run that says itself what there is to say of it."""
+    """A run that makes its own trace."""
 
     def traced(self, recorder: Recorder) -> Trace:
-        """Return its trace, `trace_of` what it is of."""
+        """Return its trace, which `trace_of` makes."""
 
 
 def traced(recorder: Recorder, run: Finished | ProgramRun | Tells) -> Trace:

@@ -26,7 +26,7 @@ SCRIPTS = (
     *("telling", "layout", "legend", "stage", "lanes", "sparks", "memory", "values", "view", "lesson", "controls"),
 )
 ANY_LENGTH: dict[str, dict[str, Any]] = {"causal": {"causal": True}, "block_mask butterfly": {"block_mask": butterfly}}
-"""Of options as a page says them, those that are the same mask at the reference's length."""
+"""Options, as a page says them, that name the same mask at any length."""
 OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
 PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
 

@@ -132,7 +132,7 @@ def within(ratios: Sequence[tuple[float, float, float]], tried: str) -> Claim:
 
 
 def none_differs(tried: str, unequal: Sequence[str], data: Mapping[str, int]) -> Claim:
-    """Return the claim that nothing is `unequal`, which names what is."""
+    """Return the claim that nothing differs; `unequal` names what does."""
     measured = f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else "")
     return Claim(tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})
 

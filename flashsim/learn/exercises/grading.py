@@ -28,7 +28,7 @@ class Grade:
 
 
 def grade(path: Path, which: str | None = None) -> Grade:
-    """Grade a student's file, of this exercise or of that which it says. Raises ValueError for one that is not an exercise's."""
+    """Grade a student's file, of this exercise or of the one that it names. Raises ValueError for a file of no exercise."""
     found = exercise_of(path, which)
     try:
         return Grade(found, True, found.grade(Work(path)))
@@ -37,7 +37,7 @@ def grade(path: Path, which: str | None = None) -> Grade:
 
 
 def exercise_of(path: Path, which: str | None = None) -> Exercise:
-    """Return the exercise that a file is of, by its name or else its first lines; or that asked for. Raises ValueError."""
+    """Return the exercise of a file: the one asked for, or by its name, or by its first lines. Raises ValueError."""
     if not path.is_file():
         for found in exercises().values():
             if str(path) in (str(found.number), f"{found.number:02}", found.name):

@@ -15,7 +15,7 @@ ROUNDING = 1e-9  # relative; the exercises compute in float64, on numbers of ord
 
 
 def numbers(given: Any) -> Array | None:
-    """Return an array of real numbers; None for what is none."""
+    """Return an array of real numbers; None for anything else."""
     try:
         found = np.asarray(given)
     except (TypeError, ValueError):
@@ -24,7 +24,7 @@ def numbers(given: Any) -> Array | None:
 
 
 def same(got: Any, want: Any) -> bool:
-    """Say whether two arrays are equal up to rounding; NaN equals NaN. What is not an array of numbers is equal to none."""
+    """Say whether two arrays are equal up to rounding; NaN equals NaN. What is not an array of numbers equals nothing."""
     found, wanted = numbers(got), numbers(want)
     if found is None or wanted is None or found.shape != wanted.shape:
         return False

@@ -45,7 +45,7 @@ def _entry(number: int, page: Page) -> str:
 
 
 TITLE = "<title>FlashAttention, step by step: lessons</title>"
-"""By which our index.html is known among others of that name."""
+"""It tells our index.html from others of that name."""
 
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:

@@ -2,9 +2,8 @@
 
 from itertools import pairwise
 
-from flashsim.learn.gallery.looking import every, largest_rise, moved, short
+from flashsim.learn.gallery.looking import counted, every, largest_rise, moved, short
 from flashsim.masks import patterns
-from flashsim.run.api import count
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Block-sparse", 70
@@ -12,17 +11,14 @@ RUN = {"algorithm": "block_sparse", "N": 16, "d": 2, "blocks": (2, 2), "M": 32, 
 
 
 def teach(trace: Trace) -> str:
-    about = trace.about
-    blocks = about.blocks
+    blocks = trace.about.blocks
     order = [(s, s.tile) for s in every(trace, "line 9") if s.tile is not None]
     jump, gap = next(
         (after, b[0] - a[0] - 1) for (_, a), (after, b) in pairwise(order) if a[1] == b[1] and b[0] - a[0] > 1
     )
     tiles = blocks.T_r * blocks.T_c
     share = len(order) / tiles
-    dense = count(
-        "flash", N=about.shape.N_q, d=about.shape.d, blocks=(blocks.B_r, blocks.B_c), M=about.M, dtype=about.stored
-    )
+    dense = counted("flash", trace)
     made = moved(trace) / dense.hbm.accesses
     rise, row, old, new = largest_rise(trace)
     return f"""

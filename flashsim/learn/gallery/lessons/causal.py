@@ -1,7 +1,6 @@
 """Tiles above the diagonal are not loaded."""
 
-from flashsim.learn.gallery.looking import moved
-from flashsim.run.api import count
+from flashsim.learn.gallery.looking import counted, moved
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Causal skipping", 31
@@ -9,14 +8,11 @@ RUN = {"algorithm": "q_outer", "N": 12, "d": 4, "blocks": (3, 3), "M": 72, "caus
 
 
 def teach(trace: Trace) -> str:
-    about = trace.about
-    blocks, tiles = about.blocks, about.tiles
+    blocks, tiles = trace.about.blocks, trace.about.tiles
     assert tiles is not None
     visited = {s.tile for s in trace.steps if s.tile is not None}
     all_tiles, partly = blocks.T_r * blocks.T_c, sum(kind == 2 for row in tiles for kind in row)
-    plain = count(
-        "q_outer", N=about.shape.N_q, d=about.shape.d, blocks=(blocks.B_r, blocks.B_c), M=about.M, dtype=about.stored
-    )
+    plain = counted("q_outer", trace)
     KV = sum(plain.hbm.by_array[name].reads for name in "KV")
     return f"""
         Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are empty.

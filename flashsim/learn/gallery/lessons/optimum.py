@@ -1,8 +1,7 @@
 """The fewest accesses of all schedules of four rows, beside the best tiles."""
 
 import flashsim
-from flashsim.learn.gallery.looking import every, first, moved
-from flashsim.run.api import count
+from flashsim.learn.gallery.looking import counted, every, first, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
@@ -32,7 +31,7 @@ def teach(trace: Trace, tiles: Trace) -> str:
     at = next(
         step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
     )
-    snake = count("snake", N=N, d=d, M=trace.about.M, blocks=(1, 1)).hbm.accesses
+    snake = counted("snake", trace, blocks=(1, 1)).hbm.accesses
     gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
     return f"""

@@ -1,7 +1,6 @@
 """A band of tiles: only the keys of the window."""
 
-from flashsim.learn.gallery.looking import moved
-from flashsim.run.api import count
+from flashsim.learn.gallery.looking import counted, moved
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Sliding window", 55
@@ -9,15 +8,11 @@ RUN = {"algorithm": "sliding_window", "N": 16, "d": 4, "blocks": (2, 2), "M": 64
 
 
 def teach(trace: Trace) -> str:
-    about = trace.about
-    blocks = about.blocks
+    blocks = trace.about.blocks
     visited = {s.tile for s in trace.steps if s.tile is not None}
     every = blocks.T_r * blocks.T_c
     most = max(sum(i == row for row, _ in visited) for i in range(blocks.T_r))
-    twice = count(
-        "sliding_window", N=2 * about.shape.N_q, d=about.shape.d, M=about.M, dtype=about.stored,
-        blocks=(blocks.B_r, blocks.B_c), window=4,
-    )  # fmt: skip
+    twice = counted("sliding_window", trace, N=2 * trace.about.shape.N_q, window=4)
     KV = sum(twice.hbm.by_array[name].reads for name in "KV") / moved(trace, "K", "V")
     return f"""
         Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its windows
