@@ -168,9 +168,9 @@ def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
         best = max(filter(None, map(rate.get, (*TORCH, FA4))), default=None)
         against = ((rate.get("torch_flash"), 2), (best, 2), (rate.get("standard"), 1), (rate.get("torch_unfused"), 1))
         setting = f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}{_drawn(r)}"
-        rates = (_rounded(rate.get(name), 1) for name in names)
+        shown = (_rounded(rate.get(name), 1) for name in names)
         ratios = (_rounded(ours / other if ours and other else None, digits) for other, digits in against)
-        rows.append((setting, *rates, *ratios, *(_rounded(at.get(what), 0) for what in ("watts", "mhz"))))
+        rows.append((setting, *shown, *ratios, *(_rounded(at.get(what), 0) for what in ("watts", "mhz"))))
     compared = ("ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused")
     print_table(("setting", *names, *compared, "our W", "our MHz"), rows)
     if record.get("absent"):
