@@ -75,13 +75,10 @@ class Problem:
             )
         defaults = signature(cls.of).parameters
         for name, value in given.items():
-            if not (
-                value is defaults[name].default
-                or (isinstance(value, bool | int | float | str) and value == defaults[name].default)
-            ):
-                raise ValueError(
-                    f"{name} is {shown(value)}, and a problem is given, which has its own; expected one of the two"
-                )
+            default, plain = defaults[name].default, isinstance(value, bool | int | float | str)
+            if value is not default and not (plain and value == default):
+                said = "a problem is given, which has its own; expected one of the two"
+                raise ValueError(f"{name} is {shown(value)}, and {said}")
         if problem.mask.per_head:
             raise ValueError(
                 f"mask is {problem.mask!r}, which may differ between heads; expected one mask for all heads"

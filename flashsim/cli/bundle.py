@@ -44,17 +44,11 @@ def write_bundle(found: Any, options: argparse.Namespace, pictures: Mapping[str,
     """Write a sweep's rows, pictures by name, certificates, versions, inputs, and the command that makes the rows again."""
     inputs: dict[str, bytes] = {}
     again = [*_again(options, inputs), "--bound", "--csv", AGAIN]
-    certificates = {
-        f"certificates/{number:04d}.json": _json(certificate)
-        for number, certificate in enumerate(found.certificates, 1)
-    }
-    said = README.format(
-        command=options.command_line,
-        again=shlex.join(again),
-        made=AGAIN,
-        picture=PICTURE if pictures else "",
-        certificates=CERTIFICATES if certificates else "No lower bound is known at these points: rows.csv says why.\n",
-    )
+    proofs = enumerate(found.certificates, 1)
+    certificates = {f"certificates/{number:04d}.json": _json(proof) for number, proof in proofs}
+    proved = CERTIFICATES if certificates else "No lower bound is known at these points: rows.csv says why.\n"
+    drawn, typed = PICTURE if pictures else "", shlex.join(again)
+    said = README.format(command=options.command_line, again=typed, made=AGAIN, picture=drawn, certificates=proved)
     files: dict[str, str | bytes] = {
         "README.txt": said, "command.json": _json({"run": again}), "made_with.json": _json(made_with()),
         "rows.csv": found.to_csv(), "rows.json": found.to_json(), **pictures, **certificates, **inputs,

@@ -113,10 +113,8 @@ def _show(tallies: list[DevicesTally]) -> None:
             to = ", ".join(map(str, sorted(one.links))) or "–"
             rows.append((p, share.rows(p), one.words, to, one.hbm.accesses, one.sram.peak))
         print_table(("device", "rows", "words sent", "to", "HBM accesses", "peak"), rows)
-    said = " “One device” is the device with the most." if len(tallies) > 1 else ""
-    print_paragraphs(
-        f"Words are elements that links carry; HBM accesses are not among them. Theory gives the same numbers.{said}"
-    )
+    said = "Words are elements that links carry; HBM accesses are not among them. Theory gives the same numbers."
+    print_paragraphs(said + (" “One device” is the device with the most." if len(tallies) > 1 else ""))
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -138,10 +138,8 @@ def print_count(counted: Counted) -> None:
 
     group = _group(arguments)
     one = f", one group of {group} heads" if group > 1 else ", one head" if heads > 1 else ""
-    lines = (
-        (f"{moved.label.removeprefix('line ')}  {moved.kind}", moved.array, moved.times, moved.elements)
-        for moved in counted.ledger.movements
-    )
+    moves = ((each.label.removeprefix("line "), each) for each in counted.ledger.movements)
+    lines = ((f"{line}  {each.kind}", each.array, each.times, each.elements) for line, each in moves)
     print_table(("by line of the algorithm" + one, "array", "how often", "elements"), lines)
 
     named = f", {heads:,} heads" if heads > 1 else ""

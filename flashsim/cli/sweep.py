@@ -131,10 +131,8 @@ def _check_they_can_be_handed_on(algorithms: Sequence[Any]) -> None:
             if "(" in module:  # a file of the name of another module (`flashsim.support.loading`)
                 raise ValueError(f"another module is called {module.partition(' ')[0]}")
         except Exception as error:  # of whatever kind, as what pickling runs is the user's
-            name = getattr(each, "name", each)
-            raise ValueError(
-                f"argument --jobs: {name} cannot be handed to other processes: {error}; leave --jobs out"
-            ) from None
+            said = f"{getattr(each, 'name', each)} cannot be handed to other processes: {error}; leave --jobs out"
+            raise ValueError(f"argument --jobs: {said}") from None
 
 
 def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:

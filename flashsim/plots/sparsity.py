@@ -52,10 +52,8 @@ def sparsity_data(
 
     def at(mask: NDArray[np.bool_]) -> dict[str, dict[str, Any]]:
         tiles = int(np.count_nonzero(mask))
-        return {
-            direction: {"s": tiles / total, "tiles": tiles, "accesses": accesses("block_sparse", direction, mask)}
-            for direction in BY_DIRECTION
-        }
+        moved = {direction: accesses("block_sparse", direction, mask) for direction in BY_DIRECTION}
+        return {direction: {"s": tiles / total, "tiles": tiles, "accesses": n} for direction, n in moved.items()}
 
     random = [at(mask) for mask in _random_masks(T)]
     named = {name: at(pattern(*T)) for name, pattern in _PATTERNS.items()}

@@ -74,9 +74,8 @@ def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
     }
     for variable, sizes in ranges.items():
         if len(sizes) < 3:
-            raise ValueError(
-                f"N = {N:,}, d = {d:,}, M = {M:,} leave no range of {variable} to draw; expected M far above d, far below Nd"
-            )
+            said = f"N = {N:,}, d = {d:,}, M = {M:,} leave no range of {variable} to draw"
+            raise ValueError(f"{said}; expected M far above d, far below Nd")
     return ranges
 
 

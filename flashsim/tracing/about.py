@@ -72,10 +72,9 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
         kinds[name] = known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns)
     B_r, B_c = (blocks[by] for by in program.by)
     shape = Shape(sizes[rows], sizes[columns], sizes.get("d", 1), sizes.get("e", sizes.get("d", 1)))
+    how: dict[str, Any] = {"M": launch.M, "dtype": launch.dtype.name, "options": launch.options}
     try:
-        exact = theory.exact_program(
-            program.name, sizes, M=launch.M, blocks=(*blocks.values(),), dtype=launch.dtype.name, options=launch.options
-        )
+        exact = theory.exact_program(program.name, sizes, blocks=(*blocks.values(),), **how)
     except theory.NoClosedForm:
         exact = None
     return trace_of(
@@ -115,10 +114,8 @@ def _counts(sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[
 
 def _fitting(kind: Kind, sizes: tuple[int, int], shape: Shape) -> Kind:
     """Return a kind, "" for the side that is not as long as it says: S of one block of rows is not of all queries."""
-    rows, cols = (
-        symbol if str(size) == symbol or getattr(shape, symbol, None) == size else ""
-        for symbol, size in zip(kind, sizes, strict=True)
-    )
+    sides = zip(kind, sizes, strict=True)
+    rows, cols = (of if str(size) == of or getattr(shape, of, None) == size else "" for of, size in sides)
     return rows, cols
 
 

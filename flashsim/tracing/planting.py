@@ -96,8 +96,7 @@ def _calling(function: FunctionType, part: FunctionType, mutant: FunctionType, w
     }  # fmt: skip
     if not others:
         return function
-    copy = FunctionType(
-        function.__code__, function.__globals__ | others, function.__name__, function.__defaults__, function.__closure__
-    )
+    rest = function.__name__, function.__defaults__, function.__closure__
+    copy = FunctionType(function.__code__, function.__globals__ | others, *rest)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

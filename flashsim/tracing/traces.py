@@ -63,7 +63,6 @@ def check_suffix(path: str | Path, only_as_a_page: str = "") -> Path:
     if only_as_a_page and path.suffix != ".html":
         raise ValueError(f"{path.name} holds one trace; {only_as_a_page} is a page: expected .html")
     if not path.name.endswith((".html", ".json.gz", ".npz", ".perfetto.json")):
-        raise ValueError(
-            f"{path.name} has no suffix that says a trace's format; expected .html, .json.gz, .npz or .perfetto.json"
-        )
+        expected = "expected .html, .json.gz, .npz or .perfetto.json"
+        raise ValueError(f"{path.name} has no suffix that says a trace's format; {expected}")
     return path

@@ -88,11 +88,9 @@ def proposition_4_patterns(full: bool) -> Claim:
         T = N // 16
 
         def above_floor(block_mask: np.ndarray[Any, np.dtype[np.bool_]], N: int = N, T: int = T) -> int:
-            empty = np.zeros((T, T), bool)
-            return sum(
-                sign * count("block_sparse", N=N, d=d, M=M, block_mask=mask).hbm.accesses
-                for sign, mask in ((1, block_mask), (-1, empty))
-            )
+            masks = block_mask, np.zeros((T, T), bool)
+            moved, floor = (count("block_sparse", N=N, d=d, M=M, block_mask=mask).hbm.accesses for mask in masks)
+            return moved - floor
 
         if p % 2 == 0:  # every (√N/4)-th column of tiles: s = 4·N^(−1/2)
             columns = np.zeros((T, T), bool)

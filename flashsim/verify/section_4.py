@@ -64,14 +64,9 @@ def memory_footprint(full: bool) -> Claim:
     more, at least twice as much from N = 1,024 on."""
     lengths = [2**p for p in range(7, 17)]
     shape: dict[str, Any] = {"d": 64, "M": 25_600}
-    options: dict[str, dict[str, Any]] = {
-        "flash": {},
-        "block_sparse": {"block_mask": patterns.butterfly},
-        "standard": {},
-    }
-    flash, sparse, standard = (
-        [_footprint(count(name, N=N, **shape, **more).hbm) for N in lengths] for name, more in options.items()
-    )
+    flash, standard = ([_footprint(count(name, N=N, **shape).hbm) for N in lengths] for name in ("flash", "standard"))
+    butterfly = {**shape, "block_mask": patterns.butterfly}
+    sparse = [_footprint(count("block_sparse", N=N, **butterfly).hbm) for N in lengths]
     linformer, performer = (
         [_footprint(approximate.count(name, N=N, k=approximate.compressed(N), **shape).hbm) for N in lengths]
         for name in ("linformer", "performer_materialised")

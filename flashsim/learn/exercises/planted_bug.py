@@ -20,9 +20,8 @@ def _function() -> str:
     """Return the text of the function with the bug, from line 5 on as `inner_loop` calls it."""
     source = inspect.getsource(flash_basic)
     loops = source[source.index("    for j in sram.loop") : source.index("    # line 15")]
-    return "def flash(hbm, sram, Q, K, V, O, l, m, blocks):\n    on_chip = sram.on_chip\n" + changed(
-        loops, [BUG], "Algorithm 1"
-    )
+    head = "def flash(hbm, sram, Q, K, V, O, l, m, blocks):\n    on_chip = sram.on_chip\n"
+    return head + changed(loops, [BUG], "Algorithm 1")
 
 
 TEXT = f'''

@@ -16,11 +16,8 @@ def teach(right: Trace, wrong: Trace) -> str:
     bad = {int(row) for row in np.flatnonzero(error > 1e-3 * np.abs(output(right)).max())}
     assert bad == rescaled_rows(right)
     rise = first(right, "rescale")
-    differs = next(
-        s
-        for s, other in zip(right.steps, wrong.steps, strict=True)
-        if not _same(right.events[s.last], wrong.events[other.last])
-    )
+    pairs = zip(right.steps, wrong.steps, strict=True)
+    differs = next(s for s, other in pairs if not _same(right.events[s.last], wrong.events[other.last]))
     sound = ", ".join(map(str, sorted(set(range(rows)) - bad)))
     assert right.about.arrays == wrong.about.arrays
     assert np.array_equal(output(right, "l"), output(wrong, "l"))
