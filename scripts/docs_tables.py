@@ -3,8 +3,6 @@
 python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels, and from figures/
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

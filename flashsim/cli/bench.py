@@ -98,7 +98,6 @@ def _made(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _climb(options: argparse.Namespace) -> int:
-    """Time the ladder on one problem, forward. Raises ValueError for options that ask for more."""
     from flashsim.gpu.contestants import Setting
     from flashsim.gpu.machine import machine
     from flashsim.gpu.steps import climb

@@ -236,7 +236,6 @@ def _automatic(fn: Any) -> Any:
 
 
 def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
-    """Write a kernel's first spec and tests, and say what to run. Raises ValueError for a file that is there."""
     from flashsim.testing.first_tests import first_files, paths
     from flashsim.testing.inferring import infer
 

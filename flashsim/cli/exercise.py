@@ -196,7 +196,6 @@ def _number(text: str | None) -> int:
 
 
 def _hint(found: Grade, path: Path, number: int) -> str:
-    """Return the Nth hint of the exercise, or for 0 the next. Raises ValueError for one that there is not."""
     from flashsim.learn.exercises.grading import keep
     from flashsim.learn.exercises.grading import progress as reached_in
 

@@ -115,7 +115,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
-    """Draw every figure into a folder, each with the command that draws it alone. Raises ValueError for options of one."""
     from flashsim.plots import FIGURES
 
     one = [*map(_flag, arguments)] + ["--json"] * (options.json is not None)

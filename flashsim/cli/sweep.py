@@ -167,7 +167,6 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
 
 
 def _drawn(found: Any, options: argparse.Namespace) -> tuple[dict[str, str | bytes], str]:
-    """Return the picture's files by suffix, and what to say of its lines; nothing if there is nothing to draw."""
     from flashsim import plots
     from flashsim.plots.saving import contents
     from flashsim.sweeping.drawing import hint

@@ -139,7 +139,6 @@ def _check_fits(name: str, use: Occupancy) -> None:
 
 
 def _from(not_fewer: Sequence[int]) -> int | None:
-    """Return the multiple of `_STEP` behind the last of these N."""
     last = max(not_fewer, default=0)
     return None if last >= _LAST else last // _STEP * _STEP + _STEP
 

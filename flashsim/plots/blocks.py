@@ -167,7 +167,6 @@ def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
 
 
 def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mapping[str, Any], which: str) -> None:
-    """Draw one direction's curve and lines, and shade the blocks that do not fit: twice where neither direction's do."""
     N, floor, limit = data["N"], data["floor"], numbers["largest_that_fits"]
     (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
     if limit != N:

@@ -72,7 +72,6 @@ def _alike(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
 
 
 def _point(data: Mapping[str, Any]) -> str:
-    """Say by how much FlashAttention exceeds what small cache moves at the first M, at least d²/32, that has it."""
     near = min(
         (M for M, moved in zip(data["M"], data["series"]["flash"], strict=True) if moved is not None),
         key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))),

@@ -48,7 +48,6 @@ def lower_backward_data(*, N: int = 16_384, d: int = REFERENCE_D) -> dict[str, A
 
 
 def _moved(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
-    """Return the accesses of each algorithm with its best blocks; None where nothing fits."""
     found = {name: best_of(name, **sizes) for name in names}
     return {name: choice.accesses if choice else None for name, choice in found.items()}
 
@@ -96,7 +95,6 @@ def plot_lower_backward(data: Mapping[str, Any], ax: Axes) -> None:
 
 
 def _draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], drawn: Mapping[str, Look]) -> float:
-    """Draw each algorithm's accesses ÷ bound at `x`, where it fits, and the bound; return the largest ratio."""
     most = 1.0
     for name, look in drawn.items():
         moved = [(at, point["accesses"][name], point["bound"]) for at, point in zip(x, points, strict=True)]

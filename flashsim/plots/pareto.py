@@ -51,7 +51,6 @@ def pareto_data(
 
 
 def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
-    """Return the points, by peak, each of which moves less than all that peak lower."""
     kept: list[list[int]] = []
     for point in sorted(points, key=lambda p: (p[2], p[3])):
         if not kept or point[3] < kept[-1][3]:

@@ -98,7 +98,6 @@ def _send(pid: int, number: int) -> None:
 
 
 def _waited(pid: int, seconds: float | None) -> tuple[int, bool]:
-    """Return the status of a process once it has ended, and whether it was killed, after so many seconds."""
     if seconds is None:
         return os.waitpid(pid, 0)[1], False
     until, late = time.monotonic() + seconds, False

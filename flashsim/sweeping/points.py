@@ -114,7 +114,6 @@ def _points(
 
 
 def _check_names(names: Sequence[Any], given: set[str], ways: _Ways, caller: Callable[..., Any]) -> None:
-    """Raise for an algorithm that there is not, and for an argument that none of the algorithms takes."""
     for what in names:
         both = [ways.of(what, direction) for direction in DIRECTIONS]
         if all(way.refused for way in both):
@@ -146,7 +145,6 @@ def _many(name: str, value: Any) -> list[Any]:
 
 
 def _ended(name: str, values: Iterable[Any]) -> list[Any]:
-    """Return the values as a list; ValueError for more of them than there may be points."""
     found = list(islice(values, MOST_POINTS + 1))
     if len(found) > MOST_POINTS:
         raise ValueError(f"{name} has more than {MOST_POINTS:,} values; expected fewer")

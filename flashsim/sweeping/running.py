@@ -117,7 +117,6 @@ def _sample(points: Sequence[Point], rows: Sequence[Row], size: int, seed: int) 
 
 
 def _is_quick(point: Point, row: Row) -> bool:
-    """Whether a count does not look at more than a few thousand tiles one by one."""
     block_mask = point.arguments.get("block_mask")
     if point.arguments.get("mask") is None and (block_mask is None or isinstance(block_mask, str)):
         return True
@@ -125,7 +124,6 @@ def _is_quick(point: Point, row: Row) -> bool:
 
 
 def _cross_check(point: Point) -> None:
-    """Raise Disagreement where a point's closed form and count differ; of what does not fit, in that alone."""
     formed, counted = by_form(point), by_count(point)
     if _counts(formed) != _counts(counted):
         said = ", ".join(f"{name}={value!r}" for name, value in point.arguments.items())

@@ -212,7 +212,6 @@ class _Camera:
         return middles
 
     def _tile(self, axes: Axes, name: str, size: int, middle: Point, edge: str, line: float = 1.5) -> None:
-        """Draw a block's elements as heat, in a frame; blank where its values are not kept."""
         tile = self._values.get(name, np.full(self._shape(name, size), np.nan))
         width, height = tile.shape[1] * self._cell, tile.shape[0] * self._cell
         x, y = middle[0] - width / 2, middle[1] - height / 2

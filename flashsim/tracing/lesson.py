@@ -69,7 +69,6 @@ class Lesson:
         return f'{paragraphs}\n<ul class="moments">\n{links}\n</ul>' if links else paragraphs
 
     def _shown(self, moment: Moment, asked: float) -> str:
-        """Return how a moment's words are shown on a page that does not ask: as such, or folded, with why."""
         if moment.step < asked:
             return SHOWN
         return FOLDED if moment.step in {stop.step for stop in self.stops} else LATER

@@ -80,7 +80,6 @@ def _ring(step: Callable[..., Any], P: int, n: int) -> None:
 
 
 def _judged(at: str, given: tuple[Array, ...], first: tuple[int, int], got: tuple[Any, ...]) -> tuple[Array, ...]:
-    """Compare m, l and O with what they are to be, and with what mistakes lead to; return them."""
     Q, K, V, O, l, m = given
     n = len(Q)
 

@@ -147,7 +147,6 @@ def traces_of(
 
 
 def _option(name: str, value: Any) -> str:
-    """Return an option as it is typed: --causal, --M 64, --blocks 3 3, --block-mask butterfly."""
     words = () if value is True else value if isinstance(value, tuple) else (getattr(value, "__name__", value),)
     return " ".join([f"--{name.replace('_', '-')}", *map(str, words)])
 

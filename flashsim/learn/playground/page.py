@@ -115,7 +115,6 @@ def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
 
 
 def _symbols(passes: list[tuple[Algorithm, Form]]) -> str:
-    """Return arrays' names and formulas, set in print, as HTML that the script takes up."""
     texts = {name: named(name) for _, form in passes for name in form.formulas}
     for _, form in passes:
         for formula in (text.replace(" * ", " · ") for pair in form.formulas.values() for text in pair):
