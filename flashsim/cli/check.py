@@ -144,17 +144,10 @@ def run(options: argparse.Namespace) -> int:
     name = getattr(fn, "__name__", type(fn).__name__)
     with progress(options) as told:
         report = testing.check_attention(
-            fn,
-            spec,
-            max_examples=options.examples,
-            **by_name(options, "checks", "fail_fast", "seed"),
-            backward=backward,
-            dropout=dropout,
-            expected_failures=dict.fromkeys(options.expect, ""),
-            on_fail="return",
-            progress=told,
-            on_try=lambda check, case: leave_word(Tried(name, check, case)),
-        )
+            fn, spec, max_examples=options.examples, **by_name(options, "checks", "fail_fast", "seed"),
+            backward=backward, dropout=dropout, expected_failures=dict.fromkeys(options.expect, ""), on_fail="return",
+            progress=told, on_try=lambda check, case: leave_word(Tried(name, check, case)),
+        )  # fmt: skip
     last_words(b"")
     finish(options, {"command": options.command_line, **report.as_json()}, lambda: _show(report, options))
     return NOT_ALL if report.ok and not report.complete else 0 if report.ok else 1
@@ -259,16 +252,11 @@ def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
     own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
     inferred = infer(fn, _spec(fn, options), back_fn)
     written = first_files(
-        file.stem if file else where,
-        name,
-        inferred,
-        folder,
-        options.command_line,
+        file.stem if file else where, name, inferred, folder, options.command_line,
         wrapped=fn.code("unwrapped") if options.wrap else "",
         backward=f"{name}.backward" if own else fn.code(back) if back and options.wrap else back,
-        backward_import=f"from {back_from} import {back}" if back_from else "",
-        expected=options.expect,
-    )
+        backward_import=f"from {back_from} import {back}" if back_from else "", expected=options.expect,
+    )  # fmt: skip
     for path, text in written.items():
         write_whole(path, text)
     spec, tests = written

@@ -132,10 +132,8 @@ def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, 
     try:
         passes(algorithm, [watch] if lines else [])
     except Exception as error:
-        if not isinstance(error, MemoryModelError) and not hasattr(
-            error, "__notes__"
-        ):  # else it can be debugged all the same
-            raise
+        if not isinstance(error, MemoryModelError) and not hasattr(error, "__notes__"):
+            raise  # else it can be debugged all the same
         broken = error
     for variable, index in at.items():
         if variable in turns and index >= turns[variable]:

@@ -73,9 +73,8 @@ def run(options: argparse.Namespace) -> int:
     if options.action != "list" and options.what is None:
         which = {"check": "which file? give its name", "grade": "which folder? give its name"}
         raise ValueError(which.get(options.action, "which exercise? give its number"))
-    return {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}[options.action](
-        options
-    )
+    actions = {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}
+    return actions[options.action](options)
 
 
 def _list(options: argparse.Namespace) -> int:

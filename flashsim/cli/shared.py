@@ -104,10 +104,8 @@ def add_declared(parser: Any, *, many: bool = False) -> None:
 
 def declared_in(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of those that were given."""
-    given = by_name(options, *declared())
-    return {
-        name: declared()[name][0][1].choices.get(value, value) for name, value in given.items() if value is not None
-    }
+    given = {name: value for name, value in by_name(options, *declared()).items() if value is not None}
+    return {name: declared()[name][0][1].choices.get(value, value) for name, value in given.items()}
 
 
 def by_name(options: argparse.Namespace, *names: str) -> dict[str, Any]:

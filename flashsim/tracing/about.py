@@ -134,9 +134,8 @@ def _closed_form(what: str | Algorithm, plan: Plan, blocks: tuple[int, int] | No
     problem, group = plan.problem, plan.together
     if plan.mask.per_head:
         return None
-    one = replace(
-        problem, leading=(group,) * (group > 1), group=group, gqa="grouped" if group > 1 else "separate", mask=plan.mask
-    )
+    gqa = "grouped" if group > 1 else "separate"
+    one = replace(problem, leading=(group,) * (group > 1), group=group, gqa=gqa, mask=plan.mask)
     own = plan.options if what is plan.algorithm else {}
     try:
         return theory.exact(what, one, direction=plan.algorithm.direction, blocks=blocks, **own)

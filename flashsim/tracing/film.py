@@ -184,9 +184,8 @@ class _Camera:
             tile = place("S", step.rows or (0, N_q), step.cols or (0, N_k))
             axes.add_patch(Rectangle(*tile, fill=False, ec=CURRENT, lw=2.2))
         resident = [name for name, _ in self._trace.events[step.last].resident]
-        on_chip = {quantity(name): CHIP for name in resident} | {
-            quantity(name): LOAD for name in resident if "[" in name
-        }
+        on_chip = {quantity(name): CHIP for name in resident}
+        on_chip |= {quantity(name): LOAD for name in resident if "[" in name}
         for names, span, length in ((beside, step.rows, N_q), (above, step.cols, N_k)):
             for name in names:
                 (at, down), *size = place(name, (0, length), (0, 0))

@@ -121,13 +121,8 @@ def forward_errors(run: Run) -> Iterator[Compared]:
         for top in range(0, shape.N_q, ROWS_AT_ONCE):
             rows = slice(top, top + ROWS_AT_ONCE)
             mask, kept = (None if a is None else a[rows] for a in (whole, keep))
-            parts: dict[str, Any] = {
-                "scale": run.scale,
-                "mask": mask,
-                "keep": kept,
-                "dropout_p": p,
-                "sink": _sink(run, head),
-            }
+            parts: dict[str, Any] = {"scale": run.scale, "mask": mask, "keep": kept, "dropout_p": p}
+            parts["sink"] = _sink(run, head)
             bound = reference.error_bound(Q[rows], K, V, **rounded, **parts)
             yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
 
@@ -157,10 +152,8 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
             Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
         operands = Q, given.K[shared], given.V[shared], dO_h
         parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": p, "sink": sinks}
-        want, bound = (
-            reference.gradients(*operands, **parts),
-            reference.gradient_bounds(*operands, **rounded, **parts, C=C),
-        )
+        want = reference.gradients(*operands, **parts)
+        bound = reference.gradient_bounds(*operands, **rounded, **parts, C=C)
         yield dQ, want.dQ, bound.dQ
         for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
             off = off[0] if len(exact) == 1 else reference.group_bound(exact, off, stored=given.dtype)
