@@ -160,8 +160,6 @@ class Sweep(Exported, Sequence[Row]):
         found = [row[CERTIFICATE] for row in self.rows if CERTIFICATE in row]
         return list({json.dumps(each): each for each in found}.values())
 
-    # --------------------------------------------------------------------------------------------------------- exports
-
     @property
     def made(self) -> dict[str, Any]:
         """How the rows were made, and how many there are of each kind."""
@@ -197,8 +195,6 @@ class Sweep(Exported, Sequence[Row]):
     def to_pandas(self) -> Any:
         """Return the rows as a `pandas.DataFrame`; its `attrs` say how they were made. Needs pandas: flashsim[pandas]."""
         return to_pandas(self, self.columns, attrs={**self.made, "columns": self.about})
-
-    # --------------------------------------------------------------------------------------------------------- showing
 
     @property
     def summary(self) -> str:

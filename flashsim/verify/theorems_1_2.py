@@ -87,9 +87,6 @@ def theorem_1_memory(full: bool) -> Claim:
     return Claim(tried, measured, flash and standard, {"cases": len(cases)})
 
 
-# ---------------------------------------------------------------------------------------------------------- Theorem 2
-
-
 def theorem_2_counts(full: bool) -> Claim:
     """Theorem 2. Executed counts = closed forms, by array, with peak and blocks (==)."""
     rng = np.random.default_rng(3)

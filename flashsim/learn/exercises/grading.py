@@ -70,9 +70,6 @@ def start(which: str, folder: Path, *, overwrite: bool = False, as_notebook: boo
     return write_whole(path, found.as_notebook() if as_notebook else found.fresh())
 
 
-# ------------------------------------------------------------------------------------------------------------ progress
-
-
 def progress(folder: Path, own: Exercise | None = None) -> dict[str, dict[str, Any]]:
     """Return what was reached in a folder: for each exercise's name, whether it is solved, and the hints shown."""
     try:
@@ -97,9 +94,6 @@ def keep(folder: Path, of: Exercise, **changes: Any) -> None:
     reached[name] |= changes
     with suppress(OSError):
         write_whole(folder / PROGRESS, json.dumps(reached, indent=1) + "\n")
-
-
-# ------------------------------------------------------------------------------------------------------------- playing
 
 
 def played(path: Path) -> tuple[Algorithm, Algorithm]:
