@@ -15,8 +15,6 @@ and between lines 2 and 3. P^dropped and the dropout mask Z are then kept in HBM
 append to S as a column, joins the softmax of line 2; its column of P is kept, as P_sink, for its gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -21,8 +21,6 @@
 The softmax scale τ is folded into Q when it is placed in HBM, as the paper's Algorithm 1 has none.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
 from flashsim.algorithms.record import Algorithm, every_block

@@ -27,8 +27,6 @@ MASK and dropout do nothing, R is not kept, and every number and count is Algori
 is ℓ = (1)_N, m = (s)_N.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction, Sink

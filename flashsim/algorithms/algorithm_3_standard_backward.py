@@ -13,8 +13,6 @@ line 3. A bias adds a pass behind line 3, which adds dS to its gradient. Product
 operands are read again, T_r or T_c times.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import product
 from flashsim.algorithms.parts import Dropout, WholeGradient

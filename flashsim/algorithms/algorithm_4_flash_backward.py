@@ -34,8 +34,6 @@ is masked (ℓ = 0, m = −∞) have P = 0 and so gradients 0. Line 13 computes 
 `at_most_0` (notation.py) keeps it at most 0. The paper does not.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction

@@ -30,8 +30,6 @@ The option `block_mask` is a boolean array (T_r, T_c), True = computed; or a fun
 `flashsim.patterns.butterfly`; or "live": skip the tiles that are empty, as far as positions tell. Default: all tiles.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction, Sink

@@ -34,8 +34,6 @@ The paper gives no listing for it: this is Algorithm 4's with the skip on line 9
 P_ij = 0 and add nothing.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction

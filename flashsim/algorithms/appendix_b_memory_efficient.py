@@ -9,8 +9,6 @@ scores that attention has no trouble with. This has a limit that ℓ and m, kept
 scores (in float32 from |S| ≈ 2²⁴), each of n equal scores is given all the weight, and O is a sum of V's rows.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction

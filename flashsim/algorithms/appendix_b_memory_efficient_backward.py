@@ -9,8 +9,6 @@ Each sum runs over all keys, or all queries, for each row: O(N) extra memory, fo
 stands before every q_iᵀ k_j, and so before dq and dk.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.appendix_b_memory_efficient import logs_rounded
 from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum

@@ -6,8 +6,6 @@ and combined there: T_c copies where FlashAttention keeps one, so extra memory g
 Steps are labelled `# summarise` and `# combine`, as the paper gives no listing.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction

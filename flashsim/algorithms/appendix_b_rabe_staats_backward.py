@@ -6,8 +6,6 @@ away (Appendix B.2) and recomputes P alone.
 Steps are labelled `# recompute` and `# differentiate`, as the paper gives no listing.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction

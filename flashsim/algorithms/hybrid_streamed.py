@@ -43,8 +43,6 @@ The listing is ours; AccelForge, a mapper, found its streams. Where `small_cache
 statistics, this holds Q_i, an element, S_ij and one. The price is the same: all of S in HBM, in the chip's type.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import by_one_key

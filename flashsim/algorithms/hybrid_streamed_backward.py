@@ -50,8 +50,6 @@ this holds rows of K, then of V, and makes 2 N²d²/M: fewer from M = d²/4 on. 
 price is P and dS in HBM, 2 N_q·N_k elements in the chip's type. A bias has no gradient here.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import by_one_query

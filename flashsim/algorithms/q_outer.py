@@ -30,8 +30,6 @@ is K and V, which each of the T_r row blocks streams past; so B_r is the large s
 the diagonal are not loaded, and only those on it are masked. With a sink of logit s, a word, line 6 is ℓ_i = (1), m_i = (s).
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction, Sink

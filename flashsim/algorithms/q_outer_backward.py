@@ -37,8 +37,6 @@ dQ is kept in Q's type here; FlashAttention-2 adds in float32 and converts at th
 and reads O to do so.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction

@@ -40,8 +40,6 @@ which is less than 14 N²d²/M for M below 2.5 d². The price is dS, N_q·N_k el
 computed: empty tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm

@@ -42,8 +42,6 @@ block has all of Q and dO, or all of K and V, read once: 8 and 6, together 14 NÂ
 above dÂ². No matrix unit likes tiles of one row, or one key.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import Algorithm

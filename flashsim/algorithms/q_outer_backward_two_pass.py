@@ -42,8 +42,6 @@ attention. S and dP are computed twice, seven products in place of five, and K a
 queries; dQ is written once, and the result is the same in every run. The passes cost T_c and T_r sweeps, hence square tiles.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum

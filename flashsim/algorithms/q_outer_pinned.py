@@ -33,8 +33,6 @@ once, not T_r times. It saves (T_r − 1)·s·2d accesses: much where N is small
 more room, so line 2's are an eighth of `q_outer`'s. Every tile is computed: empty tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm

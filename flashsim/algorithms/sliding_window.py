@@ -8,8 +8,6 @@ that many and less than 2B_c more: K and V are read about (B_r + w_left + w_righ
 The option `window` is (left, right), or `left` alone, with right = 0; −1: no limit on that side. Default: no window.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.q_outer import q_outer
 from flashsim.algorithms.record import Algorithm

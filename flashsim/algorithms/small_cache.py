@@ -43,8 +43,6 @@ M/4d. m_i is known before the first weight is, so no O is rescaled; but S must w
 B_r × N_k, the same for every i, and kept as computed: in the chip's type, not in the inputs'.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares

@@ -47,8 +47,6 @@ P and dS wait in HBM, for one block of keys at a time: the strips take N_q × B_
 makes about 9T·Nd + 3T_d·N² + 3N² accesses, 12 N²d/√M + 3N². No tile of dS is whole on chip: a bias has no gradient here.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares

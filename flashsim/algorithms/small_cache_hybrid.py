@@ -38,8 +38,6 @@ x to read it, x to read V. `q_outer` makes 4x², `small_cache` 4x + 1: for d²/4
 The price is all of S in HBM, N_q·N_k elements, in the chip's type.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import by_one_key

@@ -33,8 +33,6 @@ It is to `q_outer` what the snake is to rows in the smallest games, where it is 
 tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction

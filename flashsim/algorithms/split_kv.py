@@ -35,8 +35,6 @@ Options: `splits`, how many runs of blocks the keys are cut into, some perhaps e
 "sequence" (the default) or "tree".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

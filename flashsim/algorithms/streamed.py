@@ -40,8 +40,6 @@ softmax needs L_i, too. It is the only statistic: O_i is kept divided by what â„
 same L_i and S_ij. Every tile is computed: empty tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_one_key
 from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction

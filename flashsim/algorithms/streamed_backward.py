@@ -40,8 +40,6 @@ dK and dV fit M, T_c = 1: each operand is read once, each gradient written once,
 tile is computed: empty tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product
 from flashsim.algorithms.parts import Dropout, MaskFunction

@@ -41,8 +41,6 @@ The listing is ours; AccelForge, a mapper, found its tiles. A tile of b × b tak
 element, and L_i, the only statistic. `small_cache` takes b² + 4b.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares

@@ -46,8 +46,6 @@ an element; L_i and D_i come when the column has gone. It makes 10 N²d/√M + 3
 bias has no gradient here.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares

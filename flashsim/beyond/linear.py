@@ -20,11 +20,7 @@ from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_p
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
-STATES = {
-    "on_chip": "linear_attention",
-    "in_hbm": "linear_attention_two_pass",
-    "buffered": "linear_attention_buffered",
-}
+STATES = {"on_chip": "linear_attention", "in_hbm": "linear_attention_two_pass", "buffered": "linear_attention_buffered"}
 HOW = ("M", "enforce", "dtype")
 """What `count` and `exact` take besides lengths."""
 

@@ -1,7 +1,5 @@
 """The oracles beyond attention: what they are given, checked by the names of their arguments; and which program is whose."""
 
-from __future__ import annotations
-
 import math
 import pkgutil
 import re

@@ -1,7 +1,5 @@
 """The first step: what users hand in becomes a `Plan`, or a ValueError that names the argument."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,17 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.algorithms.blocks import (
-    Fit,
-    Fixed,
-    Paper,
-    Sizing,
-    SizingProblem,
-    Told,
-    by_keys,
-    by_queries,
-    by_trial,
-)
+from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, by_keys, by_queries, by_trial
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow

@@ -1,7 +1,5 @@
 """How functions that people run are called, and what they promise: a record each, in `CONVENTIONS`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

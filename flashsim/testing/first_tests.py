@@ -1,7 +1,5 @@
 """A kernel's first tests, as files: its spec, a test for each check, and one that fails until what is doubtful is confirmed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path

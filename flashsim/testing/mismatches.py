@@ -1,7 +1,5 @@
 """Differences between a kernel's spec and its first calls, said once and not at every case."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

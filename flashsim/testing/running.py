@@ -1,8 +1,6 @@
 """Running checks over drawn cases: a survey first, which tries every check and stops at nothing; then, where one fails,
 the shrinking of its case to a simple one."""
 
-from __future__ import annotations
-
 import time
 import warnings
 import zlib

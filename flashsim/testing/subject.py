@@ -1,7 +1,5 @@
 """The kernel under test, called as its spec says, its answers checked for shape and brought into one form."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ A mask of whatever kind adds a pass that reads and writes S. Dropout adds one th
 line 3 then reads for P. A sink is read twice for each block of rows of the softmax, and its column of P written.
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak, masking_tiles

@@ -8,8 +8,6 @@ The peak is that of the largest computed tile, b_r × b_c; or, if no tile is, of
 HBM is on chip beside S_ij.
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles

@@ -14,8 +14,6 @@ Dropout adds a pass that reads Z and reads and writes dP, and line 1 reads P^dro
 reads and writes the block of dB that goes with each tile.
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.algorithm_0_standard import line_1
 from flashsim.theory.form import Form

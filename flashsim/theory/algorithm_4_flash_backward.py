@@ -9,8 +9,6 @@ The peak is that of the largest computed tile, b_r × b_c; or, if no tile is, of
 that lives in HBM is on chip beside S_ij, and one of a bias's gradient beside dS_ij.
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.algorithm_2_flash import line_1
 from flashsim.theory.form import Form

@@ -4,8 +4,6 @@ peak    2(B_r + B_c)(d + d_v) + 2B_r·B_c + 7B_r + B_r·d_v: as Algorithm 4, wit
         and O_ij; + 2B_r·B_c + 2 with dropout
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.shapes import Blocks

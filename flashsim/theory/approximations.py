@@ -13,8 +13,6 @@ These two have h rounds and T = ⌈N/C⌉ clusters of C rows, r in the last. The
     smyrf                   C(2d + 2e + 4) + C²: q_i k_i, Q_i K_i V_i, S_i, m_i ℓ_i, O_i
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -11,13 +11,7 @@ from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.masks.rules import All, Mask, as_mask
 from flashsim.masks.scores import cap_of
-from flashsim.problem.arguments import (
-    check_blocks,
-    check_flag,
-    check_tiles,
-    is_one_of,
-    shown,
-)
+from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
 from flashsim.problem.options import Options, check_options
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.support.sizes import Size, first

@@ -5,8 +5,6 @@ cut_cross_entropy_dx  b_r(2d + 3) + b_c·d + b_r·b_c         X_i dX_i y_i L_i g
 cut_cross_entropy_de  2b_c·d + b_r(d + 3) + b_r·b_c         E_j dE_j, X_i y_i L_i g_i, P_ij
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.theory.problem import ceil_div

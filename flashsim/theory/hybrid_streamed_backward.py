@@ -8,8 +8,6 @@ dK's, U_k and R_k, and dQ's, U_q and R_q. 1 × 1 where none fits.
             otherwise U_D = 1, a pass of its own, and 2d_v + 1
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from flashsim.problem.shapes import Blocks

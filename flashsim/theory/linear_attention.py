@@ -10,8 +10,6 @@ Buffered, a token reads the keys of its chunk up to its own, and the state that 
 the last writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt

@@ -1,7 +1,5 @@
 """What the paper measured, in its Figure 2 (left): numbers that are no theory, beside which ours are set."""
 
-from __future__ import annotations
-
 from typing import Any
 
 FIGURE_2: dict[str, Any] = {

@@ -18,8 +18,6 @@ way out and back. So it pays where
 whatever N and f are: dense, with d = o, from Saha and Ye's border M = d² on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt

@@ -5,8 +5,6 @@ w = d + d_v.
     peak    first pass as in `q_outer_streamed`: 2b_c·w + w + 2 + b_c, and 2b_c with dropout; then B_r(d + 1) + 1
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles

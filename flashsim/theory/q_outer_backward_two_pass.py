@@ -4,8 +4,6 @@ peak    first pass: 2b_c·w + b_r·w + 2b_r·b_c + 2b_r, + 2b_r·b_c with dropou
         2b_r, with no live tile B_r(w + d + 2); or, before them, B_r(2d_v + 1)
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.problem.shapes import Blocks

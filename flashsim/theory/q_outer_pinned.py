@@ -6,8 +6,6 @@ B_r·min(⌈(B_c − 1)/32⌉ + 1, all words of a row), which no tile of its ove
     peak    s·w + B_r·w + 3B_r and a tile S_ij with the mask's block; and K_j, V_j where p < T_c
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.shapes import Blocks

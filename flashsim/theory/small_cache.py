@@ -8,8 +8,6 @@ B_r = B_c = max(⌊√(M + 4)⌋ − 2, 1), as (b + 2)² ≤ M + 4 is b² + 4b �
 S occupies B_r·N_k elements of HBM: one strip, in the type that is computed in.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.problem.shapes import Blocks

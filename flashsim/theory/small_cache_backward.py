@@ -8,8 +8,6 @@ B_r = B_c = max(⌊√(M + 1)⌋ − 1, 1), as (b + 1)² ≤ M + 1 is b² + 2b �
 P and dS occupy N_q·B_c elements of HBM each: one strip, in the type that is computed in.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.problem.shapes import Blocks

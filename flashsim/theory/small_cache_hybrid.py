@@ -6,8 +6,6 @@ U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ times V. 1 × 1 where none fits
     peak    B_r(d + 3) + B_c·d + B_r·B_c with the mask's tile: Q_i, ℓ_i, m_i, m_i^new, K_j, S_ij; or b_r(b_c + 2) + b_c
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

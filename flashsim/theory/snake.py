@@ -6,8 +6,6 @@ read are W = T_r·N_k − ⌊T_r/2⌋(N_k − (T_c − 1)B_c) − ⌊(T_r − 1)
     peak    B_c·w + B_r·w + 3B_r and the largest tile S_ij with the mask's block
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.shapes import Blocks

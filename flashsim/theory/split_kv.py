@@ -10,8 +10,6 @@ Merged in sequence, parts are read once. As a tree: t − 1 merges read two part
 its m.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.arguments import check_merge, check_splits

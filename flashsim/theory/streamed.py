@@ -6,8 +6,6 @@ B_c elements for the column; s = min(p·B_c, N_k). The mask's block is counted a
     peak    s·w + B_r(w + 1) and a tile S_ij with the mask's block; and, where p < T_c, a column of K_j or V_j
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div

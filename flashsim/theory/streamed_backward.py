@@ -3,8 +3,6 @@
 peak    b_c(2w + 1) + w + d + 2: K_j V_j dK̃_j dṼ_j, P_nj, Q_n dO_n dQ_n, L_n D_n; + 2b_c with dropout, Z_nj and P_nj^dropped
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles

@@ -8,8 +8,6 @@ B_r = B_c = the largest b with b² + b + 1 ≤ M, at least 1. U_v = ⌈d_v/B_r�
 P occupies N_q·B_c elements of HBM, dS N_q·N_k, in the type that is computed in.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.problem.shapes import Blocks

@@ -1,7 +1,5 @@
 """What the passes of cut cross-entropy share: which column of a tile is a row's label."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

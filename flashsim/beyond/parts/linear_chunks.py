@@ -1,7 +1,5 @@
 """What the passes of linear attention share: the chunk's size, and its causal mask."""
 
-from __future__ import annotations
-
 from math import isqrt
 from typing import Any
 

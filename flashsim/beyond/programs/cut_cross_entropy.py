@@ -25,8 +25,6 @@ The listing is ours, after E. Wijmans et al., "Cut Your Losses in Large-Vocabula
 without values. One logit a row is picked, from the tile that passes; the others are only summed.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.labels import LOSS, at_label, unless_none, x_line_1

@@ -19,8 +19,6 @@
 The listing is ours, as that of `cut_cross_entropy_dx`. The two gradients are two passes, as each keeps its own sum on chip.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import at_most_0, exp
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.labels import GRADIENT, e_line_1, minus_label

@@ -18,8 +18,6 @@
 The listing is ours. K is not kept: line 9 computes its slopes anew, as Algorithm 4 computes S.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix

@@ -23,8 +23,6 @@ The listing is ours: FlashAttention's softmax without its values, as Sinkhorn's 
 row whose weights are all 0 has Y = −∞.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import LOG_SUM_EXP, KernelFunction, x_line_1

@@ -19,8 +19,6 @@
 The listing is ours. P is computed from Y as Algorithm 4 computes it from ℓ and m. A row with Y = −∞ has no gradient: dX = 0.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import at_most_0, exp, finite, log
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import LOG_SUM_EXP, KernelFunction, gradient_example, x_line_1

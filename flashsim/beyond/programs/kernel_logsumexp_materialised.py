@@ -24,8 +24,6 @@
 The listing is ours.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import log, logaddexp, logsumexp
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import LOG_SUM_EXP, KernelFunction, x_line_1

@@ -24,8 +24,6 @@
 The listing is ours, after Algorithm 0: it is what a program does that forms the matrix.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix

@@ -20,8 +20,6 @@ its tiling extends to. Without a softmax nothing is rescaled. Line 8 is one elem
 x − z, which lose nothing where clouds lie far from the origin; ‖x‖² + ‖z‖² − 2x·z would cancel.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix

@@ -17,8 +17,6 @@
 The listing is ours. It is the order of Algorithm 1: what is read of Z and V once is paid for with Y, read and written T_c times.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, z_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix

@@ -21,8 +21,6 @@ each token, 2d·e. With a buffer a token moves d·e + d·e/C + (C + 1)(d + e)/2 
 least. While all tokens are in the first chunk, S is not needed at all.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.program import Bug, Program

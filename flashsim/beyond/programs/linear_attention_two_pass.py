@@ -22,8 +22,6 @@ K and V once more, and the states there and back: 2T·d·e, which for C ≥ d is
 chip, as nothing evicts it; it is part of line 1's sum.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.linear_chunks import CHUNKED, chunk_rows, tril
 from flashsim.machine.memory import HBM, SRAM, Matrix

@@ -42,8 +42,6 @@ outermost, over k keys. The tall block is that of E: K is read once for each of 
 mixture holds late keys too.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import ceil_div
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import QKV, Bug, Program

@@ -42,8 +42,6 @@ over the keys, and the queries take a softmax over the features: φ never overfl
 It cannot be causal, as a feature holds late keys too.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.beyond.parts.kernel_functions import kernel_rows

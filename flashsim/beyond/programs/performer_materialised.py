@@ -53,8 +53,6 @@ The listing is ours: `performer` with its scores stored, as frameworks store the
 itself would overflow 16-bit numbers, and from large K others too. So its logarithm is kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum

@@ -45,8 +45,6 @@ keys of length 1; a row is a key to itself like any other; nothing is causal. Th
 to the last. Hashing and sorting come before, and are not counted.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.beyond.parts.clusters import CLUSTERED, example_buckets, places, shared_out

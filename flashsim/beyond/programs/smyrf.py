@@ -34,8 +34,6 @@ counts as often. Not as in their paper: the last cluster may be smaller, where t
 and are not counted.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.beyond.parts.clusters import CLUSTERED, example_orders, places

@@ -26,8 +26,6 @@ The listing is ours, after the paper's Appendix D.2, which names sparse MLPs as 
 blocks without a live one H is relu(0) = 0, which adds nothing: line 6 passes it by. With a bias it could not.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -28,8 +28,6 @@ The listing is ours; its tiles are `small_cache`'s. An element that is loaded ta
 width take part in M/d: more, from M = d² on.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

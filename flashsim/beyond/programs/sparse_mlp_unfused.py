@@ -32,8 +32,6 @@ The listing is ours: `sparse_mlp_fused`, cut in two. Each pass knows its own mas
 Y_i is on chip at a time, not both: B_r is larger, for d = o twice.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from flashsim.algorithms.program import Bug, Program

@@ -29,8 +29,6 @@ Sources: "Cascade Inference" of FlashInfer's authors (Ye et al.), "Hydragen: Hig
 Prefixes" (Juravsky et al.); the listing is ours. Where both states are empty, L_i = L_i^new = −∞, z is 0: O = 0, L = −∞.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,15 +41,7 @@ from flashsim.serving.record import ServingProgram
 
 
 def cascade(
-    hbm: HBM,
-    sram: SRAM,
-    batch: Batch,
-    Q: Matrix,
-    K_p: Matrix,
-    V_p: Matrix,
-    K: Matrix,
-    V: Matrix,
-    levels: Levels,
+    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K_p: Matrix, V_p: Matrix, K: Matrix, V: Matrix, levels: Levels
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (R, d), K_p, V_p, node after node, and K, V, suffix after suffix; return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau = sram.on_chip, batch.B_r, batch.B_c, batch.tau

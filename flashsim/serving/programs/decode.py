@@ -25,8 +25,6 @@ Source: "Lean Attention: Hardware-Aware Scalable Attention Mechanism for the Dec
 after Stream-K (Osama et al.); the listing is ours. What a schedule says is in registers: it is not read through HBM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from itertools import accumulate
 from typing import Any

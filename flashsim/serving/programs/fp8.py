@@ -22,8 +22,6 @@ Sources: "FP8 Formats for Deep Learning" (Micikevicius et al., 2022); `k_descale
 sequence and head, as here without G. The listing is ours. P̃ stays in the chip's precision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any

@@ -20,8 +20,6 @@ Sources: "DeepSeek-V2" (DeepSeek-AI, 2024), section 2.1; FlashMLA's "A Deep-Dive
 The listing is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

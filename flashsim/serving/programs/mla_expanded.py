@@ -27,8 +27,6 @@
 Source: "DeepSeek-V2" (DeepSeek-AI, 2024), section 2.1; the listing is ours. W, one of the two at a time, is on chip whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@
 Source: FlashMLA, whose cache has pages of 64 rows, which splits share out. The listing is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

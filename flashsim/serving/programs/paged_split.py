@@ -26,8 +26,6 @@ The listing is ours: paged attention (paged.py), cut and merged as FlashDecoding
 empty leaves (0, 0, −∞), which changes nothing when merged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

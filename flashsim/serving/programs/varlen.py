@@ -23,8 +23,6 @@ The listing is ours, after the flash_attn_varlen_func of FlashAttention's kernel
 O = 0, L = −∞ written. Query heads that share a KV head have their rows in turn, so row a of one is row g·a here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any

@@ -34,8 +34,6 @@
 The listing is ours. Keys that no query sees, and those of a sequence without queries, have gradients 0, which are written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ With A = Σ b_i·⌈e_i/B_c⌉, the rows of live tiles, and C = Σ cover(e_i, B_
     peak    4 words, and 2c·w + b(w + 2) + 2b·c for dK and dV, c·w + b(2d + d_v + 2) + 2b·c for dQ; w = d + d_v
 """
 
-from __future__ import annotations
-
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import Moved, ServingForm, sequences, whole
 

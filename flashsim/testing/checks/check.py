@@ -1,7 +1,5 @@
 """What a check is: a function that yields comparisons of what a kernel returns on a case with what it should return."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

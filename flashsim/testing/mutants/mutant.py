@@ -1,7 +1,5 @@
 """A mutant: a correct attention with a bug, a change to its text, compiled in its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec

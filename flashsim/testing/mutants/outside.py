@@ -1,7 +1,5 @@
 """Bugs that the kit was not made from: looked up, and written, after it had been frozen (commit 0ea46088). Not in `ALL`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.testing.mutants.mutant import SERVED, Mutant

@@ -1,7 +1,5 @@
 """Bugs met since the strategies were frozen, written by authors who know the strategies, before any check ran on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.testing.mutants.mutant import SPEC, Mutant

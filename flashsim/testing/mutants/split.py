@@ -4,8 +4,6 @@ Each part gives its own output and log-sum-exp, as if there were no other keys. 
 weight exp(lse of the part − lse of all). The backward pass is the unfused one.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

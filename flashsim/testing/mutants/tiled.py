@@ -5,8 +5,6 @@ GPU, inputs are flat memory, found by offsets; a tile always has its full size, 
 only tiles on a boundary are masked. B_r ≠ B_c, so that the two cannot stand for each other.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

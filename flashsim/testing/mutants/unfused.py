@@ -1,7 +1,5 @@
 """Attention and its gradients as a textbook has them: the whole matrix of scores, all heads at once. Correct; bugs go in here."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A family of suspects: one known bug, for each value of its parameter; and the three kinds of families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
