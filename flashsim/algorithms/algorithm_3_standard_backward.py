@@ -23,19 +23,9 @@ from flashsim.problem.shapes import Blocks
 
 
 def standard_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    dO: Matrix,
-    P: Matrix,
-    P_dropped: Matrix,
-    blocks: Blocks,
-    tau: float,
-    dropout: Dropout,
-    dB: WholeGradient,
-) -> tuple[Matrix, Matrix, Matrix]:
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, dO: Matrix, P: Matrix, P_dropped: Matrix, blocks: Blocks,
+    tau: float, dropout: Dropout, dB: WholeGradient,
+) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
     """Run Algorithm 3 on the forward pass's operands, P (N_q, N_k) and dO (N_q, d_v); return dQ, dK, dV, in HBM.
 
     `P_dropped` is P itself where there is no dropout.

@@ -18,16 +18,9 @@ from flashsim.problem.shapes import Blocks
 
 
 def memory_efficient(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
-) -> tuple[Matrix, Matrix]:
+) -> tuple[Matrix, Matrix]:  # fmt: skip
     """Run equations 1 and 2; return O (N_q, d_v) and log L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     dropout.save()

@@ -19,19 +19,9 @@ from flashsim.problem.shapes import Blocks
 
 
 def memory_efficient_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout,
+) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
     """Run equations 3 to 6 on the forward pass's operands and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     dropout.restore()

@@ -58,19 +58,9 @@ def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
 
 
 def q_outer_backward_stored(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout,
+) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip, (N_q, d), N_k = sram.on_chip, Q.shape, K.shape[0]
     dropout.restore()  # line 1

@@ -60,20 +60,9 @@ def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks, Blocks]:
 
 
 def q_outer_backward_streamed(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-    live: Live,
-) -> tuple[Matrix, Matrix, Matrix]:
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout, live: Live,
+) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip, N_q, N_k = sram.on_chip, Q.shape[0], K.shape[0]
     dropout.restore()  # line 1

@@ -62,16 +62,9 @@ def line_4(M: int, blocks: Blocks, N_k: int, w: int, masking: int) -> int:
 
 
 def streamed(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
-) -> tuple[Matrix, Matrix]:
+) -> tuple[Matrix, Matrix]:  # fmt: skip
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape

@@ -59,19 +59,9 @@ def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
 
 
 def streamed_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout,
+) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     N_q, N_k, d_v = Q.shape[0], *V.shape

@@ -26,16 +26,10 @@ HOW = ("M", "enforce", "dtype")
 
 
 def attention(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    state: str = "on_chip",
-    M: Size | None = None,
-    chunk: int | None = None,
-    enforce: bool | None = None,
+    Q: Any, K: Any, V: Any, *,
+    state: str = "on_chip", M: Size | None = None, chunk: int | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> ProgramRun:  # fmt: skip
     """Return causal linear attention O (N, e) of Q, K (N, d), V (N, e) as `run.O`, with what it cost.
 
     state   "on_chip": from chunk to chunk, so that all is read once; "in_hbm": the state before each chunk is written first, so

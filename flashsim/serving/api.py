@@ -261,22 +261,11 @@ def batch_of(
 
 
 def count(
-    name: str,
-    *,
-    queries: Any,
-    keys: Any,
-    d: int,
-    d_v: int | None = None,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    dtype: Any = "float32",
-    direction: str = "forward",
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    observers: Sequence[Observer] = (),
-    **options: Any,
-) -> ServingTally:
+    name: str, *,
+    queries: Any, keys: Any, d: int, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None,
+    dtype: Any = "float32", direction: str = "forward", M: Size | None = None, blocks: tuple[int, int] | None = None,
+    causal: bool = True, observers: Sequence[Observer] = (), **options: Any,
+) -> ServingTally:  # fmt: skip
     """Count what a program of this room would move, by running it on lengths alone.
 
     queries, keys  N_s and n_s, a length for each sequence; one number of queries is every sequence's

@@ -18,18 +18,10 @@ from flashsim.support.sizes import Size
 
 
 def varlen(
-    Q: Any,
-    K: Any,
-    V: Any,
-    cu_q: Any,
-    cu_k: Any,
-    *,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    scale: float | None = None,
+    Q: Any, K: Any, V: Any, cu_q: Any, cu_k: Any, *,
+    M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> ServingRun:  # fmt: skip
     """Run attention of sequences that lie end to end.
 
     Q, K, V     (H_q, ΣN, d), (H_kv, Σn, d), (H_kv, Σn, d_v)
@@ -53,13 +45,9 @@ def varlen(
 
 
 def varlen_backward(
-    run: ServingRun,
-    dO: Any,
-    *,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    observers: Sequence[Observer] = (),
-) -> ServingGradients:
+    run: ServingRun, dO: Any, *,
+    M: Size | None = None, blocks: tuple[int, int] | None = None, observers: Sequence[Observer] = (),
+) -> ServingGradients:  # fmt: skip
     """Run the backward pass of a run of `varlen`, for dO, a list with (H_q, N_s, d_v) for each sequence, as run.O.
 
     M by default the run's; blocks and errors as in `varlen`. Returns dQ, dK, dV by sequence.

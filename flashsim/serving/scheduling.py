@@ -14,19 +14,11 @@ from flashsim.support.sizes import Size
 
 
 def decode(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    workers: int,
-    schedule: str = "stream_k",
-    splits: int = 1,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    scale: float | None = None,
+    Q: Any, K: Any, V: Any, *,
+    workers: int, schedule: str = "stream_k", splits: int = 1, M: Size | None = None,
+    blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> ServingRun:  # fmt: skip
     """Run attention of a batch, whose tiles are shared out over workers, such as a GPU's multiprocessors.
 
     Q, K, V   lists with (H_q, N_s, d), (H_kv, n_s, d), (H_kv, n_s, d_v) for each sequence

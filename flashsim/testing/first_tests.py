@@ -52,17 +52,9 @@ def paths(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def first_files(
-    module: str,
-    name: str,
-    inferred: Inferred,
-    folder: Path,
-    command: str,
-    *,
-    wrapped: str = "",
-    backward: str = "",
-    backward_import: str = "",
-    expected: Sequence[str] = (),
-) -> Mapping[Path, str]:
+    module: str, name: str, inferred: Inferred, folder: Path, command: str, *,
+    wrapped: str = "", backward: str = "", backward_import: str = "", expected: Sequence[str] = (),
+) -> Mapping[Path, str]:  # fmt: skip
     """Return the text of each file by its path in `folder`: NAME_spec.py and test_NAME.py.
 
     module, name  from where, and under which name, the kernel is imported

@@ -41,18 +41,9 @@ from flashsim.support.sizes import ceil_div
 
 
 def paged_split(
-    hbm: HBM,
-    sram: SRAM,
-    batch: Batch,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix | paged.FirstColumns,
-    table: Matrix,
-    lengths: Matrix,
-    page: int,
-    tail: str,
-    splits: int,
-) -> tuple[Matrix, Matrix]:
+    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix | paged.FirstColumns, table: Matrix,
+    lengths: Matrix, page: int, tail: str, splits: int,
+) -> tuple[Matrix, Matrix]:  # fmt: skip
     """Run on Q (R, d), pools K (pages·p, d), V (pages·p, d_v), words `table` and `lengths`; return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau, R, d_v = sram.on_chip, batch.B_r, batch.B_c, batch.tau, Q.shape[0], V.shape[1]
     O, L = hbm.empty("O", (R, d_v), V.dtype, "output"), hbm.empty("L", (R, 1), sram.dtype)

@@ -68,13 +68,9 @@ def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, o
 
 
 def computes(
-    name: str,
-    says: str,
-    compute: Callable[..., Answer | None],
-    *threads: str,
-    over: Over | None = None,
+    name: str, says: str, compute: Callable[..., Answer | None], *threads: str, over: Over | None = None,
     literally: bool = False,
-) -> Family:
+) -> Family:  # fmt: skip
     """Return bugs of the softmax: (question, ...) -> Answer, or None where it has none. `literally`: see `Question.forward`."""
 
     def answers(question: Question, *given: Any) -> list[Arrays]:
