@@ -70,16 +70,8 @@ def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
 
 
 ALGORITHM = Algorithm(
-    name="standard",
-    title="Algorithm 0, standard attention",
-    run=standard,
-    returns=("O",),
-    saves=("P", "P_dropped", "Z", "P_sink"),
-    follows=("l", "O"),
-    line_1=by_queries,
-    loops="standard",
-    short="standard",
-    look=("vermillion", "s", "--"),
+    name="standard", title="Algorithm 0, standard attention", short="standard", look=("vermillion", "s", "--"),
+    run=standard, line_1=by_queries, loops="standard",
+    returns=("O",), saves=("P", "P_dropped", "Z", "P_sink"), follows=("l", "O"), lse=lse,
     stores_scores=True,
-    lse=lse,
-)
+)  # fmt: skip

@@ -59,12 +59,8 @@ def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: B
 
 
 ALGORITHM = Algorithm(
-    name="flash_basic",
-    title="Algorithm 1, FlashAttention",
-    run=flash_basic,
-    returns=("O", "l", "m"),
-    follows=("m", "l", "O"),
-    line_1=by_keys,
-    short="Algorithm 1",
+    name="flash_basic", title="Algorithm 1, FlashAttention", short="Algorithm 1",
+    run=flash_basic, line_1=by_keys,
+    returns=("O", "l", "m"), follows=("m", "l", "O"),
     rounds=every_block,
-)
+)  # fmt: skip

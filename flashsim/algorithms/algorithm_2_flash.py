@@ -79,16 +79,8 @@ def flash(
 
 
 ALGORITHM = Algorithm(
-    name="flash",
-    title="Algorithm 2, FlashAttention, complete",
-    run=flash,
-    returns=("O", "l", "m"),
-    saves=("R",),
-    follows=("m", "l", "O"),
-    line_1=by_keys,
-    loops="K, V outermost",
-    short="FlashAttention",
-    look=("blue", "o", "-"),
-    skips_as="block_sparse",
+    name="flash", title="Algorithm 2, FlashAttention, complete", short="FlashAttention", look=("blue", "o", "-"),
+    run=flash, line_1=by_keys, loops="K, V outermost", skips_as="block_sparse",
+    returns=("O", "l", "m"), saves=("R",), follows=("m", "l", "O"),
     rounds=every_block,
-)
+)  # fmt: skip

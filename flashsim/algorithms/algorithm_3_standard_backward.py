@@ -76,11 +76,7 @@ def standard_backward(
 
 
 ALGORITHM = Algorithm(
-    name="standard",
-    direction="backward",
-    title="Algorithm 3, standard attention, backward",
-    run=standard_backward,
-    line_1=by_queries,
-    loops="standard",
+    name="standard", direction="backward", title="Algorithm 3, standard attention, backward",
+    run=standard_backward, line_1=by_queries, loops="standard",
     gives_dS=True,
-)
+)  # fmt: skip

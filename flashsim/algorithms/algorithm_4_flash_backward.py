@@ -84,13 +84,7 @@ def flash_backward(
 
 
 ALGORITHM = Algorithm(
-    name="flash",
-    direction="backward",
-    title="Algorithm 4, FlashAttention, backward",
-    run=flash_backward,
-    line_1=by_keys,
-    loops="K, V outermost, Algorithm 4",
-    skips_as="block_sparse",
-    rounds=every_block,
-    gives_dS=True,
-)
+    name="flash", direction="backward", title="Algorithm 4, FlashAttention, backward",
+    run=flash_backward, line_1=by_keys, loops="K, V outermost, Algorithm 4", skips_as="block_sparse",
+    rounds=every_block, gives_dS=True,
+)  # fmt: skip

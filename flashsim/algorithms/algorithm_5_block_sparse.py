@@ -87,9 +87,9 @@ def block_sparse(
 
 
 ALGORITHM = Algorithm(
-    name="block_sparse",
-    title="Algorithm 5, block-sparse FlashAttention",
-    run=block_sparse,
+    name="block_sparse", title="Algorithm 5, block-sparse FlashAttention", short="block-sparse",
+    run=block_sparse, line_1=by_keys,
+    returns=("O", "l", "m"), saves=("R",), follows=("m", "l", "O"),
     options=(
         Option(
             "block_mask",
@@ -99,10 +99,5 @@ ALGORITHM = Algorithm(
             choices={"butterfly": butterfly, "local": local, "strided": strided_by_root, "live": "live"},
         ),
     ),
-    returns=("O", "l", "m"),
-    saves=("R",),
-    follows=("m", "l", "O"),
-    line_1=by_keys,
-    short="block-sparse",
     rounds=every_block,
-)
+)  # fmt: skip

@@ -84,11 +84,7 @@ def block_sparse_backward(
 
 
 ALGORITHM = Algorithm(
-    name="block_sparse",
-    direction="backward",
-    title="Algorithm 5, block-sparse FlashAttention, backward",
-    run=block_sparse_backward,
-    line_1=by_keys,
-    rounds=every_block,
-    gives_dS=True,
-)
+    name="block_sparse", direction="backward", title="Algorithm 5, block-sparse FlashAttention, backward",
+    run=block_sparse_backward, line_1=by_keys,
+    rounds=every_block, gives_dS=True,
+)  # fmt: skip

@@ -59,14 +59,8 @@ def logs_rounded(T_c: int) -> int:
 
 
 ALGORITHM = Algorithm(
-    name="memory_efficient",
-    title="Appendix B.1, memory-efficient",
-    run=memory_efficient,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("L", "O"),
-    line_1=by_one_query,
-    short="memory-efficient",
-    look=("green", "^", "-"),
+    name="memory_efficient", title="Appendix B.1, memory-efficient", short="memory-efficient", look=("green", "^", "-"),
+    run=memory_efficient, line_1=by_one_query,
+    returns=("O", "L"), saves=("R",), follows=("L", "O"),
     rounds_logs=logs_rounded,
-)
+)  # fmt: skip

@@ -88,11 +88,7 @@ def memory_efficient_backward(
 
 
 ALGORITHM = Algorithm(
-    name="memory_efficient",
-    direction="backward",
-    title="Appendix B.2, memory-efficient, backward",
-    run=memory_efficient_backward,
-    line_1=by_one_query,
-    rounds_logs=logs_rounded,
-    gives_dS=True,
-)
+    name="memory_efficient", direction="backward", title="Appendix B.2, memory-efficient, backward",
+    run=memory_efficient_backward, line_1=by_one_query,
+    rounds_logs=logs_rounded, gives_dS=True,
+)  # fmt: skip

@@ -66,19 +66,14 @@ def rabe_staats(
 
 
 ALGORITHM = Algorithm(
-    name="rabe_staats",
-    title="Appendix B.5, Rabe and Staats",
+    name="rabe_staats", title="Appendix B.5, Rabe and Staats", short="Rabe & Staats", look=("purple", "D", "-"),
     run=rabe_staats,
-    returns=("O", "l", "m"),
-    saves=("R",),
-    follows=("m", "l", "O"),
+    line_1=by_keys,  # FlashAttention's, so that the two can be compared
+    returns=("O", "l", "m"), saves=("R",), follows=("m", "l", "O"),
     matrices={
         "O_parts": Kind("N_q", "T_c d_v"),
         "l_parts": Kind("N_q", "T_c", "chip"),
         "m_parts": Kind("N_q", "T_c", "chip"),
     },
-    line_1=by_keys,  # FlashAttention's, so that the two can be compared
-    short="Rabe & Staats",
-    look=("purple", "D", "-"),
     rounds=lambda T_c: 2,  # as a part, and combined
-)
+)  # fmt: skip

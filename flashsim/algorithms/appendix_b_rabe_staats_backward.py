@@ -64,13 +64,8 @@ def rabe_staats_backward(
 
 
 ALGORITHM = Algorithm(
-    name="rabe_staats",
-    direction="backward",
-    title="Appendix B.5, Rabe and Staats, backward",
-    run=rabe_staats_backward,
+    name="rabe_staats", direction="backward", title="Appendix B.5, Rabe and Staats, backward",
+    run=rabe_staats_backward, line_1=by_keys,
     follows=GRADIENTS,
-    line_1=by_keys,
-    rounds=every_block,
-    recombines=True,
-    gives_dS=True,
-)
+    rounds=every_block, recombines=True, gives_dS=True,
+)  # fmt: skip

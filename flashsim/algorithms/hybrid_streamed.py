@@ -120,15 +120,8 @@ def hybrid_streamed(
 
 
 ALGORITHM = Algorithm(
-    name="hybrid_streamed",
-    title="S by rows, O by tiles, by elements",
-    run=hybrid_streamed,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("L",),
-    line_1=by_one_key,
-    rows=rows,
-    loops="rows, streamed",
-    short="hybrid, streamed",
+    name="hybrid_streamed", title="S by rows, O by tiles, by elements", short="hybrid, streamed",
+    run=hybrid_streamed, line_1=by_one_key, rows=rows, loops="rows, streamed",
+    returns=("O", "L"), saves=("R",), follows=("L",),
     rounds_logs=lambda T_c: T_c + 1,
-)
+)  # fmt: skip

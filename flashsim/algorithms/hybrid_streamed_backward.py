@@ -198,14 +198,8 @@ def hybrid_streamed_backward(
 
 
 ALGORITHM = Algorithm(
-    name="hybrid_streamed",
-    direction="backward",
-    title="S by rows, gradients by tiles, by elements, backward",
-    run=hybrid_streamed_backward,
+    name="hybrid_streamed", direction="backward", title="S by rows, gradients by tiles, by elements, backward",
+    run=hybrid_streamed_backward, line_1=by_one_query, rows=rows, cuts=cuts, loops="rows, streamed",
     follows=("D",),
-    line_1=by_one_query,
-    rows=rows,
-    loops="rows, streamed",
-    cuts=cuts,
     rounds_logs=lambda T_c: T_c + 2,
-)
+)  # fmt: skip

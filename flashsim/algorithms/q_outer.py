@@ -74,13 +74,7 @@ def q_outer(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer",
-    title="FlashAttention, loops exchanged",
-    run=q_outer,
-    returns=("O", "L"),
-    saves=("R",),
-    line_1=by_queries,
-    loops="Q outermost",
-    short="loops exchanged",
-    look=("orange", "v", "-"),
-)
+    name="q_outer", title="FlashAttention, loops exchanged", short="loops exchanged", look=("orange", "v", "-"),
+    run=q_outer, line_1=by_queries, loops="Q outermost",
+    returns=("O", "L"), saves=("R",),
+)  # fmt: skip

@@ -92,13 +92,7 @@ def q_outer_backward(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer",
-    direction="backward",
-    title="FlashAttention, loops exchanged, backward, dQ accumulated",
-    run=q_outer_backward,
-    line_1=by_keys,
-    loops="K, V outermost, L and D",
-    rounds=every_block,
-    rounds_logs=lambda T_c: 2,
-    gives_dS=True,
-)
+    name="q_outer", direction="backward", title="FlashAttention, loops exchanged, backward, dQ accumulated",
+    run=q_outer_backward, line_1=by_keys, loops="K, V outermost, L and D",
+    rounds=every_block, rounds_logs=lambda T_c: 2, gives_dS=True,
+)  # fmt: skip

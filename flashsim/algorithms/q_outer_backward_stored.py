@@ -113,14 +113,8 @@ def q_outer_backward_stored(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_stored",
-    direction="backward",
+    name="q_outer_stored", direction="backward", title="FlashAttention, loops exchanged, backward, dS in HBM",
     of="q_outer",
-    title="FlashAttention, loops exchanged, backward, dS in HBM",
-    run=q_outer_backward_stored,
-    line_1=line_2,
-    loops="dS in HBM",
-    cuts=line_3,
-    rounds_logs=lambda T_c: 2,
-    gives_dS=True,
-)
+    run=q_outer_backward_stored, line_1=line_2, cuts=line_3, loops="dS in HBM",
+    rounds_logs=lambda T_c: 2, gives_dS=True,
+)  # fmt: skip

@@ -119,14 +119,8 @@ def q_outer_backward_streamed(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_streamed",
-    direction="backward",
-    of="q_outer",
-    title="FlashAttention, loops exchanged, backward in two passes, rows streamed",
-    run=q_outer_backward_streamed,
-    line_1=line_2,
-    loops="two passes, rows streamed",
-    cuts=line_3,
-    rounds_logs=lambda T_c: 2,
-    gives_dS=True,
-)
+    name="q_outer_streamed", direction="backward",
+    title="FlashAttention, loops exchanged, backward in two passes, rows streamed", of="q_outer",
+    run=q_outer_backward_streamed, line_1=line_2, cuts=line_3, loops="two passes, rows streamed",
+    rounds_logs=lambda T_c: 2, gives_dS=True,
+)  # fmt: skip

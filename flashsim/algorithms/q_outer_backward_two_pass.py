@@ -114,13 +114,8 @@ def q_outer_backward_two_pass(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_two_pass",
-    direction="backward",
+    name="q_outer_two_pass", direction="backward", title="FlashAttention, loops exchanged, backward in two passes",
     of="q_outer",
-    title="FlashAttention, loops exchanged, backward in two passes",
-    run=q_outer_backward_two_pass,
-    line_1=line_2,
-    loops="two passes",
-    rounds_logs=lambda T_c: 2,
-    gives_dS=True,
-)
+    run=q_outer_backward_two_pass, line_1=line_2, loops="two passes",
+    rounds_logs=lambda T_c: 2, gives_dS=True,
+)  # fmt: skip

@@ -101,11 +101,7 @@ def q_outer_pinned(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_pinned",
-    title="Loops exchanged, K and V pinned",
-    run=q_outer_pinned,
+    name="q_outer_pinned", title="Loops exchanged, K and V pinned", short="exchanged, pinned",
+    run=q_outer_pinned, line_1=line_2, loops="K, V pinned",
     returns=("O", "L"),
-    line_1=line_2,
-    loops="K, V pinned",
-    short="exchanged, pinned",
-)
+)  # fmt: skip

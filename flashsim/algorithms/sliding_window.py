@@ -15,10 +15,9 @@ from flashsim.masks.rules import SlidingWindow
 from flashsim.problem.options import Option
 
 ALGORITHM = Algorithm(
-    name="sliding_window",
-    title="Sliding window",
-    run=q_outer,
-    module=__name__,
+    name="sliding_window", title="Sliding window", module=__name__,
+    run=q_outer, line_1=by_queries,
+    returns=("O", "L"), saves=("R",),
     options=(
         Option(
             "window",
@@ -29,7 +28,4 @@ ALGORITHM = Algorithm(
             examples=((0, 0), (3, 1), (5, -1), (-1, 4)),
         ),
     ),
-    returns=("O", "L"),
-    saves=("R",),
-    line_1=by_queries,
-)
+)  # fmt: skip

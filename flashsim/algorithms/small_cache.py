@@ -108,15 +108,7 @@ def small_cache(
 
 
 ALGORITHM = Algorithm(
-    name="small_cache",
-    title="Saha and Ye, small cache",
-    run=small_cache,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("m", "l", "L"),
-    line_1=squares,
-    rows=rows,
-    loops="small cache",
-    short="small cache",
-    look=("black", "x", ":"),
-)
+    name="small_cache", title="Saha and Ye, small cache", short="small cache", look=("black", "x", ":"),
+    run=small_cache, line_1=squares, rows=rows, loops="small cache",
+    returns=("O", "L"), saves=("R",), follows=("m", "l", "L"),
+)  # fmt: skip

@@ -142,14 +142,8 @@ def small_cache_backward(
 
 
 ALGORITHM = Algorithm(
-    name="small_cache",
-    direction="backward",
-    title="Small cache, backward",
-    run=small_cache_backward,
+    name="small_cache", direction="backward", title="Small cache, backward",
+    run=small_cache_backward, line_1=squares, rows=rows, loops="small cache",
     follows=("D",),
-    line_1=squares,
-    rows=rows,
-    loops="small cache",
-    rounds=every_block,
-    rounds_logs=lambda T_c: 2,
-)
+    rounds=every_block, rounds_logs=lambda T_c: 2,
+)  # fmt: skip

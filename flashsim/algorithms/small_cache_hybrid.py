@@ -115,15 +115,8 @@ def small_cache_hybrid(
 
 
 ALGORITHM = Algorithm(
-    name="small_cache_hybrid",
-    title="S by rows, O by tiles",
-    run=small_cache_hybrid,
-    returns=("O", "L"),
-    follows=("m", "l", "L"),
-    line_1=by_one_key,
-    rows=rows,
-    loops="rows, tiles",
-    short="hybrid",
-    look=("sky", "P", "-."),
+    name="small_cache_hybrid", title="S by rows, O by tiles", short="hybrid", look=("sky", "P", "-."),
+    run=small_cache_hybrid, line_1=by_one_key, rows=rows, loops="rows, tiles",
+    returns=("O", "L"), follows=("m", "l", "L"),
     rounds_logs=lambda T_c: 2,
-)
+)  # fmt: skip

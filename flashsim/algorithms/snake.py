@@ -92,11 +92,7 @@ def snake(
 
 
 ALGORITHM = Algorithm(
-    name="snake",
-    title="Loops exchanged, there and back",
-    run=snake,
+    name="snake", title="Loops exchanged, there and back", short="snake",
+    run=snake, line_1=by_queries, loops="there and back",
     returns=("O", "L"),
-    line_1=by_queries,
-    loops="there and back",
-    short="snake",
-)
+)  # fmt: skip

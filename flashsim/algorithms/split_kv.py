@@ -97,33 +97,18 @@ def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
 
 
 ALGORITHM = Algorithm(
-    name="split_kv",
-    title="FlashDecoding",
-    run=split_kv,
-    options=(
-        Option(
-            "splits",
-            None,
-            check_splits,
-            "number of parts of the keys, each of whole blocks. Default: one for each block",
-        ),
-        Option(
-            "merge",
-            "sequence",
-            check_merge,
-            "how the parts are merged. Default: sequence",
-            choices={m: m for m in MERGES},
-        ),
-    ),
-    returns=("O",),
-    follows=("m", "l", "O"),
+    name="split_kv", title="FlashDecoding", short="FlashDecoding",
+    run=split_kv, line_1=by_queries,
+    returns=("O",), follows=("m", "l", "O"),
     matrices={
         "O_parts": Kind("N_q", "t d_v", "chip"),
         "l_parts": Kind("N_q", "t", "chip"),
         "m_parts": Kind("N_q", "t", "chip"),
     },
-    line_1=by_queries,
-    short="FlashDecoding",
     lse=lse,
+    options=(
+        Option("splits", None, check_splits, "number of parts of the keys, each of whole blocks. Default: one for each block"),
+        Option("merge", "sequence", check_merge, "how the parts are merged. Default: sequence", choices={m: m for m in MERGES}),
+    ),
     rescales=lambda T_c: 2 * T_c,  # in the splits, and in merging them
-)
+)  # fmt: skip

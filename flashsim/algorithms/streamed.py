@@ -112,15 +112,8 @@ def streamed(
 
 
 ALGORITHM = Algorithm(
-    name="streamed",
-    title="Loops exchanged, K and V by elements",
-    run=streamed,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("L", "O"),
-    line_1=by_one_key,
-    rows=rows,
-    loops="K, V streamed",
-    short="streamed",
+    name="streamed", title="Loops exchanged, K and V by elements", short="streamed",
+    run=streamed, line_1=by_one_key, rows=rows, loops="K, V streamed",
+    returns=("O", "L"), saves=("R",), follows=("L", "O"),
     rounds_logs=lambda T_c: T_c + 1,
-)
+)  # fmt: skip

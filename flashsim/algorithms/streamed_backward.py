@@ -126,15 +126,7 @@ def streamed_backward(
 
 
 ALGORITHM = Algorithm(
-    name="streamed",
-    direction="backward",
-    title="Loops exchanged, rows streamed, D on the way, backward",
-    run=streamed_backward,
-    line_1=by_one_query,
-    rows=rows,
-    loops="K, V outermost, rows streamed",
-    cuts=line_3,
-    rounds=every_block,
-    rounds_logs=lambda T_c: T_c + 2,
-    gives_dS=True,
-)
+    name="streamed", direction="backward", title="Loops exchanged, rows streamed, D on the way, backward",
+    run=streamed_backward, line_1=by_one_query, rows=rows, cuts=line_3, loops="K, V outermost, rows streamed",
+    rounds=every_block, rounds_logs=lambda T_c: T_c + 2, gives_dS=True,
+)  # fmt: skip

@@ -105,15 +105,8 @@ def tiles_streamed(
 
 
 ALGORITHM = Algorithm(
-    name="tiles_streamed",
-    title="Small cache, by elements",
-    run=tiles_streamed,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("L",),
-    line_1=squares,
-    rows=rows,
-    loops="tile, streamed",
-    short="tiles, streamed",
+    name="tiles_streamed", title="Small cache, by elements", short="tiles, streamed",
+    run=tiles_streamed, line_1=squares, rows=rows, loops="tile, streamed",
+    returns=("O", "L"), saves=("R",), follows=("L",),
     rounds_logs=lambda T_c: T_c + 1,
-)
+)  # fmt: skip

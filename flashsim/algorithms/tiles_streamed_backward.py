@@ -159,13 +159,8 @@ def tiles_streamed_backward(
 
 
 ALGORITHM = Algorithm(
-    name="tiles_streamed",
-    direction="backward",
-    title="Small cache, by elements, backward",
-    run=tiles_streamed_backward,
+    name="tiles_streamed", direction="backward", title="Small cache, by elements, backward",
+    run=tiles_streamed_backward, line_1=squares, rows=rows, loops="tile, streamed",
     follows=("D",),
-    line_1=squares,
-    rows=rows,
-    loops="tile, streamed",
     rounds_logs=lambda T_c: T_c + 2,
-)
+)  # fmt: skip

@@ -59,12 +59,8 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="standard",
-    line_1=line_1,
-    traffic=traffic,
-    peak=peak,
-    products=(1, 1),
-    theta=lambda N, d, M: theorem_2_standard(N, d),
+    name="standard", line_1=line_1, traffic=traffic,
+    peak=peak, products=(1, 1), theta=lambda N, d, M: theorem_2_standard(N, d),
     sink=lambda p, blocks: 2 * ceil_div(p.N_q, max(whole(p), 1)),
     formulas={
         "Q": ("N_q * d", "0"),
@@ -74,4 +70,4 @@ FORM = Form(
         "P": ("N_q * N_k", "N_q * N_k"),
         "O": ("0", "N_q * d_v"),
     },
-)
+)  # fmt: skip

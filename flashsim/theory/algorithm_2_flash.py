@@ -25,13 +25,8 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="flash",
-    line_1=line_1,
-    peak=peak,
-    products=(1, 1),
-    theta=theorem_2_flash,
-    initial=("O", "l", "m"),
-    sink=lambda p, blocks: 1,
+    name="flash", line_1=line_1,
+    peak=peak, products=(1, 1), theta=theorem_2_flash, initial=("O", "l", "m"), sink=lambda p, blocks: 1,
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),
@@ -40,4 +35,4 @@ FORM = Form(
         "l": ("T_c * N_q", "(T_c + 1) * N_q"),
         "m": ("T_c * N_q", "(T_c + 1) * N_q"),
     },
-)
+)  # fmt: skip

@@ -55,12 +55,10 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="standard",
-    direction="backward",
-    line_1=line_1,
-    traffic=traffic,
+    name="standard", direction="backward", line_1=line_1, traffic=traffic,
     peak=peak,
     products=(2, 2),  # dQ dK; dV dP
+    gives_dS=True, sink_of=("P_sink",),
     formulas={
         "Q": ("U_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),
@@ -73,6 +71,4 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
-    gives_dS=True,
-    sink_of=("P_sink",),
-)
+)  # fmt: skip

@@ -24,12 +24,10 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="flash",
-    direction="backward",
-    line_1=line_1,
+    name="flash", direction="backward", line_1=line_1,
     peak=peak,
     products=(3, 2),  # S dQ dK; dV dP
-    initial=("dQ", "dK", "dV"),
+    initial=("dQ", "dK", "dV"), gives_dS=True, sink_of=("l", "m"),
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),
@@ -42,6 +40,4 @@ FORM = Form(
         "dK": ("0", "2 * N_k * d"),
         "dV": ("0", "2 * N_k * d_v"),
     },
-    gives_dS=True,
-    sink_of=("l", "m"),
-)
+)  # fmt: skip

@@ -19,9 +19,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="memory_efficient",
-    line_1=one_by_one,
-    passes=lambda p, blocks, tiles: (tiles, tiles),
+    name="memory_efficient", line_1=one_by_one, passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
     products=(2, 1),  # QKᵀ for L, and again for O
     formulas={
@@ -31,4 +29,4 @@ FORM = Form(
         "O": ("0", "N_q * d_v"),
         "L": ("N_q", "N_q"),
     },
-)
+)  # fmt: skip

@@ -32,12 +32,10 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="memory_efficient",
-    direction="backward",
-    line_1=one_by_one,
-    passes=passes,
+    name="memory_efficient", direction="backward", line_1=one_by_one, passes=passes,
     peak=peak,
     products=(5, 3),  # S three times, dQ dK; dV, dP twice
+    gives_dS=True,
     formulas={
         "Q": ("(2 * N_k + 1) * N_q * d", "0"),
         "K": ("(N_q + 2) * N_k * d", "0"),
@@ -50,5 +48,4 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
-    gives_dS=True,
-)
+)  # fmt: skip

@@ -23,11 +23,8 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="rabe_staats",
-    line_1=line_1,
-    kept=kept,
-    peak=peak,
-    products=(1, 1),
+    name="rabe_staats", line_1=line_1, kept=kept,
+    peak=peak, products=(1, 1),
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),
@@ -39,4 +36,4 @@ FORM = Form(
         "l_parts": ("T_c * N_q", "T_c * N_q"),
         "m_parts": ("T_c * N_q", "T_c * N_q"),
     },
-)
+)  # fmt: skip

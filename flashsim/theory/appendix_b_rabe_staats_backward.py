@@ -17,11 +17,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = replace(
-    flash.FORM,
-    name="rabe_staats",
-    peak=peak,
+    flash.FORM, name="rabe_staats", peak=peak,
     products=(3, 3),  # S dQ dK; dV dP, and O_ij again
-    initial=("dQ",),
-    sink_of=(),
-    formulas={**flash.FORM.formulas, "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v")},
-)
+    initial=("dQ",), sink_of=(), formulas={**flash.FORM.formulas, "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v")},
+)  # fmt: skip

@@ -30,7 +30,8 @@ def linformer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 LINFORMER = ProgramForm(
-    name="linformer",
+    name="linformer", blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
+    line_1=lambda rows, p: (rows, ceil_div(p.d, 2), 2 * rows, min(rows, p.d)), rows=kernel_rows,
     arrays={
         "Q": given("N", "d"),
         "K": given("N", "d", reads="T_e"),
@@ -42,12 +43,8 @@ LINFORMER = ProgramForm(
         "O": returned("N", "e"),
         "L": between("N", "1", "chip", reads="0"),
     },
-    blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
-    line_1=lambda rows, p: (rows, ceil_div(p.d, 2), 2 * rows, min(rows, p.d)),
-    rows=kernel_rows,
-    peak=linformer_peak,
-    matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
-)
+    peak=linformer_peak, matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
+)  # fmt: skip
 
 
 def performer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
@@ -57,7 +54,8 @@ def performer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 PERFORMER = ProgramForm(
-    name="performer",
+    name="performer", blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
+    line_1=lambda rows, p: (rows, min(rows, p.d), rows, min(rows, p.d)), rows=kernel_rows,
     arrays={
         "Q": given("N", "d"),
         "K": given("N", "d", reads="T_f"),
@@ -67,12 +65,8 @@ PERFORMER = ProgramForm(
         "z": between("k", "1", "chip", reads="T_r"),
         "O": returned("N", "e"),
     },
-    blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
-    line_1=lambda rows, p: (rows, min(rows, p.d), rows, min(rows, p.d)),
-    rows=kernel_rows,
-    peak=performer_peak,
-    matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
-)
+    peak=performer_peak, matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
+)  # fmt: skip
 
 
 def materialised_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
@@ -86,11 +80,9 @@ def materialised_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 PERFORMER_MATERIALISED = replace(
-    PERFORMER,
-    name="performer_materialised",
-    arrays={**PERFORMER.arrays, "G": between("k", "N"), "A": between("N", "k")},
-    peak=materialised_peak,
-)
+    PERFORMER, name="performer_materialised",
+    arrays={**PERFORMER.arrays, "G": between("k", "N"), "A": between("N", "k")}, peak=materialised_peak,
+)  # fmt: skip
 
 
 def reformer_traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
@@ -118,7 +110,7 @@ def reformer_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 REFORMER = ProgramForm(
-    name="reformer",
+    name="reformer", blocks={"C": "N"},
     arrays={
         "Q": given("N", "d", reads="h"),
         "K": given("N", "d"),
@@ -129,11 +121,8 @@ REFORMER = ProgramForm(
         "L_parts": between("h·N", "1", "chip"),
         "O": returned("N", "e"),
     },
-    blocks={"C": "N"},
-    traffic=reformer_traffic,
-    peak=reformer_peak,
-    matmul=reformer_products,
-)
+    traffic=reformer_traffic, peak=reformer_peak, matmul=reformer_products,
+)  # fmt: skip
 
 
 def smyrf_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
@@ -143,7 +132,7 @@ def smyrf_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 SMYRF = ProgramForm(
-    name="smyrf",
+    name="smyrf", blocks={"C": "N"},
     arrays={
         "Q": given("N", "d", reads="h"),
         "K": given("N", "d", reads="h"),
@@ -154,7 +143,5 @@ SMYRF = ProgramForm(
         "L_parts": between("h·N", "1", "chip"),
         "O": returned("N", "e"),
     },
-    blocks={"C": "N"},
-    peak=lambda p, b, options: b.C * (2 * p.d + 2 * p.e + 4 + b.C),
-    matmul=smyrf_products,
-)
+    peak=lambda p, b, options: b.C * (2 * p.d + 2 * p.e + 4 + b.C), matmul=smyrf_products,
+)  # fmt: skip

@@ -12,14 +12,12 @@ from flashsim.theory.program import ProgramForm, given, returned
 
 BY_X = {"X": given("N", "d"), "E": given("v", "d", reads="T_r"), "y": given("N", "1", "words")}
 LOSS = ProgramForm(
-    name="cut_cross_entropy",
-    arrays={**BY_X, "loss": returned("N", "1", "chip"), "L": returned("N", "1", "chip")},
-    blocks={"B_r": "N", "B_c": "v"},
-    line_1=lambda rows, p: (rows, min(rows, p.d)),
+    name="cut_cross_entropy", blocks={"B_r": "N", "B_c": "v"}, line_1=lambda rows, p: (rows, min(rows, p.d)),
     rows=lambda M, p: ceil_div(M, 4 * p.d),
+    arrays={**BY_X, "loss": returned("N", "1", "chip"), "L": returned("N", "1", "chip")},
     peak=lambda p, b, options: b.B_r * (p.d + 5) + b.B_c * p.d + b.B_r * b.B_c,
     matmul=lambda p, b, options: 2 * p.N * p.v * p.d,
-)
+)  # fmt: skip
 DX = replace(
     LOSS,
     name="cut_cross_entropy_dx",

@@ -33,14 +33,10 @@ def products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 ON_CHIP = ProgramForm(
-    name="linear_attention",
+    name="linear_attention", blocks={"C": "N"}, line_1=lambda rows, p: (rows,), rows=chunk_rows,
     arrays={"Q": given("N", "d"), "K": given("N", "d"), "V": given("N", "e"), "O": returned("N", "e")},
-    blocks={"C": "N"},
-    line_1=lambda rows, p: (rows,),
-    rows=chunk_rows,
-    peak=lambda p, b, options: p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2,
-    matmul=products,
-)
+    peak=lambda p, b, options: p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2, matmul=products,
+)  # fmt: skip
 TWO_PASS = replace(
     ON_CHIP,
     name="linear_attention_two_pass",
@@ -83,7 +79,8 @@ def _buffered_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 BUFFERED = ProgramForm(
-    name="linear_attention_buffered",
+    name="linear_attention_buffered", blocks={"C": "N"}, line_1=lambda rows, p: (min(waiting(p), rows),),
+    rows=lambda M, p: p.N,
     arrays={
         "Q": given("N", "d"),
         "K": given("N", "d"),
@@ -91,10 +88,5 @@ BUFFERED = ProgramForm(
         "S": between("d", "e", "chip"),
         "O": returned("N", "e"),
     },
-    blocks={"C": "N"},
-    line_1=lambda rows, p: (min(waiting(p), rows),),
-    rows=lambda M, p: p.N,
-    traffic=buffered,
-    peak=lambda p, b, options: 2 * (p.d + p.e) + p.d * p.e * (b.C < p.N),
-    matmul=_buffered_products,
-)
+    traffic=buffered, peak=lambda p, b, options: 2 * (p.d + p.e) + p.d * p.e * (b.C < p.N), matmul=_buffered_products,
+)  # fmt: skip

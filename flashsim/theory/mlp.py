@@ -124,7 +124,9 @@ def unfused_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 UNFUSED = ProgramForm(
-    name="sparse_mlp_unfused",
+    name="sparse_mlp_unfused", blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
+    line_1=lambda rows, p: (rows, *[min(rows, SIDE)] * 3),
+    rows=lambda M, p: max((M - SIDE**2) // (max(p.d, p.o) + SIDE), 1),
     arrays={
         "X": given("N", "d"),
         "W1": given("d", "f"),
@@ -132,13 +134,8 @@ UNFUSED = ProgramForm(
         "H": between("N", "f"),
         "Y": returned("N", "o"),
     },
-    blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
-    line_1=lambda rows, p: (rows, *[min(rows, SIDE)] * 3),
-    rows=lambda M, p: max((M - SIDE**2) // (max(p.d, p.o) + SIDE), 1),
-    traffic=reads,
-    peak=unfused_peak,
-    matmul=lambda p, b, options: 2 * p.N * int(live(p, b, options).nnz.sum()),
-)
+    traffic=reads, peak=unfused_peak, matmul=lambda p, b, options: 2 * p.N * int(live(p, b, options).nnz.sum()),
+)  # fmt: skip
 
 
 def square_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
@@ -156,13 +153,9 @@ def square_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 SQUARE = replace(
-    UNFUSED,
-    name="sparse_mlp_square",
-    line_1=lambda rows, p: (rows,) * 4,
-    rows=square_rows,
-    traffic=square_reads,
+    UNFUSED, name="sparse_mlp_square", line_1=lambda rows, p: (rows,) * 4, rows=square_rows, traffic=square_reads,
     peak=square_peak,
-)
+)  # fmt: skip
 
 
 def fused_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
@@ -184,11 +177,7 @@ def fused_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 FUSED = replace(
-    UNFUSED,
-    name="sparse_mlp_fused",
-    arrays={name: array for name, array in UNFUSED.arrays.items() if name != "H"},
-    rows=lambda M, p: max((M - SIDE**2) // (p.d + p.o + SIDE), 1),
-    traffic=fused_reads,
-    peak=fused_peak,
+    UNFUSED, name="sparse_mlp_fused", arrays={name: array for name, array in UNFUSED.arrays.items() if name != "H"},
+    rows=lambda M, p: max((M - SIDE**2) // (p.d + p.o + SIDE), 1), traffic=fused_reads, peak=fused_peak,
     matmul=fused_products,
-)
+)  # fmt: skip

@@ -22,13 +22,8 @@ def without_sink(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="q_outer",
-    line_1=line_1,
-    peak=peak,
-    live=True,
-    products=(1, 1),
-    theta=theorem_2_flash,
-    sink=lambda p, blocks: blocks.T_r,
+    name="q_outer", line_1=line_1,
+    peak=peak, products=(1, 1), live=True, theta=theorem_2_flash, sink=lambda p, blocks: blocks.T_r,
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),
@@ -36,4 +31,4 @@ FORM = Form(
         "O": ("0", "N_q * d_v"),
         "L": ("0", "N_q"),
     },
-)
+)  # fmt: skip

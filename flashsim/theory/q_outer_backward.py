@@ -19,13 +19,8 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="q_outer",
-    direction="backward",
-    line_1=line_1,
-    peak=peak,
-    live=True,
-    products=(3, 2),
-    initial=("dQ",),
+    name="q_outer", direction="backward", line_1=line_1,
+    peak=peak, products=(3, 2), live=True, initial=("dQ",), gives_dS=True, sink_of=("L",),
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),
@@ -38,6 +33,4 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
-    gives_dS=True,
-    sink_of=("L",),
-)
+)  # fmt: skip

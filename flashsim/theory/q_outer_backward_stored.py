@@ -29,15 +29,9 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="q_outer_stored",
-    direction="backward",
-    line_1=line_1,
-    kept=lambda p, blocks: {"dS": (p.N_q * p.N_k, "chip")},
+    name="q_outer_stored", direction="backward", line_1=line_1, kept=lambda p, blocks: {"dS": (p.N_q * p.N_k, "chip")},
     passes=passes,
-    peak=peak,
-    products=(3, 2),
-    gives_dS=True,
-    sink_of=("L",),
+    peak=peak, products=(3, 2), gives_dS=True, sink_of=("L",),
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("(1 + T_r) * N_k * d", "0"),
@@ -51,4 +45,4 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
-)
+)  # fmt: skip

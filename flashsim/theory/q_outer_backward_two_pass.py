@@ -28,13 +28,10 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="q_outer_two_pass",
-    direction="backward",
-    line_1=square,
-    passes=lambda p, blocks, tiles: (tiles, tiles),
+    name="q_outer_two_pass", direction="backward", line_1=square, passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
-    live=True,
     products=(4, 3),  # S and dP twice
+    live=True, gives_dS=True, sink_of=("L",),
     formulas={
         "Q": ("(T_c + 1) * N_q * d", "0"),
         "K": ("(T_r + 1) * N_k * d", "0"),
@@ -47,6 +44,4 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
-    gives_dS=True,
-    sink_of=("L",),
-)
+)  # fmt: skip

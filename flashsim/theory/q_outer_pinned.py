@@ -50,18 +50,11 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = replace(
-    q_outer.FORM,
-    name="q_outer_pinned",
-    line_1=line_1,
-    symbols=symbols,
-    meanings={"s": "rows of K and V that stay on chip, without a mask"},
-    peak=peak,
-    live=False,
-    sink=None,
-    theta=None,
+    q_outer.FORM, name="q_outer_pinned", line_1=line_1, symbols=symbols,
+    meanings={"s": "rows of K and V that stay on chip, without a mask"}, peak=peak, live=False, sink=None, theta=None,
     formulas={
         **q_outer.FORM.formulas,
         "K": ("(s + T_r * (N_k - s)) * d", "0"),
         "V": ("(s + T_r * (N_k - s)) * d_v", "0"),
     },
-)
+)  # fmt: skip

@@ -32,13 +32,8 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="small_cache",
-    line_1=line_1,
-    rows=rows,
-    kept=lambda p, blocks: {"S": (blocks.B_r * p.N_k, "chip")},
-    peak=peak,
-    products=(1, 1),
-    theta=theorem_saha_ye,
+    name="small_cache", line_1=line_1, rows=rows, kept=lambda p, blocks: {"S": (blocks.B_r * p.N_k, "chip")},
+    peak=peak, products=(1, 1), theta=theorem_saha_ye,
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),
@@ -47,4 +42,4 @@ FORM = Form(
         "O": ("0", "N_q * d_v"),
         "L": ("0", "N_q"),
     },
-)
+)  # fmt: skip

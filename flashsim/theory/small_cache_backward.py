@@ -30,14 +30,9 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="small_cache",
-    direction="backward",
-    line_1=line_1,
-    rows=rows,
+    name="small_cache", direction="backward", line_1=line_1, rows=rows,
     kept=lambda p, blocks: dict.fromkeys(("P", "dS"), (p.N_q * blocks.B_c, "chip")),
-    peak=peak,
-    products=(3, 2),
-    initial=("dQ",),
+    peak=peak, products=(3, 2), initial=("dQ",),
     formulas={
         "Q": ("2 * T_c * N_q * d", "0"),
         "K": ("2 * T_r * N_k * d", "0"),
@@ -52,4 +47,4 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
-)
+)  # fmt: skip

@@ -61,14 +61,10 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="small_cache_hybrid",
-    line_1=line_1,
-    rows=rows,
-    symbols=symbols,
+    name="small_cache_hybrid", line_1=line_1, rows=rows, symbols=symbols,
     meanings={"U_r": "blocks of O's rows", "U_v": "blocks of O's columns"},
     kept=lambda p, blocks: {"S": (p.N_q * p.N_k, "chip")},
-    peak=peak,
-    products=(1, 1),
+    peak=peak, products=(1, 1),
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),
@@ -77,4 +73,4 @@ FORM = Form(
         "O": ("0", "N_q * d_v"),
         "L": ("N_q", "N_q"),
     },
-)
+)  # fmt: skip

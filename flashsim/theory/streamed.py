@@ -42,13 +42,9 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="streamed",
-    line_1=line_1,
-    rows=rows,
-    symbols=symbols,
+    name="streamed", line_1=line_1, rows=rows, symbols=symbols,
     meanings={"s": "rows of K and V that stay on chip, without a mask"},
-    peak=peak,
-    products=(1, 1),
+    peak=peak, products=(1, 1),
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("(s + T_r * (N_k - s)) * d", "0"),
@@ -56,4 +52,4 @@ FORM = Form(
         "O": ("0", "N_q * d_v"),
         "L": ("0", "N_q"),
     },
-)
+)  # fmt: skip

@@ -32,13 +32,8 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="streamed",
-    direction="backward",
-    line_1=line_1,
-    rows=rows,
-    passes=passes,
-    peak=peak,
-    products=(3, 2),
+    name="streamed", direction="backward", line_1=line_1, rows=rows, passes=passes,
+    peak=peak, products=(3, 2), gives_dS=True,
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),
@@ -51,5 +46,4 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
-    gives_dS=True,
-)
+)  # fmt: skip

@@ -36,15 +36,10 @@ def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
 
 
 FORM = Form(
-    name="tiles_streamed",
-    direction="backward",
-    line_1=line_1,
-    rows=rows,
-    symbols=symbols,
+    name="tiles_streamed", direction="backward", line_1=line_1, rows=rows, symbols=symbols,
     meanings={"U_v": "⌈d_v / B_r⌉: pieces of dV's columns", "U_d": "⌈d / B_r⌉: pieces of dK's columns"},
     kept=lambda p, blocks: {"P": (p.N_q * blocks.B_c, "chip"), "dS": (p.N_q * p.N_k, "chip")},
-    peak=peak,
-    products=(3, 2),
+    peak=peak, products=(3, 2),
     formulas={
         "Q": ("2 * T_c * N_q * d", "0"),
         "K": ("2 * T_r * N_k * d", "0"),
@@ -59,4 +54,4 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
-)
+)  # fmt: skip

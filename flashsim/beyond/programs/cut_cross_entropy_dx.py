@@ -52,9 +52,7 @@ def cut_cross_entropy_dx(
 
 
 PROGRAM = Program(
-    **GRADIENT,
-    title="Cut cross-entropy, gradient to X",
-    run=cut_cross_entropy_dx,
+    **GRADIENT, title="Cut cross-entropy, gradient to X", run=cut_cross_entropy_dx,
     returns={"dX": Kind("N", "d")},
     line_1=x_line_1,
     bugs=(
@@ -62,4 +60,4 @@ PROGRAM = Program(
         Bug("labels counted from the tile", "j * B_c", "0"),
         Bug("g left out", "g_i * minus_label", "minus_label"),
     ),
-)
+)  # fmt: skip

@@ -46,12 +46,10 @@ def kernel_x_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
 
 
 PROGRAM = Program(
-    **PRODUCT,
-    title="Kernel product, rows outermost",
-    run=kernel_x_outer,
+    **PRODUCT, title="Kernel product, rows outermost", run=kernel_x_outer,
     line_1=x_line_1,
     bugs=(
         Bug("Y of the last block alone", "Y_i + K_ij @ V_j", "K_ij @ V_j"),
         Bug("Z of the first block", "sram.load(Z[j], V[j])", "sram.load(Z[0], V[j])"),
     ),
-)
+)  # fmt: skip

@@ -42,9 +42,7 @@ def linear_attention(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, bloc
 
 
 PROGRAM = Program(
-    **CHUNKED,
-    title="Linear attention, its state on chip",
-    run=linear_attention,
+    **CHUNKED, title="Linear attention, its state on chip", run=linear_attention,
     rows=chunk_rows,
     bugs=(
         Bug("keys ahead attended to", "tril(Q_i @ K_i.T)", "Q_i @ K_i.T"),
@@ -52,4 +50,4 @@ PROGRAM = Program(
         Bug("A transposed", "A_i @ V_i", "A_i.T @ V_i"),
         Bug("the state twice", "Q_i @ S", "2 * Q_i @ S"),
     ),
-)
+)  # fmt: skip

@@ -52,9 +52,7 @@ def linear_attention_two_pass(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Mat
 
 
 PROGRAM = Program(
-    **CHUNKED,
-    title="Linear attention, its states through HBM",
-    run=linear_attention_two_pass,
+    **CHUNKED, title="Linear attention, its states through HBM", run=linear_attention_two_pass,
     extras={"S": Kind("T·d", "e", "chip")},
     rows=lambda M, sizes: chunk_rows(M - sizes.d * sizes.e, sizes),
     bugs=(
@@ -64,4 +62,4 @@ PROGRAM = Program(
         Bug("the state twice", "Q_i @ S", "2 * Q_i @ S"),
         Bug("the state is not written", "sram.store(S[i], S_new)  # line 5", "pass  # line 5"),
     ),
-)
+)  # fmt: skip

@@ -129,9 +129,7 @@ def performer_materialised(
 
 
 PROGRAM = replace(
-    performer.PROGRAM,
-    name="performer_materialised",
-    title="Performer, its features in HBM",
+    performer.PROGRAM, name="performer_materialised", title="Performer, its features in HBM",
     run=performer_materialised,
     extras={"G": Kind("k", "N"), "A": Kind("N", "k"), "S": Kind("k", "e"), "z": Kind("k", "1", "chip")},
-)
+)  # fmt: skip

@@ -81,16 +81,12 @@ def sparse_mlp_unfused(
 
 
 PROGRAM = Program(
-    **SPARSE_MLP,
-    title="Sparse MLP, unfused",
-    run=sparse_mlp_unfused,
-    extras={"H": Kind("N", "f")},
-    line_1=row_line_1,
-    rows=unfused_rows,
-    follows=("H", "Y"),
+    **SPARSE_MLP, title="Sparse MLP, unfused", run=sparse_mlp_unfused,
+    extras={"H": Kind("N", "f")}, follows=("H", "Y"),
+    line_1=row_line_1, rows=unfused_rows,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("H of the last block alone", "H_ij + X_i[c]", "X_i[c]"),
         Bug("dead blocks of W2 loaded", "where=M2[j]", "where=M2[j] | True"),
     ),
-)
+)  # fmt: skip

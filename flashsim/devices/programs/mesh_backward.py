@@ -112,10 +112,6 @@ def mesh_backward(
 
 
 PROGRAM = DeviceProgram(
-    name="mesh",
-    direction="backward",
-    title="Mesh of devices, backward",
-    run=mesh_backward,
-    columns=True,
-    layout="striped",
-)
+    name="mesh", title="Mesh of devices, backward", run=mesh_backward, layout="striped",
+    direction="backward", columns=True,
+)  # fmt: skip

@@ -117,10 +117,7 @@ def check_options(batch: Batch, *, schedule: Any = "stream_k", workers: Any, spl
 
 
 PROGRAM = ServingProgram(
-    name="decode",
-    title="Decoding by a schedule",
-    run=decode,
-    options=check_options,
+    name="decode", title="Decoding by a schedule", run=decode, options=check_options,
     operands=lambda batch, options: batch.shapes(),
     bugs=(
         Bug("parts are added unweighted", "exp(m_k - finite(m_i_new)) * O_k", "O_k"),
@@ -130,4 +127,4 @@ PROGRAM = ServingProgram(
         Bug("keys are counted from the segment", "s, i, j * B_c, n), over", "s, i, (j - one.first) * B_c, n), over"),
         Bug("the last part is left out", "in sram.loop(len(merged[q]))", "in sram.loop(len(merged[q]) - 1)"),
     ),
-)
+)  # fmt: skip

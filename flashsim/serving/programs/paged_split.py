@@ -120,20 +120,12 @@ def check_options(batch: Batch, *, page: Any, tail: Any = "rows", splits: Any) -
 
 
 PROGRAM = ServingProgram(
-    name="paged_split",
-    title="Paged attention in splits",
-    run=paged_split,
-    options=check_options,
-    operands=paged.operands,
-    line_1=paged.line_1,
+    name="paged_split", title="Paged attention in splits", run=paged_split, options=check_options,
+    operands=paged.operands, line_1=paged.line_1,
     bugs=(
         Bug("a run begins where the one before it began", "min(k * run, pages)", "min(max(k - 1, 0) * run, pages)"),
         Bug("pages are counted from the run", "table[s, j]), K", "table[s, j - k * run]), K"),
-        Bug(
-            "ℓ and m exchanged",
-            "O_parts, d_v), (l_parts, 1), (m_parts, 1))]",
-            "O_parts, d_v), (m_parts, 1), (l_parts, 1))]",
-        ),
+        Bug("ℓ and m exchanged", "O_parts, d_v), (l_parts, 1), (m_parts, 1))]", "O_parts, d_v), (m_parts, 1), (l_parts, 1))]"),
         Bug("n of the sequence before", "sram.word(lengths[s, 0])", "sram.word(lengths[s - 1, 0])"),
     ),
-)
+)  # fmt: skip
