@@ -63,11 +63,7 @@ FORM = Form(
     peak=peak, products=(1, 1), theta=lambda N, d, M: theorem_2_standard(N, d),
     sink=lambda p, blocks: 2 * ceil_div(p.N_q, max(whole(p), 1)),
     formulas={
-        "Q": ("N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "S": ("p * N_q * N_k", "N_q * N_k"),
-        "P": ("N_q * N_k", "N_q * N_k"),
-        "O": ("0", "N_q * d_v"),
+        "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "S": ("p * N_q * N_k", "N_q * N_k"), "P": ("N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"),
     },
 )  # fmt: skip

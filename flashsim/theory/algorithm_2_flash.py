@@ -28,11 +28,8 @@ FORM = Form(
     name="flash", line_1=line_1,
     peak=peak, products=(1, 1), theta=theorem_2_flash, initial=("O", "l", "m"), sink=lambda p, blocks: 1,
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
-        "O": ("T_c * N_q * d_v", "(T_c + 1) * N_q * d_v"),
-        "l": ("T_c * N_q", "(T_c + 1) * N_q"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"),
+        "O": ("T_c * N_q * d_v", "(T_c + 1) * N_q * d_v"), "l": ("T_c * N_q", "(T_c + 1) * N_q"),
         "m": ("T_c * N_q", "(T_c + 1) * N_q"),
     },
 )  # fmt: skip

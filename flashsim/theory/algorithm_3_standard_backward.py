@@ -60,15 +60,9 @@ FORM = Form(
     products=(2, 2),  # dQ dK; dV dP
     gives_dS=True, sink_of=("P_sink",),
     formulas={
-        "Q": ("U_c * N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "dO": ("(U_c + 1) * N_q * d_v", "0"),
-        "P": ("(p + 1) * N_q * N_k", "0"),
-        "dP": ("p * N_q * N_k", "N_q * N_k"),
+        "Q": ("U_c * N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "dO": ("(U_c + 1) * N_q * d_v", "0"), "P": ("(p + 1) * N_q * N_k", "0"), "dP": ("p * N_q * N_k", "N_q * N_k"),
         "dS": ("2 * N_q * N_k", "N_q * N_k"),
-        "dQ": ("0", "N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
 )  # fmt: skip

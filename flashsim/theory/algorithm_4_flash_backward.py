@@ -29,15 +29,8 @@ FORM = Form(
     products=(3, 2),  # S dQ dK; dV dP
     initial=("dQ", "dK", "dV"), gives_dS=True, sink_of=("l", "m"),
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
-        "O": ("T_c * N_q * d_v", "0"),
-        "dO": ("T_c * N_q * d_v", "0"),
-        "l": ("T_c * N_q", "0"),
-        "m": ("T_c * N_q", "0"),
-        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"),
-        "dK": ("0", "2 * N_k * d"),
-        "dV": ("0", "2 * N_k * d_v"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"), "O": ("T_c * N_q * d_v", "0"),
+        "dO": ("T_c * N_q * d_v", "0"), "l": ("T_c * N_q", "0"), "m": ("T_c * N_q", "0"),
+        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"), "dK": ("0", "2 * N_k * d"), "dV": ("0", "2 * N_k * d_v"),
     },
 )  # fmt: skip

@@ -23,10 +23,7 @@ FORM = Form(
     peak=peak,
     products=(2, 1),  # QKᵀ for L, and again for O
     formulas={
-        "Q": ("2 * N_q * d", "0"),
-        "K": ("2 * T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("N_q", "N_q"),
+        "Q": ("2 * N_q * d", "0"), "K": ("2 * T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"), "L": ("N_q", "N_q"),
     },
 )  # fmt: skip

@@ -37,15 +37,9 @@ FORM = Form(
     products=(5, 3),  # S three times, dQ dK; dV, dP twice
     gives_dS=True,
     formulas={
-        "Q": ("(2 * N_k + 1) * N_q * d", "0"),
-        "K": ("(N_q + 2) * N_k * d", "0"),
-        "V": ("(N_q + 1) * N_k * d_v", "0"),
+        "Q": ("(2 * N_k + 1) * N_q * d", "0"), "K": ("(N_q + 2) * N_k * d", "0"), "V": ("(N_q + 1) * N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("2 * (N_k + 1) * N_q * d_v", "0"),
-        "L": ("(2 * N_k + 1) * N_q", "0"),
-        "D": ("(N_k + 1) * N_q", "N_q"),
-        "dQ": ("0", "N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "dO": ("2 * (N_k + 1) * N_q * d_v", "0"), "L": ("(2 * N_k + 1) * N_q", "0"), "D": ("(N_k + 1) * N_q", "N_q"),
+        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
 )  # fmt: skip

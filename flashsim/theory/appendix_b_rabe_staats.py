@@ -26,14 +26,9 @@ FORM = Form(
     name="rabe_staats", line_1=line_1, kept=kept,
     peak=peak, products=(1, 1),
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "l": ("0", "N_q"),
-        "m": ("0", "N_q"),
-        "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"),
-        "l_parts": ("T_c * N_q", "T_c * N_q"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"), "l": ("0", "N_q"), "m": ("0", "N_q"),
+        "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"), "l_parts": ("T_c * N_q", "T_c * N_q"),
         "m_parts": ("T_c * N_q", "T_c * N_q"),
     },
 )  # fmt: skip

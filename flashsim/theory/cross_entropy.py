@@ -29,13 +29,9 @@ DE = replace(
     DX,
     name="cut_cross_entropy_de",
     arrays={
-        "X": given("N", "d", reads="T_c"),
-        "E": given("v", "d"),
-        "y": given("N", "1", "words", reads="T_c"),
-        "L": given("N", "1", "chip", reads="T_c"),
-        "g": given("N", "1", reads="T_c"),
-        "dE": returned("v", "d"),
+        "X": given("N", "d", reads="T_c"), "E": given("v", "d"), "y": given("N", "1", "words", reads="T_c"),
+        "L": given("N", "1", "chip", reads="T_c"), "g": given("N", "1", reads="T_c"), "dE": returned("v", "d"),
     },
     line_1=lambda rows, p: (min(rows, p.d), rows),
     peak=lambda p, b, options: 2 * b.B_c * p.d + b.B_r * (p.d + 3) + b.B_r * b.B_c,
-)
+)  # fmt: skip

@@ -41,15 +41,12 @@ TWO_PASS = replace(
     ON_CHIP,
     name="linear_attention_two_pass",
     arrays={
-        "Q": given("N", "d"),
-        "K": given("N", "d", reads="2"),
-        "V": given("N", "e", reads="2"),
-        "S": between("T·d", "e", "chip"),
-        "O": returned("N", "e"),
+        "Q": given("N", "d"), "K": given("N", "d", reads="2"), "V": given("N", "e", reads="2"),
+        "S": between("T·d", "e", "chip"), "O": returned("N", "e"),
     },
     rows=lambda M, p: chunk_rows(M - p.d * p.e, p),
     peak=lambda p, b, options: 2 * p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2,
-)
+)  # fmt: skip
 
 
 def buffered(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
@@ -82,10 +79,7 @@ BUFFERED = ProgramForm(
     name="linear_attention_buffered", blocks={"C": "N"}, line_1=lambda rows, p: (min(waiting(p), rows),),
     rows=lambda M, p: p.N,
     arrays={
-        "Q": given("N", "d"),
-        "K": given("N", "d"),
-        "V": given("N", "e"),
-        "S": between("d", "e", "chip"),
+        "Q": given("N", "d"), "K": given("N", "d"), "V": given("N", "e"), "S": between("d", "e", "chip"),
         "O": returned("N", "e"),
     },
     traffic=buffered, peak=lambda p, b, options: 2 * (p.d + p.e) + p.d * p.e * (b.C < p.N), matmul=_buffered_products,

@@ -128,10 +128,7 @@ UNFUSED = ProgramForm(
     line_1=lambda rows, p: (rows, *[min(rows, SIDE)] * 3),
     rows=lambda M, p: max((M - SIDE**2) // (max(p.d, p.o) + SIDE), 1),
     arrays={
-        "X": given("N", "d"),
-        "W1": given("d", "f"),
-        "W2": given("f", "o"),
-        "H": between("N", "f"),
+        "X": given("N", "d"), "W1": given("d", "f"), "W2": given("f", "o"), "H": between("N", "f"),
         "Y": returned("N", "o"),
     },
     traffic=reads, peak=unfused_peak, matmul=lambda p, b, options: 2 * p.N * int(live(p, b, options).nnz.sum()),

@@ -25,10 +25,7 @@ FORM = Form(
     name="q_outer", line_1=line_1,
     peak=peak, products=(1, 1), live=True, theta=theorem_2_flash, sink=lambda p, blocks: blocks.T_r,
     formulas={
-        "Q": ("N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("0", "N_q"),
+        "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"), "L": ("0", "N_q"),
     },
 )  # fmt: skip

@@ -22,15 +22,8 @@ FORM = Form(
     name="q_outer", direction="backward", line_1=line_1,
     peak=peak, products=(3, 2), live=True, initial=("dQ",), gives_dS=True, sink_of=("L",),
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
-        "O": ("N_q * d_v", "0"),
-        "dO": ("(T_c + 1) * N_q * d_v", "0"),
-        "L": ("T_c * N_q", "0"),
-        "D": ("T_c * N_q", "N_q"),
-        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"), "O": ("N_q * d_v", "0"),
+        "dO": ("(T_c + 1) * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("T_c * N_q", "N_q"),
+        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
 )  # fmt: skip

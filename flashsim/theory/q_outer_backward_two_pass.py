@@ -33,15 +33,9 @@ FORM = Form(
     products=(4, 3),  # S and dP twice
     live=True, gives_dS=True, sink_of=("L",),
     formulas={
-        "Q": ("(T_c + 1) * N_q * d", "0"),
-        "K": ("(T_r + 1) * N_k * d", "0"),
-        "V": ("(T_r + 1) * N_k * d_v", "0"),
+        "Q": ("(T_c + 1) * N_q * d", "0"), "K": ("(T_r + 1) * N_k * d", "0"), "V": ("(T_r + 1) * N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("(T_c + 2) * N_q * d_v", "0"),
-        "L": ("(T_c + 1) * N_q", "0"),
-        "D": ("(T_c + 1) * N_q", "N_q"),
-        "dQ": ("0", "N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "dO": ("(T_c + 2) * N_q * d_v", "0"), "L": ("(T_c + 1) * N_q", "0"), "D": ("(T_c + 1) * N_q", "N_q"),
+        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
 )  # fmt: skip

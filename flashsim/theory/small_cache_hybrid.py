@@ -66,11 +66,7 @@ FORM = Form(
     kept=lambda p, blocks: {"S": (p.N_q * p.N_k, "chip")},
     peak=peak, products=(1, 1),
     formulas={
-        "Q": ("N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("U_r * N_k * d_v", "0"),
-        "S": ("U_v * N_q * N_k", "N_q * N_k"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("N_q", "N_q"),
+        "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("U_r * N_k * d_v", "0"),
+        "S": ("U_v * N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"), "L": ("N_q", "N_q"),
     },
 )  # fmt: skip

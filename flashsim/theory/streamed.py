@@ -46,10 +46,7 @@ FORM = Form(
     meanings={"s": "rows of K and V that stay on chip, without a mask"},
     peak=peak, products=(1, 1),
     formulas={
-        "Q": ("N_q * d", "0"),
-        "K": ("(s + T_r * (N_k - s)) * d", "0"),
-        "V": ("(s + T_r * (N_k - s)) * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("0", "N_q"),
+        "Q": ("N_q * d", "0"), "K": ("(s + T_r * (N_k - s)) * d", "0"), "V": ("(s + T_r * (N_k - s)) * d_v", "0"),
+        "O": ("0", "N_q * d_v"), "L": ("0", "N_q"),
     },
 )  # fmt: skip

@@ -35,15 +35,8 @@ FORM = Form(
     name="streamed", direction="backward", line_1=line_1, rows=rows, passes=passes,
     peak=peak, products=(3, 2), gives_dS=True,
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
-        "O": ("N_q * d_v", "0"),
-        "dO": ("T_c * N_q * d_v", "0"),
-        "L": ("T_c * N_q", "0"),
-        "D": ("(T_c - 1) * N_q", "N_q"),
-        "dQ": ("(T_c - 1) * N_q * d", "T_c * N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"), "O": ("N_q * d_v", "0"),
+        "dO": ("T_c * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("(T_c - 1) * N_q", "N_q"),
+        "dQ": ("(T_c - 1) * N_q * d", "T_c * N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
 )  # fmt: skip
