@@ -68,29 +68,20 @@ class DevicesTally(Exported):
     def to_dict(self) -> dict[str, Any]:
         """Return what was asked, and each device's numbers, as plain data."""
         problem = self.share.problem
-        return {
-            "program": self.program.name,
-            "direction": self.program.direction,
-            "P": self.P,
-            **asdict(problem.shape),
-            "heads": problem.heads,
-            "kv_heads": self.share.H_kv,
-            "dtype": problem.dtype.name,
-            "mask": repr(problem.mask),
-            "M": problem.M,
-            "B_r": self.share.B_r,
-            "B_c": self.share.B_c,
-            "devices": [
-                {
-                    "rows": self.share.rows(p),
-                    "words": device.words,
-                    "links": {str(to): asdict(link) for to, link in sorted(device.links.items())},
-                    "hbm": device.hbm.to_dict(),
-                    "sram": asdict(device.sram),
-                }
-                for p, device in enumerate(self.devices)
-            ],
-        }
+        said = {
+            "program": self.program.name, "direction": self.program.direction, "P": self.P, **asdict(problem.shape),
+            "heads": problem.heads, "kv_heads": self.share.H_kv, "dtype": problem.dtype.name, "mask": repr(problem.mask),
+            "M": problem.M, "B_r": self.share.B_r, "B_c": self.share.B_c,
+        }  # fmt: skip
+        devices = [
+            {
+                "rows": self.share.rows(p), "words": device.words,
+                "links": {str(to): asdict(link) for to, link in sorted(device.links.items())},
+                "hbm": device.hbm.to_dict(), "sram": asdict(device.sram),
+            }
+            for p, device in enumerate(self.devices)
+        ]  # fmt: skip
+        return said | {"devices": devices}
 
     def __repr__(self) -> str:
         said = f"{self.words:,} words sent, {self.accesses:,} HBM accesses, blocks {self.share.B_r} × {self.share.B_c}"
