@@ -62,11 +62,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="hybrid_streamed",
-    direction="backward",
-    line_1=line_1,
-    rows=rows,
-    symbols=symbols,
+    name="hybrid_streamed", direction="backward", line_1=line_1, rows=rows, symbols=symbols,
     meanings={
         "U_D": "passes that make D alone, one or none",
         "R_v": "blocks of rows of dV's tiles", "U_v": "pieces of dV's columns",
@@ -75,8 +71,7 @@ FORM = Form(
     },
     kept=lambda p, blocks: {"P": (p.N_q * p.N_k, "chip"), "dS": (p.N_q * p.N_k, "chip")},
     passes=lambda p, blocks, tiles: (tiles.cut(1, blocks.B_c),),
-    peak=peak,
-    products=(3, 2),
+    peak=peak, products=(3, 2),
     formulas={
         "Q": ("(T_c + R_k) * N_q * d", "0"), "K": ("(1 + R_q) * N_k * d", "0"), "V": ("N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),

@@ -108,14 +108,8 @@ def reformer(
 
 
 PROGRAM = Program(
-    **CLUSTERED,
-    title="Reformer",
-    source="Kitaev et al. 2020",
-    run=reformer,
-    operands={
-        **QKV, "order": Kind("h", "N", "index"),
-        "home": Kind("N", "h", "words"),
-    },
+    **CLUSTERED, title="Reformer", source="Kitaev et al. 2020", run=reformer,
+    operands={**QKV, "order": Kind("h", "N", "index"), "home": Kind("N", "h", "words")},
     example=example_buckets,
     bugs=(
         Bug("scores without τ", "tau * (Q_i @ K_j.T)", "Q_i @ K_j.T"),

@@ -87,14 +87,8 @@ def smyrf(
 
 
 PROGRAM = Program(
-    **CLUSTERED,
-    title="SMYRF",
-    source="Daras et al. 2020",
-    run=smyrf,
-    operands={
-        **QKV, "order_Q": Kind("h", "N", "index"),
-        "order_K": Kind("h", "N", "index"),
-    },
+    **CLUSTERED, title="SMYRF", source="Daras et al. 2020", run=smyrf,
+    operands={**QKV, "order_Q": Kind("h", "N", "index"), "order_K": Kind("h", "N", "index")},
     example=example_orders,
     bugs=(
         Bug("scores without τ", "tau * (Q_i @ K_i.T)", "Q_i @ K_i.T"),

@@ -74,11 +74,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="mla",
-    title="Latent attention, absorbed",
-    run=mla,
-    options=check_options,
-    operands=operands,
+    name="mla", title="Latent attention, absorbed", run=mla, options=check_options, operands=operands,
     bugs=(
         Bug("the scale is that of C's columns", "tau * (Q_i", "Q_i.shape[1] ** -0.5 * (Q_i"),
         Bug("the value is the last columns of C", "C_j[:, :u]", "C_j[:, -u:]"),

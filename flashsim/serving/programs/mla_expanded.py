@@ -96,10 +96,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="mla_expanded",
-    title="Latent attention, not absorbed",
-    run=mla_expanded,
-    options=check_options,
+    name="mla_expanded", title="Latent attention, not absorbed", run=mla_expanded, options=check_options,
     operands=operands,
     shared=("C",),
     bugs=(

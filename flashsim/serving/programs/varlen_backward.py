@@ -126,13 +126,9 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="varlen",
-    direction="backward",
-    title="Packed batches, backward",
-    run=varlen_backward,
-    operands=operands,
-    returns=("dQ", "dK", "dV"),
+    name="varlen", direction="backward", title="Packed batches, backward", run=varlen_backward, operands=operands,
     line_1=lambda rows, batch: (rows, rows),
+    returns=("dQ", "dK", "dV"),
     bugs=(
         Bug("τ twice in dK", "tau * product(dS_ij.T, Q_i)", "tau * tau * product(dS_ij.T, Q_i)"),
         Bug("D of another sequence", "D_i = on_chip(rowsum(dO_i * O_i))", "D_i = on_chip(rowsum(dO_i * O_i) * (s == 0))"),

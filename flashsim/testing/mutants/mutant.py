@@ -14,16 +14,9 @@ from flashsim.testing.spec import Spec
 from flashsim.tracing.planting import Change, changed, execute
 
 SPEC = Spec(
-    dtypes=("float32", "float16", *(("bfloat16",) if find_spec("ml_dtypes") else ())),
-    block=(8, 4),
-    causal="bottom_right",
-    lse="natural",
-    gqa=True,
-    masks=True,
-    scale=True,
-    d_v=True,
-    zero_keys=True,
-)
+    dtypes=("float32", "float16", *(("bfloat16",) if find_spec("ml_dtypes") else ())), block=(8, 4),
+    causal="bottom_right", lse="natural", gqa=True, masks=True, scale=True, d_v=True, zero_keys=True,
+)  # fmt: skip
 
 
 class Implementation:
