@@ -11,6 +11,7 @@ dK's, U_k and R_k, and dQ's, U_q and R_q. 1 × 1 where none fits.
 from functools import lru_cache
 
 from flashsim.problem.shapes import Blocks
+from flashsim.theory.appendix_b_memory_efficient import one_by_one
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 from flashsim.theory.small_cache_hybrid import fewest_read
@@ -19,11 +20,6 @@ from flashsim.theory.small_cache_hybrid import fewest_read
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the keys that M allows, with a score of each."""
     return max(min((M - 1) // (d + 1), (M - 2) // (d_v + 1)), 1)
-
-
-def line_1(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): a row, and keys."""
-    return 1, rows
 
 
 @lru_cache(1024)
@@ -62,7 +58,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="hybrid_streamed", direction="backward", line_1=line_1, rows=rows, symbols=symbols,
+    name="hybrid_streamed", direction="backward", line_1=one_by_one, rows=rows, symbols=symbols,
     meanings={
         "U_D": "passes that make D alone, one or none",
         "R_v": "blocks of rows of dV's tiles", "U_v": "pieces of dV's columns",

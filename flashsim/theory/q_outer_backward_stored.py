@@ -16,11 +16,6 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
     return max((M - 4 * d) // (d + 1), 1), max((M - 2 * d - 2) // (4 * d + 1), 1)
 
 
-def passes(p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[Tiles, ...]:
-    """One row and B_c keys at a time."""
-    return (tiles.cut(1, blocks.B_c),)
-
-
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     rows = tiles.cut(1, blocks.B_c)
     w, squares = p.d + p.d_v, 3 if p.dropout else 1
@@ -30,7 +25,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="q_outer_stored", direction="backward", line_1=line_1, kept=lambda p, blocks: {"dS": (p.N_q * p.N_k, "chip")},
-    passes=passes,
+    passes=lambda p, blocks, tiles: (tiles.cut(1, blocks.B_c),),
     peak=peak, products=(3, 2), gives_dS=True, sink_of=("L",),
     formulas={
         "Q": ("T_c * N_q * d", "0"), "K": ("(1 + T_r) * N_k * d", "0"), "V": ("N_k * d_v", "0"),

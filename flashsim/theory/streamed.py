@@ -10,14 +10,11 @@ from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 from flashsim.theory.q_outer_pinned import columns
+from flashsim.theory.small_cache_hybrid import line_1
 
 
 def rows(M: int, d: int, d_v: int) -> int:
     return max((M - 1) // (d + d_v + 2), 1)
-
-
-def line_1(rows: int, d: int) -> tuple[int, int]:
-    return rows, 1
 
 
 def _pinned(p: OneHead, blocks: Blocks) -> int:
