@@ -198,6 +198,13 @@ def _total(call: Call, traffic: Traffic) -> Traffic:
     return Traffic({name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()})
 
 
+def run(
+    name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any
+) -> ServingRun:
+    """Run the program of that name, forward, on these operands."""
+    return finished(called(programs()[name], batch, blocks, options, lambda _: operands), observers)
+
+
 def finished(call: Call, observers: Sequence[Observer] = ()) -> ServingRun:
     """Run a call of a forward pass."""
     costs, found = launched(call, check_observers(observers))

@@ -11,9 +11,8 @@ import numpy as np
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_count, check_number
 from flashsim.problem.inputs import Array
-from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
+from flashsim.serving.api import ServingRun, batch_of, packed, run
 from flashsim.serving.checks import check_fit, check_packed, check_pages, check_pool, check_sequences
-from flashsim.serving.programs import programs
 from flashsim.support.sizes import Size
 
 
@@ -55,7 +54,7 @@ def mla(
     N, n = ([array.shape[1] for array in of] for of in (queries, latents))
     batch = batch_of(queries[0], latents[0], latents[0][..., :u], N, n, M, causal, tau)
     operands = {"Q": packed(batch, queries), "C": np.concatenate(latents, axis=1)}
-    return finished(called(programs()["mla"], batch, blocks, {}, lambda _: operands), observers)
+    return run("mla", batch, operands, blocks, observers)
 
 
 def mla_paged(
@@ -79,8 +78,7 @@ def mla_paged(
     u, tau = _latent(latent, C), _scale(scale)
     batch = batch_of(queries[0], C, C[..., :u], [array.shape[1] for array in queries], n.tolist(), M, causal, tau)
     operands = {"Q": packed(batch, queries), "C": C, "table": words, "lengths": n[:, None]}
-    asked = {"page": page, "tail": tail, "splits": splits}
-    return finished(called(programs()["mla_paged"], batch, blocks, asked, lambda _: operands), observers)
+    return run("mla_paged", batch, operands, blocks, observers, page=page, tail=tail, splits=splits)
 
 
 def _latent(latent: Any, C: Array) -> int:
@@ -123,8 +121,7 @@ def mla_expanded(
     K = np.broadcast_to(np.concatenate(latents, axis=1), (H, sum(n), w))
     batch = batch_of(queries[0], W_UK, W_UV.swapaxes(1, 2), N, n, M, causal, scale)
     operands = {"Q": packed(batch, queries), "C": K, "W_UK": W_UK, "W_UV": W_UV}
-    asked = {"latent": u, "rope": rope}
-    return finished(called(programs()["mla_expanded"], batch, blocks, asked, lambda _: operands), observers)
+    return run("mla_expanded", batch, operands, blocks, observers, latent=u, rope=rope)
 
 
 def _sequences(Q: Any, C: Any) -> tuple[list[Array], list[Array]]:
