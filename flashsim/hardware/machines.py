@@ -185,13 +185,9 @@ def roofline(machine: Machine, nbytes: float, flops: float, dtype: Any = DEFAULT
         raise ValueError(f"nbytes is {nbytes} and flops {flops}; expected not both to be 0")
     moving, computing = nbytes / machine.bandwidth, flops / machine.peak_for(dtype)
     return Roofline(
-        nbytes,
-        flops,
-        time=max(moving, computing),
-        intensity=flops / nbytes if nbytes else math.inf,
-        bound="compute" if computing >= moving else "bandwidth",
-        ridge=machine.ridge(dtype),
-    )
+        nbytes, flops, time=max(moving, computing), intensity=flops / nbytes if nbytes else math.inf,
+        bound="compute" if computing >= moving else "bandwidth", ridge=machine.ridge(dtype),
+    )  # fmt: skip
 
 
 def _known(machine: Any) -> Machine:

@@ -150,14 +150,9 @@ def survey(
         return enough()
 
     how = settings(
-        max_examples=max_examples,
-        database=None,
-        deadline=None,
-        derandomize=False,
-        verbosity=Verbosity.quiet,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+        max_examples=max_examples, database=None, deadline=None, derandomize=False, verbosity=Verbosity.quiet,
+        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
     with warnings.catch_warnings(), suppress(NoSuchExample):
         warnings.simplefilter("ignore")
         find(cases(subject.spec), look, settings=how, random=Random(seed))

@@ -56,11 +56,8 @@ def kernel_logsumexp(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, bloc
 
 
 PROGRAM = Program(
-    **LOG_SUM_EXP,
-    title="Log-sum-exp under a kernel, rows outermost",
-    run=kernel_logsumexp,
-    extras={"l": Kind("N", "1", "chip"), "m": Kind("N", "1", "chip")},
+    **LOG_SUM_EXP, title="Log-sum-exp under a kernel, rows outermost", run=kernel_logsumexp,
+    extras={"l": Kind("N", "1", "chip"), "m": Kind("N", "1", "chip")}, follows=("m", "l"),
     line_1=x_line_1,
-    follows=("m", "l"),
     bugs=(Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),),
-)
+)  # fmt: skip

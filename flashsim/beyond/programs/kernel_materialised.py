@@ -60,10 +60,8 @@ def kernel_materialised(
 
 
 PROGRAM = Program(
-    **PRODUCT,
-    title="Kernel product, its matrix in HBM",
-    run=kernel_materialised,
+    **PRODUCT, title="Kernel product, its matrix in HBM", run=kernel_materialised,
     extras={"K": Kind("N", "n")},
     line_1=x_line_1,
     bugs=(Bug("K of another tile", "sram.load(K[i, j], V[j])", "sram.load(K[i, 0], V[j])"),),
-)
+)  # fmt: skip

@@ -140,12 +140,10 @@ def row_game(
 
 
 REPLAY = Algorithm(
-    name="row_game",
-    title="An optimum of the row game",
-    run=row_game,
+    name="row_game", title="An optimum of the row game",
+    run=row_game, line_1=lambda rows, d: (1, 1),
     returns=("O", "L"),
     options=(Option("schedule", (), Schedule, help="turns"),),
-    line_1=lambda rows, d: (1, 1),
     rounds=every_block,
-)
+)  # fmt: skip
 """`flashsim.forward(REPLAY, Q, K, V, M=M, blocks=(1, 1), schedule=turns)`."""
