@@ -229,14 +229,11 @@ def parametrize_with_checks(
     max_examples = check_count("max_examples", max_examples)
     expected = _check_expected(subject, expected_failures, None)
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}
+    marks = {
+        name: pytest.mark.xfail(reason=reason, raises=AttentionCheckFailed, strict=True) for name, reason in expected.items()
+    }  # fmt: skip
     found = [
-        pytest.param(
-            partial(_check, check.name, fn, spec, **options),
-            id=check.name,
-            marks=[pytest.mark.xfail(reason=expected[check.name], raises=AttentionCheckFailed, strict=True)]
-            if check.name in expected
-            else [],
-        )
-        for check in applicable(subject)[0]
+        pytest.param(partial(_check, name, fn, spec, **options), id=name, marks=[marks[name]] if name in marks else [])
+        for name in (check.name for check in applicable(subject)[0])
     ]
     return pytest.mark.parametrize("check", found)

@@ -82,27 +82,16 @@ def first_files(
         bound = "\n    " + ",\n    ".join(given) + ",\n"
     doubts = "\n".join(f"    {field!r}: {inferred.notes[field]!r}," for field in inferred.doubtful)
     kit = "parametrize_with_checks, wrap" if backward.startswith("wrap(") else "parametrize_with_checks"
+    command = command.replace("\\", r"\\").replace('"', r"\"")  # in a docstring
+    doubtful = DOUBTFUL.format(doubts=doubts) if doubt else ""
+    confirmed = CONFIRMED.format(name=name, spec=spec.name) if doubt else ""
+    said = {"name": name, "file": test.name, "kit": kit, "imports": "\n".join(sorted(imports)), "arguments": bound}
     return {
         spec: SPEC_FILE.format(
-            name=name,
-            command=_in_a_docstring(command),
-            imports=fetched,
-            arguments=_arguments(inferred),
-            doubtful=DOUBTFUL.format(doubts=doubts) if doubt else "",
+            name=name, command=command, imports=fetched, arguments=_arguments(inferred), doubtful=doubtful
         ),
-        test: TEST_FILE.format(
-            name=name,
-            file=test.name,
-            kit=kit,
-            imports="\n".join(sorted(imports)),
-            arguments=bound,
-            confirmed=CONFIRMED.format(name=name, spec=spec.name) if doubt else "",
-        ),
+        test: TEST_FILE.format(**said, confirmed=confirmed),
     }
-
-
-def _in_a_docstring(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"")
 
 
 def _arguments(inferred: Inferred) -> str:  # a line each, with how it was found as a comment before it

@@ -116,16 +116,10 @@ def exact(
         moved = traffic.by_array
         again = {name: moved[name].plus(replace(a, size=0)) if name in moved else a for name, a in learnt.items()}
         peak, traffic = max(peak, most), Traffic({**moved, **again})
-    return Exact(
-        form.name,
-        traffic,
-        Occupancy(
-            peak, p.M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
-        ),
-        sizes,
-        problems * (form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, p.d, p.d_v)),
-        sizing if fixed is None else "given",
-    )
+    enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+    matmul = form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, p.d, p.d_v)
+    who = sizing if fixed is None else "given"
+    return Exact(form.name, traffic, Occupancy(peak, p.M, enforced), sizes, problems * matmul, who)
 
 
 @dataclass(frozen=True)

@@ -39,15 +39,12 @@ class Family:
         corners = ("the top left (j ≤ i)", "the bottom right (j ≤ i + N_k − N_q)")
         there, here = corners if spec.causal != "top_left" else corners[::-1]
         values = [()] if self.over is None else self.over(spec)
-        return [
-            Suspect(
-                self.name,
-                self.says.format(*given, there=there, here=here),
-                self.threads,
-                partial(lambda given, question: self.answers(question, *given), given),
-            )
-            for given in (value if isinstance(value, tuple) else (value,) for value in values)
-        ]
+
+        def suspect(*given: Any) -> Suspect:
+            says = self.says.format(*given, there=there, here=here)
+            return Suspect(self.name, says, self.threads, lambda question: self.answers(question, *given))
+
+        return [suspect(*value) if isinstance(value, tuple) else suspect(value) for value in values]
 
 
 def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, over: Over | None = None) -> Family:
