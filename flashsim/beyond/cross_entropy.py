@@ -38,7 +38,7 @@ def loss(
     ignore   the label, such as −100, of rows that are left out: their loss and gradients are 0
     M, blocks, sizing, enforce, observers  as in `flashsim.forward`, but that sizing is "fit" by default
 
-    Raises ValueError for arguments that make no sense, labels that are none included; SramOverflow.
+    Raises ValueError for arguments that make no sense, such as labels out of range; SramOverflow.
     """
     shape = check_array("E", E).shape
     if len(shape) != 2:

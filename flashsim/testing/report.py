@@ -61,7 +61,7 @@ class Report:
     left_out   checks that do not apply, and why
     failures   those that were not expected
     expected   checks expected to fail, and why
-    mismatches what the kernel's first calls did not fit in its spec; left out of the cases, or there are none
+    mismatches what the kernel's first calls did not fit in its spec: it is left out of the cases, or no case is drawn
     undeclared the kit's keywords that the function has and the spec does not declare, each with the values that a call fits
     defaulted  its other parameters, that the kit never gives it
     """

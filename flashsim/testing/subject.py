@@ -174,7 +174,7 @@ def _called(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 def _where(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return "" if last.filename == __file__ else f"at {last.filename}:{last.lineno}"  # the call itself is no place
+    return "" if last.filename == __file__ else f"at {last.filename}:{last.lineno}"  # the call itself says nothing
 
 
 def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:
