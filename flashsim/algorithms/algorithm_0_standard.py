@@ -15,8 +15,6 @@ and between lines 2 and 3. P^dropped and the dropout mask Z are then kept in HBM
 append to S as a column, joins the softmax of line 2; its column of P is kept, as P_sink, for its gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,16 +70,8 @@ def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
 
 
 ALGORITHM = Algorithm(
-    name="standard",
-    title="Algorithm 0, standard attention",
-    run=standard,
-    returns=("O",),
-    saves=("P", "P_dropped", "Z", "P_sink"),
-    follows=("l", "O"),
-    line_1=by_queries,
-    loops="standard",
-    short="standard",
-    look=("vermillion", "s", "--"),
+    name="standard", title="Algorithm 0, standard attention", short="standard", look=("vermillion", "s", "--"),
+    run=standard, line_1=by_queries, loops="standard",
+    returns=("O",), saves=("P", "P_dropped", "Z", "P_sink"), follows=("l", "O"), lse=lse,
     stores_scores=True,
-    lse=lse,
-)
+)  # fmt: skip

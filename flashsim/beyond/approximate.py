@@ -43,19 +43,10 @@ def compressed(N: int) -> int:
 
 
 def linformer(
-    Q: Any,
-    K: Any,
-    V: Any,
-    E: Any,
-    F: Any,
-    *,
-    scale: float | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
-) -> ProgramRun:
+    Q: Any, K: Any, V: Any, E: Any, F: Any, *,
+    scale: float | None = None, M: Size | None = None, blocks: tuple[int, int, int, int] | None = None,
+    sizing: str = "fit", enforce: bool | None = None, observers: Sequence[Observer] = (),
+) -> ProgramRun:  # fmt: skip
     """Return softmax(τ Q (E K)ᵀ) F V of Q, K (N, d), V (N, e), E, F (k, N) as `run.O`, with log-sum-exps `run.L` (N,).
 
     scale    τ; None: 1/√d
@@ -71,19 +62,11 @@ def linformer(
 
 
 def performer(
-    Q: Any,
-    K: Any,
-    V: Any,
-    W: Any,
-    *,
-    scale: float | None = None,
-    phi: str = "on_chip",
-    M: Size | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
+    Q: Any, K: Any, V: Any, W: Any, *,
+    scale: float | None = None, phi: str = "on_chip", M: Size | None = None,
+    blocks: tuple[int, int, int, int] | None = None, sizing: str = "fit", enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> ProgramRun:  # fmt: skip
     """Return φ(Q) (φ(K)ᵀ V), divided by φ(Q) (φ(K)ᵀ 1), of Q, K (N, d), V (N, e), features W (k, d), as `run.O`.
 
     φ(x)_f = e^{w_f · x′ − ‖x′‖²/2}, x′ = √τ x: over random w_f, φ(q) · φ(k) is e^{τ q · k} on average.
@@ -122,17 +105,10 @@ def features(k: int, d: int, *, seed: int = 0, dtype: Any = "float64") -> Array:
 
 
 def reformer(
-    Q: Any,
-    K: Any,
-    V: Any,
-    buckets: Any,
-    *,
-    C: int = 64,
-    scale: float | None = None,
-    M: Size | None = None,
-    enforce: bool | None = None,
+    Q: Any, K: Any, V: Any, buckets: Any, *,
+    C: int = 64, scale: float | None = None, M: Size | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> ProgramRun:  # fmt: skip
     """Return attention of each row of Q (N, d) to those of K (N, d), V (N, e) that it meets in any round, as `run.O`.
 
     In each round rows are sorted by bucket, of equal ones the earlier first, and cut into clusters of C. Two meet if they are in
@@ -154,18 +130,10 @@ def reformer(
 
 
 def smyrf(
-    Q: Any,
-    K: Any,
-    V: Any,
-    hashes_Q: Any,
-    hashes_K: Any,
-    *,
-    C: int = 64,
-    scale: float | None = None,
-    M: Size | None = None,
-    enforce: bool | None = None,
+    Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *,
+    C: int = 64, scale: float | None = None, M: Size | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> ProgramRun:  # fmt: skip
     """Return attention of each row of Q (N, d) to each of K (N, d), V (N, e) as often as they meet, as `run.O`.
 
     In each round queries and keys are sorted by hash, of equal ones the earlier first, and cut into clusters of C. The queries of

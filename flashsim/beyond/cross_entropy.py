@@ -28,24 +28,17 @@ HOW = ("M", "blocks", "sizing", "enforce", "dtype")
 
 
 def loss(
-    X: Any,
-    E: Any,
-    y: Any,
-    *,
-    ignore: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
-) -> ProgramRun:
+    X: Any, E: Any, y: Any, *,
+    ignore: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
+    enforce: bool | None = None, observers: Sequence[Observer] = (),
+) -> ProgramRun:  # fmt: skip
     """Return each row's loss (N,) of X (N, d) under the classifier E (v, d) and labels y (N,), as `run.loss`; `run.L` (N,).
 
     y        whole numbers from 0 to v − 1
     ignore   the label, such as −100, of rows that are left out: their loss and gradients are 0
     M, blocks, sizing, enforce, observers  as in `flashsim.forward`, but that sizing is "fit" by default
 
-    Raises ValueError for arguments that make no sense, labels that are none included; SramOverflow.
+    Raises ValueError for arguments that make no sense, such as labels out of range; SramOverflow.
     """
     shape = check_array("E", E).shape
     if len(shape) != 2:
@@ -58,16 +51,10 @@ def loss(
 
 
 def gradient(
-    run: ProgramRun,
-    g: Any,
-    *,
-    to: str = "X",
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
-) -> ProgramRun:
+    run: ProgramRun, g: Any, *,
+    to: str = "X", M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
+    enforce: bool | None = None, observers: Sequence[Observer] = (),
+) -> ProgramRun:  # fmt: skip
     """Return the gradient of Σ g_i · loss_i to X (N, d) as `.dX`, or to E (v, d) as `.dE`, of what `loss` returned.
 
     g   (N,), of X's type: 1/N for the mean

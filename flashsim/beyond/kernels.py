@@ -34,20 +34,11 @@ HOW = ("M", "blocks", "sizing", "enforce", "dtype")
 
 
 def product(
-    X: Any,
-    Z: Any,
-    V: Any,
-    *,
-    kernel: str | Callable[[Any, Any], Any] = "gaussian",
-    sigma: float = 1.0,
-    reduction: str = "sum",
-    order: str = "x_outer",
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
-) -> ProgramRun:
+    X: Any, Z: Any, V: Any, *,
+    kernel: str | Callable[[Any, Any], Any] = "gaussian", sigma: float = 1.0, reduction: str = "sum",
+    order: str = "x_outer", M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
+    enforce: bool | None = None, observers: Sequence[Observer] = (),
+) -> ProgramRun:  # fmt: skip
     """Return the kernel product Y (N, e) of X (N, d), Z (n, d), V (n, e) as `run.Y`, with what it cost.
 
     kernel     a name; or f(x, z) of arrays (…, d) that broadcast, returning k, (…)
@@ -80,16 +71,10 @@ def product(
 
 
 def gradient(
-    run: ProgramRun,
-    dY: Any,
-    *,
-    derivative: Callable[[Any, Any], Any] | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
-) -> ProgramRun:
+    run: ProgramRun, dY: Any, *,
+    derivative: Callable[[Any, Any], Any] | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
+    sizing: str = "fit", enforce: bool | None = None, observers: Sequence[Observer] = (),
+) -> ProgramRun:  # fmt: skip
     """Return the gradient to X of what `product` returned, dX (N, d), as `.dX`, for the gradient dY, of Y's shape and X's type.
 
     derivative  ∂f/∂x, (…, d), of a kernel function f of one's own: needed there, and only there
@@ -127,15 +112,9 @@ def gradient(
 
 def count(
     *,
-    N: int,
-    n: int | None = None,
-    d: int,
-    e: int = 1,
-    reduction: str = "sum",
-    order: str = "x_outer",
-    direction: str = "forward",
-    **how: Any,
-) -> ProgramTally:
+    N: int, n: int | None = None, d: int, e: int = 1, reduction: str = "sum", order: str = "x_outer",
+    direction: str = "forward", **how: Any,
+) -> ProgramTally:  # fmt: skip
     """Count what a product moves, on lengths alone; or, "backward", its gradient, which has one order. n is N by default.
 
     The rest is `flashsim.run.programs.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
@@ -147,15 +126,9 @@ def count(
 
 def exact(
     *,
-    N: int,
-    n: int | None = None,
-    d: int,
-    e: int = 1,
-    reduction: str = "sum",
-    order: str = "x_outer",
-    direction: str = "forward",
-    **how: Any,
-) -> ExactProgram:
+    N: int, n: int | None = None, d: int, e: int = 1, reduction: str = "sum", order: str = "x_outer",
+    direction: str = "forward", **how: Any,
+) -> ExactProgram:  # fmt: skip
     """Return the same by formula, with which `count` agrees by `==`."""
     check_how(exact, how, HOW)
     name, sizes = _asked(reduction, order, direction, N, n, d, e)

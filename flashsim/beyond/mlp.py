@@ -25,19 +25,10 @@ HOW = ("M", "blocks", "enforce", "dtype")
 
 
 def run(
-    X: Any,
-    W1: Any,
-    W2: Any,
-    mask1: Any = None,
-    mask2: Any = None,
-    *,
-    fused: bool = True,
-    tiles: str = "rows",
-    M: Size | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
-) -> ProgramRun:
+    X: Any, W1: Any, W2: Any, mask1: Any = None, mask2: Any = None, *,
+    fused: bool = True, tiles: str = "rows", M: Size | None = None, blocks: tuple[int, int, int, int] | None = None,
+    enforce: bool | None = None, observers: Sequence[Observer] = (),
+) -> ProgramRun:  # fmt: skip
     """Return Y = relu(X W1) W2, (N, o), of X (N, d), W1 (d, f) and W2 (f, o) as `run.Y`, with what it cost.
 
     mask1, mask2  which blocks of W1 and W2 are live, the others count as zeros, whatever they hold: booleans (T_d, T_f) and

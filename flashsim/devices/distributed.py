@@ -71,21 +71,11 @@ class Gradients(Costs):
 
 
 def forward(
-    name: str,
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    engine: Processes,
-    layout: str | None = None,
-    columns: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = False,
-    mask: Any = None,
-    scale: float | None = None,
+    name: str, Q: Any, K: Any, V: Any, *,
+    engine: Processes, layout: str | None = None, columns: int | None = None, M: Size | None = None,
+    blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None, scale: float | None = None,
     check_finite: bool = True,
-) -> Part:
+) -> Part:  # fmt: skip
     """Run this process's part of `flashsim.devices.forward`, on as many devices as there are processes.
 
     Q, K, V are whole, and the same in every process, which takes its own rows of them. Arguments and errors as there; LinkError,
@@ -104,15 +94,10 @@ def forward(
 
 
 def backward(
-    part: Part,
-    dO: Any,
-    *,
-    engine: Processes,
-    columns: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
+    part: Part, dO: Any, *,
+    engine: Processes, columns: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
     check_finite: bool = True,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Run this process's part of `flashsim.devices.backward` of the program that made `part`, on the same rows.
 
     dO (H_q, N, d_v) is whole, and the same in every process. Arguments and errors as there; LinkError as in `forward`.

@@ -51,15 +51,10 @@ class Network:
     """P devices, each with an SRAM of M elements, that run one program. `observers[rank]` are told of its memory's events."""
 
     def __init__(
-        self,
-        P: int,
-        M: int,
-        *,
-        dtype: Any = np.float64,
-        enforced: bool = True,
-        arithmetic: bool = True,
+        self, P: int, M: int, *,
+        dtype: Any = np.float64, enforced: bool = True, arithmetic: bool = True,
         observers: Sequence[Sequence[Observer]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._turn, self._changed = 0, Condition()
         self._error: BaseException | None = None
         self._tickets: dict[tuple[int, int], _Posted] = {}

@@ -58,22 +58,11 @@ class Plan:
 
 
 def plan(
-    name: str,
-    *,
-    P: int,
-    N: int,
-    d: int,
-    d_v: int | None = None,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    dtype: Any = "float32",
-    M: Any = None,
-    layout: str | None = None,
-    columns: int | None = None,
-    causal: bool = False,
-    flops: float | None = None,
-    link: float | None = None,
-) -> Plan:
+    name: str, *,
+    P: int, N: int, d: int, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32",
+    M: Any = None, layout: str | None = None, columns: int | None = None, causal: bool = False,
+    flops: float | None = None, link: float | None = None,
+) -> Plan:  # fmt: skip
     """Return the costs of a forward pass under "ring", "ulysses" or "mesh", with no mask or a causal one.
 
     flops, link  operations, and bytes over all its links, that a device does and sends in a second; None: no time

@@ -198,6 +198,13 @@ def _total(call: Call, traffic: Traffic) -> Traffic:
     return Traffic({name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()})
 
 
+def run(
+    name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any
+) -> ServingRun:
+    """Run the program of that name, forward, on these operands."""
+    return finished(called(programs()[name], batch, blocks, options, lambda _: operands), observers)
+
+
 def finished(call: Call, observers: Sequence[Observer] = ()) -> ServingRun:
     """Run a call of a forward pass."""
     costs, found = launched(call, check_observers(observers))
@@ -261,22 +268,11 @@ def batch_of(
 
 
 def count(
-    name: str,
-    *,
-    queries: Any,
-    keys: Any,
-    d: int,
-    d_v: int | None = None,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    dtype: Any = "float32",
-    direction: str = "forward",
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    observers: Sequence[Observer] = (),
-    **options: Any,
-) -> ServingTally:
+    name: str, *,
+    queries: Any, keys: Any, d: int, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None,
+    dtype: Any = "float32", direction: str = "forward", M: Size | None = None, blocks: tuple[int, int] | None = None,
+    causal: bool = True, observers: Sequence[Observer] = (), **options: Any,
+) -> ServingTally:  # fmt: skip
     """Count what a program of this room would move, by running it on lengths alone.
 
     queries, keys  N_s and n_s, a length for each sequence; one number of queries is every sequence's

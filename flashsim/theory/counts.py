@@ -69,28 +69,12 @@ class Exact:
 
 
 def exact(
-    name: Any,
-    problem: Problem | None = None,
-    *,
-    N: int | None = None,
-    d: int | None = None,
-    M: Size | None = None,
-    N_q: int | None = None,
-    N_k: int | None = None,
-    d_v: int | None = None,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    dtype: Any = "float32",
-    sizing: str = "paper",
-    blocks: tuple[int, int] | None = None,
-    enforce: bool | None = None,
-    direction: str = "forward",
-    causal: bool = False,
-    mask: Any = None,
-    dropout_p: float = 0.0,
-    gqa: str = "separate",
-    **options: Unpack[Options],
-) -> Exact:
+    name: Any, problem: Problem | None = None, *,
+    N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None, N_k: int | None = None,
+    d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32", sizing: str = "paper",
+    blocks: tuple[int, int] | None = None, enforce: bool | None = None, direction: str = "forward",
+    causal: bool = False, mask: Any = None, dropout_p: float = 0.0, gqa: str = "separate", **options: Unpack[Options],
+) -> Exact:  # fmt: skip
     """Return the exact counts of a run by formula. Arguments as in `flashsim.count`, a `flashsim.Problem` too.
 
     For an algorithm of one's own, `name` is its `flashsim.theory.Form`, or the algorithm: its form is then looked for in
@@ -132,16 +116,10 @@ def exact(
         moved = traffic.by_array
         again = {name: moved[name].plus(replace(a, size=0)) if name in moved else a for name, a in learnt.items()}
         peak, traffic = max(peak, most), Traffic({**moved, **again})
-    return Exact(
-        form.name,
-        traffic,
-        Occupancy(
-            peak, p.M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
-        ),
-        sizes,
-        problems * (form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, p.d, p.d_v)),
-        sizing if fixed is None else "given",
-    )
+    enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+    matmul = form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, p.d, p.d_v)
+    who = sizing if fixed is None else "given"
+    return Exact(form.name, traffic, Occupancy(peak, p.M, enforced), sizes, problems * matmul, who)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ Sources: "FP8 Formats for Deep Learning" (Micikevicius et al., 2022); `k_descale
 sequence and head, as here without G. The listing is ours. P̃ stays in the chip's precision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
@@ -102,11 +100,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="fp8",
-    title="Keys and values in floats of 8 bits",
-    run=fp8,
-    options=check_options,
-    operands=operands,
+    name="fp8", title="Keys and values in floats of 8 bits", run=fp8, options=check_options, operands=operands,
     stored={"K": "float8_e4m3fn", "V": "float8_e4m3fn", "k_scale": "float32", "v_scale": "float32"},  # e5m2 is as large
     bugs=(
         Bug("scales are ignored", " * of_keys(k_j, own)", ""),

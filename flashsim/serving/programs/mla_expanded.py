@@ -27,8 +27,6 @@
 Source: "DeepSeek-V2" (DeepSeek-AI, 2024), section 2.1; the listing is ours. W, one of the two at a time, is on chip whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -98,10 +96,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="mla_expanded",
-    title="Latent attention, not absorbed",
-    run=mla_expanded,
-    options=check_options,
+    name="mla_expanded", title="Latent attention, not absorbed", run=mla_expanded, options=check_options,
     operands=operands,
     shared=("C",),
     bugs=(

@@ -7,8 +7,6 @@
 Source: FlashMLA, whose cache has pages of 64 rows, which splits share out. The listing is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,15 +38,11 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="mla_paged",
-    title="Latent attention in pages",
-    run=mla_paged,
-    options=check_options,
-    operands=operands,
+    name="mla_paged", title="Latent attention in pages", run=mla_paged, options=check_options, operands=operands,
     line_1=paged.line_1,
     bugs=(
         Bug("the value has the columns of rope, too", "batch.d_v", "batch.d"),
         Bug("one split is left out", "page, tail, splits)", "page, tail, splits - 1)"),
         Bug("parts are written for one split, too", "splits > 1", "splits > 0"),
     ),
-)
+)  # fmt: skip

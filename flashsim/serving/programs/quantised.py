@@ -112,11 +112,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="quantised",
-    title="Quantised keys and values",
-    run=quantised,
-    options=check_options,
-    operands=operands,
+    name="quantised", title="Quantised keys and values", run=quantised, options=check_options, operands=operands,
     stored={"K": "uint8", "V": "uint8"},
     bugs=(
         Bug("scales of keys are the first group's", "(groups[s] + g for g in ends[j])", "(groups[s], groups[s] + 1)"),
