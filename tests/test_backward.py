@@ -14,14 +14,7 @@ import flashsim
 from flashsim import KeyPadding
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.problem.qkv import load_sample, sample_mask
-from flashsim.reference import (
-    attention,
-    backward_rounding,
-    error_bound,
-    gradient_bounds,
-    gradients,
-    rounding,
-)
+from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
 
 from .cases import DROPOUTS, MASKS, Case, cases, forward_of, full_cases, of_bound, room_for
 

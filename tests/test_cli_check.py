@@ -316,10 +316,7 @@ def test_a_kernel_that_would_end_the_process_fails_with_its_simplest_case(
 
 
 # Ways to end the process that no handler in Python sees, and what is said of each.
-ENDINGS = {
-    "ctypes.string_at(0)": "SIGSEGV",
-    "ctypes.CDLL(None).exit(0)": "exit status 0",
-}
+ENDINGS = {"ctypes.string_at(0)": "SIGSEGV", "ctypes.CDLL(None).exit(0)": "exit status 0"}
 RUDE = "import ctypes, os\ndef rude(q, k, v):\n    if k.shape[2] > 5{more}:\n        {way}\n    return q\n"
 
 

@@ -27,13 +27,7 @@ def debug(*options: str, typed: str = "", hook: str = "", folder: Path | None = 
     """Return what a session shows, which must end with status 0."""
     environment = {**os.environ, "PYTHONBREAKPOINT": hook, "PYTHONPATH": str(folder or ""), "HOME": "/nonexistent"}
     done = subprocess.run(
-        [*COMMAND, *options],
-        input=typed,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=environment,
+        [*COMMAND, *options], input=typed, capture_output=True, text=True, check=False, timeout=60, env=environment
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
@@ -146,11 +140,7 @@ def test_another_hook_is_called_by_the_algorithms_own_frame(hooks: Path) -> None
     options = ("flash_basic", "--line", "12", "--at", "j=3,i=4", *SIZES)
     shown = debug(*options, hook="hooks.told", folder=hooks).splitlines()
     asked = next(number for number, line in enumerate(lines, 1) if line.endswith("# line 12"))
-    assert shown[1:] == [
-        "at flash_basic 2 3",
-        f"then {module} {asked}",
-        "Algorithm 1, FlashAttention ran to its end.",
-    ]
+    assert shown[1:] == ["at flash_basic 2 3", f"then {module} {asked}", "Algorithm 1, FlashAttention ran to its end."]
 
 
 def test_another_pdb_quits_quietly(hooks: Path) -> None:

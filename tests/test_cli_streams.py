@@ -208,11 +208,7 @@ def test_what_is_too_large_is_said_so(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_ctrl_c_ends_with_130_and_leaves_no_file_in_part(
-    command: tuple[str, ...],
-    where: Any,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...], where: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -185,10 +185,7 @@ def test_bad_input_is_named(method: str) -> None:
     first = "buckets" if method == "reformer" else "hashes_Q"
     for wrong, match in (
         ({"C": 0}, "C is 0; expected at least 1"),
-        (
-            {"M": 20},
-            rf"M = 20 elements is too small for '{method}' with C = 64: it needs at least M = \d+, or smaller",
-        ),
+        ({"M": 20}, rf"M = 20 elements is too small for '{method}' with C = 64: it needs at least M = \d+, or smaller"),
         ({"scale": float("nan")}, "scale"),
         ({"enforce": 3}, "enforce"),
         ({"observers": 3}, "observers"),

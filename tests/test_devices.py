@@ -319,10 +319,7 @@ def sends_to_itself(device: Device) -> None:
             r"sends Y to rank \d, and it was changed before rank \d, at line \d+ of test_devices.py, waited",
         ),
         (writes_where_it_receives, r"receives Y from rank \d, and it was written to before"),
-        (
-            is_never_received,
-            r"wait for ever: rank 0, at line \d+ .* with X to be received by rank 1, which has ended",
-        ),
+        (is_never_received, r"wait for ever: rank 0, at line \d+ .* with X to be received by rank 1, which has ended"),
         (
             receives_from_nobody,
             r"wait for ever: rank 0, .*; rank 1, .*; rank 2, at line \d+ .* for a message from rank 1",

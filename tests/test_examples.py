@@ -24,14 +24,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.cli import main
-from flashsim.learn.examples import (
-    EXAMPLES,
-    as_json,
-    exp_overflow,
-    not_bit_for_bit,
-    prefill,
-    same_curve,
-)
+from flashsim.learn.examples import EXAMPLES, as_json, exp_overflow, not_bit_for_bit, prefill, same_curve
 from flashsim.learn.examples.text import number as as_number
 from flashsim.learn.examples.transformer import initial, loss_and_gradients
 from flashsim.reference import attention, error_bound, rounding
