@@ -203,37 +203,6 @@ def test_numbers_are_the_same_with_the_breakpoint_in(monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("flash_basic --line 99", "labels nothing in flash_basic; labels to stop at: line 1, 2, 3, 4,"),
-        ("flash_basic --line 14", "nothing runs at '# line 14: end for' of flash_basic; labels to stop at: line 1,"),
-        ("memory_efficient --line 3", "labels nothing in memory_efficient; labels to stop at: equation 1, 2\n"),
-        ("rabe_staats --line 1", "labels to stop at: summarise, combine\n"),
-        ("flash_basic --line 12 --at j=4", "--at gives j=4; expected 1 ≤ j ≤ 3"),
-        ("flash_basic --line 12 --at j=2,i=7", "--at gives i=7; expected 1 ≤ i ≤ 6"),
-        ("flash_basic --line 12 --at k=1", "no loop over k: the loops around it are over j, i"),
-        ("flash_basic --line 7 --at i=1", "line 7 of flash_basic is in no loop over i: the loops around it are over j"),
-        ("flash_basic --line 3 --at i=1", "there is no loop around it"),
-        ("flash_basic --line 12 --at j", "--at is 'j'; expected turns of loops, counted from 1, such as j=3,i=4"),
-        ("flash_basic --line 12 --at j=0", "--at is 'j=0'; expected turns of loops, counted from 1"),
-        ("flash_basic --line 12 --at j=-1", "--at is 'j=-1'; expected"),
-        ("flash_basic --line 12 --at j=1,j=2", "gives j twice"),
-        ("q_outer --line 9 --causal --at i=1,j=3", "line 9 is never run at i = 1, j = 3, which is skipped"),
-        ("q_outer_two_pass --line 3", "'q_outer_two_pass' is a backward pass only, of 'q_outer'"),
-        ("snake --line 3 --backward", "'snake' has no backward pass"),
-        ("flash_basic --line 12 --causal", "has no mask"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["debug", *options.split(), *SIZES]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("flashsim debug: error: ")
-    assert err.count("\n") == 1
-    assert said in err
-
-
 def test_breakpoints_that_are_off_and_commands_for_another_debugger_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

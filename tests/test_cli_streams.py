@@ -90,6 +90,7 @@ def test_errors_are_spelled_too() -> None:
     assert "expected a number p with 0 <= p < 1" in run_in("ascii", *COUNT, "--dropout", "2")[1]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="file names are UTF-8 or UTF-16 there")
 def test_names_that_are_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)

@@ -382,14 +382,6 @@ def test_steps_as_data() -> None:
     assert as_json(exp_overflow.compute())["unsafe"][0] == "nan"
 
 
-def test_what_is_no_example_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["example", "decode"]) == 2
-    assert "there is no example 'decode'; there are prefill, " in capsys.readouterr().err
-    assert main(["example", "--json", "-"]) == 2
-    assert "--json is for one example" in capsys.readouterr().err
-    assert main(["example", "prefill", "--json", str(tmp_path / "none" / "x.json")]) == 2
-
-
 # ------------------------------------------------------------------------------------------------------ training curves
 
 

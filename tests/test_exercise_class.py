@@ -159,14 +159,6 @@ def test_each_outcome_has_a_status_of_its_own(tmp_path: Path, capsys: pytest.Cap
     assert main(["exercise", "grade", str(tmp_path / "empty")]) == 2
     assert main(["exercise", "grade", str(tmp_path / "empty"), "--exercise", "5", "--gradescope", str(results)]) == 1
     assert "No .py file was handed in." in results.read_text(encoding="utf-8")
-    for command, said in (
-        (["grade", str(tmp_path / "none")], "is not a folder"),
-        (["grade"], "which folder?"),
-        (["list", "--csv", "a.csv"], "go with grade"),
-        (["grade", str(tmp_path), "--exercise", "77"], "there is no exercise '77'"),
-    ):
-        assert main(["exercise", *command]) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_a_link_and_a_notebook_are_said_and_not_left_out(tmp_path: Path) -> None:
