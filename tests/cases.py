@@ -76,16 +76,9 @@ def _ties(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
 
 
 REGIMES: dict[str, Callable[[np.random.Generator, Array, Array], tuple[Array, Array]]] = {
-    "gaussian": _gaussian,
-    "rising": _rising,
-    "falling": _falling,
-    "all equal": _equal,
-    "±5·10⁴": _massive,
-    "all very negative": _very_negative,
-    "masked-like": _mostly_masked_like,
-    "outliers": _outliers,
-    "ties": _ties,
-}
+    "gaussian": _gaussian, "rising": _rising, "falling": _falling, "all equal": _equal, "±5·10⁴": _massive,
+    "all very negative": _very_negative, "masked-like": _mostly_masked_like, "outliers": _outliers, "ties": _ties,
+}  # fmt: skip
 
 
 Masked = tuple[Any, Array | None]  # what `forward` is given as its mask, and what that must mean

@@ -74,12 +74,9 @@ def replay(trace: Sequence[Access], size: int, line: int, flush: bool = True, of
 
 PARTS = {"causal": "MASK", "mask": "MASK", "dropout_p": "dropout"}
 RUNS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"causal": True},
-    "dropout": {"dropout_p": 0.2, "seed": 3},
-    "dense mask": {"mask": "random", "dropout_p": 0.1},
-    "one row mask": {"mask": "row"},
-}
+    "plain": {}, "causal": {"causal": True}, "dropout": {"dropout_p": 0.2, "seed": 3},
+    "dense mask": {"mask": "random", "dropout_p": 0.1}, "one row mask": {"mask": "row"},
+}  # fmt: skip
 
 
 TAKEN = [  # what each algorithm takes of these

@@ -229,13 +229,10 @@ STARRED = ("flash --dropout 0.5", "flash --backward --heads 8 --kv-heads 2", "q_
 @pytest.mark.parametrize(
     "command",
     [
-        *(f"{name} --backward" for name in BACKWARD),
-        *FORWARD,
-        *STARRED,
-        "flash --heads 8 --kv-heads 2 --gqa grouped",
+        *(f"{name} --backward" for name in BACKWARD), *FORWARD, *STARRED, "flash --heads 8 --kv-heads 2 --gqa grouped",
         "flash --causal",
     ],
-)
+)  # fmt: skip
 def test_count_s_formulas_give_its_counts_or_a_star_says_why(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every cell of a count that is not 0 has a formula, worked out here, or a star."""
     assert main(["count", *command.split(), "--N", "48", "--d", "8", "--M", "500"]) == 0

@@ -76,14 +76,9 @@ PREFILL_DIFFERENCE = "-0.205"  # of row 1's scores, in its exponential
 
 # exp(x): what is printed, whether that is right to its digits, and its fate in float32 as said.
 EXPONENTIALS = (
-    ("100", "2.69e43", "finite"),
-    ("89", "4.49e38", "overflow"),
-    ("90", None, "overflow"),
-    ("85", None, "overflow"),
-    ("-5", "0.0067", "finite"),
-    ("-100", "3.72e-44", "finite"),
-    ("-104", None, "zero"),
-)
+    ("100", "2.69e43", "finite"), ("89", "4.49e38", "overflow"), ("90", None, "overflow"), ("85", None, "overflow"),
+    ("-5", "0.0067", "finite"), ("-100", "3.72e-44", "finite"), ("-104", None, "zero"),
+)  # fmt: skip
 WRONG_IN_FLOAT32 = {"100", "85"}
 
 

@@ -711,12 +711,9 @@ FITS = """(() => {
 CUT = """[...document.querySelectorAll(".two :is(.pairs, .memory .scroll)")]
   .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.innerText)"""
 SEEN = (
-    ".now",
-    ".listing .on, .source .on",
-    ".grid",
-    ".pairs thead th:nth-child(-n + 4)",
+    ".now", ".listing .on, .source .on", ".grid", ".pairs thead th:nth-child(-n + 4)",
     ".pairs tbody tr:first-child > *",
-)
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -837,24 +834,13 @@ def test_lessons_are_in_the_order_of_a_course() -> None:
 
 
 ANSWERS = {
-    "online_softmax": "0.04979",
-    "line_1": "all of M",
-    "real_data": "smaller than float32 can add",
-    "optimum": "turns around",
-    "pinned": "saves 2 of 3",
-    "streamed": "150",
-    "hybrid": "252",
-    "causal": "leave these tiles out",
-    "sliding_window": "Twice the length",
-    "block_sparse": "768",
-    "decoding": "No split is rescaled",
-    "missing_rescale": "is right everywhere",
-    "kernel_product": "nothing is rescaled",
-    "linear_attention": "only the tiles on the diagonal",
-    "linear_attention_two_pass": "could run at once",
-    "ring": "3 times its 4 rows",
-    "sparse_mlp": "leaves the tile out",
-}
+    "online_softmax": "0.04979", "line_1": "all of M", "real_data": "smaller than float32 can add",
+    "optimum": "turns around", "pinned": "saves 2 of 3", "streamed": "150", "hybrid": "252",
+    "causal": "leave these tiles out", "sliding_window": "Twice the length", "block_sparse": "768",
+    "decoding": "No split is rescaled", "missing_rescale": "is right everywhere",
+    "kernel_product": "nothing is rescaled", "linear_attention": "only the tiles on the diagonal",
+    "linear_attention_two_pass": "could run at once", "ring": "3 times its 4 rows", "sparse_mlp": "leaves the tile out",
+}  # fmt: skip
 GIVEN_AWAY = [("pinned", "whole run"), ("pinned", "stay"), ("linear_attention", "again"), ("linear_attention", "d × e"),
               ("streamed", "fewer"), ("sparse_mlp", "tiles of H pass before")]  # fmt: skip
 
