@@ -464,17 +464,6 @@ def test_the_bundled_sample_is_real_and_says_where_it_is_from() -> None:
     assert (Path(qkv.__file__).parent / "data" / qkv.SAMPLE).stat().st_size <= 1_000_000
 
 
-def test_the_sample_runs_exactly_through_both_algorithms() -> None:
-    sample = qkv.load_sample()
-    for name in ("standard", "flash_basic"):
-        run = flashsim.forward(name, sample.Q[2], sample.K[2], sample.V[2], M=2_048)
-        bound = flashsim.reference.error_bound(
-            sample.Q[2], sample.K[2], sample.V[2], steps=run.blocks.T_c, scores_stored=name == "standard"
-        )
-        error = np.abs(run.O.astype(np.float64) - flashsim.reference.attention(sample.Q[2], sample.K[2], sample.V[2]))
-        assert (error <= bound).all()
-
-
 @pytest.mark.parametrize(
     ("asked", "M"),
     [  # line 1's M of blocks of three or four rows, 16 elements a row; more where the blocks need more

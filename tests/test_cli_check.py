@@ -319,8 +319,6 @@ def test_a_kernel_that_would_end_the_process_fails_with_its_simplest_case(
     assert "simplest found" in out
 
 
-# Ways to end the process that no handler in Python sees, and what is said of each.
-ENDINGS = {"ctypes.string_at(0)": "SIGSEGV", "ctypes.CDLL(None).exit(0)": "exit status 0"}
 RUDE = "import ctypes, os\ndef rude(q, k, v):\n    if k.shape[2] > 5{more}:\n        {way}\n    return q\n"
 
 
@@ -329,11 +327,11 @@ def checked(*more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("way", ENDINGS)
-def test_a_kernel_that_ends_the_process_is_named_with_its_smallest_case(way: str) -> None:
-    Path("rude.py").write_text(RUDE.format(way=way, more=""), encoding="utf-8")
+def test_a_kernel_that_ends_the_process_is_named_with_its_smallest_case() -> None:
+    """In a way that no handler in Python sees."""
+    Path("rude.py").write_text(RUDE.format(way="ctypes.string_at(0)", more=""), encoding="utf-8")
     done = checked()
-    said = f"rude ended the process ({ENDINGS[way]}), in the check oracle on Case(N_k=6): the simplest found"
+    said = "rude ended the process (SIGSEGV), in the check oracle on Case(N_k=6): the simplest found"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"flashsim check: error: {said}\n")
 
 
