@@ -310,6 +310,13 @@ def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: flashsim
     assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
 
 
+def refused(*calls: tuple[str, Callable[[], object]]) -> None:
+    """Ask of each call for an error with these words."""
+    for match, call in calls:
+        with pytest.raises(ValueError, match=match):
+            call()
+
+
 def _dense_parts(mask: Mask | None) -> Mask:
     """What is left of a mask of which every tile is live, as far as positions tell."""
     if isinstance(mask, Both):

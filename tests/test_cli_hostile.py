@@ -34,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         np.save("floats.npy", np.ones((6, 6)))
         np.savez("masks.npz", a=np.ones(2, bool), b=np.ones(2, bool))
         np.savez("other.npz", a=np.ones(3), k=np.ones((3, 2)))
-        np.savez("heads.npz", **{name: np.ones((3 if name == "q" else 2, 3, 2)) for name in "qkv"})
+        np.savez("heads.npz", q=np.ones((3, 3, 2)), k=np.ones((2, 3, 2)), v=np.ones((2, 3, 2)))
         np.save("flat.npy", np.ones((4, 5)))
         np.save("objects.npy", np.array([{"q": 1}], dtype=object), allow_pickle=True)
         Path("junk.npz").write_bytes(b"junk, and no archive")
