@@ -307,10 +307,7 @@ def test_a_beginners_mistake_is_told_at_its_line(line: str, said: str, tmp_path:
             "        sram.store(O[i], sram.full(O[i].shape, 0.0))\n    return O, hbm.empty('L', (9, 1), V.dtype)\n",
             "returned an L with NaN in it: rows of it were never stored",
         ),
-        (
-            "    return O, hbm.full('L', (9, 2), 0.0, V.dtype)\n",
-            "returned L of shape (9, 2); expected (9, 1)",
-        ),
+        ("    return O, hbm.full('L', (9, 2), 0.0, V.dtype)\n", "returned L of shape (9, 2); expected (9, 1)"),
         (
             "    return type(hbm)().full('O', O.shape, 0.0, V.dtype)\n",
             "returned an O of another HBM; expected one that was made in the hbm it was called with",

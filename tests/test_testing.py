@@ -33,11 +33,7 @@ TILED, UNFUSED = BASES["tiled"], BASES["unfused"]
 
 def full(implementation: Implementation, **options: Any) -> Report:
     return check_attention(
-        implementation,
-        implementation.spec,
-        backward=implementation.backward,
-        dropout=implementation.keep,
-        **options,
+        implementation, implementation.spec, backward=implementation.backward, dropout=implementation.keep, **options
     )
 
 

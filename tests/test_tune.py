@@ -201,13 +201,7 @@ def test_small_cache_wins_left_of_d_squared_and_loses_right_of_it() -> None:
 def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
     tuned = tune(N=64, d=32, M=20)
     assert set(tuned.by_loops) == {"small_cache", "tiles_streamed"}
-    assert set(tuned.paper) == {
-        "small_cache",
-        "small_cache_hybrid",
-        "tiles_streamed",
-        "hybrid_streamed",
-        "streamed",
-    }
+    assert set(tuned.paper) == {"small_cache", "small_cache_hybrid", "tiles_streamed", "hybrid_streamed", "streamed"}
     choice = best_of("flash", N=64, d=32, M=20)
     assert choice is None
 
