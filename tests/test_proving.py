@@ -66,7 +66,7 @@ def test_no_algorithm_moves_less_than_the_bound(
 @pytest.mark.parametrize(
     ("d", "M", "N", "ratio"),
     [  # of the best tiles of `q_outer`, computed once from its closed form
-        (64, 25_600, 65_536, 1.047), (128, 25_600, 1024, 1.488), (128, 98_304, 65_536, 1.025),
+        (64, 25_600, 65_536, 1.047), (128, 25_600, 1024, 1.488),
     ],
 )  # fmt: skip
 def test_q_outer_comes_near_the_bound(d: int, M: int, N: int, ratio: float) -> None:
@@ -87,9 +87,9 @@ def test_the_theorem_s_own_choice_of_Y_is_never_better(N: int, d: int, over: int
 
 
 def test_more_memory_never_needs_more_and_more_pairs_never_less() -> None:
-    by_M = [lower_bound(N=512, d=32, M=M).accesses for M in range(64, 9000, 900)]
+    by_M = [lower_bound(N=512, d=32, M=M).accesses for M in range(64, 9000, 1800)]
     assert all(later <= earlier * 1.01 for earlier, later in pairwise(by_M))  # weights are on a grid
-    by_pairs = [lower_bound(N=512, d=32, M=2048, pairs=pairs).accesses for pairs in range(512, 512**2 + 1, 2**15)]
+    by_pairs = [lower_bound(N=512, d=32, M=2048, pairs=pairs).accesses for pairs in range(512, 512**2 + 1, 2**16)]
     assert by_pairs == sorted(by_pairs)
 
 
@@ -538,10 +538,7 @@ def proved_by_command(target: Path, capsys: pytest.CaptureFixture[str], *how: st
     ("how", "said"),
     [
         ([], ("696,678", "no schedule moves fewer than 696678")),
-        *(
-            (how, ("1,792,005", "dK = dSᵀ Q", "no backward schedule moves fewer than 1792005"))
-            for how in (["--backward"], ["--direction", "backward"])
-        ),
+        (["--direction", "backward"], ("1,792,005", "dK = dSᵀ Q", "no backward schedule moves fewer than 1792005")),
     ],
 )
 def test_the_command_proves(
@@ -579,16 +576,8 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     target = tmp_path / "proof.json"
     proved_by_command(target, capsys)
     held = json.loads(target.read_text(encoding="utf-8"))
-    twice = json.dumps(held).replace('"n": ', '"n": 1, "n": ')
-    for text in (
-        json.dumps({**held, "bound": held["bound"] + 1}),
-        "[]",
-        "{}",
-        "{",
-        "[" * 10_000,
-        '{"n": 1e999}',
-        twice,
-    ):
+    more, twice = json.dumps({**held, "bound": held["bound"] + 1}), json.dumps(held).replace('"n": ', '"n": 1, "n": ')
+    for text in (more, twice, "[]", "{}", "{", "[" * 10_000, '{"n": 1e999}'):
         target.write_text(text, encoding="utf-8")
         assert main(["prove", "--check", str(target)]) == 1
         assert "proves nothing" in " ".join(capsys.readouterr().out.split())

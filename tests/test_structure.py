@@ -262,7 +262,7 @@ ONE_AFTER_ANOTHER = [  # what a process does, and what that does not import, nor
     ("", [*HEAVY, *(f"flashsim.{name}" for name in LATER)]),
     ("x = np.ones((4, 2)); flashsim.forward('flash', x, x, x, mask=[[True] * 4])", ["numpy.ma"]),  # of a megabyte
     ("flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg')", ["matplotlib", "IPython", "flashsim.plots"]),
-    ("flashsim.sweep(N=8, d=4).to_csv()", ["pandas"]),
+    ("found = flashsim.sweep(N=8, d=4); found.to_csv(), found.as_text()", ["pandas", "matplotlib"]),
     ("from flashsim.verify import chapter, run; assert run([chapter.tree_masks])[0].holds", ["joblib"]),
     ("import flashsim.learn.gallery", ["flashsim.cli"]),
     ("import flashsim.gpu, flashsim.cli", ["cupy"]),
