@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flashsim.learn import gallery, playground
+from flashsim.learn.gallery.files import index
 from flashsim.plots import FIGURES
 from flashsim.tracing.page import page_of
 
@@ -62,8 +63,7 @@ def test_all_grows_with_the_screen(opened: Opener) -> None:
 
 
 def test_the_lessons_list_grows_with_the_screen(opened: Opener) -> None:
-    index = dict(gallery.files())["index.html"]
-    desk, hall = (opened(index, viewport) for viewport in (DESK, HALL))
+    desk, hall = (opened(index([*gallery.pages().values()]), viewport) for viewport in (DESK, HALL))
     for part in ("h1", "main svg", "main .faint", "article h2"):
         assert box(hall, part)["height"] == pytest.approx(1.5 * box(desk, part)["height"], abs=1), part
     hall.set_viewport_size(DESK)
