@@ -264,6 +264,7 @@ ONE_AFTER_ANOTHER = [  # what a process does, and what that does not import, nor
     ("flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg')", ["matplotlib", "IPython", "flashsim.plots"]),
     ("found = flashsim.sweep(N=8, d=4); found.to_csv(), found.as_text()", ["pandas", "matplotlib"]),
     ("from flashsim.verify import chapter, run; assert run([chapter.tree_masks])[0].holds", ["joblib"]),
+    ("import flashsim.testing.wrapping", ["torch", "jax", "cupy"]),
     ("import flashsim.learn.gallery", ["flashsim.cli"]),
     ("import flashsim.gpu, flashsim.cli", ["cupy"]),
     ("import flashsim.plots", ["matplotlib.pyplot"]),  # which opens windows
