@@ -34,13 +34,8 @@ from .cases import FEW, MASKS, Case, cases, forward_of, full_cases, of_bound, ro
 from .own import module_of
 
 MASKED = tuple(BACKWARD)  # and what has no backward pass, by the kit: test_testing_conformance.py
-SOME = (
-    "flash",
-    "block_sparse",
-    "q_outer",
-    "memory_efficient",
-    "standard",
-)  # where what a mask is does not know of loops
+# where what a mask is does not know of loops
+SOME = ("flash", "block_sparse", "q_outer", "memory_efficient", "standard")
 OF_POSITIONS = {"causal", "padding", "window", "window, left open", "causal, offset", "window, offset", "query padding"}
 KEEP_STATISTICS = [name for name, a in FORWARD.items() if {"l", "m"} <= {*a.returns} and "MASK" in a.parts]
 

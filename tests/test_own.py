@@ -131,13 +131,9 @@ FORTH = replace(
     matrices={"q_sums": Kind("N_q", "1", "chip")},
     saves=("R", "q_sums"),
 )
+OF_BACK = (*BACKWARD["flash"].operands, "q_sums")
 BACK = replace(
-    BACKWARD["flash"],
-    name="back",
-    of=FORTH,
-    run=and_its_gradients,
-    operands=(*BACKWARD["flash"].operands, "q_sums"),
-    matrices=FORTH.matrices,
+    BACKWARD["flash"], name="back", of=FORTH, run=and_its_gradients, operands=OF_BACK, matrices=FORTH.matrices
 )
 
 

@@ -155,15 +155,8 @@ def hostile(thing: Any) -> Any:
     return [hostile(one) for one in thing] if isinstance(thing, list) else thing
 
 
-FIXED = {
-    "format",
-    "values",
-    "events",
-    "dtype",
-    "direction",
-    "stored",
-    "role",
-}  # one of a few words, or data, or refused
+# one of a few words, or data, or refused
+FIXED = {"format", "values", "events", "dtype", "direction", "stored", "role"}
 ALL_THAT_OPENS = """(() => {
   for (const part of ["show-source", "show-listing"]) document.querySelector(`.${part}`).click();
   document.querySelectorAll("[data-tip]").forEach((part) => showTip(part.dataset.tip, 0, 0));
@@ -478,11 +471,7 @@ def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
     reached = set()
     for _ in range(60):
         press(page, "Tab")
-        reached.add(
-            page.evaluate(
-                "document.activeElement.id || document.activeElement.className || document.activeElement.innerText"
-            )
-        )
+        reached.add(page.evaluate("(now => now.id || now.className || now.innerText)(document.activeElement)"))
     controls = page.eval_on_selector_all(
         "button, input, select, [tabindex]",
         "all => all.filter(e => e.offsetParent).map(e => e.id || e.className || e.innerText)",
@@ -814,11 +803,8 @@ def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
     for kind, text in (("instead", "l_i * exp(m_i - finite(m_i_new)) * O_i"), ("changed", "l_i * O_i")):
         assert [line.strip() for line in page.locator(f".source:visible .{kind}").all_inner_texts()] == [text]
     page.click("#next-difference")
-    same_until = next(
-        s.number
-        for s in right.steps
-        if not np.array_equal(right.events[s.last].value, wrong.events[s.last].value)  # type: ignore[arg-type]
-    )
+    both = zip(*([trace.events[s.last].value for s in right.steps] for trace in (right, wrong)), strict=True)
+    same_until = next(number for number, (a, b) in enumerate(both) if not np.array_equal(a, b))  # type: ignore[arg-type]
     assert step(page) == same_until
     assert right.steps[same_until].label == "line 15"
 

@@ -216,12 +216,8 @@ def test_algorithm_5_by_hand() -> None:
     block_mask = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 1]])
     shape: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 3, "M": 1000, "blocks": (2, 3)}
     exact = theory.exact("block_sparse", **shape, block_mask=block_mask, mask=np.ones((5, 7), bool))
-    inputs = {
-        "Q": (6 * 2, 0),
-        "K": (14, 0),
-        "V": (21, 0),
-        "mask": (6 + 2 + 3 + 1, 0),
-    }  # of the mask, the tiles' elements
+    # of the mask, the tiles' elements
+    inputs = {"Q": (6 * 2, 0), "K": (14, 0), "V": (21, 0), "mask": (6 + 2 + 3 + 1, 0)}
     assert accesses(exact) == inputs | {"O": (6 * 3, 15 + 6 * 3), "l": (6, 5 + 6), "m": (6, 5 + 6)}
     assert exact.sram.peak == (2 + 3) * 5 + 6 + 6 * 2 + 6  # and the mask's 2 × 3
     assert exact.matmul == 2 * 12 * 5
@@ -269,7 +265,9 @@ def test_appendix_b_by_hand() -> None:
         "dO": (4 * 3 + 3 + 3 + 4 * 3, 0),
         "L": (4 * 3 + 3 + 4 * 3, 0),
         "D": (3 + 4 * 3, 3),
-        "dQ": (0, 6), "dK": (0, 8), "dV": (0, 4),
+        "dQ": (0, 6),
+        "dK": (0, 8),
+        "dV": (0, 4),
     }
     assert backward.sram.peak == 2 + 1 + 2 + 2 * (3 + 2 + 2)  # (6): k v dk, and twice q do, L D, S dP
     rabe = theory.exact("rabe_staats", **shape, blocks=(2, 2))

@@ -256,11 +256,9 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_frontier_is_of_all_block_sizes() -> None:
     data = plots.FIGURES["pareto"].data(N=24, d=4, M=300)
     for name, drawn in data["algorithms"].items():
-        every = [
-            (exact.sram.peak, exact.accesses)
-            for blocks in itertools.product(range(1, 25), range(1, 25))
-            for exact in [theory.exact(name, N=24, d=4, M=300, blocks=blocks)]
-        ]
+        pairs = itertools.product(range(1, 25), range(1, 25))
+        found = (theory.exact(name, N=24, d=4, M=300, blocks=blocks) for blocks in pairs)
+        every = [(exact.sram.peak, exact.accesses) for exact in found]
         for _, _, peak, accesses in drawn["frontier"]:
             assert (peak, accesses) in every
             assert not any(p <= peak and a < accesses for p, a in every)
