@@ -804,7 +804,7 @@ def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
         assert [line.strip() for line in page.locator(f".source:visible .{kind}").all_inner_texts()] == [text]
     page.click("#next-difference")
     both = zip(*([trace.events[s.last].value for s in right.steps] for trace in (right, wrong)), strict=True)
-    same_until = next(number for number, (a, b) in enumerate(both) if not np.array_equal(a, b))  # type: ignore[arg-type]
+    same_until = next(number for number, (a, b) in enumerate(both) if not np.array_equal(a, b))
     assert step(page) == same_until
     assert right.steps[same_until].label == "line 15"
 

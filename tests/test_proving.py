@@ -618,7 +618,7 @@ def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_
     assert main(["prove", "--check", str(proof)]) == 0
     assert "is not counted again: the certificate does not hold its mask" in " ".join(capsys.readouterr().out.split())
     held = json.loads(proof.read_text(encoding="utf-8"))
-    moved = [{"accesses": accesses} for accesses in (1, held["bound"] - 1, 1e9)]
+    moved: list[dict[str, Any]] = [{"accesses": accesses} for accesses in (1, held["bound"] - 1, 1e9)]
     for change in (*moved, {"algorithm": "flush"}, {"B_r": -1}):
         proof.write_text(json.dumps({**held, "schedule": {**held["schedule"], **change}}), encoding="utf-8")
         assert main(["prove", "--check", str(proof)]) == 1, change

@@ -15,7 +15,7 @@ from flashsim.plots import FIGURES
 from flashsim.tracing.page import page_of
 
 from .conftest import DESK, PHONE, until
-from .test_player import recorded, recorded_backward
+from .test_player import RECORDED, recorded
 
 HALL = {"width": 1920, "height": 1080}
 Opener = Callable[..., Any]
@@ -165,10 +165,11 @@ def test_the_playground_s_total_stays_in_sight_on_a_phone(opened: Opener) -> Non
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_two_runs_have_a_key_and_a_total(backward: bool, opened: Opener) -> None:
-    record, names = (recorded, ("flash_basic", "q_outer"))
-    if backward:
-        record, names = recorded_backward, ("q_outer", "q_outer_two_pass")
-    page = opened(page_of(*map(record, names))[0], DESK, "#t=24")
+    direction, names = (
+        ("backward", ("q_outer", "q_outer_two_pass")) if backward else ("forward", ("flash_basic", "q_outer"))
+    )
+    first, second = map(RECORDED[direction], names)
+    page = opened(page_of(first, second)[0], DESK, "#t=24")
     bar = box(page, "#transport")["y"]
     for view in page.locator(".view").all():
         assert view.locator(".legend.key").is_visible()

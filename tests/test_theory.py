@@ -139,9 +139,12 @@ def test_runs_equal_theory(name: str, data: st.DataObject) -> None:
         assert any(peak.enforced and peak.peak > peak.capacity for peak in peaks)
 
 
+SIZES = [(1, 1, 1), (1, 64, 64), (97, 5, 24), (2**16 + 1, 64, 25_600), (2**14, 128, 116_736), (4097, 257, 300)]
+
+
 @pytest.mark.parametrize(("direction", "name"), PASSES)
 def test_large_and_small(direction: str, name: str) -> None:
-    for N, d, M in [(1, 1, 1), (1, 64, 64), (2**16 + 1, 64, 25_600), (2**14, 128, 116_736), (4097, 257, 300)]:
+    for N, d, M in SIZES:
         how: dict[str, Any] = {"N": N, "d": d, "M": M, "direction": direction}
         same(flashsim.count(name, **how), theory.exact(name, **how))
 
