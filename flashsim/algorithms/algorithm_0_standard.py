@@ -31,7 +31,7 @@ from flashsim.problem.shapes import Blocks
 
 def standard(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, MASK: MaskFunction, dropout: Dropout, sink: Sink
-) -> tuple[Matrix]:  # fmt: skip
+) -> tuple[Matrix]:
     """Run Algorithm 0 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c, T_r, T_c = blocks.B_r, blocks.B_c, blocks.T_r, blocks.T_c
@@ -74,4 +74,4 @@ ALGORITHM = Algorithm(
     run=standard, line_1=by_queries, loops="standard",
     returns=("O",), saves=("P", "P_dropped", "Z", "P_sink"), follows=("l", "O"), lse=lse,
     stores_scores=True,
-)  # fmt: skip
+)

@@ -63,4 +63,4 @@ ALGORITHM = Algorithm(
     run=flash_basic, line_1=by_keys,
     returns=("O", "l", "m"), follows=("m", "l", "O"),
     rounds=every_block,
-)  # fmt: skip
+)

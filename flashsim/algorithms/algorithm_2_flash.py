@@ -38,7 +38,7 @@ from flashsim.problem.shapes import Blocks
 def flash(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout, sink: Sink,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 2 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     N, d_v = Q.shape[0], V.shape[1]
@@ -83,4 +83,4 @@ ALGORITHM = Algorithm(
     run=flash, line_1=by_keys, loops="K, V outermost", skips_as="block_sparse",
     returns=("O", "l", "m"), saves=("R",), follows=("m", "l", "O"),
     rounds=every_block,
-)  # fmt: skip
+)

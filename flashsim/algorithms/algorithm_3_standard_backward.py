@@ -25,7 +25,7 @@ from flashsim.problem.shapes import Blocks
 def standard_backward(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, dO: Matrix, P: Matrix, P_dropped: Matrix, blocks: Blocks,
     tau: float, dropout: Dropout, dB: WholeGradient,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 3 on the forward pass's operands, P (N_q, N_k) and dO (N_q, d_v); return dQ, dK, dV, in HBM.
 
     `P_dropped` is P itself where there is no dropout.
@@ -79,4 +79,4 @@ ALGORITHM = Algorithm(
     name="standard", direction="backward", title="Algorithm 3, standard attention, backward",
     run=standard_backward, line_1=by_queries, loops="standard",
     gives_dS=True,
-)  # fmt: skip
+)

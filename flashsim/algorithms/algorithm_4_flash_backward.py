@@ -45,7 +45,7 @@ from flashsim.problem.shapes import Blocks
 def flash_backward(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, l: Matrix, m: Matrix, blocks: Blocks,
     tau: float, MASK: MaskFunction, dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 4 on the forward pass's operands and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     dropout.restore()  # line 1
@@ -87,4 +87,4 @@ ALGORITHM = Algorithm(
     name="flash", direction="backward", title="Algorithm 4, FlashAttention, backward",
     run=flash_backward, line_1=by_keys, loops="K, V outermost, Algorithm 4", skips_as="block_sparse",
     rounds=every_block, gives_dS=True,
-)  # fmt: skip
+)

@@ -44,7 +44,7 @@ from flashsim.problem.shapes import Blocks
 def block_sparse(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout, block_mask: BlockMask, sink: Sink,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 5 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     N, d_v = Q.shape[0], V.shape[1]
@@ -100,4 +100,4 @@ ALGORITHM = Algorithm(
         ),
     ),
     rounds=every_block,
-)  # fmt: skip
+)

@@ -45,7 +45,7 @@ from flashsim.problem.shapes import Blocks
 def block_sparse_backward(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, l: Matrix, m: Matrix, blocks: Blocks,
     tau: float, MASK: MaskFunction, dropout: Dropout, block_mask: BlockMask,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 4, skipping, on the forward pass's operands and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     dropout.restore()  # line 1
@@ -87,4 +87,4 @@ ALGORITHM = Algorithm(
     name="block_sparse", direction="backward", title="Algorithm 5, block-sparse FlashAttention, backward",
     run=block_sparse_backward, line_1=by_keys,
     rounds=every_block, gives_dS=True,
-)  # fmt: skip
+)

@@ -21,7 +21,7 @@ from flashsim.problem.shapes import Blocks
 def memory_efficient_backward(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
     MASK: MaskFunction, dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run equations 3 to 6 on the forward pass's operands and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     dropout.restore()
@@ -91,4 +91,4 @@ ALGORITHM = Algorithm(
     name="memory_efficient", direction="backward", title="Appendix B.2, memory-efficient, backward",
     run=memory_efficient_backward, line_1=by_one_query,
     rounds_logs=logs_rounded, gives_dS=True,
-)  # fmt: skip
+)

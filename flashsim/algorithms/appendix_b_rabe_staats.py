@@ -18,7 +18,7 @@ from flashsim.problem.shapes import Blocks
 def rabe_staats(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Summarise each block of keys, then combine; return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     N, d_v, B_r, B_c, T_c = Q.shape[0], V.shape[1], blocks.B_r, blocks.B_c, blocks.T_c
@@ -76,4 +76,4 @@ ALGORITHM = Algorithm(
         "m_parts": Kind("N_q", "T_c", "chip"),
     },
     rounds=lambda T_c: 2,  # as a part, and combined
-)  # fmt: skip
+)

@@ -17,7 +17,7 @@ from flashsim.problem.shapes import Blocks
 def rabe_staats_backward(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, l: Matrix, m: Matrix, blocks: Blocks,
     tau: float, MASK: MaskFunction, dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Recompute each block's summary and differentiate it; return dQ, dK, dV, in HBM.
 
     With O = Σ_j w_j O_j and w_j = e^{m_j − m} ℓ_j / ℓ: dO_j = w_j dO, and the block's log-sum-exp gets w_j dOᵀ (O_j − O).
@@ -68,4 +68,4 @@ ALGORITHM = Algorithm(
     run=rabe_staats_backward, line_1=by_keys,
     follows=GRADIENTS,
     rounds=every_block, recombines=True, gives_dS=True,
-)  # fmt: skip
+)

@@ -41,7 +41,7 @@ from flashsim.problem.shapes import Blocks
 def q_outer(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout, live: Live, sink: Sink,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     N, d_v = Q.shape[0], V.shape[1]
@@ -77,4 +77,4 @@ ALGORITHM = Algorithm(
     name="q_outer", title="FlashAttention, loops exchanged", short="loops exchanged", look=("orange", "v", "-"),
     run=q_outer, line_1=by_queries, loops="Q outermost",
     returns=("O", "L"), saves=("R",),
-)  # fmt: skip
+)

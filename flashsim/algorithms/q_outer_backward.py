@@ -48,7 +48,7 @@ from flashsim.problem.shapes import Blocks
 def q_outer_backward(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
     MASK: MaskFunction, dropout: Dropout, live: Live,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     dropout.restore()  # line 1
@@ -95,4 +95,4 @@ ALGORITHM = Algorithm(
     name="q_outer", direction="backward", title="FlashAttention, loops exchanged, backward, dQ accumulated",
     run=q_outer_backward, line_1=by_keys, loops="K, V outermost, L and D",
     rounds=every_block, rounds_logs=lambda T_c: 2, gives_dS=True,
-)  # fmt: skip
+)

@@ -60,7 +60,7 @@ def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
 def q_outer_backward_stored(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
     MASK: MaskFunction, dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip, (N_q, d), N_k = sram.on_chip, Q.shape, K.shape[0]
     dropout.restore()  # line 1
@@ -117,4 +117,4 @@ ALGORITHM = Algorithm(
     of="q_outer",
     run=q_outer_backward_stored, line_1=line_2, cuts=line_3, loops="dS in HBM",
     rounds_logs=lambda T_c: 2, gives_dS=True,
-)  # fmt: skip
+)

@@ -60,7 +60,7 @@ def line_2(rows: int, d: int) -> tuple[int, int]:
 def q_outer_backward_two_pass(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
     MASK: MaskFunction, dropout: Dropout, live: Live,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     dropout.restore()  # line 1
@@ -118,4 +118,4 @@ ALGORITHM = Algorithm(
     of="q_outer",
     run=q_outer_backward_two_pass, line_1=line_2, loops="two passes",
     rounds_logs=lambda T_c: 2, gives_dS=True,
-)  # fmt: skip
+)

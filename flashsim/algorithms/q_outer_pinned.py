@@ -55,7 +55,7 @@ def line_4(M: int, blocks: Blocks, w: int, masking: int) -> int:
 def q_outer_pinned(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     (N, d), d_v = Q.shape, V.shape[1]
@@ -104,4 +104,4 @@ ALGORITHM = Algorithm(
     name="q_outer_pinned", title="Loops exchanged, K and V pinned", short="exchanged, pinned",
     run=q_outer_pinned, line_1=line_2, loops="K, V pinned",
     returns=("O", "L"),
-)  # fmt: skip
+)

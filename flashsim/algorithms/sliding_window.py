@@ -28,4 +28,4 @@ ALGORITHM = Algorithm(
             examples=((0, 0), (3, 1), (5, -1), (-1, 4)),
         ),
     ),
-)  # fmt: skip
+)

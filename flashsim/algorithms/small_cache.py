@@ -61,7 +61,7 @@ def rows(M: int, d: int, d_v: int) -> int:
 def small_cache(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
@@ -111,4 +111,4 @@ ALGORITHM = Algorithm(
     name="small_cache", title="Saha and Ye, small cache", short="small cache", look=("black", "x", ":"),
     run=small_cache, line_1=squares, rows=rows, loops="small cache",
     returns=("O", "L"), saves=("R",), follows=("m", "l", "L"),
-)  # fmt: skip
+)

@@ -65,7 +65,7 @@ def rows(M: int, d: int, d_v: int) -> int:
 def small_cache_backward(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
     MASK: MaskFunction, dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
@@ -146,4 +146,4 @@ ALGORITHM = Algorithm(
     run=small_cache_backward, line_1=squares, rows=rows, loops="small cache",
     follows=("D",),
     rounds=every_block, rounds_logs=lambda T_c: 2,
-)  # fmt: skip
+)

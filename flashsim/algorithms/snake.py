@@ -44,7 +44,7 @@ from flashsim.problem.shapes import Blocks
 def snake(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     N, d_v, T_c = Q.shape[0], V.shape[1], blocks.T_c
@@ -95,4 +95,4 @@ ALGORITHM = Algorithm(
     name="snake", title="Loops exchanged, there and back", short="snake",
     run=snake, line_1=by_queries, loops="there and back",
     returns=("O", "L"),
-)  # fmt: skip
+)

@@ -53,7 +53,7 @@ from flashsim.problem.shapes import Blocks
 def split_kv(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout, splits: Splits, merge: str, sink: Sink,
-) -> tuple[Matrix]:  # fmt: skip
+) -> tuple[Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
     N, d_v, t = Q.shape[0], V.shape[1], splits.number
@@ -111,4 +111,4 @@ ALGORITHM = Algorithm(
         Option("merge", "sequence", check_merge, "how the parts are merged. Default: sequence", choices={m: m for m in MERGES}),
     ),
     rescales=lambda T_c: 2 * T_c,  # in the splits, and in merging them
-)  # fmt: skip
+)

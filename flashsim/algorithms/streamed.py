@@ -64,7 +64,7 @@ def line_4(M: int, blocks: Blocks, N_k: int, w: int, masking: int) -> int:
 def streamed(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
@@ -116,4 +116,4 @@ ALGORITHM = Algorithm(
     run=streamed, line_1=by_one_key, rows=rows, loops="K, V streamed",
     returns=("O", "L"), saves=("R",), follows=("L", "O"),
     rounds_logs=lambda T_c: T_c + 1,
-)  # fmt: skip
+)

@@ -61,7 +61,7 @@ def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
 def streamed_backward(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
     MASK: MaskFunction, dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     N_q, N_k, d_v = Q.shape[0], *V.shape
@@ -129,4 +129,4 @@ ALGORITHM = Algorithm(
     name="streamed", direction="backward", title="Loops exchanged, rows streamed, D on the way, backward",
     run=streamed_backward, line_1=by_one_query, rows=rows, cuts=line_3, loops="K, V outermost, rows streamed",
     rounds=every_block, rounds_logs=lambda T_c: T_c + 2, gives_dS=True,
-)  # fmt: skip
+)

@@ -59,7 +59,7 @@ def rows(M: int, d: int, d_v: int) -> int:
 def tiles_streamed(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
@@ -109,4 +109,4 @@ ALGORITHM = Algorithm(
     run=tiles_streamed, line_1=squares, rows=rows, loops="tile, streamed",
     returns=("O", "L"), saves=("R",), follows=("L",),
     rounds_logs=lambda T_c: T_c + 1,
-)  # fmt: skip
+)

@@ -64,7 +64,7 @@ def rows(M: int, d: int, d_v: int) -> int:
 def tiles_streamed_backward(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
     MASK: MaskFunction, dropout: Dropout,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
@@ -163,4 +163,4 @@ ALGORITHM = Algorithm(
     run=tiles_streamed_backward, line_1=squares, rows=rows, loops="tile, streamed",
     follows=("D",),
     rounds_logs=lambda T_c: T_c + 2,
-)  # fmt: skip
+)

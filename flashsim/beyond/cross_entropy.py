@@ -31,7 +31,7 @@ def loss(
     X: Any, E: Any, y: Any, *,
     ignore: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
     enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:  # fmt: skip
+) -> ProgramRun:
     """Return each row's loss (N,) of X (N, d) under the classifier E (v, d) and labels y (N,), as `run.loss`; `run.L` (N,).
 
     y        whole numbers from 0 to v − 1
@@ -47,14 +47,14 @@ def loss(
     return run_program(
         programs()[PASSES["loss"]], {"X": X, "E": E, "y": labels}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
         observers=observers,
-    )  # fmt: skip
+    )
 
 
 def gradient(
     run: ProgramRun, g: Any, *,
     to: str = "X", M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
     enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:  # fmt: skip
+) -> ProgramRun:
     """Return the gradient of Σ g_i · loss_i to X (N, d) as `.dX`, or to E (v, d) as `.dE`, of what `loss` returned.
 
     g   (N,), of X's type: 1/N for the mean
@@ -70,7 +70,7 @@ def gradient(
     return run_program(
         program, {**{name: given[name] for name in ("X", "E", "y")}, "L": run.L, "g": g}, M=run.launch.M if M is None else M,
         blocks=blocks, sizing=sizing, enforce=enforce, observers=observers,
-    )  # fmt: skip
+    )
 
 
 def count(*, N: int, v: int, d: int, of: str = "loss", **how: Any) -> ProgramTally:
@@ -103,5 +103,5 @@ def _labels(y: Any, v: int, ignore: Any) -> Array:
     if len(wrong):
         raise ValueError(f"y holds {wrong[0]}; expected labels from 0 to v − 1 = {v - 1}" + (
             f", or ignore = {ignore}" if ignore is not None else "; rows to be left out are named by ignore="
-        ))  # fmt: skip
+        ))
     return np.where(out, NONE, array).astype(np.uint32)

@@ -38,7 +38,7 @@ def product(
     kernel: str | Callable[[Any, Any], Any] = "gaussian", sigma: float = 1.0, reduction: str = "sum",
     order: str = "x_outer", M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
     enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:  # fmt: skip
+) -> ProgramRun:
     """Return the kernel product Y (N, e) of X (N, d), Z (n, d), V (n, e) as `run.Y`, with what it cost.
 
     kernel     a name; or f(x, z) of arrays (…, d) that broadcast, returning k, (…)
@@ -66,7 +66,7 @@ def product(
     run = run_program(
         programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k},
         observers=observers,
-    )  # fmt: skip
+    )
     return replace(run, results={"Y": run.Y[:, 0]}) if flat and run.Y.ndim == 2 else run
 
 
@@ -74,7 +74,7 @@ def gradient(
     run: ProgramRun, dY: Any, *,
     derivative: Callable[[Any, Any], Any] | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
     sizing: str = "fit", enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:  # fmt: skip
+) -> ProgramRun:
     """Return the gradient to X of what `product` returned, dX (N, d), as `.dX`, for the gradient dY, of Y's shape and X's type.
 
     derivative  ∂f/∂x, (…, d), of a kernel function f of one's own: needed there, and only there
@@ -107,14 +107,14 @@ def gradient(
     return run_program(
         programs()[GRADIENTS[reduction]], operands, M=launch.M if M is None else M, blocks=blocks, sizing=sizing,
         enforce=enforce, options={"k": k}, observers=observers,
-    )  # fmt: skip
+    )
 
 
 def count(
     *,
     N: int, n: int | None = None, d: int, e: int = 1, reduction: str = "sum", order: str = "x_outer",
     direction: str = "forward", **how: Any,
-) -> ProgramTally:  # fmt: skip
+) -> ProgramTally:
     """Count what a product moves, on lengths alone; or, "backward", its gradient, which has one order. n is N by default.
 
     The rest is `flashsim.run.programs.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
@@ -128,7 +128,7 @@ def exact(
     *,
     N: int, n: int | None = None, d: int, e: int = 1, reduction: str = "sum", order: str = "x_outer",
     direction: str = "forward", **how: Any,
-) -> ExactProgram:  # fmt: skip
+) -> ExactProgram:
     """Return the same by formula, with which `count` agrees by `==`."""
     check_how(exact, how, HOW)
     name, sizes = _asked(reduction, order, direction, N, n, d, e)

@@ -29,7 +29,7 @@ def attention(
     Q: Any, K: Any, V: Any, *,
     state: str = "on_chip", M: Size | None = None, chunk: int | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramRun:  # fmt: skip
+) -> ProgramRun:
     """Return causal linear attention O (N, e) of Q, K (N, d), V (N, e) as `run.O`, with what it cost.
 
     state   "on_chip": from chunk to chunk, so that all is read once; "in_hbm": the state before each chunk is written first, so
@@ -43,7 +43,7 @@ def attention(
     return run_program(
         programs()[_name(state)], {"Q": Q, "K": K, "V": V}, M=M, blocks=_blocks(chunk), enforce=enforce,
         observers=observers,
-    )  # fmt: skip
+    )
 
 
 def count(

@@ -72,7 +72,7 @@ class DevicesTally(Exported):
             "program": self.program.name, "direction": self.program.direction, "P": self.P, **asdict(problem.shape),
             "heads": problem.heads, "kv_heads": self.share.H_kv, "dtype": problem.dtype.name, "mask": repr(problem.mask),
             "M": problem.M, "B_r": self.share.B_r, "B_c": self.share.B_c,
-        }  # fmt: skip
+        }
         devices = [
             {
                 "rows": self.share.rows(p), "words": device.words,
@@ -80,7 +80,7 @@ class DevicesTally(Exported):
                 "hbm": device.hbm.to_dict(), "sram": asdict(device.sram),
             }
             for p, device in enumerate(self.devices)
-        ]  # fmt: skip
+        ]
         return said | {"devices": devices}
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ def forward(
     P: int, layout: str | None = None, columns: int | None = None, M: Size | None = None,
     blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None, scale: float | None = None,
     check_finite: bool = True, observers: Sequence[Sequence[Observer]] = (),
-) -> DevicesRun:  # fmt: skip
+) -> DevicesRun:
     """Run attention over P simulated devices, each with an SRAM of M elements.
 
     Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; N is shared out over the devices.
@@ -135,13 +135,13 @@ def forward(
     return DevicesRun(
         **_costs(network, program, share, columns), O=O.reshape(*given.leading, *O.shape[1:]),
         lse=L.reshape(*given.leading, len(share)), inputs=given.copy(),
-    )  # fmt: skip
+    )
 
 
 def backward(
     name: str, run: DevicesRun, dO: Any, *,
     columns: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None, check_finite: bool = True,
-) -> DevicesGradients:  # fmt: skip
+) -> DevicesGradients:
     """Run the backward pass of a run, whichever program made it, on the same devices and rows, for dO (..., H_q, N, d_v).
 
     M by default the run's; columns and blocks as in `forward`. Raises ValueError as there.
@@ -165,12 +165,12 @@ def count(
     P: int, N: int, d: int, N_q: int | None = None, M: Size | None = None, d_v: int | None = None, heads: int = 1,
     kv_heads: int | None = None, dtype: Any = "float32", direction: str = "forward", layout: str | None = None,
     columns: int | None = None, blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None,
-) -> DevicesTally:  # fmt: skip
+) -> DevicesTally:
     """Count what `forward` or `backward` would move, by running the same program on lengths alone; arguments as there."""
     problem = Problem.of(
         N_q=N if N_q is None else N_q, N_k=N, d=d, d_v=d_v, M=M, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal,
         mask=mask,
-    )  # fmt: skip
+    )
     program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
     network, _ = _launched(program, share, columns, None)
     return DevicesTally(**_costs(network, program, share, columns))
@@ -191,7 +191,7 @@ def checked(
     problem = Problem.checked(
         given.shape, given.leading, given.group, given.dtype, M=M, scale=scale, causal=causal, mask=mask, dropout_p=0.0, seed=0,
         gqa="separate",
-    )  # fmt: skip
+    )
     if check_finite:
         check_range(given, problem.scale, 0.0, None)
     return given, problem
@@ -242,7 +242,7 @@ def asked(
 def _launched(
     program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None,
     observers: Sequence[Sequence[Observer]] = (),
-) -> tuple[Network, list[tuple[Matrix, ...]]]:  # fmt: skip
+) -> tuple[Network, list[tuple[Matrix, ...]]]:
     """Place each device's rows, and run the program; return what each device returned, too.
 
     `given` is (heads, N, width) by name; None: on lengths alone.

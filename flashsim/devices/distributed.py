@@ -75,7 +75,7 @@ def forward(
     engine: Processes, layout: str | None = None, columns: int | None = None, M: Size | None = None,
     blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None, scale: float | None = None,
     check_finite: bool = True,
-) -> Part:  # fmt: skip
+) -> Part:
     """Run this process's part of `flashsim.devices.forward`, on as many devices as there are processes.
 
     Q, K, V are whole, and the same in every process, which takes its own rows of them. Arguments and errors as there; LinkError,
@@ -97,7 +97,7 @@ def backward(
     part: Part, dO: Any, *,
     engine: Processes, columns: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
     check_finite: bool = True,
-) -> Gradients:  # fmt: skip
+) -> Gradients:
     """Run this process's part of `flashsim.devices.backward` of the program that made `part`, on the same rows.
 
     dO (H_q, N, d_v) is whole, and the same in every process. Arguments and errors as there; LinkError as in `forward`.

@@ -89,4 +89,4 @@ def lower_words_backward(share: Share, most: int | None = None) -> BackwardWords
     return BackwardWordsBound(
         P, shape.N_q, shape.N_k, shape.d, shape.d_v, share.H_q, share.H_kv, pairs, most, q, n, free, s,
         rate.numerator, rate.denominator, words,
-    )  # fmt: skip
+    )

@@ -54,7 +54,7 @@ class Network:
         self, P: int, M: int, *,
         dtype: Any = np.float64, enforced: bool = True, arithmetic: bool = True,
         observers: Sequence[Sequence[Observer]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._turn, self._changed = 0, Condition()
         self._error: BaseException | None = None
         self._tickets: dict[tuple[int, int], _Posted] = {}

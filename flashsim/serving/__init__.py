@@ -22,4 +22,4 @@ from flashsim.serving.scheduling import decode
 __all__ = [
     "ServingExact", "ServingGradients", "ServingRun", "ServingTally", "absorb", "cascade", "count", "decode", "exact", "fp8",
     "mla", "mla_expanded", "mla_paged", "paged", "quantise", "quantised", "to_fp8", "varlen", "varlen_backward",
-]  # fmt: skip
+]

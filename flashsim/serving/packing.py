@@ -21,7 +21,7 @@ def varlen(
     Q: Any, K: Any, V: Any, cu_q: Any, cu_k: Any, *,
     M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
-) -> ServingRun:  # fmt: skip
+) -> ServingRun:
     """Run attention of sequences that lie end to end.
 
     Q, K, V     (H_q, ΣN, d), (H_kv, Σn, d), (H_kv, Σn, d_v)
@@ -47,7 +47,7 @@ def varlen(
 def varlen_backward(
     run: ServingRun, dO: Any, *,
     M: Size | None = None, blocks: tuple[int, int] | None = None, observers: Sequence[Observer] = (),
-) -> ServingGradients:  # fmt: skip
+) -> ServingGradients:
     """Run the backward pass of a run of `varlen`, for dO, a list with (H_q, N_s, d_v) for each sequence, as run.O.
 
     M by default the run's; blocks and errors as in `varlen`. Returns dQ, dK, dV by sequence.

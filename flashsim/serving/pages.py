@@ -16,7 +16,7 @@ def paged(
     Q: Any, K: Any, V: Any, table: Any, lengths: Any, *,
     page: int, M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True,
     scale: float | None = None, tail: str = "rows", splits: int | None = None, observers: Sequence[Observer] = (),
-) -> ServingRun:  # fmt: skip
+) -> ServingRun:
     """Run attention of a batch of sequences to keys and values that lie in pages.
 
     Q        a list with (H_q, N_s, d) for each sequence; N_s may be 0

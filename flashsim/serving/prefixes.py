@@ -17,7 +17,7 @@ def cascade(
     Q: Any, suffixes: Any, *,
     prefix: Any = None, levels: Any = (), M: Size | None = None, blocks: tuple[int, int] | None = None,
     causal: bool = True, scale: float | None = None, observers: Sequence[Observer] = (),
-) -> ServingRun:  # fmt: skip
+) -> ServingRun:
     """Run attention of a batch whose sequences share prefixes: to each prefix once for all rows, to each suffix alone; merged.
 
     Q         a list with (H_q, N_s, d) for each sequence

@@ -46,7 +46,7 @@ def quantised(
     Q: Any, K: Any, V: Any, *,
     bits: int, group: int, M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True,
     scale: float | None = None, observers: Sequence[Observer] = (),
-) -> ServingRun:  # fmt: skip
+) -> ServingRun:
     """Run attention to keys and values that are first quantised, keys by channel, values by token; that costs nothing here.
 
     Q, K, V  lists with (H_q, N_s, d), (H_kv, n_s, d), (H_kv, n_s, d_v) for each sequence
@@ -91,7 +91,7 @@ def fp8(
     Q: Any, K: Any, V: Any, *,
     dtype: str = "e4m3", group: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
     causal: bool = True, scale: float | None = None, observers: Sequence[Observer] = (),
-) -> ServingRun:  # fmt: skip
+) -> ServingRun:
     """Run attention to keys and values that are first rounded to floats of 8 bits, by `to_fp8`; that costs nothing here.
 
     Q, K, V  lists with (H_q, N_s, d), (H_kv, n_s, d), (H_kv, n_s, d_v) for each sequence

@@ -17,7 +17,7 @@ def decode(
     workers: int, schedule: str = "stream_k", splits: int = 1, M: Size | None = None,
     blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
-) -> ServingRun:  # fmt: skip
+) -> ServingRun:
     """Run attention of a batch, whose tiles are shared out over workers, such as a GPU's multiprocessors.
 
     Q, K, V   lists with (H_q, N_s, d), (H_kv, n_s, d), (H_kv, n_s, d_v) for each sequence

@@ -66,4 +66,4 @@ FORM = Form(
         "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
         "S": ("p * N_q * N_k", "N_q * N_k"), "P": ("N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"),
     },
-)  # fmt: skip
+)

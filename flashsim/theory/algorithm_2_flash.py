@@ -32,4 +32,4 @@ FORM = Form(
         "O": ("T_c * N_q * d_v", "(T_c + 1) * N_q * d_v"), "l": ("T_c * N_q", "(T_c + 1) * N_q"),
         "m": ("T_c * N_q", "(T_c + 1) * N_q"),
     },
-)  # fmt: skip
+)

@@ -65,4 +65,4 @@ FORM = Form(
         "dS": ("2 * N_q * N_k", "N_q * N_k"),
         "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
-)  # fmt: skip
+)

@@ -33,4 +33,4 @@ FORM = Form(
         "dO": ("T_c * N_q * d_v", "0"), "l": ("T_c * N_q", "0"), "m": ("T_c * N_q", "0"),
         "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"), "dK": ("0", "2 * N_k * d"), "dV": ("0", "2 * N_k * d_v"),
     },
-)  # fmt: skip
+)

@@ -31,4 +31,4 @@ FORM = Form(
         "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"), "l_parts": ("T_c * N_q", "T_c * N_q"),
         "m_parts": ("T_c * N_q", "T_c * N_q"),
     },
-)  # fmt: skip
+)

@@ -20,4 +20,4 @@ FORM = replace(
     flash.FORM, name="rabe_staats", peak=peak,
     products=(3, 3),  # S dQ dK; dV dP, and O_ij again
     initial=("dQ",), sink_of=(), formulas={**flash.FORM.formulas, "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v")},
-)  # fmt: skip
+)

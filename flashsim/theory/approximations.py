@@ -38,7 +38,7 @@ LINFORMER = ProgramForm(
         "V_low": between("k", "e", reads="T_r"), "O": returned("N", "e"), "L": between("N", "1", "chip", reads="0"),
     },
     peak=linformer_peak, matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
-)  # fmt: skip
+)
 
 
 def performer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
@@ -56,7 +56,7 @@ PERFORMER = ProgramForm(
         "z": between("k", "1", "chip", reads="T_r"), "O": returned("N", "e"),
     },
     peak=performer_peak, matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
-)  # fmt: skip
+)
 
 
 def materialised_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
@@ -72,7 +72,7 @@ def materialised_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 PERFORMER_MATERIALISED = replace(
     PERFORMER, name="performer_materialised",
     arrays={**PERFORMER.arrays, "G": between("k", "N"), "A": between("N", "k")}, peak=materialised_peak,
-)  # fmt: skip
+)
 
 
 def reformer_traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
@@ -107,7 +107,7 @@ REFORMER = ProgramForm(
         "O": returned("N", "e"),
     },
     traffic=reformer_traffic, peak=reformer_peak, matmul=reformer_products,
-)  # fmt: skip
+)
 
 
 def smyrf_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
@@ -124,4 +124,4 @@ SMYRF = ProgramForm(
         "L_parts": between("h·N", "1", "chip"), "O": returned("N", "e"),
     },
     peak=lambda p, b, options: b.C * (2 * p.d + 2 * p.e + 4 + b.C), matmul=smyrf_products,
-)  # fmt: skip
+)

@@ -74,7 +74,7 @@ def exact(
     d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32", sizing: str = "paper",
     blocks: tuple[int, int] | None = None, enforce: bool | None = None, direction: str = "forward",
     causal: bool = False, mask: Any = None, dropout_p: float = 0.0, gqa: str = "separate", **options: Unpack[Options],
-) -> Exact:  # fmt: skip
+) -> Exact:
     """Return the exact counts of a run by formula. Arguments as in `flashsim.count`, a `flashsim.Problem` too.
 
     For an algorithm of one's own, `name` is its `flashsim.theory.Form`, or the algorithm: its form is then looked for in
@@ -89,7 +89,7 @@ def exact(
     asked = Problem.asked(
         problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask,
         dropout_p=dropout_p, gqa=gqa,
-    )  # fmt: skip
+    )
     one = Posed.of(form, asked, check_options(exact, options, repr(form.name), form, forms()["forward"]))
     p, share, kv_heads, bias = one.p, asked.group, asked.heads // asked.group, one.rule.bias
     together = asked.gqa == "grouped"

@@ -17,7 +17,7 @@ LOSS = ProgramForm(
     arrays={**BY_X, "loss": returned("N", "1", "chip"), "L": returned("N", "1", "chip")},
     peak=lambda p, b, options: b.B_r * (p.d + 5) + b.B_c * p.d + b.B_r * b.B_c,
     matmul=lambda p, b, options: 2 * p.N * p.v * p.d,
-)  # fmt: skip
+)
 DX = replace(
     LOSS,
     name="cut_cross_entropy_dx",
@@ -34,4 +34,4 @@ DE = replace(
     },
     line_1=lambda rows, p: (min(rows, p.d), rows),
     peak=lambda p, b, options: 2 * b.B_c * p.d + b.B_r * (p.d + 3) + b.B_r * b.B_c,
-)  # fmt: skip
+)

@@ -75,4 +75,4 @@ FORM = Form(
         "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"), "dS": ("(U_k + U_q) * N_q * N_k", "N_q * N_k"),
         "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
-)  # fmt: skip
+)

@@ -44,32 +44,32 @@ X_OUTER = ProgramForm(
     arrays={**BY_X, "Y": returned("N", "e")},
     peak=lambda p, b, options: (b.B_r + b.B_c) * (p.d + p.e) + b.B_r * b.B_c,
     matmul=lambda p, b, options: 2 * p.N * p.n * p.e,
-)  # fmt: skip
+)
 Z_OUTER = replace(
     X_OUTER, name="kernel_z_outer",
     arrays={**BY_Z, "Y": Array("output", Kind("N", "e"), "T_c", "T_c + 1", initial=True)}, line_1=z_line_1,
-)  # fmt: skip
+)
 MATERIALISED = replace(
     X_OUTER, name="kernel_materialised", arrays={**X_OUTER.arrays, "K": between("N", "n")},
     peak=lambda p, b, options: (b.B_r + b.B_c) * max(p.d, p.e) + b.B_r * b.B_c,
-)  # fmt: skip
+)
 GRADIENT = replace(
     X_OUTER, name="kernel_gradient", arrays={**BY_X, "dY": given("N", "e"), "dX": returned("N", "d")},
     peak=lambda p, b, options: b.B_r * (2 * p.d + p.e) + b.B_c * (p.d + p.e) + b.B_r * b.B_c,
-)  # fmt: skip
+)
 LOGSUMEXP = replace(
     X_OUTER, name="kernel_logsumexp", arrays={**BY_X, **WEIGHTS, **LOGS},
     peak=lambda p, b, options: b.B_r * (p.d + 3) + b.B_c * (p.d + 1) + b.B_r * b.B_c, matmul=lambda p, b, options: 0,
-)  # fmt: skip
+)
 LOGSUMEXP_Z_OUTER = replace(
     LOGSUMEXP, name="kernel_logsumexp_z_outer",
     arrays={**BY_Z, "V": given("n", "1"), "Y": Array("output", Kind("N", "1", "chip"), "T_c", "T_c + 1", initial=True)},
     line_1=z_line_1, peak=lambda p, b, options: (b.B_r + b.B_c) * (p.d + 1) + b.B_r * b.B_c,
-)  # fmt: skip
+)
 LOGSUMEXP_MATERIALISED = replace(
     LOGSUMEXP, name="kernel_logsumexp_materialised", arrays={**LOGSUMEXP.arrays, "S": between("N", "n")},
     peak=lambda p, b, options: b.B_r * p.d + b.B_c * (p.d + 1) + b.B_r * b.B_c,
-)  # fmt: skip
+)
 LOGSUMEXP_GRADIENT = replace(
     LOGSUMEXP,
     name="kernel_logsumexp_gradient",

@@ -36,7 +36,7 @@ ON_CHIP = ProgramForm(
     name="linear_attention", blocks={"C": "N"}, line_1=lambda rows, p: (rows,), rows=chunk_rows,
     arrays={"Q": given("N", "d"), "K": given("N", "d"), "V": given("N", "e"), "O": returned("N", "e")},
     peak=lambda p, b, options: p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2, matmul=products,
-)  # fmt: skip
+)
 TWO_PASS = replace(
     ON_CHIP,
     name="linear_attention_two_pass",
@@ -46,7 +46,7 @@ TWO_PASS = replace(
     },
     rows=lambda M, p: chunk_rows(M - p.d * p.e, p),
     peak=lambda p, b, options: 2 * p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2,
-)  # fmt: skip
+)
 
 
 def buffered(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
@@ -83,4 +83,4 @@ BUFFERED = ProgramForm(
         "O": returned("N", "e"),
     },
     traffic=buffered, peak=lambda p, b, options: 2 * (p.d + p.e) + p.d * p.e * (b.C < p.N), matmul=_buffered_products,
-)  # fmt: skip
+)

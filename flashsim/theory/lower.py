@@ -122,7 +122,7 @@ def lower_bound(
     *,
     N: int | None = None, d: int, M: int, N_q: int | None = None, N_k: int | None = None, d_v: int | None = None,
     pairs: int | None = None, queries: int | None = None, keys: int | None = None,
-) -> LowerBound:  # fmt: skip
+) -> LowerBound:
     """Return the best bound found for one head, forward, with M elements of SRAM.
 
     Give N, or N_q and N_k; d_v is d where it is left out. `pairs` are those allowed, `queries` and `keys` those that have any;

@@ -60,7 +60,7 @@ def lower_bound_rows(
     *,
     N: int | None = None, d: int, M: int, N_q: int | None = None, N_k: int | None = None, d_v: int | None = None,
     pairs: int | None = None, queries: int | None = None, keys: int | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Return what no backward schedule of the row game moves less than; 0 where the theorem says nothing.
 
     Arguments as for `lower_bound`. Raises ValueError for arguments that make no sense.

@@ -132,7 +132,7 @@ UNFUSED = ProgramForm(
         "Y": returned("N", "o"),
     },
     traffic=reads, peak=unfused_peak, matmul=lambda p, b, options: 2 * p.N * int(live(p, b, options).nnz.sum()),
-)  # fmt: skip
+)
 
 
 def square_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
@@ -152,7 +152,7 @@ def square_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 SQUARE = replace(
     UNFUSED, name="sparse_mlp_square", line_1=lambda rows, p: (rows,) * 4, rows=square_rows, traffic=square_reads,
     peak=square_peak,
-)  # fmt: skip
+)
 
 
 def fused_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
@@ -177,4 +177,4 @@ FUSED = replace(
     UNFUSED, name="sparse_mlp_fused", arrays={name: array for name, array in UNFUSED.arrays.items() if name != "H"},
     rows=lambda M, p: max((M - SIDE**2) // (p.d + p.o + SIDE), 1), traffic=fused_reads, peak=fused_peak,
     matmul=fused_products,
-)  # fmt: skip
+)

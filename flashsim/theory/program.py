@@ -115,7 +115,7 @@ def exact_program(
     name: Any, sizes: Mapping[str, Any], *,
     M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
     dtype: Any = "float32", options: Mapping[str, Any] | None = None,
-) -> ExactProgram:  # fmt: skip
+) -> ExactProgram:
     """Return the exact counts of a program's run by formula, of its name or its `ProgramForm`.
 
     Arguments are those of `flashsim.run.programs.count_program`; options that move nothing may be left out. Theory does not

@@ -57,4 +57,4 @@ FORM = replace(
         "K": ("(s + T_r * (N_k - s)) * d", "0"),
         "V": ("(s + T_r * (N_k - s)) * d_v", "0"),
     },
-)  # fmt: skip
+)

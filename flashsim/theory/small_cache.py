@@ -38,4 +38,4 @@ FORM = Form(
         "Q": ("T_c * N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
         "S": ("T_v * N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"), "L": ("0", "N_q"),
     },
-)  # fmt: skip
+)

@@ -40,4 +40,4 @@ FORM = Form(
         "P": ("(1 + T_v) * N_q * N_k", "N_q * N_k"), "dS": ("2 * T_d * N_q * N_k", "N_q * N_k"),
         "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
-)  # fmt: skip
+)

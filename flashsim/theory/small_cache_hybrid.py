@@ -69,4 +69,4 @@ FORM = Form(
         "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("U_r * N_k * d_v", "0"),
         "S": ("U_v * N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"), "L": ("N_q", "N_q"),
     },
-)  # fmt: skip
+)

@@ -26,4 +26,4 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = replace(
     q_outer.FORM, name="snake", symbols=symbols, meanings={"W": "rows of K and V that are read"}, peak=peak, live=False,
     sink=None, theta=None, formulas={**q_outer.FORM.formulas, "K": ("W * d", "0"), "V": ("W * d_v", "0")},
-)  # fmt: skip
+)

@@ -56,4 +56,4 @@ FORM = replace(
         "O": ("0", "N_q * d_v"), "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"),
         "l_parts": ("T_c * N_q", "T_c * N_q"), "m_parts": ("T_c * N_q", "T_c * N_q"),
     },
-)  # fmt: skip
+)

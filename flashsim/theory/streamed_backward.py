@@ -30,4 +30,4 @@ FORM = Form(
         "dO": ("T_c * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("(T_c - 1) * N_q", "N_q"),
         "dQ": ("(T_c - 1) * N_q * d", "T_c * N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
-)  # fmt: skip
+)

@@ -28,7 +28,7 @@ from flashsim.theory.problem import OneHead, ceil_div
 def matmul_flops(
     N_q: int, N_k: int, d: int, d_v: int, *,
     name: str | Form = "flash", direction: str = "forward", area: int | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Return the FLOPs of the matrix products, 2·N_q·N_k·(a·d + b·d_v): Theorem 1's O(N²d) for every exact algorithm.
 
     Forward a = b = 1 (QKᵀ and PV), except for "memory_efficient", which computes QKᵀ twice. Backward, FlashAttention's a = 3,
@@ -49,7 +49,7 @@ def products_flops(form: Form, area: int, d: int, d_v: int) -> int:
 def extra_memory(
     name: str | Form, N_q: int, N_k: int, d: int, d_v: int, T_c: int, dropout: bool = False, direction: str = "forward",
     B_r: int = 1, B_c: int = 1,
-) -> int:  # fmt: skip
+) -> int:
     """Return the elements that an algorithm keeps in HBM besides its inputs and outputs: `Traffic.extra`.
 
     2N for FlashAttention, ℓ and m (Theorem 1); 2N² for standard attention, S and P. What the forward pass kept is input to

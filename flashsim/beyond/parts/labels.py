@@ -69,10 +69,10 @@ LOSS: dict[str, Any] = {
     "source": "Wijmans et al. 2024",
     "operands": {"X": Kind("N", "d"), "E": Kind("v", "d"), "y": Kind("N", "1", "words")},
     "blocks": {"B_r": "N", "B_c": "v"}, "rows": logit_rows, "words": ("rows of X", "rows of E"), "example": example,
-}  # fmt: skip
+}
 """What the record of cut cross-entropy has in common with its gradients'."""
 GRADIENT: dict[str, Any] = {
     **LOSS, "operands": {**LOSS["operands"], "L": Kind("N", "1", "chip"), "g": Kind("N", "1")}, "direction": "backward",
     "example": gradient_example,
-}  # fmt: skip
+}
 """What the records of its gradients share."""

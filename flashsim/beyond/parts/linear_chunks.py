@@ -26,5 +26,5 @@ def tril(A: Tile) -> Any:
 CHUNKED: dict[str, Any] = {
     "source": "Yang et al. 2024, Section 2", "operands": QKV, "returns": {"O": Kind("N", "e")}, "blocks": {"C": "N"},
     "line_1": lambda rows, sizes: (rows,), "across": ("K", "V"), "words": ("queries", "keys"),
-}  # fmt: skip
+}
 """What the records of linear attention share."""

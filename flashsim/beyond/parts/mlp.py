@@ -98,5 +98,5 @@ SPARSE_MLP: dict[str, Any] = {
     "source": "Appendix D.2", "operands": {"X": Kind("N", "d"), "W1": Kind("d", "f"), "W2": Kind("f", "o")},
     "returns": {"Y": Kind("N", "o")}, "blocks": {"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"}, "by": ("B_r", "B_f"),
     "words": ("rows", "hidden columns"), "example": example,
-}  # fmt: skip
+}
 """What the records of the sparse MLP share."""

@@ -73,4 +73,4 @@ PROGRAM = Program(
         Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),
         Bug("rows left out have a loss", "unless_none(L_i - c_i, y_i)", "L_i - c_i"),
     ),
-)  # fmt: skip
+)

@@ -58,4 +58,4 @@ PROGRAM = Program(
         Bug("labels counted by the other loop", "j * B_c", "i * B_c"),
         Bug("dE of the last block alone", "dE_j + G_ij.T @ X_i", "G_ij.T @ X_i"),
     ),
-)  # fmt: skip
+)

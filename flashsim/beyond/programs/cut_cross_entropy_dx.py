@@ -60,4 +60,4 @@ PROGRAM = Program(
         Bug("labels counted from the tile", "j * B_c", "0"),
         Bug("g left out", "g_i * minus_label", "minus_label"),
     ),
-)  # fmt: skip
+)

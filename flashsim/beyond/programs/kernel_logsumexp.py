@@ -60,4 +60,4 @@ PROGRAM = Program(
     extras={"l": Kind("N", "1", "chip"), "m": Kind("N", "1", "chip")}, follows=("m", "l"),
     line_1=x_line_1,
     bugs=(Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),),
-)  # fmt: skip
+)

@@ -61,4 +61,4 @@ PROGRAM = Program(
         Bug("dY of a whole block", "dY_i * P_ij", "P_ij * dY_i * dY_i.size"),
         Bug("the slope of k", "k.pull_log(", "k.pull("),
     ),
-)  # fmt: skip
+)

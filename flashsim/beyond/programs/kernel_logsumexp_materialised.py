@@ -65,4 +65,4 @@ PROGRAM = Program(
     extras={"S": Kind("N", "n")},
     line_1=x_line_1,
     bugs=(Bug("k in place of log k", "k.log(X_i, Z_j)", "k(X_i, Z_j)"),),
-)  # fmt: skip
+)

@@ -48,4 +48,4 @@ PROGRAM = Program(
     **LOG_SUM_EXP, title="Log-sum-exp under a kernel, rows of Z outermost", run=kernel_logsumexp_z_outer,
     line_1=z_line_1,
     bugs=(Bug("log V left out", "k.log(X_i, Z_j) + log(V_j.T)", "k.log(X_i, Z_j) + 0 * V_j.T"),),
-)  # fmt: skip
+)

@@ -64,4 +64,4 @@ PROGRAM = Program(
     extras={"K": Kind("N", "n")},
     line_1=x_line_1,
     bugs=(Bug("K of another tile", "sram.load(K[i, j], V[j])", "sram.load(K[i, 0], V[j])"),),
-)  # fmt: skip
+)

@@ -52,4 +52,4 @@ PROGRAM = Program(
         Bug("Y of the last block alone", "Y_i + K_ij @ V_j", "K_ij @ V_j"),
         Bug("Z of the first block", "sram.load(Z[j], V[j])", "sram.load(Z[0], V[j])"),
     ),
-)  # fmt: skip
+)

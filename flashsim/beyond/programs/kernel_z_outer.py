@@ -45,4 +45,4 @@ PROGRAM = Program(
     **PRODUCT, title="Kernel product, rows of Z outermost", run=kernel_z_outer,
     line_1=z_line_1,
     bugs=(Bug("Y read, and not added to", "Y_i + K_ij @ V_j", "K_ij @ V_j"),),
-)  # fmt: skip
+)

@@ -50,4 +50,4 @@ PROGRAM = Program(
         Bug("A transposed", "A_i @ V_i", "A_i.T @ V_i"),
         Bug("the state twice", "Q_i @ S", "2 * Q_i @ S"),
     ),
-)  # fmt: skip
+)

@@ -81,4 +81,4 @@ PROGRAM = Program(
         Bug("a token does not attend to itself", "sram.loop(c + 1)", "sram.loop(c)"),
         Bug("keys of the first chunk", "K[i * C + s], V[i * C + s]", "K[s], V[s]"),
     ),
-)  # fmt: skip
+)

@@ -62,4 +62,4 @@ PROGRAM = Program(
         Bug("the state twice", "Q_i @ S", "2 * Q_i @ S"),
         Bug("the state is not written", "sram.store(S[i], S_new)  # line 5", "pass  # line 5"),
     ),
-)  # fmt: skip
+)

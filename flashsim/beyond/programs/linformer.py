@@ -122,4 +122,4 @@ PROGRAM = Program(
         Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
         Bug("L without m", "m_i + log(l_i)", "log(l_i)"),
     ),
-)  # fmt: skip
+)

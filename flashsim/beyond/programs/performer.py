@@ -117,4 +117,4 @@ PROGRAM = Program(
         Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
         Bug("z without log ℓ", "m_f + log(l_f)", "m_f"),
     ),
-)  # fmt: skip
+)

@@ -132,4 +132,4 @@ PROGRAM = replace(
     performer.PROGRAM, name="performer_materialised", title="Performer, its features in HBM",
     run=performer_materialised,
     extras={"G": Kind("k", "N"), "A": Kind("N", "k"), "S": Kind("k", "e"), "z": Kind("k", "1", "chip")},
-)  # fmt: skip
+)

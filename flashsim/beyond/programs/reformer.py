@@ -124,4 +124,4 @@ PROGRAM = Program(
         Bug("L without ℓ", "m_i + log(l_i)", "m_i"),
         Bug("rounds are not weighted", "exp(L_ia - finite(m_i_new)) * O_ia", "O_ia"),
     ),
-)  # fmt: skip
+)

@@ -100,4 +100,4 @@ PROGRAM = Program(
         Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),
         Bug("rounds are not weighted", "exp(L_ia - finite(m_i_new)) * O_ia", "O_ia"),
     ),
-)  # fmt: skip
+)

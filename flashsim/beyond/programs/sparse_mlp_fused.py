@@ -80,4 +80,4 @@ PROGRAM = Program(
         Bug("dead rows of W2 visited", "where=hidden", "where=M1.any(0)"),
         Bug("dead blocks of W1 loaded", "where=M1[:, j]", "where=M1[:, j] | True"),
     ),
-)  # fmt: skip
+)

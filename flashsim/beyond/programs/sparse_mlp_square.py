@@ -85,4 +85,4 @@ PROGRAM = Program(
         Bug("the first column's mask for all", "where=in_d[:, j]", "where=in_d[:, 0]"),
         Bug("subtracted", "Y_ik + H_ic", "Y_ik - H_ic"),
     ),
-)  # fmt: skip
+)

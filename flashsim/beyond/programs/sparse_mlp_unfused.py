@@ -89,4 +89,4 @@ PROGRAM = Program(
         Bug("H of the last block alone", "H_ij + X_i[c]", "X_i[c]"),
         Bug("dead blocks of W2 loaded", "where=M2[j]", "where=M2[j] | True"),
     ),
-)  # fmt: skip
+)

@@ -114,4 +114,4 @@ def mesh_backward(
 PROGRAM = DeviceProgram(
     name="mesh", title="Mesh of devices, backward", run=mesh_backward, layout="striped",
     direction="backward", columns=True,
-)  # fmt: skip
+)

@@ -124,4 +124,4 @@ PROGRAM = ServingProgram(
             "a, b, n = nodes[node][0], nodes[node][0] + 1, nodes[node][2]",
         ),
     ),
-)  # fmt: skip
+)

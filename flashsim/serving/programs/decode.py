@@ -127,4 +127,4 @@ PROGRAM = ServingProgram(
         Bug("keys are counted from the segment", "s, i, j * B_c, n), over", "s, i, (j - one.first) * B_c, n), over"),
         Bug("the last part is left out", "in sram.loop(len(merged[q]))", "in sram.loop(len(merged[q]) - 1)"),
     ),
-)  # fmt: skip
+)

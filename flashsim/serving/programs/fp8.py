@@ -43,7 +43,7 @@ FORMATS = {"e4m3": ("float8_e4m3fn", 448.0), "e5m2": ("float8_e5m2", 57344.0)}
 
 def fp8(
     hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, k_scale: Matrix, V: Matrix, v_scale: Matrix, group: int
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (R, d), K (n, d), V (n, d_v), k_scale, v_scale (Σ ⌈n_s/G⌉, 1); return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau, G = sram.on_chip, batch.B_r, batch.B_c, batch.tau, group
     O, L = hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
@@ -109,4 +109,4 @@ PROGRAM = ServingProgram(
         Bug("groups are counted across sequences", "groups[s] + g for", "sum(batch.keys[:s]) // G + g for"),
         Bug("the tile's first scale is all keys'", "of_keys(v_j, own)", "of_keys(v_j, 0 * own)"),
     ),
-)  # fmt: skip
+)

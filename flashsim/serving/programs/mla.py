@@ -83,4 +83,4 @@ PROGRAM = ServingProgram(
         Bug("no mask: drafted tokens see what comes after them", "batch.mask(S_ij, s, i, j * B_c, n)", "S_ij"),
         Bug("all keys are read for all rows", "batch.seen(s, i, n)", "n"),
     ),
-)  # fmt: skip
+)

@@ -106,4 +106,4 @@ PROGRAM = ServingProgram(
         Bug("W is loaded anew for each tile", "C_j[:, :u] @ W.T", "C_j[:, :u] @ sram.load(w[0]).T"),
         Bug("another sequence's keys", "X.rows(*batch.cols(s)).divide(B_c) for X in (K", "X.rows(0, n).divide(B_c) for X in (K"),
     ),
-)  # fmt: skip
+)

@@ -19,7 +19,7 @@ from flashsim.serving.record import ServingProgram
 
 def mla_paged(
     hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, C: Matrix, table: Matrix, lengths: Matrix, page: int, tail: str, splits: int
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (R, w), a pool C (pages·p, w), words `table` and `lengths`; return O (R, u), L (R, 1)."""
     V = paged.FirstColumns(C, batch.d_v)
     if splits > 1:
@@ -45,4 +45,4 @@ PROGRAM = ServingProgram(
         Bug("one split is left out", "page, tail, splits)", "page, tail, splits - 1)"),
         Bug("parts are written for one split, too", "splits > 1", "splits > 0"),
     ),
-)  # fmt: skip
+)

@@ -52,7 +52,7 @@ TAILS = ("rows", "page")
 def paged(
     hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix | FirstColumns, table: Matrix, lengths: Matrix,
     page: int, tail: str,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (R, d), pools K (pages·p, d), V (pages·p, d_v), words `table` and `lengths`; return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau = sram.on_chip, batch.B_r, batch.B_c, batch.tau
     O, L = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
@@ -150,4 +150,4 @@ PROGRAM = ServingProgram(
         Bug("all pages are read for all rows", "ceil_div(e_i, page)", "ceil_div(n, page)"),
         Bug("whole pages whatever is filled", 'page if tail == "page" else min(page, n - j * page)', "page"),
     ),
-)  # fmt: skip
+)

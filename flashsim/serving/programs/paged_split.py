@@ -43,7 +43,7 @@ from flashsim.support.sizes import ceil_div
 def paged_split(
     hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix | paged.FirstColumns, table: Matrix,
     lengths: Matrix, page: int, tail: str, splits: int,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (R, d), pools K (pages·p, d), V (pages·p, d_v), words `table` and `lengths`; return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau, R, d_v = sram.on_chip, batch.B_r, batch.B_c, batch.tau, Q.shape[0], V.shape[1]
     O, L = hbm.empty("O", (R, d_v), V.dtype, "output"), hbm.empty("L", (R, 1), sram.dtype)
@@ -128,4 +128,4 @@ PROGRAM = ServingProgram(
         Bug("ℓ and m exchanged", "O_parts, d_v), (l_parts, 1), (m_parts, 1))]", "O_parts, d_v), (m_parts, 1), (l_parts, 1))]"),
         Bug("n of the sequence before", "sram.word(lengths[s, 0])", "sram.word(lengths[s - 1, 0])"),
     ),
-)  # fmt: skip
+)

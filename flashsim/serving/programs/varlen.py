@@ -96,4 +96,4 @@ PROGRAM = ServingProgram(
         Bug("the end is read of the wrong words", "word(cu_k[s + 1, 0])", "word(cu_q[s + 1, 0])"),
         Bug("causal at the top left", "batch.seen(s, i, n)", "n * (i + 1) // (i + 1) - n + batch.seen(s, i, batch.queries[s])"),
     ),
-)  # fmt: skip
+)

@@ -51,7 +51,7 @@ from flashsim.support.sizes import ceil_div
 def varlen_backward(
     hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix, cu_q: Matrix, cu_k: Matrix, O: Matrix,
     dO: Matrix, L: Matrix,
-) -> tuple[Matrix, Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, dO (R, d_v) and L (R, 1); return dQ, dK, dV of the shapes of Q, K, V."""
     on_chip, B_r, B_c, tau, g, word = sram.on_chip, batch.B_r, batch.B_c, batch.tau, batch.group, sram.word
     D, most = hbm.empty("D", L.shape, sram.dtype), ceil_div(batch.longest, B_r)
@@ -137,4 +137,4 @@ PROGRAM = ServingProgram(
         Bug("every tile masked as the first", "i, j * B_c, c_next - c)  # line 11", "i, 0, c_next - c)  # line 11"),
         Bug("every row block for every key block", "[e > j * B_c for j in", "[e >= 0 * j for j in"),
     ),
-)  # fmt: skip
+)

@@ -24,7 +24,7 @@ def moved(p: Batch) -> dict[str, Moved]:
         "O": Moved(R * d_v), "dO": Moved((2 * R + A) * d_v), "L": Moved(R + A, chip=True),
         "D": Moved(R + A, R, ("Q", 1), chip=True), "dQ": Moved(0, R * d, ("Q", d), role="output"),
         "dK": Moved(0, n * d, ("K", d), role="output"), "dV": Moved(0, n * d_v, ("K", d_v), role="output"),
-    }  # fmt: skip
+    }
 
 
 def peak(p: Batch) -> int:
