@@ -10,8 +10,6 @@ Calls are CUDA graphs but for those that say otherwise, and PyTorch's. "kernels 
 nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime

@@ -11,8 +11,6 @@ that decode do it: what is timed is the GPU. Rates are of bytes that must move: 
 Of the backward pass they are TFLOP/s, of five products; of 8 bits and d = 256, of two. Of sections there are µs.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -16,8 +16,6 @@ Reading them needs `safetensors`, a dependency of this script only: flashsim its
 Run it from the repository root: the default paths are relative to it.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import hashlib

@@ -1,7 +1,5 @@
 """What several GPUs measured: how many times as fast as one they are, and from which length on messages hide behind kernels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -3,8 +3,6 @@
 python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels, and from figures/
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json
@@ -190,10 +188,7 @@ TABLES: dict[str, dict[str, Callable[[], Iterator[tuple[str, ...]]]]] = {
     "docs/gpu.md": {"table of kernels": kernels, "table of steps": steps},
     "docs/prove.md": {"table of the referee": referee},
     "docs/serving.md": {"table of claims": claims},
-    "docs/theory.md": {
-        "table of constants": constants,
-        "table of their symbols": meanings,
-    },
+    "docs/theory.md": {"table of constants": constants, "table of their symbols": meanings},
 }
 
 if __name__ == "__main__":

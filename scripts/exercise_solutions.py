@@ -3,8 +3,6 @@
 python scripts/exercise_solutions.py FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -7,8 +7,6 @@ exact attention of the rounded numbers; with `turned`, Q and K are first multipl
 no score.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ python scripts/gpu_figures.py                                        # all, from
 python scripts/gpu_figures.py --record figures/gpu_ladder.json       # what is drawn of one
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Unlike the other figures these need a run on a GPU first; the records are kept in figures/ with the machine that made them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

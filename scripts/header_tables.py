@@ -3,8 +3,6 @@
 python scripts/header_tables.py       # from figures/gpu_hopper*.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Iterator

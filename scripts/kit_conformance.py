@@ -11,8 +11,6 @@ Interpreters are slow, and are given a tenth of the examples. Those whose packag
 that an attention is known to fail are listed with how many of their cases did; why is in the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import importlib.metadata

@@ -11,8 +11,6 @@ check has changed, delete its numbers in the record, and --fill them.
 Counts of cases, not times: the same on every machine with the same versions of Hypothesis, NumPy and flashsim.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

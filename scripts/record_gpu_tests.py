@@ -4,8 +4,6 @@ python scripts/record_gpu_tests.py --commit "$(git rev-parse HEAD)"
 python scripts/record_gpu_tests.py --soak --commit "$(git rev-parse HEAD)"    # the long way round: figures/gpu_soak.json
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

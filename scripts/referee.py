@@ -7,8 +7,6 @@ statistics; AccelForge has none. So where the best here makes more than 1.02 tim
 would change that, and how much of the schedule's M its statistic takes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

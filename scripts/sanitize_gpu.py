@@ -8,8 +8,6 @@ Of what it reports nvdisasm says which instructions it was: UBLKCP is a bulk cop
 SANITIZER_LOG=FOLDER keeps all that the tools said.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import itertools

@@ -5,8 +5,6 @@ python scripts/step_picture.py
 Needs Playwright and a Chromium: pip install ".[browser]", apt-get install chromium-headless-shell.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil

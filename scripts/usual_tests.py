@@ -7,8 +7,6 @@ tests: the largest error of O is at most twice that of standard attention which 
 baseline is Algorithm 0 in bfloat16, whose S and P are rounded as they are stored in HBM; both errors are against exact attention.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

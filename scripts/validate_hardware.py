@@ -4,8 +4,6 @@ python scripts/validate_hardware.py                     # on a machine with a GP
 python scripts/validate_hardware.py --draw              # draws figures/validate_hardware.png and .svg from that record
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -76,16 +76,9 @@ def _ties(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
 
 
 REGIMES: dict[str, Callable[[np.random.Generator, Array, Array], tuple[Array, Array]]] = {
-    "gaussian": _gaussian,
-    "rising": _rising,
-    "falling": _falling,
-    "all equal": _equal,
-    "±5·10⁴": _massive,
-    "all very negative": _very_negative,
-    "masked-like": _mostly_masked_like,
-    "outliers": _outliers,
-    "ties": _ties,
-}
+    "gaussian": _gaussian, "rising": _rising, "falling": _falling, "all equal": _equal, "±5·10⁴": _massive,
+    "all very negative": _very_negative, "masked-like": _mostly_masked_like, "outliers": _outliers, "ties": _ties,
+}  # fmt: skip
 
 
 Masked = tuple[Any, Array | None]  # what `forward` is given as its mask, and what that must mean
@@ -315,6 +308,13 @@ def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: flashsim
     """Ask for the same accesses, array by array, the same peak on chip, and the same blocks."""
     assert got.hbm.by_array == want.hbm.by_array
     assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
+
+
+def refused(*calls: tuple[str, Callable[[], object]]) -> None:
+    """Ask of each call for an error with these words."""
+    for match, call in calls:
+        with pytest.raises(ValueError, match=match):
+            call()
 
 
 def _dense_parts(mask: Mask | None) -> Mask:

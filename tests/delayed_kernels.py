@@ -25,12 +25,8 @@ from flashsim.gpu.compiling import import_cupy
 from flashsim.tracing.planting import changed
 
 Cases = Iterator[tuple[str, Callable[[], Any]]]
-HEADS, KV_HEADS, N_Q, N_K = (
-    160,
-    80,
-    300,
-    333,
-)  # so many that a block of threads has one row block, or key block, after another
+# so many that a block of threads has one row block, or key block, after another
+HEADS, KV_HEADS, N_Q, N_K = (160, 80, 300, 333)
 REPEATS = 3
 
 

@@ -39,7 +39,7 @@ from flashsim.problem.shapes import Blocks
 from flashsim.reference import attention, attention_with_statistics, error_bound, rounding, score_reach
 from flashsim.tracing.observers import InductionInvariant
 
-from .cases import DTYPES, Case, cases, full_cases, of_bound, room_for
+from .cases import DTYPES, FEW, Case, cases, full_cases, of_bound, room_for
 
 POLICIES = ("paper", "fit", "blocks")
 
@@ -155,6 +155,7 @@ def test_bytes_count_each_array_at_its_own_item_size() -> None:
     d_v=st.integers(1, 9),
     extra=st.integers(0, 500),
 )
+@FEW
 @pytest.mark.parametrize("name", FORWARD)
 def test_fit_is_the_largest_that_fits_and_its_least_m_is_the_least(
     name: str, N_q: int, N_k: int, d: int, d_v: int, extra: int
@@ -322,8 +323,7 @@ def watching_locals(found: list[str]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", FORWARD)
-@pytest.mark.parametrize("M", [10**4, 40])
-@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize(("M", "dropout_p"), [(40, 0.0), (10**4, 0.3)])
 def test_no_local_array_escapes_registration(name: str, M: int, dropout_p: float) -> None:
     """With a dense mask and dropout, which bring tiles of their own, and backward, too."""
     rng = np.random.default_rng(0)

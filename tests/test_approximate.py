@@ -14,7 +14,7 @@ from flashsim import reference
 from flashsim.beyond import approximate
 from flashsim.reference import of_bound
 
-from .cases import operands
+from .cases import operands, refused
 
 Array = np.ndarray[Any, Any]
 
@@ -167,24 +167,26 @@ def test_bad_input_is_named() -> None:
     ):
         with pytest.raises(ValueError, match=match):
             approximate.linformer(Q, K, V, E, F, **wrong)
-    with pytest.raises(ValueError, match=r"E has shape \(4, 4\); expected \(k, N\) with N = 5, as Q has"):
-        approximate.linformer(Q, K, V, E[:, :4], F)
-    with pytest.raises(ValueError, match=r"F has shape \(3, 5\); expected \(k, N\) with k = 4, as E has"):
-        approximate.linformer(Q, K, V, E, F[:3])
-    with pytest.raises(ValueError, match=r"scale is -1.0; expected at least 0"):
-        approximate.performer(Q, K, V, E[:, :2], scale=-1)
-    with pytest.raises(ValueError, match=r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has"):
-        approximate.performer(Q, K, V, E[:, :3])
-    with pytest.raises(ValueError, match="phi"):
-        approximate.performer(Q, K, V, E[:, :2], phi="stored")
-    with pytest.raises(ValueError, match="seed is -1"):
-        approximate.features(3, 2, seed=-1)
-    with pytest.raises(ValueError, match="method"):
-        approximate.count("longformer", N=4, d=2, k=2)
-    with pytest.raises(ValueError, match="k is 0"):
-        approximate.count("linformer", N=4, d=2, k=0)
-    with pytest.raises(ValueError, match="O overflows float32"):
-        approximate.linformer(*(np.full((4, 4), 1e30, np.float32) for _ in range(5)))
+    refused(
+        (
+            r"E has shape \(4, 4\); expected \(k, N\) with N = 5, as Q has",
+            lambda: approximate.linformer(Q, K, V, E[:, :4], F),
+        ),
+        (
+            r"F has shape \(3, 5\); expected \(k, N\) with k = 4, as E has",
+            lambda: approximate.linformer(Q, K, V, E, F[:3]),
+        ),
+        (r"scale is -1.0; expected at least 0", lambda: approximate.performer(Q, K, V, E[:, :2], scale=-1)),
+        (
+            r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has",
+            lambda: approximate.performer(Q, K, V, E[:, :3]),
+        ),
+        ("phi", lambda: approximate.performer(Q, K, V, E[:, :2], phi="stored")),
+        ("seed is -1", lambda: approximate.features(3, 2, seed=-1)),
+        ("method", lambda: approximate.count("longformer", N=4, d=2, k=2)),
+        ("k is 0", lambda: approximate.count("linformer", N=4, d=2, k=0)),
+        ("O overflows float32", lambda: approximate.linformer(*(np.full((4, 4), 1e30, np.float32) for _ in range(5)))),
+    )
 
 
 def averaged(s: float, delta: float, v: float, E_v: float, blocks: int, n: int = 1) -> tuple[float, float]:

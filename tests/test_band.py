@@ -26,14 +26,10 @@ def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:
     B_r, B_c = rng.randint(1, group * N_q), rng.randint(1, N_k)
     offset = rng.choice((None, rng.randint(-N_q - 3, N_k + 3)))
     kinds = [
-        Causal(),
-        Causal(offset=rng.randint(-N_q - 3, N_k + 3)),
-        SlidingWindow(rng.randint(-1, 12), rng.randint(-1, 12), offset=offset),
-        KeyPadding(rng.randint(0, N_k)),
-        QueryPadding(rng.randint(0, N_q)),
-        Dense(np.ones((1, 1), bool)),
-        All(),
-    ]
+        Causal(), Causal(offset=rng.randint(-N_q - 3, N_k + 3)),
+        SlidingWindow(rng.randint(-1, 12), rng.randint(-1, 12), offset=offset), KeyPadding(rng.randint(0, N_k)),
+        QueryPadding(rng.randint(0, N_q)), Dense(np.ones((1, 1), bool)), All(),
+    ]  # fmt: skip
     mask: Mask = rng.choice(kinds[:5])
     for _ in range(rng.choice((0, 0, 1, 2))):
         mask = mask & rng.choice(kinds)
@@ -120,14 +116,11 @@ SKIPPING: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     "mask",
     [
-        Causal(),
-        SlidingWindow(5000, 0),
-        KeyPadding(10**12) & Causal(),
-        Causal(offset=-(10**13)),
+        Causal(), SlidingWindow(5000, 0), KeyPadding(10**12) & Causal(), Causal(offset=-(10**13)),
         Causal(offset=7 * 10**8) & SlidingWindow(5000, 0) & QueryPadding(10**9 + 1),
     ],
     ids=["causal", "window", "padding", "offset", "two offsets and query padding"],
-)
+)  # fmt: skip
 def test_any_length_is_counted_at_once(name: str, asked: dict[str, Any], mask: Mask) -> None:
     """10¹⁴ tokens, and theory says the same."""
     at: dict[str, Any] = {"N": 99_999_999_999_999, "d": 64, "M": 25_600, "mask": mask, **asked}

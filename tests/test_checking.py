@@ -14,6 +14,7 @@ from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
 from flashsim.masks import patterns
+from flashsim.masks.dropout import keep_mask
 from flashsim.optimal.tune import tune
 from flashsim.problem import arguments as checking
 from flashsim.problem.arguments import check_array, check_count, check_scale, shown
@@ -132,6 +133,14 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     (r"K has shape \(6, 4\) and V has shape \(5, 4\).*N_k", (forward,), {"V": X[:5]}),
     (r"K has shape \(1, 6, 4\) and V has shape \(6, 4\); leading axes", (forward,), {"Q": X[None], "K": X[None]}),
     ("must be equal, except the last", (forward,), {"Q": HEADS[:, :1], "K": HEADS[:1, :1], "V": HEADS[:1, :1]}),
+    (r"must be equal, except the last: query heads, KV heads", (forward,), {"Q": HEADS, "K": HEADS[0], "V": HEADS[0]}),
+    (r"Q has shape \(3, 6, 4\) and K has shape \(2, 6, 4\); expected H_q = 3, .* multiple of H_kv = 2", (forward,),
+     {"Q": HEADS[0], "K": HEADS[0, :2], "V": HEADS[0, :2]}),
+    (r"expected H_q = 1, the query heads, to be a multiple of H_kv = 3", (forward,),
+     {"Q": HEADS[0, :1], "K": HEADS[0], "V": HEADS[0]}),
+    ("gqa is None; expected 'separate' or 'grouped'", (*COUNTED, *RUNS), {"gqa": None}),
+    ("heads is 6; expected a multiple of kv_heads = 4", COUNTED, {"heads": 6, "kv_heads": 4}),
+    ("kv_heads is 0; expected at least 1", COUNTED, {"heads": 6, "kv_heads": 0}),
     *[(f"Q has shape {re.escape(str(a.shape))}; every axis must be at least 1", (forward,), {"Q": a}) for a in EMPTY],
     *[("K has shape", (forward,), {"K": a}) for a in EMPTY],
     *[("V has dtype .*; expected one of float16, bfloat16", (forward,), {"V": X.astype(of)}) for of in NO_FLOATS],
@@ -334,6 +343,13 @@ def test_a_record_and_its_form_have_the_same_options() -> None:
         ("width is -1; expected at least 0", lambda: patterns.local(4, 4, -1)),
         ("stride is 0; expected at least 1", lambda: patterns.strided(4, 4, 0)),
         ("T_c is 4.0; expected a whole number", lambda: patterns.strided(4, 4.0, 2)),  # type: ignore[arg-type]
+        (r"dropout_p is 1.0; expected a number in \[0, 1\)", lambda: keep_mask(0, 1.0, 3, 3)),
+        (r"dropout_p is -0.1; expected a number in \[0, 1\)", lambda: keep_mask(0, -0.1, 3, 3)),
+        ("dropout_p is nan", lambda: keep_mask(0, float("nan"), 3, 3)),
+        ("dropout_p is '0.5'", lambda: keep_mask(0, "0.5", 3, 3)),  # type: ignore[arg-type]
+        (r"seed is -1; expected a whole number from 0 to 2\*\*64 - 1", lambda: keep_mask(-1, 0.5, 3, 3)),
+        ("seed is 18446744073709551616", lambda: keep_mask(2**64, 0.5, 3, 3)),
+        ("seed is 1.5", lambda: keep_mask(1.5, 0.5, 3, 3)),  # type: ignore[arg-type]
         ("N_q is -4", lambda: OneHead(-4, 3, 3, 3, 9, 4, False, (), False)),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import subprocess
 import sys
@@ -184,50 +183,6 @@ def test_a_bfloat16_file_is_read_though_nothing_has_imported_its_type() -> None:
     assert read == ("{'N': 3, 'N_q': 3, 'd': 2, 'd_v': 2, 'dtype': 'bfloat16'} [[0.0, 0.25], [0.5, 0.75], [1.0, 1.25]]")
 
 
-def test_run_says_what_is_wrong_with_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("folder").mkdir()
-    Path("empty.npz").write_bytes(b"")
-    Path("damaged.npz").write_bytes(b"PK\x03\x04 and then nothing")
-    Path("damaged.safetensors").write_bytes(b"\x10\x00")
-    Path("words.txt").write_text("hello", encoding="utf-8")
-    Path("pickled.npy").write_bytes(pickle.dumps({"q": 1}))
-    np.save("objects.npy", np.array([{"q": 1}], dtype=object), allow_pickle=True)
-    np.savez("other.npz", a=np.ones(3), k=np.ones((3, 2)))
-    np.save("flat.npy", np.ones((4, 5)))
-    np.savez("ints.npz", q=np.ones((3, 2), int), k=np.ones((3, 2)), v=np.ones((3, 2)))
-    np.savez("nan.npz", q=np.array([[np.nan]]), k=np.ones((1, 1)), v=np.ones((1, 1)))
-    np.savez("heads.npz", q=np.ones((3, 3, 2)), k=np.ones((2, 3, 2)), v=np.ones((2, 3, 2)))
-    for file, message in {
-        "nowhere.npz": "nowhere.npz is not there",
-        "folder": "folder is a folder",
-        "empty.npz": "empty.npz is empty",
-        "damaged.npz": "damaged.npz",
-        "damaged.safetensors": "damaged.safetensors cannot be read",
-        "words.txt": "suffix '.txt'; expected .npz, .npy or .safetensors",
-        "pickled.npy": "never loads",
-        "objects.npy": "holds pickled Python objects, which flashsim never loads",
-        "other.npz": "has no Q and no V; expected arrays named q, k, v. It holds: a, k",
-        "flat.npy": "one array of shape (4, 5); expected Q, K, V stacked",
-        "ints.npz": "Q has dtype int64",
-        "nan.npz": "Q[0, 0] is nan",
-        "heads.npz": "expected H_q = 3, the query heads, to be a multiple of H_kv = 2",
-    }.items():
-        assert message in refused(capsys, "run", "--qkv", file), file
-    np.save("one.npy", np.ones((3, 2)))
-    assert "got 2 files" in refused(capsys, "run", "--qkv", "one.npy", "one.npy")
-    assert "of three files each" in refused(capsys, "run", "--qkv", "other.npz", "one.npy", "one.npy")
-
-
-def test_run_says_what_is_wrong_with_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'12 parsecs' is not a size" in refused(capsys, "run", "--M", "12 parsecs")
-    assert "--head 12 is out of range: Q's leading axes are (12,)" in refused(capsys, "run", "--head", "12")
-    assert "--head: got 'x'; expected an index" in refused(capsys, "run", "--head", "x")
-    assert "M = 7 elements is too small" in refused(capsys, "run", "--M", "7")
-    assert "does not fit in SRAM" in refused(capsys, "run", "--M", "512", "--blocks", "64", "64")
-    assert "--blocks: got '0'" in refused(capsys, "run", "--blocks", "0", "4")
-    assert "--scale: got 'nan'" in refused(capsys, "run", "--scale", "nan")
-
-
 # ------------------------------------------------------------------------------------------------ count, plot, verify
 
 
@@ -274,13 +229,10 @@ STARRED = ("flash --dropout 0.5", "flash --backward --heads 8 --kv-heads 2", "q_
 @pytest.mark.parametrize(
     "command",
     [
-        *(f"{name} --backward" for name in BACKWARD),
-        *FORWARD,
-        *STARRED,
-        "flash --heads 8 --kv-heads 2 --gqa grouped",
+        *(f"{name} --backward" for name in BACKWARD), *FORWARD, *STARRED, "flash --heads 8 --kv-heads 2 --gqa grouped",
         "flash --causal",
     ],
-)
+)  # fmt: skip
 def test_count_s_formulas_give_its_counts_or_a_star_says_why(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every cell of a count that is not 0 has a formula, worked out here, or a star."""
     assert main(["count", *command.split(), "--N", "48", "--d", "8", "--M", "500"]) == 0
@@ -333,12 +285,6 @@ def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert numbers["bytes"] == want.hbm.bytes == 2 * want.accesses
     assert numbers["sram"]["capacity"] == 228 * 512
     assert sum(line["elements"] for line in numbers["by_line"]) * 7 == want.accesses
-
-
-def test_count_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a length is missing" in refused(capsys, "count", "--d", "4")
-    assert "--N: got '-3'" in refused(capsys, "count", "--d", "4", "--N", "-3")
-    assert "at least M = " in refused(capsys, "count", "--d", "64", "--N", "9", "--M", "70", "--sizing", "fit")
 
 
 def test_verify_prints_the_ledger(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,10 +351,6 @@ def test_arrays_of_a_causal_mask_and_of_shared_kv_heads(capsys: pytest.CaptureFi
 # -------------------------------------------------------------------------------------------------------------- shell
 
 
-def shell(command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=120)
-
-
 @pytest.mark.parametrize("width", [30, 60, 80, 200])
 def test_a_table_that_is_too_wide_is_stacked(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(row, *(f"{row[0]}{n}" for n in range(8))) for row in ("first", "second")]
@@ -426,14 +368,14 @@ def test_a_problem_s_widths_are_said_once_where_they_are_equal() -> None:
     assert problem(2, 3, 1000, 999) == "N_q = 2, N_k = 3, d = 1000, d_v = 999"
 
 
-def test_python_m_flashsim() -> None:
-    python = f"'{sys.executable}' -m flashsim"
-    assert shell(f"{python} --version").stdout == f"flashsim {flashsim.__version__}\n"
-    done = shell(f"{python} count --N 64 --d 8")
-    assert done.returncode == 0
+def test_python_m_flashsim(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "flashsim", "count", "--N", "64", "--d", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    assert done.stderr == ""
     assert done.stdout.startswith("Algorithm 2, FlashAttention, complete\n")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"flashsim {flashsim.__version__}\n"
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -456,6 +398,7 @@ def test_sizes_are_read(text: str, itemsize: int, elements: int) -> None:
     assert parse_size(text, itemsize) == elements
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,22 +424,6 @@ def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
     assert "Sink" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (["--sink", "two"], "argument --sink: got 'two'; expected a number, or one for each query head, as -1.5,0,2"),
-        (["--sink", "1,,2"], "argument --sink: got '1,,2'; expected a number, or one"),
-        (["--sink", "nan"], "argument --sink: got 'nan'; expected a number"),
-        (["--sink", "inf"], "argument --sink: got 'inf'; expected a number"),
-        (["--heads", "2", "--sink", "1,2"], "--sink has 2 numbers; expected one: `flashsim count` is of one head"),
-        (["tiles_streamed", "--sink", "1"], "takes no sink; expected one of these: 'standard', 'flash'"),
-    ],
-)
-def test_what_is_no_sink_is_refused(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["count", "--N", "8", "--d", "4", *typed]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_an_offset_moves_the_causal_mask(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     asked = ["--N_q", "12", "--N_k", "20", "--d", "4", "--M", "400", "--blocks", "4", "4", "--causal", "--offset", "-3"]
     assert main(["count", "block_sparse", "--block-mask", "live", *asked, "--json", "-"]) == 0
@@ -510,10 +437,6 @@ def test_an_offset_moves_the_causal_mask(capsys: pytest.CaptureFixture[str], tmp
     about = flashsim.load_trace(trace).about
     assert about.options == "Causal(offset=2)"
     assert all(array.exact == (array.reads, array.writes) for array in about.arrays)
-    assert main(["count", "--N", "9", "--d", "4", "--offset", "1"]) == 2
-    assert "--offset goes with --causal" in capsys.readouterr().err
-    assert main(["count", "--N", "9", "--d", "4", "--causal", "--offset", "1.5"]) == 2
-    assert "argument --offset: got '1.5'; expected a whole number" in capsys.readouterr().err
 
 
 def test_sizes_are_written() -> None:
@@ -539,17 +462,6 @@ def test_the_bundled_sample_is_real_and_says_where_it_is_from() -> None:
     assert S.min() < -50
     assert S.max() > 70
     assert (Path(qkv.__file__).parent / "data" / qkv.SAMPLE).stat().st_size <= 1_000_000
-
-
-def test_the_sample_runs_exactly_through_both_algorithms() -> None:
-    sample = qkv.load_sample()
-    for name in ("standard", "flash_basic"):
-        run = flashsim.forward(name, sample.Q[2], sample.K[2], sample.V[2], M=2_048)
-        bound = flashsim.reference.error_bound(
-            sample.Q[2], sample.K[2], sample.V[2], steps=run.blocks.T_c, scores_stored=name == "standard"
-        )
-        error = np.abs(run.O.astype(np.float64) - flashsim.reference.attention(sample.Q[2], sample.K[2], sample.V[2]))
-        assert (error <= bound).all()
 
 
 @pytest.mark.parametrize(

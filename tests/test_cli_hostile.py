@@ -33,14 +33,26 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         np.save("mask.npy", np.ones((5, 5), bool))
         np.save("floats.npy", np.ones((6, 6)))
         np.savez("masks.npz", a=np.ones(2, bool), b=np.ones(2, bool))
+        np.savez("other.npz", a=np.ones(3), k=np.ones((3, 2)))
+        np.savez("heads.npz", q=np.ones((3, 3, 2)), k=np.ones((2, 3, 2)), v=np.ones((2, 3, 2)))
+        np.save("flat.npy", np.ones((4, 5)))
+        np.save("objects.npy", np.array([{"q": 1}], dtype=object), allow_pickle=True)
         Path("junk.npz").write_bytes(b"junk, and no archive")
+        Path("damaged.npz").write_bytes(b"PK\x03\x04 and then nothing")
+        Path("empty.npz").write_bytes(b"")
         Path("junk.npy").write_bytes(b"junk, and no array")
-        many = np.zeros((3, 4, 2**15, 256), np.float32)
-        np.savez_compressed("bomb.npz", q=many[0], k=many[1], v=many[2])
+        np.savez_compressed("bomb.npz", **good | {"q": np.zeros(2**26, np.float32)})
         Path("pickled.npz").write_bytes(b"\x80\x04N.")
         Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:300])
         Path("junk.safetensors").write_bytes(b"\xff" * 40)
         Path("latin").write_bytes(b"p '\xe9'\n")
+        for name, text in {
+            "odd": "n,d\n8,4\n",
+            "empty": "N,d\n",
+            "twice": "N,d,N\n8,4,9\n",
+            "ragged": "N,d\n8,4,5\n",
+        }.items():
+            Path(f"{name}.csv").write_text(text, encoding="utf-8")
         Path("__pycache__").mkdir()  # where what is imported is compiled, unless Python is told not to
         Path("folder").mkdir()
         Path("folder.png").mkdir()
@@ -49,6 +61,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             Path("loop.npz").symlink_to("loop.npz")
         Path("quits.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
         Path("broken.py").write_text("1 / 0\n", encoding="utf-8")
+        Path("notes.json").write_text("{}", encoding="utf-8")
+        Path("other.py").write_text("x = 1\n", encoding="utf-8")
+        Path("binary.py").write_bytes(b"\xff\xfe\x00")
+        within = "    def attention(hbm, sram, Q, K, V, blocks):\n        return Q\n    return attention\n"
+        Path("inner.py").write_text(f"def make():\n{within}made = make()\n", encoding="utf-8")
         Path("kernels.py").write_text(
             "import os\nenviron = os.environ\ndef attention(q, k, v): return q\n", encoding="utf-8"
         )
@@ -101,6 +118,14 @@ REFUSED = {  # command line: what is said
     "count --d 4 --N 4 --dropout 1": "--dropout: got '1'; expected a number p with 0 ≤ p < 1",
     "count --d 4 --N 4 --dropout -0.1": "--dropout: got '-0.1'",
     "count --d 4 --N 4 --dropout nan": "--dropout: got 'nan'",
+    "count --N 8 --d 4 --sink two": "--sink: got 'two'; expected a number, or one for each query head, as -1.5,0,2",
+    "count --N 8 --d 4 --sink 1,,2": "--sink: got '1,,2'; expected a number, or one",
+    "count --N 8 --d 4 --sink nan": "--sink: got 'nan'; expected a number",
+    "count --N 8 --d 4 --sink inf": "--sink: got 'inf'; expected a number",
+    "count --N 8 --d 4 --heads 2 --sink 1,2": "--sink has 2 numbers; expected one: `flashsim count` is of one head",
+    "count --N 8 --d 4 tiles_streamed --sink 1": "takes no sink; expected one of these: 'standard', 'flash'",
+    "count --N 9 --d 4 --offset 1": "--offset goes with --causal",
+    "count --N 9 --d 4 --causal --offset 1.5": "argument --offset: got '1.5'; expected a whole number",
     "count flash_basic --d 4 --N 4 --dropout 0.1": "dropout",
     "count flash_basic --d 4 --N 4 --causal": "mask",
     "count flash --d 4 --N 4 --block-mask butterfly": "takes no option block_mask",
@@ -134,16 +159,22 @@ REFUSED = {  # command line: what is said
     # run: its files
     "run --qkv nowhere.npz": "nowhere.npz is not there; expected a file with Q, K, V",
     "run --qkv folder": "folder is a folder; expected a file with Q, K, V",
-    "run --qkv bomb.npz": "bomb.npz unpacks to 402,653,568 bytes from 39",
+    "run --qkv bomb.npz": "bomb.npz unpacks to 268,436,224 bytes from 26",
     "run --qkv loop.npz": "loop.npz is a link that leads back to itself; expected a file with Q, K, V",
     "run --qkv pipe.npz": "pipe.npz is a pipe or a device; expected a file with Q, K, V",
     "run --qkv junk.npz": "junk.npz is not a .npz or .npy file",
     "run --qkv junk.npy": "junk.npy is not a .npz or .npy file",
+    "run --qkv damaged.npz": "damaged.npz",
+    "run --qkv empty.npz": "empty.npz is empty",
+    "run --qkv objects.npy": "objects.npy holds pickled Python objects, which flashsim never loads",
+    "run --qkv other.npz": "has no Q and no V; expected arrays named q, k, v. It holds: a, k",
+    "run --qkv flat.npy": "one array of shape (4, 5); expected Q, K, V stacked",
+    "run --qkv heads.npz": "expected H_q = 3, the query heads, to be a multiple of H_kv = 2",
     "run --qkv pickled.npz": "pickled.npz holds pickled Python objects, which flashsim never loads",
     "run --qkv cut.npz": "cut.npz",
     "run --qkv junk.safetensors": "junk.safetensors cannot be read",
     "run --qkv ints.npz": "Q has dtype int64",
-    "run --qkv kernels.py": "suffix '.py'",
+    "run --qkv kernels.py": "suffix '.py'; expected .npz, .npy or .safetensors",
     "run --qkv good.npz good.npz": "got 2 files",
     "run --qkv good.npz good.npz good.npz": "of three files each",
     "run --qkv": "--qkv: expected at least one argument",
@@ -152,7 +183,7 @@ REFUSED = {  # command line: what is said
     f"count --d 4 --N 4 --json {'n' * 300}.json": "too long",
     f"exercise check {'n' * 300}.py": "too long",
     "run --qkv good.npz --padded": "--padded goes with the bundled sample",
-    "run --qkv good.npz --head 2": "--head 2 is out of range",
+    "run --qkv good.npz --head 2": "--head 2 is out of range: Q's leading axes are (2,)",
     "run --qkv good.npz --head -1": "--head -1 is out of range",
     "run --qkv good.npz --head 0,0": "--head 0,0 is out of range",
     "run --qkv good.npz --head 0.5": "--head: got '0.5'; expected an index such as 3, or 0,3 for axes of batch and head",
@@ -223,6 +254,31 @@ REFUSED = {  # command line: what is said
     "plot theorem2 --json nowhere/x": "--json",
     "plot arrays --N 512 --M 8KB --blocks 64 64": "Take a larger M or smaller blocks",
     "plot roofline --N 512 --blocks 512 512": "Take a larger M or smaller blocks",
+    # sweep: what varies, and files
+    "sweep --N 8:64 --d 4": "argument --N: got '8:64'; expected START:STOP:STEP, as 128:4096:128",
+    "sweep --N 8:64:x1 --d 4": "expected a factor above 1",
+    "sweep --N 64:8:4 --d 4": "got '64:8:4'; expected a range from 64 up",
+    "sweep --N 1:9999999:1 --d 4": "expected at most 1,048,576 numbers",
+    "sweep --N 8 --d 4 --M 1KB:3000:1KB": "expected sizes that are all elements, or all bytes",
+    "sweep --N 8 --d 4 --M 1KB:xx:1KB": "'xx' is not a size",
+    "sweep --d 4": "a length is missing",
+    "sweep --N 4": "d is missing",
+    "sweep flsh --N 8 --d 4": "there is no algorithm 'flsh', perhaps you mean 'flash'",
+    "sweep --N 8 --d 4 --splits 3": "'flash' takes no option splits; 'split_kv' does",
+    "sweep --N 8 --d 4 --causal maybe": "there is no 'maybe'",
+    "sweep --N 8 --d 4 --x N": "--x is for -o",
+    "sweep --N 8 --d 4 --csv - --json -": "--csv - and --json - both want stdout",
+    "sweep --N 8 --d 4 --csv a.csv --json a.csv": "argument --csv: a.csv is what --json writes too",
+    "sweep --N 8 --d 4 --csv no/a.csv": "argument --csv: no/a.csv cannot be written: there is no folder no",
+    "sweep --N 8 --d 4 --resume a --csv a": "another option's file",
+    "sweep --N 8 --d 4 -o a": "no argument of numbers varies",
+    "sweep --points no.csv": "argument --points: no.csv cannot be read as CSV: No such file or directory",
+    "sweep --points odd.csv": "argument --points: sweep takes no argument 'n'; did you mean 'N'",
+    "sweep --points empty.csv": "error: argument --points: empty.csv has no rows; expected at least one",
+    "sweep --points twice.csv": "argument --points: twice.csv has several columns N; expected one",
+    "sweep --points ragged.csv": "ragged.csv has a line with more cells",
+    "sweep --points odd.csv --csv odd.csv": "argument --csv: odd.csv is the input",
+    "sweep inner.py:made --N 8 --d 4 --jobs 2": "argument --jobs: inner.py:attention cannot be handed to other processes: ",
     # tune
     "tune mine.py:f --d 4 --N 4": "there is no file mine.py",
     "tune": "--d",
@@ -254,10 +310,12 @@ REFUSED = {  # command line: what is said
     "check :attention": "MODULE:FUNCTION",
     "check kernels.py:": "MODULE:FUNCTION",
     "check ..:x": ".. is neither a .py file nor a module's name; expected MODULE:FUNCTION",
+    "check notes.json:attention": "notes.json is neither a .py file nor a module's name; expected MODULE:FUNCTION, such as",
+    "check no_kernels:attention": "cannot import no_kernels: ModuleNotFoundError",
     "check nowhere.py:attention": "there is no file nowhere.py",
     "check folder:attention": "folder has no 'attention'",
     "check quits.py:attention": "quits.py, line 1: SystemExit: bye",
-    "check broken.py:attention": "broken.py, line 1: ZeroDivisionError",
+    "check broken.py:attention": "broken.py, line 1: ZeroDivisionError: division by zero",
     "check kernels.py:missing": "kernels.py has no 'missing'",
     "check os:environ": "os:environ is of type _Environ; expected a function",
     "check kernels.py:attention --backward os:environ": "--backward: os:environ is of type _Environ; expected a function",
@@ -267,12 +325,15 @@ REFUSED = {  # command line: what is said
     "check kernels.py:attention --convention sdpa": "--convention, --device and --page go with --wrap",
     "check kernels.py:attention --wrap jax --convention sdpa": "xp is 'jax'; expected 'torch', which convention 'sdpa' is of",
     "check kernels.py:attention --wrap numpy --convention onnx --page 4": "page is 4; expected none",
-    "check kernels.py:attention --examples 0": "--examples: got '0'",
+    "check kernels.py:attention --examples 0": "--examples: got '0'; expected a whole number",
     "check kernels.py:attention --seed -5": "--seed: got '-5'",
     "check kernels.py:attention --check orakel": "there is no check 'orakel'; expected one of oracle, ",
     "check kernels.py:attention --expect orakel": "there is no check 'orakel'; expected one of oracle, ",
     "check kernels.py:attention --check oracle --expect strides": "'strides' is expected to fail, but is not among",
     "check kernels.py:attention --check gradients": "'gradients' is asked for, but does not apply: no backward ",
+    "check kernels.py:attention --expect gradients": "fail, but does not apply: no backward was",
+    "check kernels.py:attention --backward auto": "expected --wrap torch, or --wrap jax",
+    "check kernels.py:attention --overwrite": "--overwrite goes with --init",
     "check kernels.py:attention --blocks 0 4": "--blocks: got '0'",
     "check kernels.py:attention --block 0 4": "--block: got '0'",  # as it was once spelled
     "check kernels.py:attention --head-dims 0": "--head-dims: got '0'",
@@ -284,9 +345,29 @@ REFUSED = {  # command line: what is said
     "check kernels.py:attention --dtypes int8": "--dtypes",
     "check kernels.py:attention --json nowhere/x": "--json",
     # example
-    "example nothing": "there is no example 'nothing'",
+    "example nothing": "there is no example 'nothing'; there are prefill, ",
     "example --json -": "--json is for one example",
     "example prefill --json nowhere/x": "--json",
+    # exercise, lessons
+    "exercise begin": "there is no 'begin'",
+    "exercise start": "which exercise?",
+    "exercise start 99": "there is no exercise '99'; there are 1 load_a_tile, 2",
+    "exercise start 1 nowhere": "there is no folder nowhere",
+    "exercise check": "which file?",
+    "exercise check nothing.py": "nothing.py is not there",
+    "exercise check .": ". is a folder",
+    "exercise check other.py": "other.py is of no exercise",
+    "exercise check binary.py": "binary.py is not text",
+    "exercise check other.py --overwrite": "--overwrite goes with start",
+    "exercise check other.py more": "check takes one argument",
+    "exercise list nowhere": "nowhere is not a folder",
+    "exercise list --hint": "--hint goes with check",
+    "exercise list --csv a.csv": "go with grade",
+    "exercise grade": "which folder?",
+    "exercise grade nowhere": "is not a folder",
+    "exercise grade folder --exercise 77": "there is no exercise '77'",
+    "lessons casual": "there is no lesson 'casual', perhaps you mean 'causal'; expected one of online_softmax, ",
+    "lessons causal -o other.py": "argument -o/--output: other.py is a file; expected a folder",
     # step
     "step --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",
     "step --N 0": "--N: got '0'",
@@ -309,11 +390,31 @@ REFUSED = {  # command line: what is said
     "step -o x.txt": "argument -o/--output: x.txt has no suffix that says a trace's format",
     "step --vs q_outer -o x.npz": "expected .html",
     "step -o folder": "--output: folder is a folder",
-    # debug
+    # debug, of T_r = 6 and T_c = 3
+    **{
+        f"debug {asked} --n 11 --d 3 --blocks 2 4": said
+        for asked, said in {
+            "flash_basic --line 99": "labels nothing in flash_basic; labels to stop at: line 1, 2, 3, 4,",
+            "flash_basic --line 14": "nothing runs at '# line 14: end for' of flash_basic; labels to stop at: line 1,",
+            "memory_efficient --line 3": "labels nothing in memory_efficient; labels to stop at: equation 1, 2\n",
+            "rabe_staats --line 1": "labels to stop at: summarise, combine\n",
+            "flash_basic --line 12 --at j=4": "--at gives j=4; expected 1 ≤ j ≤ 3",
+            "flash_basic --line 12 --at j=2,i=7": "--at gives i=7; expected 1 ≤ i ≤ 6",
+            "flash_basic --line 12 --at k=1": "no loop over k: the loops around it are over j, i",
+            "flash_basic --line 7 --at i=1": "line 7 of flash_basic is in no loop over i: the loops around it are over j",
+            "flash_basic --line 3 --at i=1": "there is no loop around it",
+            "flash_basic --line 12 --at j": "--at is 'j'; expected turns of loops, counted from 1, such as j=3,i=4",
+            "flash_basic --line 12 --at j=0": "--at is 'j=0'; expected turns of loops, counted from 1",
+            "flash_basic --line 12 --at j=-1": "--at is 'j=-1'; expected",
+            "flash_basic --line 12 --at j=1,j=2": "gives j twice",
+            "q_outer --line 9 --causal --at i=1,j=3": "line 9 is never run at i = 1, j = 3, which is skipped",
+            "q_outer_two_pass --line 3": "'q_outer_two_pass' is a backward pass only, of 'q_outer'",
+            "snake --line 3 --backward": "'snake' has no backward pass",
+            "flash_basic --line 12 --causal": "has no mask",
+        }.items()
+    },
     "debug flash": "--line",
-    "debug flash --line 99": "labels nothing in flash",
     "debug flash --line ''": "--line",
-    "debug flash --line 9 --at j": "--at is 'j'; expected turns of loops",
     f"debug flash --line 9 --at j={LONG}": "--at",
     "debug flash --line 9 --seed -5": "--seed: got '-5'",
     "debug flash --line 9 --commands nowhere": "--commands: nowhere is not there; expected a file of pdb's commands",
@@ -335,7 +436,7 @@ def test_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -
     assert main(shlex.split(command)) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("flashsim")
+    assert err.startswith(f"flashsim {name}: error: " if name in COMMANDS else "flashsim")
     assert ": error: " in err
     assert err.count("\n") == 1
     assert err.rstrip("\n").isprintable()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bdb
+import io
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,7 @@ def said(capsys: pytest.CaptureFixture[str], *command: str, status: int = 0) -> 
     return out
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_run_compares_with_naive_attention_and_with_the_form(capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(3, 24, 4)).astype(np.float32)
@@ -104,6 +106,7 @@ def test_run_compares_with_naive_attention_and_with_the_form(capsys: pytest.Capt
     assert [numbers[f"{file}:two_sweeps"]["equals_theory"] for file in files] == [None, True, False, False, None]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_run_backward_takes_the_pass_in_the_same_file(capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(3, 24, 4)).astype(np.float32)
@@ -120,6 +123,7 @@ def test_run_backward_takes_the_pass_in_the_same_file(capsys: pytest.CaptureFixt
     assert "backward" in wrong
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_mask_from_a_file_and_an_offset_hold_both(capsys: pytest.CaptureFixture[str]) -> None:
     q = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     np.savez("small.npz", q=q, k=q, v=q)
@@ -184,23 +188,15 @@ def test_step_makes_a_page_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "step 0 · line 13 of mine.py · i = 1\n    Q_i = sram.load(Q[i])" in text
 
 
-def test_debug_stops_at_a_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_stops_at_a_line_of_the_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     line = next(n for n, text in enumerate(TWO_SWEEPS.splitlines(), 1) if "O_i = on_chip(" in text)
-    command = ["debug", "--algorithm", "mine.py:two_sweeps", "--stop", str(line), "--at", "i=3,j=2", *SMALL]
-    done = subprocess.run(
-        [sys.executable, "-m", "flashsim", *command],
-        input="p 'at', i, j, K_j.shape\nq\n",
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert (
-        f"two_sweeps, line {line}, i = 3 of 1…6, j = 2 of 1…3 (in Python i == 2 and j == 1). The memories"
-        in done.stdout
-    )
-    assert f"mine.py({line})two_sweeps()\n-> O_i = on_chip(O_i + on_chip" in done.stdout
-    assert "('at', 2, 1, (4, 3))" in done.stdout
+    monkeypatch.setattr(sys, "stdin", io.StringIO("p 'at', i, j, K_j.shape\nq\n"))
+    monkeypatch.setenv("PYTHONBREAKPOINT", "")
+    out = said(capsys, "debug", "--algorithm", "mine.py:two_sweeps", "--stop", str(line), "--at", "i=3,j=2", *SMALL)
+    assert f"two_sweeps, line {line}, i = 3 of 1…6, j = 2 of 1…3 (in Python i == 2 and j == 1). The memories" in out
+    assert f"mine.py({line})two_sweeps()\n-> O_i = on_chip(O_i + on_chip" in out
+    assert "('at', 2, 1, (4, 3))" in out
+    bdb.Breakpoint.clearBreakpoints()
 
 
 def test_debug_with_another_hook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

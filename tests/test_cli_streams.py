@@ -90,6 +90,7 @@ def test_errors_are_spelled_too() -> None:
     assert "expected a number p with 0 <= p < 1" in run_in("ascii", *COUNT, "--dropout", "2")[1]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="file names are UTF-8 or UTF-16 there")
 def test_names_that_are_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
@@ -208,11 +209,7 @@ def test_what_is_too_large_is_said_so(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_ctrl_c_ends_with_130_and_leaves_no_file_in_part(
-    command: tuple[str, ...],
-    where: Any,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...], where: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

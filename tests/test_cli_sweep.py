@@ -127,51 +127,6 @@ def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert sizes("1,000:3,000:1000") == ["1000", "2000", "3000"]
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("--N 8:64 --d 4", "argument --N: got '8:64'; expected START:STOP:STEP, as 128:4096:128"),
-        ("--N 8:64:x1 --d 4", "expected a factor above 1"),
-        ("--N 64:8:4 --d 4", "got '64:8:4'; expected a range from 64 up"),
-        ("--N 1:9999999:1 --d 4", "expected at most 1,048,576 numbers"),
-        ("--N 8 --d 4 --M 1KB:3000:1KB", "expected sizes that are all elements, or all bytes"),
-        ("--N 8 --d 4 --M 1KB:xx:1KB", "'xx' is not a size"),
-        ("--d 4", "a length is missing"),
-        ("--N 4", "d is missing"),
-        ("flsh --N 8 --d 4", "there is no algorithm 'flsh', perhaps you mean 'flash'"),
-        ("--N 8 --d 4 --splits 3", "'flash' takes no option splits; 'split_kv' does"),
-        ("--N 8 --d 4 --causal maybe", "there is no 'maybe'"),
-        ("--N 8 --d 4 --x N", "--x is for -o"),
-        ("--N 8 --d 4 --csv - --json -", "--csv - and --json - both want stdout"),
-        ("--N 8 --d 4 --csv a.csv --json a.csv", "argument --csv: a.csv is what --json writes too"),
-        ("--N 8 --d 4 --csv no/a.csv", "argument --csv: no/a.csv cannot be written: there is no folder no"),
-        ("--N 8 --d 4 -o a", "no argument of numbers varies"),
-        ("--points no.csv", "argument --points: no.csv cannot be read as CSV: No such file or directory"),
-        ("--points odd.csv", "argument --points: sweep takes no argument 'n'; did you mean 'N'"),
-        ("--points empty.csv", "error: argument --points: empty.csv has no rows; expected at least one"),
-        ("--points twice.csv", "argument --points: twice.csv has several columns N; expected one"),
-        ("--points ragged.csv", "ragged.csv has a line with more cells"),
-        ("--points odd.csv --csv odd.csv", "argument --csv: odd.csv is the input"),
-        (
-            "mine.py:made --N 8 --d 4 --jobs 2",
-            "argument --jobs: mine.py:attention cannot be handed to other processes: ",
-        ),
-    ],
-)
-def test_what_makes_no_sense(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("odd.csv").write_text("n,d\n8,4\n", encoding="utf-8")
-    Path("empty.csv").write_text("N,d\n", encoding="utf-8")
-    Path("twice.csv").write_text("N,d,N\n8,4,9\n", encoding="utf-8")
-    Path("ragged.csv").write_text("N,d\n8,4,5\n", encoding="utf-8")
-    made = "def make():\n    def attention(hbm, sram, Q, K, V, blocks):\n        return Q\n    return attention\nmade = make()\n"
-    Path("mine.py").write_text(made, encoding="utf-8")
-    assert main(["sweep", *command.split()]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("flashsim sweep: error: ")
-    assert message in err
-
-
 def test_a_line_of_very_many_names_is_read_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     names = ",".join(["N", "d", *(f"c{number}" for number in range(100_000))])
     Path("wide.csv").write_text(f"{names}\n8,4{100_000 * ',1'}\n", encoding="utf-8")
@@ -278,8 +233,6 @@ def test_what_is_kept_is_of_one_sweep_alone(capsys: pytest.CaptureFixture[str]) 
         assert main(command) == 2
         assert "is of another sweep, or of none" in capsys.readouterr().err
     assert Path("kept").read_bytes() == kept
-    assert main(["sweep", "--N", "8", "--d", "4", "--resume", "a", "--csv", "a"]) == 2
-    assert "another option's file" in capsys.readouterr().err
 
 
 def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

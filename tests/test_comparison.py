@@ -93,15 +93,10 @@ def test_a_wrong_count_is_not_ok() -> None:
 @pytest.mark.parametrize(
     ("got", "want", "bound", "part"),
     [
-        ([1.0, 2.0], [1.0, 2.5], [0.1, 1.0], 0.5),
-        ([1.0], [1.0], [0.0], 0.0),
-        ([1.0], [1.5], [0.0], np.inf),
-        ([np.nan], [1.0], [1.0], np.inf),
-        ([np.nan], [1.0], [np.inf], np.inf),
-        ([np.inf], [1.0], [1.0], np.inf),
-        ([np.inf], [1.0], [np.inf], 0.0),
-        ([], [], [], 0.0),
+        ([1.0, 2.0], [1.0, 2.5], [0.1, 1.0], 0.5), ([1.0], [1.0], [0.0], 0.0), ([1.0], [1.5], [0.0], np.inf),
+        ([np.nan], [1.0], [1.0], np.inf), ([np.nan], [1.0], [np.inf], np.inf), ([np.inf], [1.0], [1.0], np.inf),
+        ([np.inf], [1.0], [np.inf], 0.0), ([], [], [], 0.0),
     ],
-)
+)  # fmt: skip
 def test_the_part_of_its_bound_that_an_error_is(got: object, want: object, bound: object, part: float) -> None:
     assert reference.of_bound(got, want, bound) == part

@@ -168,13 +168,9 @@ def test_a_certificate_that_says_too_much_is_refused() -> None:
     bounds = [
         lower_words(share)
         for share in (
-            share_of(64, 8, 16),
-            share_of(64, 8),
-            share_of(64, 9),
-            share_of(60, 4, 2),
-            share_of(8, 4, d=1, d_v=1),
+            share_of(64, 8, 16), share_of(64, 8), share_of(64, 9), share_of(60, 4, 2), share_of(8, 4, d=1, d_v=1),
         )
-    ]
+    ]  # fmt: skip
     for bound in bounds:
         check(bound.certificate())
         near = round(bound.up * 1.07) + 1
@@ -182,14 +178,8 @@ def test_a_certificate_that_says_too_much_is_refused() -> None:
             with pytest.raises(ValueError, match=r"proves|too large"):
                 check(bound.certificate() | change)
     wrong: list[dict[str, Any]] = [
-        {"n": 1},
-        {"W": 1},
-        {"q": 1},
-        {"pairs": 10**9},
-        {"P": 0},
-        {"kind": "lower bound"},
-        {"up": 0.5},
-    ]
+        {"n": 1}, {"W": 1}, {"q": 1}, {"pairs": 10**9}, {"P": 0}, {"kind": "lower bound"}, {"up": 0.5},
+    ]  # fmt: skip
     for other in wrong:
         with pytest.raises(ValueError, match=r"too few|no such|not a certificate|expected a whole"):
             check(bounds[0].certificate() | other)

@@ -14,6 +14,7 @@ import flashsim
 from flashsim import devices
 from flashsim.devices.programs import programs
 from flashsim.devices.tracing import trace
+from flashsim.tracing import Trace
 
 HOW: dict[str, Any] = {"blocks": (2, 2), "M": 64}
 
@@ -23,15 +24,15 @@ def operands(N: int = 12) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(programs()))
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_trace_counts_what_the_run_does_and_its_messages_are_the_links(name: str, rank: int) -> None:
+def test_a_trace_counts_what_the_run_does_and_its_messages_are_the_links(name: str) -> None:
     run = devices.forward(name, *operands(), P=4, **HOW)
-    found = trace(name, *operands(), P=4, rank=rank, **HOW)
-    moved = {array.name: (array.reads, array.writes) for array in found.about.arrays}
-    assert moved == {X: (a.reads, a.writes) for X, a in run.devices[rank].hbm.by_array.items()}
-    assert all(array.exact == (array.reads, array.writes) for array in found.about.arrays)
-    columns = {(array.name[0], array.kind[1]) for array in found.about.arrays if array.name[0] in "QKVO"}
-    assert columns == {("Q", "d"), ("K", "d"), ("V", "d_v"), ("O", "d_v")}
+    for rank in (0, 2):
+        found = trace(name, *operands(), P=4, rank=rank, **HOW)
+        moved = {array.name: (array.reads, array.writes) for array in found.about.arrays}
+        assert moved == {X: (a.reads, a.writes) for X, a in run.devices[rank].hbm.by_array.items()}
+        assert all(array.exact == (array.reads, array.writes) for array in found.about.arrays)
+        columns = {(array.name[0], array.kind[1]) for array in found.about.arrays if array.name[0] in "QKVO"}
+        assert columns == {("Q", "d"), ("K", "d"), ("V", "d_v"), ("O", "d_v")}
     assert found.lanes is not None
     sent: dict[tuple[int, int], int] = {}
     for from_, posted, to, arrived, _ in found.lanes.messages:
@@ -39,6 +40,11 @@ def test_a_trace_counts_what_the_run_does_and_its_messages_are_the_links(name: s
         assert found.lanes.kinds[from_][posted] == "post"
         assert found.lanes.kinds[to][arrived] == "wait"
     assert sent == {(p, to): link.messages for p, one in enumerate(run.devices) for to, link in one.links.items()}
+
+
+@pytest.fixture(scope="module")
+def ring() -> Trace:
+    return trace("ring", *operands(), P=3, rank=1, **HOW)
 
 
 def test_messages_are_in_flight_while_the_ring_computes() -> None:
@@ -53,12 +59,11 @@ def test_messages_are_in_flight_while_the_ring_computes() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["json.gz", "npz"])
-def test_a_saved_trace_has_its_lanes_when_it_is_read(suffix: str, tmp_path: Path) -> None:
-    made = trace("ring", *operands(), P=3, rank=1, **HOW)
-    read = flashsim.load_trace(made.save(tmp_path / f"ring.{suffix}"))
-    assert made.lanes is not None
-    assert read.lanes == made.lanes
-    assert read.html() == made.html()
+def test_a_saved_trace_has_its_lanes_when_it_is_read(suffix: str, ring: Trace, tmp_path: Path) -> None:
+    read = flashsim.load_trace(ring.save(tmp_path / f"ring.{suffix}"))
+    assert ring.lanes is not None
+    assert read.lanes == ring.lanes
+    assert read.html() == ring.html()
     alone = flashsim.trace("q_outer", *operands(), M=100)
     assert flashsim.load_trace(alone.save(tmp_path / f"alone.{suffix}")).lanes is None
 
@@ -75,8 +80,8 @@ def test_a_saved_trace_has_its_lanes_when_it_is_read(suffix: str, tmp_path: Path
         ({"more": 1}, "lanes has 'more'"),
     ],
 )
-def test_lanes_that_are_damaged_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    file = trace("ring", *operands(), P=3, **HOW).save(tmp_path / "ring.json.gz")
+def test_lanes_that_are_damaged_are_refused(change: dict[str, Any], said: str, ring: Trace, tmp_path: Path) -> None:
+    file = ring.save(tmp_path / "ring.json.gz")
     data = json.loads(gzip.decompress(file.read_bytes()))
     data["lanes"] |= change
     file.write_bytes(gzip.compress(json.dumps(data).encode()))

@@ -24,14 +24,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.cli import main
-from flashsim.learn.examples import (
-    EXAMPLES,
-    as_json,
-    exp_overflow,
-    not_bit_for_bit,
-    prefill,
-    same_curve,
-)
+from flashsim.learn.examples import EXAMPLES, as_json, exp_overflow, not_bit_for_bit, prefill, same_curve
 from flashsim.learn.examples.text import number as as_number
 from flashsim.learn.examples.transformer import initial, loss_and_gradients
 from flashsim.reference import attention, error_bound, rounding
@@ -83,14 +76,9 @@ PREFILL_DIFFERENCE = "-0.205"  # of row 1's scores, in its exponential
 
 # exp(x): what is printed, whether that is right to its digits, and its fate in float32 as said.
 EXPONENTIALS = (
-    ("100", "2.69e43", "finite"),
-    ("89", "4.49e38", "overflow"),
-    ("90", None, "overflow"),
-    ("85", None, "overflow"),
-    ("-5", "0.0067", "finite"),
-    ("-100", "3.72e-44", "finite"),
-    ("-104", None, "zero"),
-)
+    ("100", "2.69e43", "finite"), ("89", "4.49e38", "overflow"), ("90", None, "overflow"), ("85", None, "overflow"),
+    ("-5", "0.0067", "finite"), ("-100", "3.72e-44", "finite"), ("-104", None, "zero"),
+)  # fmt: skip
 WRONG_IN_FLOAT32 = {"100", "85"}
 
 
@@ -387,14 +375,6 @@ def test_steps_as_data() -> None:
     assert tiles[0]["tiles"][1]["keys"] == [3, 4, 5]
     assert tiles[0]["tiles"][1]["skipped"] is True
     assert as_json(exp_overflow.compute())["unsafe"][0] == "nan"
-
-
-def test_what_is_no_example_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["example", "decode"]) == 2
-    assert "there is no example 'decode'; there are prefill, " in capsys.readouterr().err
-    assert main(["example", "--json", "-"]) == 2
-    assert "--json is for one example" in capsys.readouterr().err
-    assert main(["example", "prefill", "--json", str(tmp_path / "none" / "x.json")]) == 2
 
 
 # ------------------------------------------------------------------------------------------------------ training curves

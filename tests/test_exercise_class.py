@@ -46,7 +46,9 @@ def apart(path: Path, name: str, limits: Limits | None = None) -> Grade:
         return Grade(found, False, wrong.seen, wrong.hint)
 
 
-@pytest.mark.parametrize("name", SOLUTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if at % 3 else []) for at, name in enumerate(SOLUTIONS)]
+)
 def test_a_solution_is_judged_apart_as_it_is_here(name: str, tmp_path: Path) -> None:
     path = tmp_path / exercise(name).file
     path.write_text(SOLUTIONS[name], encoding="utf-8")
@@ -159,14 +161,6 @@ def test_each_outcome_has_a_status_of_its_own(tmp_path: Path, capsys: pytest.Cap
     assert main(["exercise", "grade", str(tmp_path / "empty")]) == 2
     assert main(["exercise", "grade", str(tmp_path / "empty"), "--exercise", "5", "--gradescope", str(results)]) == 1
     assert "No .py file was handed in." in results.read_text(encoding="utf-8")
-    for command, said in (
-        (["grade", str(tmp_path / "none")], "is not a folder"),
-        (["grade"], "which folder?"),
-        (["list", "--csv", "a.csv"], "go with grade"),
-        (["grade", str(tmp_path), "--exercise", "77"], "there is no exercise '77'"),
-    ):
-        assert main(["exercise", *command]) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_a_link_and_a_notebook_are_said_and_not_left_out(tmp_path: Path) -> None:
@@ -240,19 +234,10 @@ def test_an_exercise_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "value",
     [
-        None,
-        True,
-        3,
-        2.5,
-        "x",
-        np.arange(6).reshape(2, 3),
-        np.float32(2),
-        np.bool_(True),
-        np.zeros((0, 2)),
-        (1, (np.ones(2), "a")),
-        Blocks(1, 2, 3, 4),
+        None, True, 3, 2.5, "x", np.arange(6).reshape(2, 3), np.float32(2), np.bool_(True), np.zeros((0, 2)),
+        (1, (np.ones(2), "a")), Blocks(1, 2, 3, 4),
     ],
-)
+)  # fmt: skip
 def test_what_is_packed_is_unpacked(value: Any) -> None:
     found = unpacked(json.loads(json.dumps(packed(value))))
     assert type(found) is type(value)
@@ -269,15 +254,10 @@ def test_what_is_no_number_keeps_its_name_alone() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        [],
-        ["array", "|O", [1], ""],
-        ["array", "<f8", [10**9, 10**9], ""],
-        ["scalar", "<f8", [2], "AAAA"],
-        ["matrix", "K", 1, 1, None],
-        {},
-        ["plain", []],
+        [], ["array", "|O", [1], ""], ["array", "<f8", [10**9, 10**9], ""], ["scalar", "<f8", [2], "AAAA"],
+        ["matrix", "K", 1, 1, None], {}, ["plain", []],
     ],
-)
+)  # fmt: skip
 def test_what_is_no_value_is_refused(message: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         unpacked(message)
@@ -286,18 +266,11 @@ def test_what_is_no_value_is_refused(message: Any) -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        ["load", "X", [0, 9, 0, 2], None],
-        ["load", "X", [-1, 1, 0, 2], None],
-        ["load", "Z", [0, 1, 0, 2], None],
-        ["load", "X", [1, 1, 0, 2], None],
-        ["store", "X", [0, 1, 0, 2], packed(np.ones((2, 2)))],
-        ["store", "X", [0, 1, 0, 2], packed(3)],
-        ["compute", "S", packed(1)],
-        ["turn end", []],
-        ["evict"],
-        7,
+        ["load", "X", [0, 9, 0, 2], None], ["load", "X", [-1, 1, 0, 2], None], ["load", "Z", [0, 1, 0, 2], None],
+        ["load", "X", [1, 1, 0, 2], None], ["store", "X", [0, 1, 0, 2], packed(np.ones((2, 2)))],
+        ["store", "X", [0, 1, 0, 2], packed(3)], ["compute", "S", packed(1)], ["turn end", []], ["evict"], 7,
     ],
-)
+)  # fmt: skip
 def test_what_cannot_have_been_done_to_a_memory_is_refused(entry: Any) -> None:
     stage = Stage({"X": np.ones((3, 2))})
     again(stage.hbm, stage.sram, ["load", "X", [0, 2, 0, 2], None])

@@ -270,37 +270,6 @@ def test_hints_come_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--hint: got 9; expected a number from 1 to 4" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["begin"], "there is no 'begin'"),
-        (["start"], "which exercise?"),
-        (["start", "99"], "there is no exercise '99'; there are 1 load_a_tile, 2"),
-        (["start", "1", "nowhere"], "there is no folder nowhere"),
-        (["check"], "which file?"),
-        (["check", "nothing.py"], "nothing.py is not there"),
-        (["check", "."], ". is a folder"),
-        (["check", "other.py"], "other.py is of no exercise"),
-        (["check", "binary.py"], "binary.py is not text"),
-        (["list", "nowhere"], "nowhere is not a folder"),
-        (["list", "--hint"], "--hint goes with check"),
-        (["check", "other.py", "--overwrite"], "--overwrite goes with start"),
-        (["check", "other.py", "more"], "check takes one argument"),
-    ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
-)
-def test_bad_arguments_are_refused_in_a_line(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("other.py").write_text("x = 1\n", encoding="utf-8")
-    Path("binary.py").write_bytes(b"\xff\xfe\x00")
-    assert main(["exercise", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert said in err
-
-
 def test_a_file_that_is_there_is_overwritten_only_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, "merge", "mine\n")
     assert main(["exercise", "start", "9", str(tmp_path)]) == 2

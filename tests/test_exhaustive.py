@@ -113,8 +113,7 @@ def test_no_schedule_moves_less(sizes: tuple[int, int, int, int], fewest: int | 
 
 
 @pytest.mark.parametrize(
-    ("sizes", "fewest"),
-    [((1, 1, 1, 3), 9), ((1, 1, 1, 4), 7), pytest.param((2, 2, 1, 8), 15, marks=pytest.mark.slow)],
+    ("sizes", "fewest"), [((1, 1, 1, 3), 9), ((1, 1, 1, 4), 7), pytest.param((2, 2, 1, 8), 15, marks=pytest.mark.slow)]
 )
 def test_no_backward_schedule_moves_less(sizes: tuple[int, int, int, int], fewest: int) -> None:
     N_q, N_k, d, M = sizes

@@ -134,12 +134,8 @@ def test_proofs_and_tunings_are_what_their_commands_write(
 ) -> None:
     at: dict[str, Any] = {"N": 16, "d": 4, "M": 60, "direction": direction}
     for name, found in (("prove", flashsim.prove(**at)), ("tune", flashsim.tune.tune(**at))):
-        assert (
-            main(
-                [name, "--N", "16", "--d", "4", "--M", "60", *["--backward"] * (direction == "backward"), "--json", "-"]
-            )
-            == 0
-        )
+        command = [name, "--N", "16", "--d", "4", "--M", "60", "--json", "-"]
+        assert main([*command, *["--backward"] * (direction == "backward")]) == 0
         written = json.loads(capsys.readouterr().out)
         assert written.pop("command").startswith(f"flashsim {name} ")
         assert json.loads(found.to_json()) == written

@@ -50,11 +50,7 @@ SCORES = "S = on_chip(Q_i @ K_j.T)"
 FORGOTTEN = {
     "scores": (SCORES, "S = Q_i @ K_j.T", "S (4×5)"),
     "of what is loaded within": (SCORES, "S = Q_i @ sram.load(K[j]).T", "S (4×5)"),
-    "of nothing but what is loaded within": (
-        "Q_i = sram.load(Q[i])",
-        "Q_i = 1 * sram.load(Q[i])",
-        "Q_i (4×4)",
-    ),
+    "of nothing but what is loaded within": ("Q_i = sram.load(Q[i])", "Q_i = 1 * sram.load(Q[i])", "Q_i (4×4)"),
     "over several lines": (SCORES, "S = (\n                Q_i @ K_j.T\n            )", "S (4×5)"),
     "a view of a result": (SCORES, "S = Q_i @ K_j.T\n            S = on_chip((1 * S).T.T)", "S (4×5)"),
     "one of two": (SCORES, "S, left = Q_i @ K_j.T, j", "S (4×5)"),

@@ -76,21 +76,14 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "causal": st.booleans(),
 }
 ONLY = {
-    "splits": "splits",
-    "merge": "splits",
-    "block_mask": "block_mask",
-    "dropout_p": "dropout",
-    "causal": "MASK",
+    "splits": "splits", "merge": "splits", "block_mask": "block_mask", "dropout_p": "dropout", "causal": "MASK",
     "mask": "MASK",
-}
+}  # fmt: skip
 RUN = {
-    **OPTIONS,
-    "scale": st.sampled_from([None, 1.0, -0.3, 0, np.float32(0.1)]),
-    "seed": st.sampled_from([0, 5, 2**64 - 1]),
-    "check_finite": st.just(True),
-    "observers": st.just(()),
+    **OPTIONS, "scale": st.sampled_from([None, 1.0, -0.3, 0, np.float32(0.1)]),
+    "seed": st.sampled_from([0, 5, 2**64 - 1]), "check_finite": st.just(True), "observers": st.just(()),
     "on_head": st.none(),
-}
+}  # fmt: skip
 
 
 def options_of(name: str, options: Mapping[str, st.SearchStrategy[Any]]) -> dict[str, st.SearchStrategy[Any]]:
@@ -272,14 +265,9 @@ floats = st.sampled_from(["float16", "float32", np.float64])
 q = st.sampled_from([X, X[None], X[:2], X.astype(np.float32), X.tolist(), X.astype(">f8")])
 attends = st.sampled_from([None, np.eye(5, dtype=bool), np.zeros((5, 5), bool), [[True] * 5]])
 data = {
-    "Q": q,
-    "K": q,
-    "V": q,
-    "scale": st.sampled_from([None, 0.5]),
-    "mask": attends,
-    "keep": attends,
+    "Q": q, "K": q, "V": q, "scale": st.sampled_from([None, 0.5]), "mask": attends, "keep": attends,
     "dropout_p": fraction,
-}
+}  # fmt: skip
 bound = {**data, "steps": small, "stores": st.none() | small, "logs_rounded": small, "C": st.sampled_from([1.0, 2.0])}
 record = st.just(flashsim.Blocks(2, 3, 2, 2))
 forward = st.sampled_from(sorted(FORWARD))

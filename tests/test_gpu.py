@@ -192,10 +192,7 @@ def model_blocks(rung: Kernel, problem: Given, direction: str) -> Blocks:
 
 def bounded(rung: Kernel, problem: Given) -> dict[str, Any]:
     """What the bounds need to know of a rung."""
-    return {
-        "flushed": True,
-        "operands_stored": rung.tensor_cores,
-    }
+    return {"flushed": True, "operands_stored": rung.tensor_cores}
 
 
 def assert_near(

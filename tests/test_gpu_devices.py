@@ -219,14 +219,11 @@ def test_messages_hide_where_the_lines_cross() -> None:
     ms = {2048: (4.0, 1.0), 8192: (1.0, 4.0)}  # messages, kernels of two steps
     results = [
         {
-            "N": N,
-            "causal": False,
-            "direction": "forward",
-            "ms": {"messages alone": [m], "kernels alone": [k]},
+            "N": N, "causal": False, "direction": "forward", "ms": {"messages alone": [m], "kernels alone": [k]},
             "bytes": {},
         }
         for N, (m, k) in ms.items()
-    ]
+    ]  # fmt: skip
     record = {"machine": {"gpus": 2}, "results": results}
     assert devices_pictures.measured(record, False) == pytest.approx(2048 * 4 ** (3 / 4))  # 8 falls to 1/2
     with pytest.raises(ValueError, match=r"8\.00 to 8\.00 times"):

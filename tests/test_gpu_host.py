@@ -224,24 +224,10 @@ def arrays(
 
 
 VARIATIONS: list[dict[str, Any]] = [
-    {},
-    {"moved": "q"},
-    {"moved": "k"},
-    {"moved": "v"},
-    {"moved": ("do",)},
-    {"moved": ("o",)},
-    {"moved": ("lse",)},
-    {"strided": "q"},
-    {"strided": "k"},
-    {"strided": "v"},
-    {"strided": ("do",)},
-    {"swapped": True},
-    {"dtype": ml_dtypes.bfloat16},
-    {"d": 64},
-    {"more": (1, 0)},
-    {"more": (0, 1)},
-    {"group": 4},
-]
+    {}, {"moved": "q"}, {"moved": "k"}, {"moved": "v"}, {"moved": ("do",)}, {"moved": ("o",)}, {"moved": ("lse",)},
+    {"strided": "q"}, {"strided": "k"}, {"strided": "v"}, {"strided": ("do",)}, {"swapped": True},
+    {"dtype": ml_dtypes.bfloat16}, {"d": 64}, {"more": (1, 0)}, {"more": (0, 1)}, {"group": 4},
+]  # fmt: skip
 ASKED: list[dict[str, Any]] = [{}, {"causal": True}, {"scale": 0.5}, {"scale": -0.5}]
 WINDOWS = [{"mask": flashsim.SlidingWindow(*sides)} for sides in ((9, 0), (9, 1), (8, 0))]
 

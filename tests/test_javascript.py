@@ -18,16 +18,8 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 REGEX = re.compile(r"/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/[a-z]*")
-BEFORE_VALUE = {
-    "return",
-    "const",
-    "let",
-    "of",
-    "in",
-    "await",
-    "typeof",
-    "new",
-}  # after which a bracket is not a call or block
+# after which a bracket is not a call or block
+BEFORE_VALUE = {"return", "const", "let", "of", "in", "await", "typeof", "new"}
 
 CONTROL = {"for", "if", "while", "switch"}
 

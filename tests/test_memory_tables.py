@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +101,8 @@ def test_words_are_told_and_take_room() -> None:
     hbm, sram = memory(capacity=1, observers=[heard.append])
     table = hbm.place("table", np.array([[1], [2]], np.uint8), index=True).divide(1)
     sram.word(table[1])
-    assert [(e.kind, e.name, e.elements, e.where) for e in heard] == [
-        ("load", "table[1]", 1, (slice(1, 2), slice(0, 1)))
-    ]
+    (e,) = heard
+    assert (e.kind, e.name, e.elements, e.where) == ("load", "table[1]", 1, (slice(1, 2), slice(0, 1)))
     with pytest.raises(SramOverflow, match=r"table\[0\] .* does not fit"):
         sram.word(table[0])
 
@@ -185,6 +183,9 @@ def test_a_store_to_gathered_rows_scatters(arithmetic: bool) -> None:
         sram.store(O.at([2, 2]), tile)
 
 
+NO_ROWS: list[Any] = [[], 3, [1.0], [True], [2**70], "01", None]
+
+
 @pytest.mark.parametrize("arithmetic", [True, False])
 @pytest.mark.parametrize(
     ("rows", "said"),
@@ -192,10 +193,7 @@ def test_a_store_to_gathered_rows_scatters(arithmetic: bool) -> None:
         ([0, 5], r"\(rows=…\) has row 5; expected rows from 0 to 4"),
         ([-1], r"\(rows=…\) has row -1; expected rows from 0 to 4"),
         ([NONE], r"\(rows=…\) has row 4294967295; expected rows from 0 to 4"),
-        *(
-            (rows, r"\(rows=.*\): expected whole numbers from 0 to 4, one or more")
-            for rows in ([], 3, [1.0], [True], [2**70], "01", None)
-        ),
+        *((rows, r"\(rows=.*\): expected whole numbers from 0 to 4, one or more") for rows in NO_ROWS),
     ],
 )
 def test_rows_that_are_none_are_refused(arithmetic: bool, rows: Any, said: str) -> None:
@@ -280,12 +278,10 @@ def test_a_program_that_follows_a_table_counts_alike_whatever_the_table_says(len
     order = [*range(pages)]
     random.shuffle(order)
     table = np.array(order).reshape(len(n), width)
-    runs: list[Callable[[], tuple[HBM, SRAM]]] = [
-        lambda: memory(), lambda: memory(False), lambda: memory(False, fold=False)
-    ]  # fmt: skip
+    runs: list[dict[str, Any]] = [{}, {"arithmetic": False}, {"arithmetic": False, "fold": False}]
     found: list[Any] = []
-    for made in (*runs, *runs):
-        hbm, sram = made()
+    for how in (*runs, *runs):
+        hbm, sram = memory(**how)
         paged_sum(hbm, sram, table if len(found) < len(runs) else np.sort(table.ravel()).reshape(table.shape), n, pages)
         found.append((hbm.traffic, sram.peak))
         if len(found) == 1:

@@ -66,16 +66,7 @@ def test_the_bound_of_a_function_is_what_its_blocks_make_it() -> None:
 
 def test_a_function_may_take_parts() -> None:
     def masked(
-        hbm: HBM,
-        sram: SRAM,
-        Q: Matrix,
-        K: Matrix,
-        V: Matrix,
-        blocks: Blocks,
-        tau: Any,
-        MASK: Any,
-        dropout: Any,
-        sink: Any,
+        hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any, tau: Any, MASK: Any, dropout: Any, sink: Any
     ) -> tuple[Matrix, ...]:
         """Algorithm 2: with a mask.
 
@@ -140,13 +131,9 @@ FORTH = replace(
     matrices={"q_sums": Kind("N_q", "1", "chip")},
     saves=("R", "q_sums"),
 )
+OF_BACK = (*BACKWARD["flash"].operands, "q_sums")
 BACK = replace(
-    BACKWARD["flash"],
-    name="back",
-    of=FORTH,
-    run=and_its_gradients,
-    operands=(*BACKWARD["flash"].operands, "q_sums"),
-    matrices=FORTH.matrices,
+    BACKWARD["flash"], name="back", of=FORTH, run=and_its_gradients, operands=OF_BACK, matrices=FORTH.matrices
 )
 
 
@@ -247,6 +234,7 @@ def mine(hbm, sram, Q, K, V, blocks):
     for i in sram.loop(blocks.T_r):
         Q_i, K_0, V_0 = sram.load(Q[i], K[0], V[0])
 """
+TURNS = "sram.loop takes a number of turns, such as blocks.T_c, or a range"
 MISTAKES = {
     "forgot to load": (
         "S = on_chip(Q[i] @ K_0.T)",
@@ -269,14 +257,8 @@ MISTAKES = {
     "a half for a block": ("sram.load(K[0.5])", "K[0.5]: expected a block's number"),
     "half a block": ("Q.divide(2.5)", "Q.divide(rows=2.5, cols=None): expected whole numbers of at least 1"),
     "nothing loaded": ("sram.load()", "sram.load takes blocks in HBM such as K[j]; got none"),
-    "a loop over blocks": (
-        "list(sram.loop(K))",
-        "sram.loop takes a number of turns, such as blocks.T_c, or a range; got <K",
-    ),
-    "a loop of -1 turns": (
-        "list(sram.loop(-1))",
-        "sram.loop takes a number of turns, such as blocks.T_c, or a range; got -1",
-    ),
+    "a loop over blocks": ("list(sram.loop(K))", f"{TURNS}; got <K"),
+    "a loop of -1 turns": ("list(sram.loop(-1))", f"{TURNS}; got -1"),
     "a length for a shape": ("hbm.empty('l', 9, V.dtype)", "the shape of l is 9; expected (rows, columns)"),
     "a length for registers": ("sram.full(4, 0.0)", "sram.full takes a shape such as (B_r, 1); got 4"),
     "another type": ("on_chip(Q_i.astype('f2'))", "which computes in float64: expected numbers of sram.dtype"),
@@ -307,10 +289,7 @@ def test_a_beginners_mistake_is_told_at_its_line(line: str, said: str, tmp_path:
             "        sram.store(O[i], sram.full(O[i].shape, 0.0))\n    return O, hbm.empty('L', (9, 1), V.dtype)\n",
             "returned an L with NaN in it: rows of it were never stored",
         ),
-        (
-            "    return O, hbm.full('L', (9, 2), 0.0, V.dtype)\n",
-            "returned L of shape (9, 2); expected (9, 1)",
-        ),
+        ("    return O, hbm.full('L', (9, 2), 0.0, V.dtype)\n", "returned L of shape (9, 2); expected (9, 1)"),
         (
             "    return type(hbm)().full('O', O.shape, 0.0, V.dtype)\n",
             "returned an O of another HBM; expected one that was made in the hbm it was called with",
@@ -384,8 +363,9 @@ def test_a_file_that_would_end_the_program_when_it_is_read(tmp_path: Path, capsy
         assert said in err
 
 
-@pytest.mark.parametrize("how", ["ctypes.string_at(0)", "ctypes.CDLL(None).exit(0)"])
-@pytest.mark.parametrize("command", ["count --algorithm", "sweep"])
+@pytest.mark.parametrize(
+    ("how", "command"), [("ctypes.string_at(0)", "count --algorithm"), ("ctypes.CDLL(None).exit(0)", "sweep")]
+)
 def test_a_function_that_ends_the_process_in_c_is_told(how: str, command: str, tmp_path: Path) -> None:
     file = tmp_path / "rude.py"
     file.write_text(f"import ctypes\n{HEAD}        {how}\n    return O\n", encoding="utf-8")
@@ -439,28 +419,13 @@ def test_numpy_s_sums_are_counted_as_an_array_s_own(tmp_path: Path) -> None:
         assert (theirs.flops, theirs.sram) == (own.flops, own.sram)
 
 
+READS, FORM_S = "reads=p.N_q * p.d", "of Form 'two_sweeps' is None; expected"
 FORMS = {
-    "no whole number": (
-        "reads=p.N_q * p.d)",
-        "reads=p.N_q * p.d / 2)",
-        "Q has reads=16.0, writes=0, init=0; expected whole",
-    ),
+    "no whole number": (f"{READS})", f"{READS} / 2)", "Q has reads=16.0, writes=0, init=0; expected whole"),
     "a name that there is not": ("p.N_q * p.d)", "p.Nq * p.d)", "'OneHead' object has no attribute 'Nq'"),
-    "too few parameters": (
-        "def traffic(p, blocks, tiles)",
-        "def traffic(p, blocks)",
-        "takes 2 positional arguments but 3",
-    ),
-    "nothing": (
-        "    return {",
-        "    wanted = {",
-        "the traffic of Form 'two_sweeps' is None; expected a dict of p.array(…)",
-    ),
-    "no peak": (
-        "    return tiles.most",
-        "    tiles.most",
-        "the peak of Form 'two_sweeps' is None; expected a whole number",
-    ),
+    "too few parameters": ("traffic(p, blocks, tiles)", "traffic(p, blocks)", "takes 2 positional arguments but 3"),
+    "nothing": ("    return {", "    wanted = {", f"the traffic {FORM_S} a dict of p.array(…)"),
+    "no peak": ("    return tiles.most", "    tiles.most", f"the peak {FORM_S} a whole number"),
     "no blocks": ("(min(rows, d), rows)", "rows", "line_1 of Form 'two_sweeps' returned 1; expected (B_r, B_c)"),
     "another direction": ('direction="forward"', 'direction="ahead"', "direction is 'ahead'; expected 'forward' or"),
 }
@@ -469,14 +434,9 @@ FORMS = {
 @pytest.mark.parametrize(("before", "after", "said"), FORMS.values(), ids=list(FORMS))
 def test_a_form_of_ones_own_that_goes_wrong(before: str, after: str, said: str, tmp_path: Path) -> None:
     assert before in FORM
+    text, file = TWO_SWEEPS + FORM.replace(before, after), tmp_path / "formed.py"
     with pytest.raises((ValueError, TypeError, AttributeError), match=re.escape(said)) as caught:
-        theory.exact(
-            module_of(TWO_SWEEPS + FORM.replace(before, after), tmp_path / "formed.py").FORM,
-            N=8,
-            d=4,
-            M=500,
-            sizing="fit",
-        )
+        theory.exact(module_of(text, file).FORM, N=8, d=4, M=500, sizing="fit")
     if not isinstance(caught.value, ValueError):
         assert caught.value.__notes__[0].startswith("at line ")
 

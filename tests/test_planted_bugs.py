@@ -114,36 +114,18 @@ def test_bugs_in_algorithms_0_and_1_are_caught(
 
 # ------------------------------------------------------------------------------------ all others, on masks and dropout
 
-OFFSET = "cols - rows[:, None]"
+OFFSET, HEAD, LEFT = "cols - rows[:, None]", "at_head(self.lengths, head)", "top, left = i * self._B_r, j * self._B_c"
 PARTS = [
     ("causal one too far", band.Band.allows, OFFSET, f"{OFFSET} - 1", {"exact", "gradients"}),
     ("causal one too short", band.Band.allows, OFFSET, f"{OFFSET} + 1", {"exact", "gradients"}),
     ("causal aligned at the top left", band.Band._meets, "shift = shape.N_k - shape.N_q", "shift = 0", {"exact"}),
     ("window's right end left out", band.Band._meets, "least <= self", "least < self", {"exact"}),
     ("window's left end left out", band.Band._meets, "most >= shift", "most > shift", {"exact"}),
-    (
-        "padding one key too long",
-        paddings.KeyPadding.band,
-        "at_head(self.lengths, head)",
-        "at_head(self.lengths, head) + 1",
-        {"exact", "poison"},
-    ),
-    (
-        "padding one query too long",
-        paddings.QueryPadding.band,
-        "at_head(self.lengths, head)",
-        "at_head(self.lengths, head) + 1",
-        {"exact"},
-    ),
+    ("padding one key too long", paddings.KeyPadding.band, HEAD, f"{HEAD} + 1", {"exact", "poison"}),
+    ("padding one query too long", paddings.QueryPadding.band, HEAD, f"{HEAD} + 1", {"exact"}),
     ("offset the wrong way", masks.SlidingWindow.band, "at_head(np", "-at_head(np", {"exact"}),
     ("rows counted in columns' blocks", tile_masks.TileMask.__call__, "i * self._B_r", "i * self._B_c", {"exact"}),
-    (
-        "columns counted in rows' blocks",
-        tile_masks.TileMask.__call__,
-        "top, left = i * self._B_r, j * self._B_c",
-        "top, left = i * self._B_r, j * self._B_r",
-        {"exact"},
-    ),
+    ("columns counted in rows' blocks", tile_masks.TileMask.__call__, LEFT, LEFT.replace("_B_c", "_B_r"), {"exact"}),
     ("a finite number for −∞", tile_masks.TileMask.__call__, "-math.inf", "-1e4", {"exact", "statistics"}),
     ("dropout by place in the tile", dropout.TileDropout._kept, "i * self._B_r, j * self._B_c", "0, 0", {"exact"}),
     ("not divided by 1 − p", dropout.TileDropout.__call__, "1 / (1 - self._p)", "1.0", {"exact"}),

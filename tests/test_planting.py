@@ -87,7 +87,7 @@ def test_a_method_is_changed_in_its_own_module(monkeypatch: pytest.MonkeyPatch) 
 def test_each_change_of_a_bug_has_a_place_in_some_algorithm(direction: str, bugs: Any) -> None:
     passes = FORWARD if direction == "forward" else BACKWARD
     for bug in bugs.values():
-        for change in bug.changes:
+        for change in bug[1:]:
             places = []
             for algorithm in passes.values():
                 try:

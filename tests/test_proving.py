@@ -66,7 +66,7 @@ def test_no_algorithm_moves_less_than_the_bound(
 @pytest.mark.parametrize(
     ("d", "M", "N", "ratio"),
     [  # of the best tiles of `q_outer`, computed once from its closed form
-        (64, 25_600, 65_536, 1.047), (128, 25_600, 1024, 1.488), (128, 98_304, 65_536, 1.025),
+        (64, 25_600, 65_536, 1.047), (128, 25_600, 1024, 1.488),
     ],
 )  # fmt: skip
 def test_q_outer_comes_near_the_bound(d: int, M: int, N: int, ratio: float) -> None:
@@ -87,9 +87,9 @@ def test_the_theorem_s_own_choice_of_Y_is_never_better(N: int, d: int, over: int
 
 
 def test_more_memory_never_needs_more_and_more_pairs_never_less() -> None:
-    by_M = [lower_bound(N=512, d=32, M=M).accesses for M in range(64, 9000, 900)]
+    by_M = [lower_bound(N=512, d=32, M=M).accesses for M in range(64, 9000, 1800)]
     assert all(later <= earlier * 1.01 for earlier, later in pairwise(by_M))  # weights are on a grid
-    by_pairs = [lower_bound(N=512, d=32, M=2048, pairs=pairs).accesses for pairs in range(512, 512**2 + 1, 2**15)]
+    by_pairs = [lower_bound(N=512, d=32, M=2048, pairs=pairs).accesses for pairs in range(512, 512**2 + 1, 2**16)]
     assert by_pairs == sorted(by_pairs)
 
 
@@ -473,13 +473,8 @@ def test_masks_are_counted_pair_by_pair() -> None:
     assert proof.bound.compulsory == used[0] * 4 + used[1] * 8 + 20 * 4
     assert proof.best is not None
     assert "taken as given" in check(proof.certificate())
-    for mask in (
-        flashsim.SlidingWindow(3, 1),
-        flashsim.Causal(offset=-4),
-        flashsim.KeyPadding(7),
-        flashsim.Causal() & flashsim.QueryPadding(9),
-        flashsim.Tree([-1, *(node // 2 for node in range(19))]),
-    ):
+    tree, both = flashsim.Tree([-1, *(node // 2 for node in range(19))]), flashsim.Causal() & flashsim.QueryPadding(9)
+    for mask in (flashsim.SlidingWindow(3, 1), flashsim.Causal(offset=-4), flashsim.KeyPadding(7), both, tree):
         shape = Shape(20, 30, 4, 4)
         dense = mask.whole(shape, ())
         assert allowed_pairs(mask, shape)[1:] == (dense.sum(), dense.any(1).sum(), dense.any(0).sum())
@@ -538,10 +533,7 @@ def proved_by_command(target: Path, capsys: pytest.CaptureFixture[str], *how: st
     ("how", "said"),
     [
         ([], ("696,678", "no schedule moves fewer than 696678")),
-        *(
-            (how, ("1,792,005", "dK = dSᵀ Q", "no backward schedule moves fewer than 1792005"))
-            for how in (["--backward"], ["--direction", "backward"])
-        ),
+        (["--direction", "backward"], ("1,792,005", "dK = dSᵀ Q", "no backward schedule moves fewer than 1792005")),
     ],
 )
 def test_the_command_proves(
@@ -579,16 +571,8 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     target = tmp_path / "proof.json"
     proved_by_command(target, capsys)
     held = json.loads(target.read_text(encoding="utf-8"))
-    twice = json.dumps(held).replace('"n": ', '"n": 1, "n": ')
-    for text in (
-        json.dumps({**held, "bound": held["bound"] + 1}),
-        "[]",
-        "{}",
-        "{",
-        "[" * 10_000,
-        '{"n": 1e999}',
-        twice,
-    ):
+    more, twice = json.dumps({**held, "bound": held["bound"] + 1}), json.dumps(held).replace('"n": ', '"n": 1, "n": ')
+    for text in (more, twice, "[]", "{}", "{", "[" * 10_000, '{"n": 1e999}'):
         target.write_text(text, encoding="utf-8")
         assert main(["prove", "--check", str(target)]) == 1
         assert "proves nothing" in " ".join(capsys.readouterr().out.split())
@@ -634,13 +618,8 @@ def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_
     assert main(["prove", "--check", str(proof)]) == 0
     assert "is not counted again: the certificate does not hold its mask" in " ".join(capsys.readouterr().out.split())
     held = json.loads(proof.read_text(encoding="utf-8"))
-    for change in (
-        {"accesses": 1},
-        {"accesses": held["bound"] - 1},
-        {"accesses": 1e9},
-        {"algorithm": "flush"},
-        {"B_r": -1},
-    ):
+    moved: list[dict[str, Any]] = [{"accesses": accesses} for accesses in (1, held["bound"] - 1, 1e9)]
+    for change in (*moved, {"algorithm": "flush"}, {"B_r": -1}):
         proof.write_text(json.dumps({**held, "schedule": {**held["schedule"], **change}}), encoding="utf-8")
         assert main(["prove", "--check", str(proof)]) == 1, change
         assert "its schedule" in " ".join(capsys.readouterr().out.split())

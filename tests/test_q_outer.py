@@ -170,10 +170,7 @@ def test_flops_are_those_of_a_run_tile_by_tile(monkeypatch: pytest.MonkeyPatch) 
         assert (one.hbm, one.sram, one.flops) == (other.hbm, other.sram, other.flops)
 
 
-@pytest.mark.parametrize(
-    "after",
-    ["col_ends + 1 - rows, cols", "cols - rows, cols", "cols - row_ends, cols"],
-)
+@pytest.mark.parametrize("after", ["col_ends + 1 - rows, cols", "cols - rows, cols", "cols - row_ends, cols"])
 def test_a_tile_that_is_wrongly_taken_for_full_or_not_is_noticed(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(taken_for_full(Causal(), Shape(13, 22, 1, 1), 3, 5))
     swap(Band.full, "col_ends - rows, cols", after, monkeypatch)

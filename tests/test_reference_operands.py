@@ -51,14 +51,8 @@ def numbers(found: Any) -> np.ndarray[Any, Any]:
 def test_what_is_none_is_refused_by_name(function: Callable[..., Any], given: dict[str, Any]) -> None:
     assert np.isfinite(numbers(function(**given))).all()
     for name in given.keys() - {"C"}:
-        for wrong in (
-            "x",
-            np.zeros((2, 2, 2)),
-            np.zeros((0, 3)),
-            np.zeros((9, 9)),
-            given[name] * np.nan,
-            given[name] * 1j,
-        ):
+        shapes = [np.zeros(shape) for shape in ((2, 2, 2), (0, 3), (9, 9))]
+        for wrong in ("x", *shapes, given[name] * np.nan, given[name] * 1j):
             with pytest.raises(ValueError, match=rf"^{name} (has|is|holds) |^\w+ has shape .* as {name} has"):
                 function(**{**given, name: wrong})
     for how in HOW:

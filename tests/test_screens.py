@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from flashsim.learn import gallery, playground
+from flashsim.learn.gallery.files import index
 from flashsim.plots import FIGURES
 from flashsim.tracing.page import page_of
 
 from .conftest import DESK, PHONE, until
-from .test_player import recorded, recorded_backward
+from .test_player import RECORDED, recorded
 
 HALL = {"width": 1920, "height": 1080}
 Opener = Callable[..., Any]
@@ -62,8 +63,7 @@ def test_all_grows_with_the_screen(opened: Opener) -> None:
 
 
 def test_the_lessons_list_grows_with_the_screen(opened: Opener) -> None:
-    index = dict(gallery.files())["index.html"]
-    desk, hall = (opened(index, viewport) for viewport in (DESK, HALL))
+    desk, hall = (opened(index([*gallery.pages().values()]), viewport) for viewport in (DESK, HALL))
     for part in ("h1", "main svg", "main .faint", "article h2"):
         assert box(hall, part)["height"] == pytest.approx(1.5 * box(desk, part)["height"], abs=1), part
     hall.set_viewport_size(DESK)
@@ -118,9 +118,8 @@ def test_a_presenter_s_keys_go_by_the_list(opened: Opener) -> None:
     assert shown == [3, 7, 30, 30, 7]
     until(page, "location.hash === '#t=7&panel=tiles&steps=3,7,30'")
     page = opened(lesson(), HALL, "#t=0")  # without a list: the lesson's moments
-    moments = [
-        int(href.removeprefix("#t=")) for href in page.eval_on_selector_all(".moments a", "all => all.map(a => a.hash)")
-    ]
+    links = page.eval_on_selector_all(".moments a", "all => all.map(a => a.hash)")
+    moments = [int(link.removeprefix("#t=")) for link in links]
     page.keyboard.press("PageDown")
     assert page.evaluate("Number(document.querySelector('#scrub').value)") == min(step for step in moments if step > 0)
 
@@ -139,21 +138,16 @@ def test_a_phone_shows_the_key_the_picture_and_whole_numbers(opened: Opener) -> 
         found = box(page, part)
         assert found["y"] + found["height"] <= bar, part
     page = opened(lesson(), PHONE, "#t=24")
-    cells = page.locator(".pairs td").all()
-    assert all(cell.bounding_box()["x"] + cell.bounding_box()["width"] <= 390 for cell in cells)
+    ends = page.eval_on_selector_all(".pairs td", "all => all.map(one => one.getBoundingClientRect().right)")
+    assert 0 < max(ends) <= 390
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    lines = page.eval_on_selector_all(".now .symbol", "all => all.map(one => one.getClientRects().length)")
+    assert set(lines) == {1}  # no symbol is broken over two
 
 
 def test_on_a_phone_a_run_s_own_step_is_a_word_of_its_own(opened: Opener) -> None:
     page = opened(page_of(recorded("flash_basic"), recorded("q_outer"))[0], PHONE, "#t=24")
     assert " its step 24 of " in page.locator(".now").first.text_content()
-
-
-def test_a_symbol_is_not_broken_over_lines(opened: Opener) -> None:
-    page = opened(lesson(), PHONE, "#t=24")
-    heights = page.eval_on_selector_all(".now .symbol", "all => all.map(one => one.getClientRects().length)")
-    assert heights
-    assert set(heights) == {1}
 
 
 def test_the_playground_s_total_stays_in_sight_on_a_phone(opened: Opener) -> None:
@@ -171,12 +165,11 @@ def test_the_playground_s_total_stays_in_sight_on_a_phone(opened: Opener) -> Non
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_two_runs_have_a_key_and_a_total(backward: bool, opened: Opener) -> None:
-    runs = (
-        (recorded_backward("q_outer"), recorded_backward("q_outer_two_pass"))
-        if backward
-        else (recorded("flash_basic"), recorded("q_outer"))
+    direction, names = (
+        ("backward", ("q_outer", "q_outer_two_pass")) if backward else ("forward", ("flash_basic", "q_outer"))
     )
-    page = opened(page_of(*runs)[0], DESK, "#t=24")
+    first, second = map(RECORDED[direction], names)
+    page = opened(page_of(first, second)[0], DESK, "#t=24")
     bar = box(page, "#transport")["y"]
     for view in page.locator(".view").all():
         assert view.locator(".legend.key").is_visible()

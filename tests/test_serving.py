@@ -227,9 +227,8 @@ def test_types_are_the_inputs(dtype: str) -> None:
 
 def test_the_figure_has_what_is_counted() -> None:
     """Its numbers are those of the claims: a table is 0.05% at p = 16, a prefix saves B_r times at most, Stream-K is even."""
-    data = json.loads((ROOT / "figures" / "serving.json").read_text(encoding="utf-8"))[
-        "data"
-    ]  # test_plots makes it anew
+    text = (ROOT / "figures" / "serving.json").read_text(encoding="utf-8")  # test_plots makes it anew
+    data = json.loads(text)["data"]
     assert [round(share, 4) for page, _, share in data["pages"] if page in (1, 16)] == [0.0078, 0.0005]
     assert [round(waste, 3) for page, waste, _ in data["pages"] if page in (16, 256)] == [0.015, 0.255]
     for _, times in data["prefix"]:
@@ -349,16 +348,14 @@ def test_a_tree_of_prefixes_by_hand() -> None:
 
 def test_a_table_that_is_not_checked_is_seen() -> None:
     """What the refusals are for: without them a run reads a page that is another's."""
-    unchecked = mutated(
-        PROGRAMS["paged"].run, ("b = check_word(", "b = (lambda name, s, j, word, pages: word % pages)(")
-    )
+    wrong = ("b = check_word(", "b = (lambda name, s, j, word, pages: word % pages)(")
+    unchecked = mutated(PROGRAMS["paged"].run, wrong)
     call = one_page().call
     words = np.array([[1, 2**32 - 1], [3, 0]], np.uint32)
-    assert finished(
-        replace(call, program=replace(call.program, run=unchecked), operands={**call.operands, "table": words})
-    )
+    call = replace(call, operands={**call.operands, "table": words})
+    assert finished(replace(call, program=replace(call.program, run=unchecked)))
     with pytest.raises(ValueError, match="sequence 0 has keys on its page 1"):
-        finished(replace(call, operands={**call.operands, "table": words}))
+        finished(call)
 
 
 # ------------------------------------------------------------------------------------------------------------- latents
@@ -381,16 +378,8 @@ def test_latents_by_hand() -> None:
 
 
 def test_latents_of_deepseek_fit_in_blocks_of_64() -> None:
-    asked: dict[str, Any] = {
-        "queries": 1,
-        "keys": [130],
-        "heads": 128,
-        "kv_heads": 1,
-        "d": 576,
-        "d_v": 512,
-        "dtype": "float16",
-        "M": "227KB",
-    }
+    asked: dict[str, Any] = {"queries": 1, "keys": [130], "heads": 128, "kv_heads": 1, "dtype": "float16", "M": "227KB"}
+    asked |= {"d": 576, "d_v": 512}
     assert serving.count("mla", **asked, blocks=(64, 64)).sram.peak == 110_784
     with pytest.raises(flashsim.SramOverflow):
         serving.count("mla", **asked, blocks=(128, 1))

@@ -155,13 +155,8 @@ def objections(algorithm: Algorithm) -> Iterator[str]:
                     bound = error_bound(Q, K, V, **rounding("split_kv", run.blocks), **case.oracle)
                     if of_bound(run.O, attention(Q, K, V, **case.oracle), bound) > 1:
                         yield "exact"
-                    asked = {
-                        **case.shape,
-                        **how,
-                        "dtype": "float64",
-                        "dropout_p": case.dropout_p,
-                        "mask": case.masked()[0],
-                    }
+                    asked = {**case.shape, **how, "dtype": "float64"}
+                    asked |= {"dropout_p": case.dropout_p, "mask": case.masked()[0]}
                     want = theory.exact("split_kv", **asked)
                     if (run.hbm, run.sram) != (want.hbm, want.sram):
                         yield "counts"

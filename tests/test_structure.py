@@ -247,9 +247,8 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
 
 
 def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT.parent / 'tests' / '..')!r}); import flashsim.machine.source as s; "
-    )
+    spelt = str(ROOT.parent / "tests" / "..")
+    code = f"import sys; sys.path.insert(0, {spelt!r}); import flashsim.machine.source as s; "
     code += (
         "assert '..' in s.__file__, s.__file__; assert s.site_of.__code__.co_filename.startswith(s.PACKAGE), s.PACKAGE"
     )
@@ -259,34 +258,31 @@ def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> Non
 
 HEAVY = ["matplotlib", "rich", "ml_dtypes", "safetensors", "threadpoolctl", "cupy", "torch", "hypothesis", "secrets"]
 LATER = ["cache", "machines", "observers", "plots", "reference", "testing", "theory", "tune"]
+ONE_AFTER_ANOTHER = [  # what a process does, and what that does not import, nor what it did before
+    ("", [*HEAVY, *(f"flashsim.{name}" for name in LATER)]),
+    ("x = np.ones((4, 2)); flashsim.forward('flash', x, x, x, mask=[[True] * 4])", ["numpy.ma"]),  # of a megabyte
+    ("flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg')", ["matplotlib", "IPython", "flashsim.plots"]),
+    ("found = flashsim.sweep(N=8, d=4); found.to_csv(), found.as_text()", ["pandas", "matplotlib"]),
+    ("from flashsim.verify import chapter, run; assert run([chapter.tree_masks])[0].holds", ["joblib"]),
+    ("import flashsim.testing.wrapping", ["torch", "jax", "cupy"]),
+    ("import flashsim.learn.gallery", ["flashsim.cli"]),
+    ("import flashsim.gpu, flashsim.cli", ["cupy"]),
+    ("import flashsim.plots", ["matplotlib.pyplot"]),  # which opens windows
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("done", "absent"),
-    [
-        ("", [*HEAVY, *(f"flashsim.{name}" for name in LATER)]),
-        ("x = np.ones((4, 2)); flashsim.forward('flash', x, x, x, mask=[[True] * 4])", ["numpy.ma"]),  # of a megabyte
-        ("import flashsim.plots", ["matplotlib.pyplot"]),  # which opens windows
-        ("import flashsim.learn.gallery", ["flashsim.cli"]),
-        ("import flashsim.gpu, flashsim.cli", ["cupy"]),
-        ("flashsim.sweep(N=8, d=4).to_csv()", ["pandas"]),
-        ("flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg')", ["matplotlib", "IPython", "flashsim.plots"]),
-        ("from flashsim.verify import chapter, run; assert run([chapter.tree_masks])[0].holds", ["joblib"]),
-    ],
-)  # fmt: skip
-def test_what_is_needed_later_is_imported_later(done: str, absent: list[str]) -> None:
-    code = f"import sys, numpy as np, flashsim; {done}\nprint(*[name for name in {absent} if name in sys.modules])"
+def test_what_is_needed_later_is_imported_later() -> None:
+    code = "import sys, numpy as np, flashsim\n"
+    for done, absent in ONE_AFTER_ANOTHER:
+        code += f"{done}\nprint(*[name for name in {absent} if name in sys.modules])\n"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "\n"
+    assert ran.stdout == "\n" * len(ONE_AFTER_ANOTHER)
 
 
-def test_every_check_of_the_ledger_takes_full_alone() -> None:
+def test_every_check_of_the_ledger_takes_full_alone_and_says_its_source_and_its_claim() -> None:
     """What checks share returns claims, too, and is none."""
-    assert {tuple(signature(check).parameters) for check in checks()} == {("full",)}
-
-
-def test_every_check_of_the_ledger_says_its_source_and_its_claim() -> None:
     for check in checks():
+        assert [*signature(check).parameters] == ["full"]
         source, _, claim = (check.__doc__ or "").partition(". ")
         assert source
         assert claim.endswith("."), check

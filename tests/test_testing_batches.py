@@ -61,7 +61,7 @@ def test_an_empty_part_counts_as_what_is_returned_of_it() -> None:
     assert not tried(kernel, "split_and_merge").failed
     for changes in MERGING[1:3]:  # the part is masked, or taken
         assert tried(kernel, "mergeable_lse", until_failure=True, **changes).failed
-        assert not tried(kernel, "mergeable_lse", **changes, empty_rows="undefined").failed
+        assert not tried(kernel, "mergeable_lse", 12, **changes, empty_rows="undefined").failed
 
 
 @pytest.mark.parametrize("name", ["tiled", "unfused"])  # NumPy sums in "split" as the shape of the whole batch says

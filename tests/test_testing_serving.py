@@ -66,9 +66,8 @@ def test_the_oracle_is_the_definition(name: str) -> None:
 
 
 def test_the_oracle_s_gradient_of_a_sink_is_its_slope() -> None:
-    problem = replace(CASE, sink="low", dtype="float64", causal=True).problem(
-        replace(CORRECT["served"].spec, dtypes=("float64",))
-    )
+    spec = replace(CORRECT["served"].spec, dtypes=("float64",))
+    problem = replace(CASE, sink="low", dtype="float64", causal=True).problem(spec)
     assert problem.sink is not None
     finite = np.where(np.isfinite(problem.sink), problem.sink, 0.5)
     problem = problem.but(sink=finite.astype(np.float64))
@@ -90,10 +89,9 @@ def test_8_bits_are_near_what_they_stand_for_and_judged_as_stored(dtype: str, sc
         assert np.abs(stored - meant).max() <= 0.15 * np.abs(meant).max()
     if scales:
         assert problem.scales is not None
-        assert [a.shape for a in problem.scales] == [
-            (2, 4) + (1,) * (scales == "block"),
-            *[(2, 2) + (2,) * (scales == "block")] * 2,
-        ]
+        blocks = [(1,), (2,), (2,)] if scales == "block" else 3 * [()]
+        heads = [(2, 4), (2, 2), (2, 2)]
+        assert [a.shape for a in problem.scales] == [one + more for one, more in zip(heads, blocks, strict=True)]
         assert all(np.unique(a).size == a.size for a in problem.scales)
         assert set(problem.options) == {"q_descale", "k_descale", "v_descale"}
 
@@ -102,15 +100,8 @@ def test_8_bits_are_near_what_they_stand_for_and_judged_as_stored(dtype: str, sc
 def test_correct_kernels_that_serve_pass(name: str) -> None:
     kernel = CORRECT[name]
     subject = Subject(kernel, kernel.spec, kernel.backward)
-    cases = [
-        replace(
-            CASE,
-            dtype=kernel.spec.dtypes[0],
-            d_v=None if kernel.spec.scales else 3,
-            **({} if kernel.spec.scales else word),
-        )
-        for word in WORDS.values()
-    ]
+    case = replace(CASE, dtype=kernel.spec.dtypes[0], d_v=None if kernel.spec.scales else 3)
+    cases = [case] if kernel.spec.scales else [replace(case, **word) for word in WORDS.values()]
     for check, case in ((check, case) for check in CHECKS.values() if not check.needs(subject) for case in cases):
         found = try_check(check, subject, case)
         assert found is None or not found.failed, (check.name, found)
@@ -186,9 +177,8 @@ def test_the_matrix_has_bugs_of_8_bits_and_goes_on_from_where_it_was_stopped(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     script = import_module("kit_matrix")
-    named = [
-        mutant for mutant in script.MUTANTS if mutant.name in ("lse_times_ln_2", "scales_ignored", "lse_not_stored")
-    ]
+    few = {"lse_times_ln_2", "scales_ignored", "lse_not_stored"}
+    named = [mutant for mutant in script.MUTANTS if mutant.name in few]
     for name, value in {"MUTANTS": named, "CASES": 1, "EXAMPLES": 1, "SEEDS": 1}.items():
         monkeypatch.setattr(script, name, value)
     monkeypatch.setattr("sys.argv", ["kit_matrix.py", "-o", str(tmp_path / "it")])
@@ -207,10 +197,8 @@ def test_the_matrix_has_bugs_of_8_bits_and_goes_on_from_where_it_was_stopped(
     script.main()
     first, *others = written[0]["mutants"]
     assert first["bug"] == "what was found before"
-    assert [(row["name"], row["part"], row["textbook"]) for row in others] == [
-        ("lse_not_stored", "serving", False),
-        ("scales_ignored", "serving", None),
-    ]
+    rows = [(row["name"], row["part"], row["textbook"]) for row in others]
+    assert rows == [("lse_not_stored", "serving", False), ("scales_ignored", "serving", None)]
     assert others[0]["tried"].keys() > others[1]["tried"].keys() > {"oracle"}
     assert "| – |" in script.as_markdown(written[0])
     assert not kept.exists()
@@ -282,20 +270,15 @@ def test_a_packed_backward_pass_is_checked() -> None:
     ) -> Any:
         given = [np.zeros_like(a) for a in (q, k, v)]
         for a, b, c, d in zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False):
-            one = [
-                a_[rows].swapaxes(0, 1)[None]
-                for a_, rows in ((q, slice(a, b)), (k, slice(c, d)), (v, slice(c, d)), (do, slice(a, b)))
-            ]
+            of_q, of_k = slice(a, b), slice(c, d)
             if b > a and d > c:
-                found = unfused(*one)
-                for to, rows, gradient in zip(given, (slice(a, b), slice(c, d), slice(c, d)), found, strict=True):
+                one = (X[rows].swapaxes(0, 1)[None] for X, rows in ((q, of_q), (k, of_k), (v, of_k), (do, of_q)))
+                for to, rows, gradient in zip(given, (of_q, of_k, of_k), unfused(*one), strict=True):
                     to[rows] = gradient[0].swapaxes(0, 1)
         return tuple(given)
 
-    report = check_attention(
-        CORRECT["varlen"], Spec(lse="natural"), backward=varlen(backward), checks=["gradients"], max_examples=12
-    )
-    assert report.ok
+    asked: dict[str, Any] = {"backward": varlen(backward), "checks": ["gradients"], "max_examples": 12}
+    assert check_attention(CORRECT["varlen"], Spec(lse="natural"), **asked).ok
 
 
 # --------------------------------------------------------------------------------------------------- which split it was

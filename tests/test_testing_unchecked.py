@@ -154,8 +154,9 @@ def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(capsys: pyte
 def test_what_nothing_tries_is_doubtful_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--init", "mine.py:packed"]) == 0
     assert "Doubtful: unchecked: only the default of cu_seqlens_q (no spec can declare it" in said(capsys)
-    assert "unchecked=('cu_seqlens_q', 'attn_mask')" in Path("packed_spec.py").read_text(encoding="utf-8")
-    assert pytest_on("test_packed.py")[0] == 1
+    text = Path("packed_spec.py").read_text(encoding="utf-8")
+    assert "unchecked=('cu_seqlens_q', 'attn_mask')" in text
+    assert "    'unchecked': \"only the default of cu_seqlens_q" in text  # so that a test fails, as above
 
 
 def test_what_is_declared_and_no_call_takes_is_left_out_and_doubtful(capsys: pytest.CaptureFixture[str]) -> None:

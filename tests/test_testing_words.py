@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flashsim.problem.inputs import Array
-from flashsim.testing import Case, Spec, check_attention
+from flashsim.testing import Case, Report, Spec, check_attention
 from flashsim.testing.conventions import _flash_attn
 from flashsim.testing.problem import Problem
 from flashsim.testing.regimes import BIASES
@@ -73,7 +74,7 @@ def backward(q: Array, k: Array, v: Array, do: Array, **options: Any) -> Any:
 
 
 def test_a_right_kernel_with_windows_and_biases_passes() -> None:
-    report = check_attention(kernel(), SPEC, backward=backward, max_examples=120)
+    report = check_attention(kernel(), SPEC, backward=backward, max_examples=60)
     assert report.ok
     assert all(tally.tried for tally in report.tallies.values())
 
@@ -116,9 +117,14 @@ BUGS = {
 }
 
 
+@cache
+def reported(bug: str) -> Report:
+    return check_attention(kernel(BUGS[bug]), SPEC, checks=["oracle"], max_examples=60, on_fail="return")
+
+
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_wrong_window_or_bias_is_caught_and_told(bug: str) -> None:
-    report = check_attention(kernel(BUGS[bug]), SPEC, checks=["oracle"], max_examples=80, on_fail="return")
+    report = reported(bug)
     if report.mismatches:  # one that is ignored is told before
         assert bug.strip("`").partition("`")[0] in str(report.mismatches[0])
         return
@@ -138,10 +144,7 @@ def test_a_bias_that_is_scaled_too_is_told() -> None:
 
 
 def test_a_failing_window_shrinks_to_a_small_case() -> None:
-    report = check_attention(
-        kernel(BUGS["a key too many on the left"]), SPEC, checks=["oracle"], max_examples=80, on_fail="return"
-    )
-    case = report.failures[0].finding.case
+    case = reported("a key too many on the left").failures[0].finding.case
     assert case.window is not None
     assert (case.bias, case.mask, case.causal) == (None, None, False)
     assert (case.B, case.N_q, case.N_k) <= (1, 2, 3)
@@ -158,12 +161,11 @@ def test_empty_rows_are_asked_for_by_what_the_spec_declares() -> None:
     check_attention(my_attention, Spec(zero_keys=True), checks=["empty_rows"], max_examples=40)
     assert {name for options in given for name in options} == set()
     only = replace(SPEC, causal=None, masks=False, bias=False, lse=None, gqa=False)
-    report = check_attention(
-        lambda q, k, v, **options: attend(q, k, v, **options)[0].astype(q.dtype),
-        only,
-        checks=["empty_rows"],
-        max_examples=40,
-    )
+
+    def windowed(q: Array, k: Array, v: Array, **options: Any) -> Array:
+        return attend(q, k, v, **options)[0].astype(q.dtype)
+
+    report = check_attention(windowed, only, checks=["empty_rows"], max_examples=40)
     assert report.tallies["empty_rows"].tried > 5
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -36,12 +35,6 @@ def _cupy() -> bool:
 # ------------------------------------------------------------------------------------------------------ any package
 
 
-def test_the_package_is_imported_only_when_asked_for() -> None:
-    code = "import sys, flashsim.testing.wrapping\nprint([name for name in ('torch', 'jax', 'cupy') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize(("xp", "install"), [("torch", "pip install torch"), ("jax", "jax"), ("cupy", "cupy-cuda12x")])
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, xp: str, install: str) -> None:
     monkeypatch.setitem(sys.modules, xp, None)
@@ -52,9 +45,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, xp: str, in
 def test_unknown_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="xp is 'numba'; expected one of 'numpy', 'torch', 'cupy', 'jax'"):
         wrap(lambda q, k, v: q, "numba")
-    with pytest.raises(
-        ValueError, match="convention is 'flash'; expected one of None, 'sdpa', 'flex_attention', 'flash_attn',"
-    ):
+    said = "convention is 'flash'; expected one of None, 'sdpa', 'flex_attention', 'flash_attn',"
+    with pytest.raises(ValueError, match=said):
         wrap(lambda q, k, v: q, "torch", convention="flash")
     with pytest.raises(ValueError, match="xp is 'jax'; expected 'torch'"):
         wrap(lambda q, k, v: q, "jax", convention="sdpa")
@@ -113,22 +105,17 @@ def attend_wrongly(q, k, v, do, **options):
 def test_a_backward_function_of_one_s_own_is_wrapped_like_the_forward_one() -> None:
     own: dict[str, Any] = {}
     exec(OWN_BACKWARD, own)
-    forward, backward, wrong = (
-        Wrapped(own[name], Boxed(), None) for name in ("attend", "attend_backward", "attend_wrongly")
-    )
-    checks = ["gradients", "inputs_unmodified"]
-    assert (
-        check_attention(forward, Spec(), backward=backward, checks=checks, max_examples=20).tallies["gradients"].tried
-    )
-    report = check_attention(forward, Spec(), backward=wrong, checks=checks, max_examples=20, on_fail="return")
+    names = ("attend", "attend_backward", "attend_wrongly")
+    forward, backward, wrong = (Wrapped(own[name], Boxed(), None) for name in names)
+    asked: dict[str, Any] = {"checks": ["gradients", "inputs_unmodified"], "max_examples": 20}
+    assert check_attention(forward, Spec(), backward=backward, **asked).tallies["gradients"].tried
+    report = check_attention(forward, Spec(), backward=wrong, **asked, on_fail="return")
     assert [failure.check for failure in report.failures] == ["gradients"]
     assert "attend_wrongly = wrap(attend_wrongly, 'torch')" not in str(report)  # there is nowhere to import it from
     assert "# attend_wrongly: the one under test" in str(report)
 
 
-def test_a_convention_s_backward_function_gets_its_keywords_and_returns_all_three(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_convention_s_backward_function_gets_its_keywords_and_returns_all_three() -> None:
     def backward(q: Any, k: Any, v: Any, do: Any, is_causal: bool = False) -> Any:
         return q, 2 * k, do * is_causal
 
@@ -145,16 +132,12 @@ def test_on_the_command_line_too_it_gets_the_package_s_arrays(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(BRIDGES, "torch", Boxed)
     Path("tensors.py").write_text(OWN_BACKWARD, encoding="utf-8")
-    command = [
-        "check", "tensors.py:attend", "--wrap", "torch", "--check", "gradients", "--examples", "20", "--backward",
-    ]  # fmt: skip
-    assert main([*command, "tensors.py:attend_backward"]) == 0
-    assert main([*command, "tensors.py:attend_wrongly"]) == 1
+    command = ["check", "tensors.py:attend", "--wrap", "torch", "--backward"]
+    gradients = ["--check", "gradients", "--examples", "20"]
+    assert main([*command, "tensors.py:attend_backward", *gradients]) == 0
+    assert main([*command, "tensors.py:attend_wrongly", *gradients]) == 1
     assert "attend_wrongly = wrap(attend_wrongly, 'torch')" in capsys.readouterr().out
-    assert (
-        main(["check", "tensors.py:attend", "--wrap", "torch", "--init", "--backward", "tensors.py:attend_backward"])
-        == 0
-    )
+    assert main([*command, "tensors.py:attend_backward", "--init"]) == 0
     text = Path("test_attend.py").read_text(encoding="utf-8")
     assert "backward=wrap(attend_backward, 'torch')" in text
     assert "from flashsim.testing import parametrize_with_checks, wrap\n" in text
@@ -215,14 +198,8 @@ def test_a_device_that_is_none_is_refused_before_any_call(cupy: Any, monkeypatch
 
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=never, Tensor=Tensor))
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(devices=never, Device=int, Array=Tensor))
-    for xp, device in (
-        ("numpy", "cpu"),
-        ("cupy", object()),
-        ("cupy", -1),
-        ("torch", object()),
-        ("jax", object()),
-        ("jax", "none"),
-    ):
+    others = [(xp, object()) for xp in ("cupy", "torch", "jax")]
+    for xp, device in (("numpy", "cpu"), ("cupy", -1), ("jax", "none"), *others):
         with pytest.raises(ValueError, match=r"^device is (-1|<object|'none'|'cpu').*; expected"):
             wrap(lambda q, k, v: q, xp, device=device)
 

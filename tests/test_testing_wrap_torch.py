@@ -328,9 +328,8 @@ def test_flash_attn_against_the_reference(device: str, N_q: int, N_k: int, causa
     assert O.shape == turned[0].shape
     close(O.swapaxes(1, 2), expected.O, 2e-3)
 
-    with_lse = wrap(
-        functools.partial(flash_attn_func, return_attn_probs=True), "torch", convention="flash_attn", device=device
-    )
+    probs = functools.partial(flash_attn_func, return_attn_probs=True)
+    with_lse = wrap(probs, "torch", convention="flash_attn", device=device)
     again, lse = with_lse(*turned, **keywords)
     assert same_bits(again, O)
     empty = expected.l == 0
@@ -387,9 +386,8 @@ def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
 
     for wrong, changes in ((capped_late, {"softcap": 0.5, "bias": "dense"}), (at_the_bottom, {"causal": True})):
         wrapped = wrap(wrong, "torch", convention="flex_attention", device=device)
-        found = try_check(
-            CHECKS["oracle"], Subject(wrapped, wrapped.spec(lse="natural")), Case(N_q=3, N_k=5, d=8, **changes)
-        )
+        subject = Subject(wrapped, wrapped.spec(lse="natural"))
+        found = try_check(CHECKS["oracle"], subject, Case(N_q=3, N_k=5, d=8, **changes))
         assert found is not None
         assert found.failed
         assert not found.broken
@@ -496,29 +494,9 @@ def test_a_backward_pass_of_one_s_own_is_checked_in_python_and_by_the_command(
     file = tmp_path / f"own_{forward}_{backward}.py"
     file.write_text(OWN, encoding="utf-8")
     where = "" if backward == "auto" else f"{file}:"
-    command = [
-        "check",
-        f"{file}:{forward}",
-        "--wrap",
-        "torch",
-        "--backward",
-        where + backward,
-        "--examples",
-        "40",
-        "--quiet",
-    ]
-    declared = [
-        "--dtypes",
-        *DECLARED["dtypes"],
-        "--causal",
-        "bottom_right",
-        "--masks",
-        "--scale",
-        "--gqa",
-        "--max-shapes",
-        "6",
-    ]
-    assert main([*command, *declared, "--check", *OF_GRADIENTS, "--json", "-"]) == (1 if failing else 0)
+    options = "--wrap torch --examples 40 --quiet --causal bottom_right --masks --scale --gqa --max-shapes 6 --dtypes"
+    command = ["check", f"{file}:{forward}", "--backward", where + backward, *options.split(), *DECLARED["dtypes"]]
+    assert main([*command, "--check", *OF_GRADIENTS, "--json", "-"]) == (1 if failing else 0)
     report = json.loads(capsys.readouterr().out)
     assert report["mismatches"] == []
     assert all(report["checks"][name]["cases"] for name in OF_GRADIENTS)
@@ -528,7 +506,6 @@ def test_a_backward_pass_of_one_s_own_is_checked_in_python_and_by_the_command(
     exec(OWN, own)
     fn = wrap(own[forward], "torch")
     back = fn.backward if backward == "auto" else wrap(own[backward], "torch")
-    found = check_attention(
-        fn, Spec(**DECLARED), backward=back, checks=OF_GRADIENTS, max_examples=40, on_fail="return"
-    )  # fmt: skip
+    asked: dict[str, Any] = {"checks": OF_GRADIENTS, "max_examples": 40, "on_fail": "return"}
+    found = check_attention(fn, Spec(**DECLARED), backward=back, **asked)
     assert {each.check for each in found.failures} == {each["check"] for each in report["failures"]}

@@ -139,13 +139,14 @@ def test_runs_equal_theory(name: str, data: st.DataObject) -> None:
         assert any(peak.enforced and peak.peak > peak.capacity for peak in peaks)
 
 
+SIZES = [(1, 1, 1), (1, 64, 64), (97, 5, 24), (2**16 + 1, 64, 25_600), (2**14, 128, 116_736), (4097, 257, 300)]
+
+
 @pytest.mark.parametrize(("direction", "name"), PASSES)
 def test_large_and_small(direction: str, name: str) -> None:
-    for N, d, M in [(1, 1, 1), (1, 64, 64), (2**16 + 1, 64, 25_600), (2**14, 128, 116_736), (4097, 257, 300)]:
-        same(
-            flashsim.count(name, N=N, d=d, M=M, direction=direction),
-            theory.exact(name, N=N, d=d, M=M, direction=direction),
-        )
+    for N, d, M in SIZES:
+        how: dict[str, Any] = {"N": N, "d": d, "M": M, "direction": direction}
+        same(flashsim.count(name, **how), theory.exact(name, **how))
 
 
 def live_by_looking(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) -> Any:
@@ -218,15 +219,9 @@ def test_algorithm_5_by_hand() -> None:
     block_mask = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 1]])
     shape: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 3, "M": 1000, "blocks": (2, 3)}
     exact = theory.exact("block_sparse", **shape, block_mask=block_mask, mask=np.ones((5, 7), bool))
-    assert accesses(exact) == {
-        "Q": (6 * 2, 0),
-        "K": (14, 0),
-        "V": (21, 0),
-        "O": (6 * 3, 15 + 6 * 3),
-        "l": (6, 5 + 6),
-        "m": (6, 5 + 6),
-        "mask": (6 + 2 + 3 + 1, 0),  # the tiles' elements
-    }
+    # of the mask, the tiles' elements
+    inputs = {"Q": (6 * 2, 0), "K": (14, 0), "V": (21, 0), "mask": (6 + 2 + 3 + 1, 0)}
+    assert accesses(exact) == inputs | {"O": (6 * 3, 15 + 6 * 3), "l": (6, 5 + 6), "m": (6, 5 + 6)}
     assert exact.sram.peak == (2 + 3) * 5 + 6 + 6 * 2 + 6  # and the mask's 2 × 3
     assert exact.matmul == 2 * 12 * 5
     backward = theory.exact("block_sparse", **shape, block_mask=np.zeros((3, 3)), direction="backward")
@@ -242,9 +237,8 @@ def test_masks_in_hbm_by_hand() -> None:
         exact = theory.exact("flash", **shape, mask=np.ones(mask, bool))
         assert exact.hbm.by_array["mask"].reads == reads
         assert exact.sram.peak == theory.exact("flash", **shape).sram.peak + held
-        assert (
-            theory.exact("memory_efficient", **shape, mask=np.ones(mask, bool)).hbm.by_array["mask"].reads == 2 * reads
-        )
+        twice = theory.exact("memory_efficient", **shape, mask=np.ones(mask, bool)).hbm.by_array["mask"]
+        assert twice.reads == 2 * reads
     assert theory.exact("flash", **shape, causal=True) == theory.exact("flash", **shape)
     standard = theory.exact("standard", **shape, causal=True)  # a pass over S: M = 1000 holds it whole
     assert accesses(standard)["S"] == (70, 70)
@@ -299,10 +293,8 @@ def test_formulas_evaluate_to_the_counts(direction: str, name: str, data: st.Dat
     tally = flashsim.count(name, **shape, direction=direction)
     values = theory.symbols(**shape, blocks=tally.blocks, direction=direction, name=name)
     assert values.keys() == theory.SYMBOLS.keys() | theory.form_of(name, direction).meanings.keys()
-    evaluated = {
-        array: tuple(eval(text, {}, values) for text in texts)
-        for array, texts in theory.formulas(name, direction).items()
-    }
+    formulas = theory.formulas(name, direction).items()
+    evaluated = {array: tuple(eval(text, {}, values) for text in texts) for array, texts in formulas}
     assert evaluated == {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()}
 
 
@@ -325,7 +317,7 @@ def test_extra_memory_and_products(direction: str, name: str, data: st.DataObjec
 
 def in_range() -> Iterator[tuple[int, int, int]]:
     """Yield (N, d, M) over d ≤ M ≤ Nd: powers of two and their neighbours, M at both ends, and where ⌈M/4d⌉ steps."""
-    for power, d in itertools.product((*range(9), 11, 14, 17, 20), (1, 2, 3, 16, 64, 128, 257)):
+    for power, d in itertools.product((*range(7), 8, 11, 14, 20), (1, 2, 3, 16, 64, 257)):
         for N in {max(2**power + off, 1) for off in (-1, 0, 1)}:
             rooms = {d, d + 1, 4 * d, 4 * d + 1, d * d, N * d // 4, N * d - 1, N * d}
             rooms |= {int(M) for M in np.geomspace(d, N * d, 9)}
@@ -483,13 +475,8 @@ def test_a_mask_that_is_a_band_needs_nothing_of_theory(gqa: str) -> None:
 
 
 def test_where_no_tile_is_skipped_a_mask_need_not_be_a_band() -> None:
-    drawn: dict[str, Any] = {
-        "N": 23,
-        "d": 2,
-        "M": 10_000,
-        "blocks": (2, 5),
-        "mask": FirstHalf() & np.tri(23, dtype=bool),
-    }
+    mask = FirstHalf() & np.tri(23, dtype=bool)
+    drawn: dict[str, Any] = {"N": 23, "d": 2, "M": 10_000, "blocks": (2, 5), "mask": mask}
     same(flashsim.count("flash", **drawn), theory.exact("flash", **drawn))
 
 

@@ -264,13 +264,8 @@ def test_the_limit_can_be_raised_and_lowered(good: dict[str, bytes], tmp_path: P
 
 # ------------------------------------------------------------------------------------------------------- whatever else
 
-EDITS = st.lists(
-    st.tuples(
-        st.sampled_from(["flip", "cut", "drop", "double"]), st.floats(0, 1, exclude_max=True), st.integers(1, 255)
-    ),
-    min_size=1,
-    max_size=4,
-)
+HOW = st.sampled_from(["flip", "cut", "drop", "double"])
+EDITS = st.lists(st.tuples(HOW, st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4)
 
 
 def edited(content: bytes, edits: list[tuple[str, float, int]]) -> bytes:
@@ -305,14 +300,8 @@ def test_a_file_with_bytes_changed_works_or_is_refused(
         works_or_is_refused(folder, repacked(good["npz"], **{part: whole}), "npz")
 
 
-VALUES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from([10**400, [], {}, [0], "Q[0]"]),
-)
+KINDS = st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)
+VALUES = st.one_of(*KINDS, st.sampled_from([10**400, [], {}, [0], "Q[0]"]))
 
 
 @given(way=st.lists(st.floats(0, 1, exclude_max=True), min_size=8, max_size=8), value=VALUES, kept=st.integers(1, 4))

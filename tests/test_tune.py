@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
@@ -26,6 +26,8 @@ from flashsim.theory.counts import Posed
 from flashsim.theory.problem import OneHead
 from tests.own import FORM, TWO_SWEEPS, module_of, two_sweeps
 
+UNMASKED: dict[str, Any] = {"causal": False, "mask": None}
+
 
 def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
     """Run every pair of block sizes on shapes, M enforced, and return the fewest accesses."""
@@ -35,9 +37,7 @@ def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
     N_q, N_k = options["N_q"], options["N_k"]
     for blocks in itertools.product(range(min(least, N_q), N_q + 1), range(min(least, N_k), N_k + 1)):
         try:
-            flashsim.count(
-                name, **{**options, "causal": False, "mask": None, "block_mask": None}, blocks=blocks
-            )  # all tiles must fit
+            flashsim.count(name, **{**options, **UNMASKED, "block_mask": None}, blocks=blocks)  # all tiles must fit
             found.append(flashsim.count(name, **options, blocks=blocks).hbm.accesses)
         except SramOverflow:
             continue
@@ -75,21 +75,14 @@ def test_a_search_poses_its_problem_once_an_algorithm_and_not_in_all_blocks(
     posed, tried = mock.Mock(wraps=OneHead.__post_init__), mock.Mock(wraps=Posed.accesses)
     monkeypatch.setattr(OneHead, "__post_init__", lambda p: posed(p))
     monkeypatch.setattr(Posed, "accesses", lambda one, *blocks: tried(one, *blocks))
-    found = tune(N=4096, d=64, M=4096, causal=causal)
+    found = tune(N=2048, d=64, M=4096, causal=causal)
     assert tried.call_count > 1_000
     assert posed.call_count < 10 * len(found.by_loops)
 
 
 @given(data=st.data())
-@settings(max_examples=25)
 def test_no_block_sizes_move_less(data: st.DataObject) -> None:
-    lengths = st.integers(1, 7)
-    N_q, N_k, d, d_v = (
-        data.draw(lengths),
-        data.draw(lengths),
-        data.draw(st.integers(1, 6)),
-        data.draw(st.integers(1, 6)),
-    )
+    N_q, N_k, d, d_v = (data.draw(st.integers(1, most)) for most in (7, 7, 6, 6))
     options: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": data.draw(st.integers(5, 250))}
     options |= {"causal": data.draw(st.booleans()), "direction": data.draw(st.sampled_from(("forward", "backward")))}
     options["mask"] = data.draw(st.sampled_from((None, None, Causal(offset=0), Causal(offset=3), SlidingWindow(2, 1))))
@@ -112,9 +105,8 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
     for name, choice in tuned.by_loops.items():
         assert choice.accesses >= want[name], name
         every_size = name != "snake" and (least == 1 or name not in ("q_outer_pinned", "streamed"))
-        causal = (
-            options["causal"] and least == 1 and name not in ("q_outer_two_pass", "q_outer_streamed", "q_outer_stored")
-        )
+        best_too = name not in ("q_outer_two_pass", "q_outer_streamed", "q_outer_stored")
+        causal = options["causal"] and least == 1 and best_too
         if options["mask"] is None and every_size and (causal or not options["causal"]):
             assert choice.accesses == want[name], name
         assert choice.peak <= options["M"]
@@ -125,16 +117,7 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
 
 def test_panels_of_standard_attentions_backward_pass_are_of_queries_and_of_keys() -> None:
     """Of rows that make as few panels of queries, the fewest need not make as few of keys."""
-    options: dict[str, Any] = {
-        "N_q": 5,
-        "N_k": 4,
-        "d": 1,
-        "d_v": 1,
-        "M": 9,
-        "causal": False,
-        "mask": None,
-        "direction": "backward",
-    }
+    options: dict[str, Any] = {"N_q": 5, "N_k": 4, "d": 1, "d_v": 1, "M": 9, "direction": "backward", **UNMASKED}
     assert tune(**options).by_loops["standard"].accesses == by_trying_all("standard", 1, options) == 184
 
 
@@ -143,7 +126,7 @@ def test_pieces_of_gradients_are_of_d_and_of_d_v() -> None:
     options: dict[str, Any] = {"N_q": 11, "N_k": 5, "d": 4, "d_v": 5, "M": 27, "direction": "backward"}
     found = tune(**options).by_loops["small_cache"]
     assert (found.blocks.B_c, found.accesses) == (4, 1406)
-    assert by_trying_all("small_cache", 1, {**options, "causal": False, "mask": None}) == 1406
+    assert by_trying_all("small_cache", 1, {**options, **UNMASKED}) == 1406
 
 
 def test_sides_are_the_smallest_of_each_number_of_blocks() -> None:
@@ -188,11 +171,11 @@ def test_long_sequences_are_tuned_in_little_time_and_memory() -> None:
 
 
 def test_small_cache_wins_left_of_d_squared_and_loses_right_of_it() -> None:
-    for M in (128, 512, 1024):
+    for M in (128, 1024):
         assert tune(N=1024, d=64, M=M).best.algorithm == "tiles_streamed"
     for M in (2048, 4096):
         assert tune(N=1024, d=64, M=M).best.algorithm == "hybrid_streamed"
-    for M in (8192, 2**15, 2**18):
+    for M in (8192, 2**18):
         tuned = tune(N=1024, d=64, M=M)
         assert tuned.best.algorithm == "streamed"
         assert tuned.by_loops["flash"].accesses < tuned.by_loops["small_cache"].accesses
@@ -201,13 +184,7 @@ def test_small_cache_wins_left_of_d_squared_and_loses_right_of_it() -> None:
 def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
     tuned = tune(N=64, d=32, M=20)
     assert set(tuned.by_loops) == {"small_cache", "tiles_streamed"}
-    assert set(tuned.paper) == {
-        "small_cache",
-        "small_cache_hybrid",
-        "tiles_streamed",
-        "hybrid_streamed",
-        "streamed",
-    }
+    assert set(tuned.paper) == {"small_cache", "small_cache_hybrid", "tiles_streamed", "hybrid_streamed", "streamed"}
     choice = best_of("flash", N=64, d=32, M=20)
     assert choice is None
 
@@ -234,7 +211,7 @@ def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.Mon
     options: dict[str, Any] = {"N_q": 9, "N_k": 7, "d": 3, "d_v": 2, "M": 60}
     tuned = tune(**options, algorithms=[mine, "rabe_staats"])
     found = tuned.by_loops["mine.py:two_sweeps"]
-    assert found.accesses == by_trying_all(mine, 1, {**options, "causal": False, "mask": None})
+    assert found.accesses == by_trying_all(mine, 1, {**options, **UNMASKED})
     assert found.loops == "two_sweeps"
     assert list(tuned.by_loops) == [
         *(name for name, algorithm in PASSES["forward"].items() if algorithm.loops), "mine.py:two_sweeps", "rabe_staats"
@@ -244,9 +221,8 @@ def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "formed", module)
     by_form = tune(**options, algorithms=[module.two_sweeps]).by_loops["formed.py:two_sweeps"]
     assert (by_form.blocks, by_form.accesses, by_form.peak) == (found.blocks, found.accesses, found.peak)
-    wrong = module_of(
-        (TWO_SWEEPS + FORM).replace("2 * blocks.T_r * p.N_k", "blocks.T_r * p.N_k"), tmp_path / "wrong.py"
-    )
+    text = (TWO_SWEEPS + FORM).replace("2 * blocks.T_r * p.N_k", "blocks.T_r * p.N_k")
+    wrong = module_of(text, tmp_path / "wrong.py")
     monkeypatch.setitem(sys.modules, "wrong", wrong)
     with pytest.raises(ValueError, match=r"'wrong.py:two_sweeps' makes .* accesses, .*; its closed form says"):
         tune(**options, algorithms=[wrong.two_sweeps])
@@ -260,19 +236,17 @@ def test_progress_is_told() -> None:
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--N", "256", "--d", "16", "--M", "2000", "--quiet"]) == 0
+    asked = ["tune", "--N", "256", "--d", "16", "--quiet", "--M"]
+    assert main([*asked, "2000"]) == 0
     text = capsys.readouterr().out
     assert "Fewest: streamed (K, V streamed)" in text
     assert "× the lower bound" in " ".join(text.split())
     assert "of M" in text
-    assert (
-        main(["tune", "--N", "256", "--d", "16", "--M", "2000", "--causal", "--backward", "--json", "-", "--quiet"])
-        == 0
-    )
+    assert main([*asked, "2000", "--causal", "--backward", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["best"]["accesses"] == min(choice["accesses"] for choice in data["by_loops"].values())
     assert data["command"].startswith("flashsim tune")
-    assert main(["tune", "--N", "256", "--d", "16", "--M", "3", "--quiet"]) == 2
+    assert main([*asked, "3"]) == 2
     assert "is too small" in capsys.readouterr().err
 
 
@@ -282,11 +256,9 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_frontier_is_of_all_block_sizes() -> None:
     data = plots.FIGURES["pareto"].data(N=24, d=4, M=300)
     for name, drawn in data["algorithms"].items():
-        every = [
-            (exact.sram.peak, exact.accesses)
-            for blocks in itertools.product(range(1, 25), range(1, 25))
-            for exact in [theory.exact(name, N=24, d=4, M=300, blocks=blocks)]
-        ]
+        pairs = itertools.product(range(1, 25), range(1, 25))
+        found = (theory.exact(name, N=24, d=4, M=300, blocks=blocks) for blocks in pairs)
+        every = [(exact.sram.peak, exact.accesses) for exact in found]
         for _, _, peak, accesses in drawn["frontier"]:
             assert (peak, accesses) in every
             assert not any(p <= peak and a < accesses for p, a in every)

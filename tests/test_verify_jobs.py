@@ -36,13 +36,7 @@ def test_claims_over_processes_are_the_same_and_in_order(alone: list[verify.Clai
     assert verify.run(CHECKS, jobs=2, on_claim=told.append) == alone
     assert [len(left) for left in told] == [4, 3, 2, 1, 0]
     assert all(left == sorted(left) for left in told)
-    assert [claim.source for claim in alone] == [
-        "Theorem 2",
-        "Equation 4",
-        "Theorem 5",
-        "Appendix B.4",
-        alone[-1].source,
-    ]
+    assert [claim.source for claim in alone[:4]] == ["Theorem 2", "Equation 4", "Theorem 5", "Appendix B.4"]
 
 
 def test_a_backend_that_yields_nothing_before_the_end_serves_too(alone: list[verify.Claim]) -> None:
@@ -75,7 +69,7 @@ def test_verify_writes_the_same_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verify, "checks", lambda: CHECKS)
+    monkeypatch.setattr(verify, "checks", lambda: CHECKS[2:4])
     said = []
     for jobs in ("1", "2"):
         assert main(["verify", "--jobs", jobs, "--json", "ledger.json"]) == 0
@@ -99,10 +93,7 @@ def test_processes_end_with_the_command(how: str) -> None:
                 assert running.poll() is None
             workers = _children(running.pid)
             begun = time.monotonic()
-            if how != "SIGKILL":
-                os.killpg(running.pid, signal.Signals[how])
-            else:
-                running.kill()
+            (os.kill if how == "SIGKILL" else os.killpg)(running.pid, signal.Signals[how])
             out, err = running.communicate(timeout=120)  # until all have closed its streams
             took = time.monotonic() - begun
             while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < begun + 120:

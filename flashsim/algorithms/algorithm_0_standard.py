@@ -15,8 +15,6 @@ and between lines 2 and 3. P^dropped and the dropout mask Z are then kept in HBM
 append to S as a column, joins the softmax of line 2; its column of P is kept, as P_sink, for its gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +31,7 @@ from flashsim.problem.shapes import Blocks
 
 def standard(
     hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, MASK: MaskFunction, dropout: Dropout, sink: Sink
-) -> tuple[Matrix]:  # fmt: skip
+) -> tuple[Matrix]:
     """Run Algorithm 0 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c, T_r, T_c = blocks.B_r, blocks.B_c, blocks.T_r, blocks.T_c
@@ -72,16 +70,8 @@ def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
 
 
 ALGORITHM = Algorithm(
-    name="standard",
-    title="Algorithm 0, standard attention",
-    run=standard,
-    returns=("O",),
-    saves=("P", "P_dropped", "Z", "P_sink"),
-    follows=("l", "O"),
-    line_1=by_queries,
-    loops="standard",
-    short="standard",
-    look=("vermillion", "s", "--"),
+    name="standard", title="Algorithm 0, standard attention", short="standard", look=("vermillion", "s", "--"),
+    run=standard, line_1=by_queries, loops="standard",
+    returns=("O",), saves=("P", "P_dropped", "Z", "P_sink"), follows=("l", "O"), lse=lse,
     stores_scores=True,
-    lse=lse,
 )

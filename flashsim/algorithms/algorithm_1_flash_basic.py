@@ -21,8 +21,6 @@
 The softmax scale τ is folded into Q when it is placed in HBM, as the paper's Algorithm 1 has none.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
 from flashsim.algorithms.record import Algorithm, every_block
@@ -61,12 +59,8 @@ def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: B
 
 
 ALGORITHM = Algorithm(
-    name="flash_basic",
-    title="Algorithm 1, FlashAttention",
-    run=flash_basic,
-    returns=("O", "l", "m"),
-    follows=("m", "l", "O"),
-    line_1=by_keys,
-    short="Algorithm 1",
+    name="flash_basic", title="Algorithm 1, FlashAttention", short="Algorithm 1",
+    run=flash_basic, line_1=by_keys,
+    returns=("O", "l", "m"), follows=("m", "l", "O"),
     rounds=every_block,
 )

@@ -27,8 +27,6 @@ MASK and dropout do nothing, R is not kept, and every number and count is Algori
 is ℓ = (1)_N, m = (s)_N.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction, Sink
@@ -38,16 +36,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def flash(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-    sink: Sink,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
+    dropout: Dropout, sink: Sink,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 2 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
     on_chip = sram.on_chip
@@ -89,16 +79,8 @@ def flash(
 
 
 ALGORITHM = Algorithm(
-    name="flash",
-    title="Algorithm 2, FlashAttention, complete",
-    run=flash,
-    returns=("O", "l", "m"),
-    saves=("R",),
-    follows=("m", "l", "O"),
-    line_1=by_keys,
-    loops="K, V outermost",
-    short="FlashAttention",
-    look=("blue", "o", "-"),
-    skips_as="block_sparse",
+    name="flash", title="Algorithm 2, FlashAttention, complete", short="FlashAttention", look=("blue", "o", "-"),
+    run=flash, line_1=by_keys, loops="K, V outermost", skips_as="block_sparse",
+    returns=("O", "l", "m"), saves=("R",), follows=("m", "l", "O"),
     rounds=every_block,
 )

@@ -13,8 +13,6 @@ line 3. A bias adds a pass behind line 3, which adds dS to its gradient. Product
 operands are read again, T_r or T_c times.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import product
 from flashsim.algorithms.parts import Dropout, WholeGradient
@@ -25,18 +23,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def standard_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    dO: Matrix,
-    P: Matrix,
-    P_dropped: Matrix,
-    blocks: Blocks,
-    tau: float,
-    dropout: Dropout,
-    dB: WholeGradient,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, dO: Matrix, P: Matrix, P_dropped: Matrix, blocks: Blocks,
+    tau: float, dropout: Dropout, dB: WholeGradient,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 3 on the forward pass's operands, P (N_q, N_k) and dO (N_q, d_v); return dQ, dK, dV, in HBM.
 
@@ -88,11 +76,7 @@ def standard_backward(
 
 
 ALGORITHM = Algorithm(
-    name="standard",
-    direction="backward",
-    title="Algorithm 3, standard attention, backward",
-    run=standard_backward,
-    line_1=by_queries,
-    loops="standard",
+    name="standard", direction="backward", title="Algorithm 3, standard attention, backward",
+    run=standard_backward, line_1=by_queries, loops="standard",
     gives_dS=True,
 )

@@ -34,8 +34,6 @@ is masked (ℓ = 0, m = −∞) have P = 0 and so gradients 0. Line 13 computes 
 `at_most_0` (notation.py) keeps it at most 0. The paper does not.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
@@ -45,19 +43,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def flash_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    l: Matrix,
-    m: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, l: Matrix, m: Matrix, blocks: Blocks,
+    tau: float, MASK: MaskFunction, dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 4 on the forward pass's operands and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
@@ -97,13 +84,7 @@ def flash_backward(
 
 
 ALGORITHM = Algorithm(
-    name="flash",
-    direction="backward",
-    title="Algorithm 4, FlashAttention, backward",
-    run=flash_backward,
-    line_1=by_keys,
-    loops="K, V outermost, Algorithm 4",
-    skips_as="block_sparse",
-    rounds=every_block,
-    gives_dS=True,
+    name="flash", direction="backward", title="Algorithm 4, FlashAttention, backward",
+    run=flash_backward, line_1=by_keys, loops="K, V outermost, Algorithm 4", skips_as="block_sparse",
+    rounds=every_block, gives_dS=True,
 )

@@ -30,8 +30,6 @@ The option `block_mask` is a boolean array (T_r, T_c), True = computed; or a fun
 `flashsim.patterns.butterfly`; or "live": skip the tiles that are empty, as far as positions tell. Default: all tiles.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction, Sink
@@ -44,17 +42,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def block_sparse(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-    block_mask: BlockMask,
-    sink: Sink,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
+    dropout: Dropout, block_mask: BlockMask, sink: Sink,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 5 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
     on_chip = sram.on_chip
@@ -98,9 +87,9 @@ def block_sparse(
 
 
 ALGORITHM = Algorithm(
-    name="block_sparse",
-    title="Algorithm 5, block-sparse FlashAttention",
-    run=block_sparse,
+    name="block_sparse", title="Algorithm 5, block-sparse FlashAttention", short="block-sparse",
+    run=block_sparse, line_1=by_keys,
+    returns=("O", "l", "m"), saves=("R",), follows=("m", "l", "O"),
     options=(
         Option(
             "block_mask",
@@ -110,10 +99,5 @@ ALGORITHM = Algorithm(
             choices={"butterfly": butterfly, "local": local, "strided": strided_by_root, "live": "live"},
         ),
     ),
-    returns=("O", "l", "m"),
-    saves=("R",),
-    follows=("m", "l", "O"),
-    line_1=by_keys,
-    short="block-sparse",
     rounds=every_block,
 )

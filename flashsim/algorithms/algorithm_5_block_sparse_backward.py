@@ -34,8 +34,6 @@ The paper gives no listing for it: this is Algorithm 4's with the skip on line 9
 P_ij = 0 and add nothing.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
@@ -45,20 +43,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def block_sparse_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    l: Matrix,
-    m: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-    block_mask: BlockMask,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, l: Matrix, m: Matrix, blocks: Blocks,
+    tau: float, MASK: MaskFunction, dropout: Dropout, block_mask: BlockMask,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 4, skipping, on the forward pass's operands and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
@@ -98,11 +84,7 @@ def block_sparse_backward(
 
 
 ALGORITHM = Algorithm(
-    name="block_sparse",
-    direction="backward",
-    title="Algorithm 5, block-sparse FlashAttention, backward",
-    run=block_sparse_backward,
-    line_1=by_keys,
-    rounds=every_block,
-    gives_dS=True,
+    name="block_sparse", direction="backward", title="Algorithm 5, block-sparse FlashAttention, backward",
+    run=block_sparse_backward, line_1=by_keys,
+    rounds=every_block, gives_dS=True,
 )

@@ -9,8 +9,6 @@ scores that attention has no trouble with. This has a limit that ℓ and m, kept
 scores (in float32 from |S| ≈ 2²⁴), each of n equal scores is given all the weight, and O is a sum of V's rows.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
@@ -20,14 +18,7 @@ from flashsim.problem.shapes import Blocks
 
 
 def memory_efficient(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
     """Run equations 1 and 2; return O (N_q, d_v) and log L (N_q, 1), in HBM."""
@@ -68,14 +59,8 @@ def logs_rounded(T_c: int) -> int:
 
 
 ALGORITHM = Algorithm(
-    name="memory_efficient",
-    title="Appendix B.1, memory-efficient",
-    run=memory_efficient,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("L", "O"),
-    line_1=by_one_query,
-    short="memory-efficient",
-    look=("green", "^", "-"),
+    name="memory_efficient", title="Appendix B.1, memory-efficient", short="memory-efficient", look=("green", "^", "-"),
+    run=memory_efficient, line_1=by_one_query,
+    returns=("O", "L"), saves=("R",), follows=("L", "O"),
     rounds_logs=logs_rounded,
 )

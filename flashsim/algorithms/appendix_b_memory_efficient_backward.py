@@ -9,8 +9,6 @@ Each sum runs over all keys, or all queries, for each row: O(N) extra memory, fo
 stands before every q_iᵀ k_j, and so before dq and dk.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.appendix_b_memory_efficient import logs_rounded
 from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
@@ -21,18 +19,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def memory_efficient_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run equations 3 to 6 on the forward pass's operands and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
@@ -100,11 +88,7 @@ def memory_efficient_backward(
 
 
 ALGORITHM = Algorithm(
-    name="memory_efficient",
-    direction="backward",
-    title="Appendix B.2, memory-efficient, backward",
-    run=memory_efficient_backward,
-    line_1=by_one_query,
-    rounds_logs=logs_rounded,
-    gives_dS=True,
+    name="memory_efficient", direction="backward", title="Appendix B.2, memory-efficient, backward",
+    run=memory_efficient_backward, line_1=by_one_query,
+    rounds_logs=logs_rounded, gives_dS=True,
 )

@@ -6,8 +6,6 @@ and combined there: T_c copies where FlashAttention keeps one, so extra memory g
 Steps are labelled `# summarise` and `# combine`, as the paper gives no listing.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
@@ -18,14 +16,7 @@ from flashsim.problem.shapes import Blocks
 
 
 def rabe_staats(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Summarise each block of keys, then combine; return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
@@ -75,19 +66,14 @@ def rabe_staats(
 
 
 ALGORITHM = Algorithm(
-    name="rabe_staats",
-    title="Appendix B.5, Rabe and Staats",
+    name="rabe_staats", title="Appendix B.5, Rabe and Staats", short="Rabe & Staats", look=("purple", "D", "-"),
     run=rabe_staats,
-    returns=("O", "l", "m"),
-    saves=("R",),
-    follows=("m", "l", "O"),
+    line_1=by_keys,  # FlashAttention's, so that the two can be compared
+    returns=("O", "l", "m"), saves=("R",), follows=("m", "l", "O"),
     matrices={
         "O_parts": Kind("N_q", "T_c d_v"),
         "l_parts": Kind("N_q", "T_c", "chip"),
         "m_parts": Kind("N_q", "T_c", "chip"),
     },
-    line_1=by_keys,  # FlashAttention's, so that the two can be compared
-    short="Rabe & Staats",
-    look=("purple", "D", "-"),
     rounds=lambda T_c: 2,  # as a part, and combined
 )

@@ -6,8 +6,6 @@ away (Appendix B.2) and recomputes P alone.
 Steps are labelled `# recompute` and `# differentiate`, as the paper gives no listing.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
@@ -17,19 +15,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def rabe_staats_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    l: Matrix,
-    m: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, l: Matrix, m: Matrix, blocks: Blocks,
+    tau: float, MASK: MaskFunction, dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Recompute each block's summary and differentiate it; return dQ, dK, dV, in HBM.
 
@@ -77,13 +64,8 @@ def rabe_staats_backward(
 
 
 ALGORITHM = Algorithm(
-    name="rabe_staats",
-    direction="backward",
-    title="Appendix B.5, Rabe and Staats, backward",
-    run=rabe_staats_backward,
+    name="rabe_staats", direction="backward", title="Appendix B.5, Rabe and Staats, backward",
+    run=rabe_staats_backward, line_1=by_keys,
     follows=GRADIENTS,
-    line_1=by_keys,
-    rounds=every_block,
-    recombines=True,
-    gives_dS=True,
+    rounds=every_block, recombines=True, gives_dS=True,
 )

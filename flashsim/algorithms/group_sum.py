@@ -17,8 +17,6 @@ head, in the inputs' type, and the copies are summed afterwards. Adding is by el
 row here, N_k·d elements. A bias's gradient, of which grouped heads have parts, is summed up in the same way.
 """
 
-from __future__ import annotations
-
 from flashsim.machine.memory import HBM, SRAM, Matrix
 
 

@@ -43,8 +43,6 @@ The listing is ours; AccelForge, a mapper, found its streams. Where `small_cache
 statistics, this holds Q_i, an element, S_ij and one. The price is the same: all of S in HBM, in the chip's type.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import by_one_key
@@ -72,14 +70,7 @@ def line_3(M: int, N_q: int, d_v: int) -> tuple[int, int]:
 
 
 def hybrid_streamed(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
     """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
@@ -129,15 +120,8 @@ def hybrid_streamed(
 
 
 ALGORITHM = Algorithm(
-    name="hybrid_streamed",
-    title="S by rows, O by tiles, by elements",
-    run=hybrid_streamed,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("L",),
-    line_1=by_one_key,
-    rows=rows,
-    loops="rows, streamed",
-    short="hybrid, streamed",
+    name="hybrid_streamed", title="S by rows, O by tiles, by elements", short="hybrid, streamed",
+    run=hybrid_streamed, line_1=by_one_key, rows=rows, loops="rows, streamed",
+    returns=("O", "L"), saves=("R",), follows=("L",),
     rounds_logs=lambda T_c: T_c + 1,
 )

@@ -50,8 +50,6 @@ this holds rows of K, then of V, and makes 2 N²d²/M: fewer from M = d²/4 on. 
 price is P and dS in HBM, 2 N_q·N_k elements in the chip's type. A bias has no gradient here.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import by_one_query
@@ -89,18 +87,8 @@ def line_5(M: int, B_c: int, d_v: int) -> int:
 
 
 def hybrid_streamed_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
@@ -210,14 +198,8 @@ def hybrid_streamed_backward(
 
 
 ALGORITHM = Algorithm(
-    name="hybrid_streamed",
-    direction="backward",
-    title="S by rows, gradients by tiles, by elements, backward",
-    run=hybrid_streamed_backward,
+    name="hybrid_streamed", direction="backward", title="S by rows, gradients by tiles, by elements, backward",
+    run=hybrid_streamed_backward, line_1=by_one_query, rows=rows, cuts=cuts, loops="rows, streamed",
     follows=("D",),
-    line_1=by_one_query,
-    rows=rows,
-    loops="rows, streamed",
-    cuts=cuts,
     rounds_logs=lambda T_c: T_c + 2,
 )

@@ -30,8 +30,6 @@ is K and V, which each of the T_r row blocks streams past; so B_r is the large s
 the diagonal are not loaded, and only those on it are masked. With a sink of logit s, a word, line 6 is ℓ_i = (1), m_i = (s).
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction, Sink
@@ -41,17 +39,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def q_outer(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-    live: Live,
-    sink: Sink,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
+    dropout: Dropout, live: Live, sink: Sink,
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
@@ -85,13 +74,7 @@ def q_outer(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer",
-    title="FlashAttention, loops exchanged",
-    run=q_outer,
-    returns=("O", "L"),
-    saves=("R",),
-    line_1=by_queries,
-    loops="Q outermost",
-    short="loops exchanged",
-    look=("orange", "v", "-"),
+    name="q_outer", title="FlashAttention, loops exchanged", short="loops exchanged", look=("orange", "v", "-"),
+    run=q_outer, line_1=by_queries, loops="Q outermost",
+    returns=("O", "L"), saves=("R",),
 )

@@ -37,8 +37,6 @@ dQ is kept in Q's type here; FlashAttention-2 adds in float32 and converts at th
 and reads O to do so.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
@@ -48,19 +46,8 @@ from flashsim.problem.shapes import Blocks
 
 
 def q_outer_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-    live: Live,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout, live: Live,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
@@ -105,13 +92,7 @@ def q_outer_backward(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer",
-    direction="backward",
-    title="FlashAttention, loops exchanged, backward, dQ accumulated",
-    run=q_outer_backward,
-    line_1=by_keys,
-    loops="K, V outermost, L and D",
-    rounds=every_block,
-    rounds_logs=lambda T_c: 2,
-    gives_dS=True,
+    name="q_outer", direction="backward", title="FlashAttention, loops exchanged, backward, dQ accumulated",
+    run=q_outer_backward, line_1=by_keys, loops="K, V outermost, L and D",
+    rounds=every_block, rounds_logs=lambda T_c: 2, gives_dS=True,
 )

@@ -40,8 +40,6 @@ which is less than 14 N²d²/M for M below 2.5 d². The price is dS, N_q·N_k el
 computed: empty tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -60,18 +58,8 @@ def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
 
 
 def q_outer_backward_stored(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip, (N_q, d), N_k = sram.on_chip, Q.shape, K.shape[0]
@@ -125,14 +113,8 @@ def q_outer_backward_stored(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_stored",
-    direction="backward",
+    name="q_outer_stored", direction="backward", title="FlashAttention, loops exchanged, backward, dS in HBM",
     of="q_outer",
-    title="FlashAttention, loops exchanged, backward, dS in HBM",
-    run=q_outer_backward_stored,
-    line_1=line_2,
-    loops="dS in HBM",
-    cuts=line_3,
-    rounds_logs=lambda T_c: 2,
-    gives_dS=True,
+    run=q_outer_backward_stored, line_1=line_2, cuts=line_3, loops="dS in HBM",
+    rounds_logs=lambda T_c: 2, gives_dS=True,
 )

@@ -42,8 +42,6 @@ block has all of Q and dO, or all of K and V, read once: 8 and 6, together 14 NÂ
 above dÂ². No matrix unit likes tiles of one row, or one key.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -62,19 +60,8 @@ def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks, Blocks]:
 
 
 def q_outer_backward_streamed(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-    live: Live,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout, live: Live,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip, N_q, N_k = sram.on_chip, Q.shape[0], K.shape[0]
@@ -132,14 +119,8 @@ def q_outer_backward_streamed(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_streamed",
-    direction="backward",
-    of="q_outer",
-    title="FlashAttention, loops exchanged, backward in two passes, rows streamed",
-    run=q_outer_backward_streamed,
-    line_1=line_2,
-    loops="two passes, rows streamed",
-    cuts=line_3,
-    rounds_logs=lambda T_c: 2,
-    gives_dS=True,
+    name="q_outer_streamed", direction="backward",
+    title="FlashAttention, loops exchanged, backward in two passes, rows streamed", of="q_outer",
+    run=q_outer_backward_streamed, line_1=line_2, cuts=line_3, loops="two passes, rows streamed",
+    rounds_logs=lambda T_c: 2, gives_dS=True,
 )

@@ -42,8 +42,6 @@ attention. S and dP are computed twice, seven products in place of five, and K a
 queries; dQ is written once, and the result is the same in every run. The passes cost T_c and T_r sweeps, hence square tiles.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
@@ -60,19 +58,8 @@ def line_2(rows: int, d: int) -> tuple[int, int]:
 
 
 def q_outer_backward_two_pass(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
-    live: Live,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout, live: Live,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
@@ -127,13 +114,8 @@ def q_outer_backward_two_pass(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_two_pass",
-    direction="backward",
+    name="q_outer_two_pass", direction="backward", title="FlashAttention, loops exchanged, backward in two passes",
     of="q_outer",
-    title="FlashAttention, loops exchanged, backward in two passes",
-    run=q_outer_backward_two_pass,
-    line_1=line_2,
-    loops="two passes",
-    rounds_logs=lambda T_c: 2,
-    gives_dS=True,
+    run=q_outer_backward_two_pass, line_1=line_2, loops="two passes",
+    rounds_logs=lambda T_c: 2, gives_dS=True,
 )

@@ -33,8 +33,6 @@ once, not T_r times. It saves (T_r − 1)·s·2d accesses: much where N is small
 more room, so line 2's are an eighth of `q_outer`'s. Every tile is computed: empty tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -55,14 +53,7 @@ def line_4(M: int, blocks: Blocks, w: int, masking: int) -> int:
 
 
 def q_outer_pinned(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
@@ -110,11 +101,7 @@ def q_outer_pinned(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_pinned",
-    title="Loops exchanged, K and V pinned",
-    run=q_outer_pinned,
+    name="q_outer_pinned", title="Loops exchanged, K and V pinned", short="exchanged, pinned",
+    run=q_outer_pinned, line_1=line_2, loops="K, V pinned",
     returns=("O", "L"),
-    line_1=line_2,
-    loops="K, V pinned",
-    short="exchanged, pinned",
 )

@@ -16,8 +16,6 @@ of L: their formulas hold, and their algorithms stay as they are. A kernel that 
 has it in its lines 4 to 7, could do this there, for N + 1 reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -8,8 +8,6 @@ that many and less than 2B_c more: K and V are read about (B_r + w_left + w_righ
 The option `window` is (left, right), or `left` alone, with right = 0; −1: no limit on that side. Default: no window.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.q_outer import q_outer
 from flashsim.algorithms.record import Algorithm
@@ -17,10 +15,9 @@ from flashsim.masks.rules import SlidingWindow
 from flashsim.problem.options import Option
 
 ALGORITHM = Algorithm(
-    name="sliding_window",
-    title="Sliding window",
-    run=q_outer,
-    module=__name__,
+    name="sliding_window", title="Sliding window", module=__name__,
+    run=q_outer, line_1=by_queries,
+    returns=("O", "L"), saves=("R",),
     options=(
         Option(
             "window",
@@ -31,7 +28,4 @@ ALGORITHM = Algorithm(
             examples=((0, 0), (3, 1), (5, -1), (-1, 4)),
         ),
     ),
-    returns=("O", "L"),
-    saves=("R",),
-    line_1=by_queries,
 )

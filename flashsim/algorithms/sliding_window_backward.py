@@ -1,7 +1,5 @@
 """The backward pass of `sliding_window`: `q_outer`'s, whose blocks of keys meet only the row blocks whose windows reach them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.algorithms import q_outer_backward

@@ -43,8 +43,6 @@ M/4d. m_i is known before the first weight is, so no O is rescaled; but S must w
 B_r × N_k, the same for every i, and kept as computed: in the chip's type, not in the inputs'.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares
@@ -61,14 +59,7 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 
 def small_cache(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
     """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
@@ -117,15 +108,7 @@ def small_cache(
 
 
 ALGORITHM = Algorithm(
-    name="small_cache",
-    title="Saha and Ye, small cache",
-    run=small_cache,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("m", "l", "L"),
-    line_1=squares,
-    rows=rows,
-    loops="small cache",
-    short="small cache",
-    look=("black", "x", ":"),
+    name="small_cache", title="Saha and Ye, small cache", short="small cache", look=("black", "x", ":"),
+    run=small_cache, line_1=squares, rows=rows, loops="small cache",
+    returns=("O", "L"), saves=("R",), follows=("m", "l", "L"),
 )

@@ -47,8 +47,6 @@ P and dS wait in HBM, for one block of keys at a time: the strips take N_q × B_
 makes about 9T·Nd + 3T_d·N² + 3N² accesses, 12 N²d/√M + 3N². No tile of dS is whole on chip: a bias has no gradient here.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares
@@ -65,18 +63,8 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 
 def small_cache_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
@@ -154,14 +142,8 @@ def small_cache_backward(
 
 
 ALGORITHM = Algorithm(
-    name="small_cache",
-    direction="backward",
-    title="Small cache, backward",
-    run=small_cache_backward,
+    name="small_cache", direction="backward", title="Small cache, backward",
+    run=small_cache_backward, line_1=squares, rows=rows, loops="small cache",
     follows=("D",),
-    line_1=squares,
-    rows=rows,
-    loops="small cache",
-    rounds=every_block,
-    rounds_logs=lambda T_c: 2,
+    rounds=every_block, rounds_logs=lambda T_c: 2,
 )

@@ -38,8 +38,6 @@ x to read it, x to read V. `q_outer` makes 4x², `small_cache` 4x + 1: for d²/4
 The price is all of S in HBM, N_q·N_k elements, in the chip's type.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import by_one_key
@@ -67,14 +65,7 @@ def line_3(M: int, N_q: int, d_v: int) -> tuple[int, int]:
 
 
 def small_cache_hybrid(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
     """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
@@ -124,15 +115,8 @@ def small_cache_hybrid(
 
 
 ALGORITHM = Algorithm(
-    name="small_cache_hybrid",
-    title="S by rows, O by tiles",
-    run=small_cache_hybrid,
-    returns=("O", "L"),
-    follows=("m", "l", "L"),
-    line_1=by_one_key,
-    rows=rows,
-    loops="rows, tiles",
-    short="hybrid",
-    look=("sky", "P", "-."),
+    name="small_cache_hybrid", title="S by rows, O by tiles", short="hybrid", look=("sky", "P", "-."),
+    run=small_cache_hybrid, line_1=by_one_key, rows=rows, loops="rows, tiles",
+    returns=("O", "L"), follows=("m", "l", "L"),
     rounds_logs=lambda T_c: 2,
 )

@@ -33,8 +33,6 @@ It is to `q_outer` what the snake is to rows in the smallest games, where it is 
 tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
@@ -44,14 +42,7 @@ from flashsim.problem.shapes import Blocks
 
 
 def snake(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
@@ -101,11 +92,7 @@ def snake(
 
 
 ALGORITHM = Algorithm(
-    name="snake",
-    title="Loops exchanged, there and back",
-    run=snake,
+    name="snake", title="Loops exchanged, there and back", short="snake",
+    run=snake, line_1=by_queries, loops="there and back",
     returns=("O", "L"),
-    line_1=by_queries,
-    loops="there and back",
-    short="snake",
 )

@@ -5,8 +5,6 @@ A row that fits is read once. A longer one must be read twice: once for its maxi
 is not enough for a row that is too long for M.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from flashsim.algorithms.notation import exp, finite, gated, maximum, nonzero, rowmax, rowsum

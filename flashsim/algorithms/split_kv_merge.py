@@ -6,8 +6,6 @@ tree, pairs are merged at the same time, level by level, and every merged part g
 in log₂ t steps and not t. Sources: "FlashAttention: Theory and Practice", "FlashDecoding: Phase 2" and "merge(tile_i, tile_j)".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero

@@ -40,8 +40,6 @@ softmax needs L_i, too. It is the only statistic: O_i is kept divided by what â„
 same L_i and S_ij. Every tile is computed: empty tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_one_key
 from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
@@ -64,14 +62,7 @@ def line_4(M: int, blocks: Blocks, N_k: int, w: int, masking: int) -> int:
 
 
 def streamed(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
@@ -121,15 +112,8 @@ def streamed(
 
 
 ALGORITHM = Algorithm(
-    name="streamed",
-    title="Loops exchanged, K and V by elements",
-    run=streamed,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("L", "O"),
-    line_1=by_one_key,
-    rows=rows,
-    loops="K, V streamed",
-    short="streamed",
+    name="streamed", title="Loops exchanged, K and V by elements", short="streamed",
+    run=streamed, line_1=by_one_key, rows=rows, loops="K, V streamed",
+    returns=("O", "L"), saves=("R",), follows=("L", "O"),
     rounds_logs=lambda T_c: T_c + 1,
 )

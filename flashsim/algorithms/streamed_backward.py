@@ -40,8 +40,6 @@ dK and dV fit M, T_c = 1: each operand is read once, each gradient written once,
 tile is computed: empty tiles are not skipped.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import by_one_query
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
@@ -61,18 +59,8 @@ def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
 
 
 def streamed_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
@@ -138,15 +126,7 @@ def streamed_backward(
 
 
 ALGORITHM = Algorithm(
-    name="streamed",
-    direction="backward",
-    title="Loops exchanged, rows streamed, D on the way, backward",
-    run=streamed_backward,
-    line_1=by_one_query,
-    rows=rows,
-    loops="K, V outermost, rows streamed",
-    cuts=line_3,
-    rounds=every_block,
-    rounds_logs=lambda T_c: T_c + 2,
-    gives_dS=True,
+    name="streamed", direction="backward", title="Loops exchanged, rows streamed, D on the way, backward",
+    run=streamed_backward, line_1=by_one_query, rows=rows, cuts=line_3, loops="K, V outermost, rows streamed",
+    rounds=every_block, rounds_logs=lambda T_c: T_c + 2, gives_dS=True,
 )

@@ -41,8 +41,6 @@ The listing is ours; AccelForge, a mapper, found its tiles. A tile of b × b tak
 element, and L_i, the only statistic. `small_cache` takes b² + 4b.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares
@@ -59,14 +57,7 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 
 def tiles_streamed(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
     """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
@@ -114,15 +105,8 @@ def tiles_streamed(
 
 
 ALGORITHM = Algorithm(
-    name="tiles_streamed",
-    title="Small cache, by elements",
-    run=tiles_streamed,
-    returns=("O", "L"),
-    saves=("R",),
-    follows=("L",),
-    line_1=squares,
-    rows=rows,
-    loops="tile, streamed",
-    short="tiles, streamed",
+    name="tiles_streamed", title="Small cache, by elements", short="tiles, streamed",
+    run=tiles_streamed, line_1=squares, rows=rows, loops="tile, streamed",
+    returns=("O", "L"), saves=("R",), follows=("L",),
     rounds_logs=lambda T_c: T_c + 1,
 )

@@ -46,8 +46,6 @@ an element; L_i and D_i come when the column has gone. It makes 10 N²d/√M + 3
 bias has no gradient here.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares
@@ -64,18 +62,8 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 
 def tiles_streamed_backward(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
+    MASK: MaskFunction, dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
@@ -171,13 +159,8 @@ def tiles_streamed_backward(
 
 
 ALGORITHM = Algorithm(
-    name="tiles_streamed",
-    direction="backward",
-    title="Small cache, by elements, backward",
-    run=tiles_streamed_backward,
+    name="tiles_streamed", direction="backward", title="Small cache, by elements, backward",
+    run=tiles_streamed_backward, line_1=squares, rows=rows, loops="tile, streamed",
     follows=("D",),
-    line_1=squares,
-    rows=rows,
-    loops="tile, streamed",
     rounds_logs=lambda T_c: T_c + 2,
 )

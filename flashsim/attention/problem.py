@@ -48,24 +48,11 @@ class Problem:
 
     @classmethod
     def of(
-        cls,
-        *,
-        N: int | None = None,
-        d: int | None = None,
-        M: Size | None = None,
-        N_q: int | None = None,
-        N_k: int | None = None,
-        d_v: int | None = None,
-        heads: int = 1,
-        kv_heads: int | None = None,
-        dtype: Any = "float32",
-        causal: bool = False,
-        mask: Any = None,
-        scale: float | None = None,
-        dropout_p: float = 0.0,
-        seed: int = 0,
-        gqa: str = "separate",
-    ) -> Problem:
+        cls, *, N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None,
+        N_k: int | None = None, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None,
+        dtype: Any = "float32", causal: bool = False, mask: Any = None, scale: float | None = None,
+        dropout_p: float = 0.0, seed: int = 0, gqa: str = "separate"
+    ) -> Problem:  # fmt: skip
         """Return the problem of these lengths, in elements; arguments as in `flashsim.count`. Raises ValueError."""
         shape, stored = check_shape(N, d, N_q, N_k, d_v), float_dtype(dtype)
         heads, kv_heads = check_heads(heads, kv_heads)
@@ -88,13 +75,10 @@ class Problem:
             )
         defaults = signature(cls.of).parameters
         for name, value in given.items():
-            if not (
-                value is defaults[name].default
-                or (isinstance(value, bool | int | float | str) and value == defaults[name].default)
-            ):
-                raise ValueError(
-                    f"{name} is {shown(value)}, and a problem is given, which has its own; expected one of the two"
-                )
+            default, plain = defaults[name].default, isinstance(value, bool | int | float | str)
+            if value is not default and not (plain and value == default):
+                said = "a problem is given, which has its own; expected one of the two"
+                raise ValueError(f"{name} is {shown(value)}, and {said}")
         if problem.mask.per_head:
             raise ValueError(
                 f"mask is {problem.mask!r}, which may differ between heads; expected one mask for all heads"

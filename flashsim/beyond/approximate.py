@@ -43,18 +43,9 @@ def compressed(N: int) -> int:
 
 
 def linformer(
-    Q: Any,
-    K: Any,
-    V: Any,
-    E: Any,
-    F: Any,
-    *,
-    scale: float | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
+    Q: Any, K: Any, V: Any, E: Any, F: Any, *,
+    scale: float | None = None, M: Size | None = None, blocks: tuple[int, int, int, int] | None = None,
+    sizing: str = "fit", enforce: bool | None = None, observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return softmax(τ Q (E K)ᵀ) F V of Q, K (N, d), V (N, e), E, F (k, N) as `run.O`, with log-sum-exps `run.L` (N,).
 
@@ -67,21 +58,13 @@ def linformer(
     return run_program(
         programs()["linformer"], {"Q": Q, "K": K, "V": V, "E": E, "F": F}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
         options={"tau": _scale(Q, scale)}, observers=observers,
-    )  # fmt: skip
+    )
 
 
 def performer(
-    Q: Any,
-    K: Any,
-    V: Any,
-    W: Any,
-    *,
-    scale: float | None = None,
-    phi: str = "on_chip",
-    M: Size | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
+    Q: Any, K: Any, V: Any, W: Any, *,
+    scale: float | None = None, phi: str = "on_chip", M: Size | None = None,
+    blocks: tuple[int, int, int, int] | None = None, sizing: str = "fit", enforce: bool | None = None,
     observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return φ(Q) (φ(K)ᵀ V), divided by φ(Q) (φ(K)ᵀ 1), of Q, K (N, d), V (N, e), features W (k, d), as `run.O`.
@@ -103,7 +86,7 @@ def performer(
     return run_program(
         programs()[method], {"Q": Q, "K": K, "V": V, "W": W}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
         options={"c": tau**0.5}, observers=observers,
-    )  # fmt: skip
+    )
 
 
 def features(k: int, d: int, *, seed: int = 0, dtype: Any = "float64") -> Array:
@@ -122,15 +105,8 @@ def features(k: int, d: int, *, seed: int = 0, dtype: Any = "float64") -> Array:
 
 
 def reformer(
-    Q: Any,
-    K: Any,
-    V: Any,
-    buckets: Any,
-    *,
-    C: int = 64,
-    scale: float | None = None,
-    M: Size | None = None,
-    enforce: bool | None = None,
+    Q: Any, K: Any, V: Any, buckets: Any, *,
+    C: int = 64, scale: float | None = None, M: Size | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return attention of each row of Q (N, d) to those of K (N, d), V (N, e) that it meets in any round, as `run.O`.
@@ -154,16 +130,8 @@ def reformer(
 
 
 def smyrf(
-    Q: Any,
-    K: Any,
-    V: Any,
-    hashes_Q: Any,
-    hashes_K: Any,
-    *,
-    C: int = 64,
-    scale: float | None = None,
-    M: Size | None = None,
-    enforce: bool | None = None,
+    Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *,
+    C: int = 64, scale: float | None = None, M: Size | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return attention of each row of Q (N, d) to each of K (N, d), V (N, e) as often as they meet, as `run.O`.
@@ -225,7 +193,7 @@ def lsh_hashes(Q: Any, K: Any, rounds: int, *, seed: int = 0) -> tuple[Array, Ar
 def count(
     method: str, *, N: int, d: int, k: int | None = None, e: int | None = None, rounds: int | None = None,
     C: int | None = None, **how: Any,
-) -> ProgramTally:  # fmt: skip
+) -> ProgramTally:
     """Count what a method would move, on shapes alone. `e`, V's width, is d by default.
 
     `k`: mixtures, or features. "reformer" and "smyrf" have none, and no `blocks`, but `rounds` of clusters of `C` rows.
@@ -248,7 +216,7 @@ def count(
 def exact(
     method: str, *, N: int, d: int, k: int | None = None, e: int | None = None, rounds: int | None = None,
     C: int | None = None, **how: Any,
-) -> ExactProgram:  # fmt: skip
+) -> ExactProgram:
     """Return the same by formula: equal, whatever the arguments."""
     name, sizes, how = _asked(method, N, d, k, e, rounds, C, how)
     return exact_program(name, sizes, **how)
@@ -278,7 +246,7 @@ def _clustered(
     return run_program(
         program, operands, M=M, blocks=(C,), enforce=enforce, options={"tau": _scale(operands["Q"], scale)},
         observers=observers,
-    )  # fmt: skip
+    )
 
 
 def _check_fits(name: str, sizes: Mapping[str, Any], blocks: tuple[int], M: Any, enforce: Any, dtype: Any) -> None:

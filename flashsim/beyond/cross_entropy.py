@@ -28,16 +28,9 @@ HOW = ("M", "blocks", "sizing", "enforce", "dtype")
 
 
 def loss(
-    X: Any,
-    E: Any,
-    y: Any,
-    *,
-    ignore: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
+    X: Any, E: Any, y: Any, *,
+    ignore: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
+    enforce: bool | None = None, observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return each row's loss (N,) of X (N, d) under the classifier E (v, d) and labels y (N,), as `run.loss`; `run.L` (N,).
 
@@ -45,7 +38,7 @@ def loss(
     ignore   the label, such as −100, of rows that are left out: their loss and gradients are 0
     M, blocks, sizing, enforce, observers  as in `flashsim.forward`, but that sizing is "fit" by default
 
-    Raises ValueError for arguments that make no sense, labels that are none included; SramOverflow.
+    Raises ValueError for arguments that make no sense, such as labels out of range; SramOverflow.
     """
     shape = check_array("E", E).shape
     if len(shape) != 2:
@@ -54,19 +47,13 @@ def loss(
     return run_program(
         programs()[PASSES["loss"]], {"X": X, "E": E, "y": labels}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
         observers=observers,
-    )  # fmt: skip
+    )
 
 
 def gradient(
-    run: ProgramRun,
-    g: Any,
-    *,
-    to: str = "X",
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
+    run: ProgramRun, g: Any, *,
+    to: str = "X", M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
+    enforce: bool | None = None, observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return the gradient of Σ g_i · loss_i to X (N, d) as `.dX`, or to E (v, d) as `.dE`, of what `loss` returned.
 
@@ -83,7 +70,7 @@ def gradient(
     return run_program(
         program, {**{name: given[name] for name in ("X", "E", "y")}, "L": run.L, "g": g}, M=run.launch.M if M is None else M,
         blocks=blocks, sizing=sizing, enforce=enforce, observers=observers,
-    )  # fmt: skip
+    )
 
 
 def count(*, N: int, v: int, d: int, of: str = "loss", **how: Any) -> ProgramTally:
@@ -116,5 +103,5 @@ def _labels(y: Any, v: int, ignore: Any) -> Array:
     if len(wrong):
         raise ValueError(f"y holds {wrong[0]}; expected labels from 0 to v − 1 = {v - 1}" + (
             f", or ignore = {ignore}" if ignore is not None else "; rows to be left out are named by ignore="
-        ))  # fmt: skip
+        ))
     return np.where(out, NONE, array).astype(np.uint32)

@@ -34,19 +34,10 @@ HOW = ("M", "blocks", "sizing", "enforce", "dtype")
 
 
 def product(
-    X: Any,
-    Z: Any,
-    V: Any,
-    *,
-    kernel: str | Callable[[Any, Any], Any] = "gaussian",
-    sigma: float = 1.0,
-    reduction: str = "sum",
-    order: str = "x_outer",
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
+    X: Any, Z: Any, V: Any, *,
+    kernel: str | Callable[[Any, Any], Any] = "gaussian", sigma: float = 1.0, reduction: str = "sum",
+    order: str = "x_outer", M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
+    enforce: bool | None = None, observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return the kernel product Y (N, e) of X (N, d), Z (n, d), V (n, e) as `run.Y`, with what it cost.
 
@@ -75,20 +66,14 @@ def product(
     run = run_program(
         programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k},
         observers=observers,
-    )  # fmt: skip
+    )
     return replace(run, results={"Y": run.Y[:, 0]}) if flat and run.Y.ndim == 2 else run
 
 
 def gradient(
-    run: ProgramRun,
-    dY: Any,
-    *,
-    derivative: Callable[[Any, Any], Any] | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
+    run: ProgramRun, dY: Any, *,
+    derivative: Callable[[Any, Any], Any] | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
+    sizing: str = "fit", enforce: bool | None = None, observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return the gradient to X of what `product` returned, dX (N, d), as `.dX`, for the gradient dY, of Y's shape and X's type.
 
@@ -122,19 +107,13 @@ def gradient(
     return run_program(
         programs()[GRADIENTS[reduction]], operands, M=launch.M if M is None else M, blocks=blocks, sizing=sizing,
         enforce=enforce, options={"k": k}, observers=observers,
-    )  # fmt: skip
+    )
 
 
 def count(
     *,
-    N: int,
-    n: int | None = None,
-    d: int,
-    e: int = 1,
-    reduction: str = "sum",
-    order: str = "x_outer",
-    direction: str = "forward",
-    **how: Any,
+    N: int, n: int | None = None, d: int, e: int = 1, reduction: str = "sum", order: str = "x_outer",
+    direction: str = "forward", **how: Any,
 ) -> ProgramTally:
     """Count what a product moves, on lengths alone; or, "backward", its gradient, which has one order. n is N by default.
 
@@ -147,14 +126,8 @@ def count(
 
 def exact(
     *,
-    N: int,
-    n: int | None = None,
-    d: int,
-    e: int = 1,
-    reduction: str = "sum",
-    order: str = "x_outer",
-    direction: str = "forward",
-    **how: Any,
+    N: int, n: int | None = None, d: int, e: int = 1, reduction: str = "sum", order: str = "x_outer",
+    direction: str = "forward", **how: Any,
 ) -> ExactProgram:
     """Return the same by formula, with which `count` agrees by `==`."""
     check_how(exact, how, HOW)

@@ -20,24 +20,14 @@ from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_p
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
-STATES = {
-    "on_chip": "linear_attention",
-    "in_hbm": "linear_attention_two_pass",
-    "buffered": "linear_attention_buffered",
-}
+STATES = {"on_chip": "linear_attention", "in_hbm": "linear_attention_two_pass", "buffered": "linear_attention_buffered"}
 HOW = ("M", "enforce", "dtype")
 """What `count` and `exact` take besides lengths."""
 
 
 def attention(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    state: str = "on_chip",
-    M: Size | None = None,
-    chunk: int | None = None,
-    enforce: bool | None = None,
+    Q: Any, K: Any, V: Any, *,
+    state: str = "on_chip", M: Size | None = None, chunk: int | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return causal linear attention O (N, e) of Q, K (N, d), V (N, e) as `run.O`, with what it cost.
@@ -53,7 +43,7 @@ def attention(
     return run_program(
         programs()[_name(state)], {"Q": Q, "K": K, "V": V}, M=M, blocks=_blocks(chunk), enforce=enforce,
         observers=observers,
-    )  # fmt: skip
+    )
 
 
 def count(

@@ -25,18 +25,9 @@ HOW = ("M", "blocks", "enforce", "dtype")
 
 
 def run(
-    X: Any,
-    W1: Any,
-    W2: Any,
-    mask1: Any = None,
-    mask2: Any = None,
-    *,
-    fused: bool = True,
-    tiles: str = "rows",
-    M: Size | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
-    enforce: bool | None = None,
-    observers: Sequence[Observer] = (),
+    X: Any, W1: Any, W2: Any, mask1: Any = None, mask2: Any = None, *,
+    fused: bool = True, tiles: str = "rows", M: Size | None = None, blocks: tuple[int, int, int, int] | None = None,
+    enforce: bool | None = None, observers: Sequence[Observer] = (),
 ) -> ProgramRun:
     """Return Y = relu(X W1) W2, (N, o), of X (N, d), W1 (d, f) and W2 (f, o) as `run.Y`, with what it cost.
 
@@ -52,13 +43,13 @@ def run(
     program, options = _asked(fused, tiles, mask1, mask2, blocks)
     return run_program(
         program, {"X": X, "W1": W1, "W2": W2}, M=M, blocks=blocks, enforce=enforce, options=options, observers=observers,
-    )  # fmt: skip
+    )
 
 
 def count(
     *, N: int, d: int, f: int, o: int | None = None, mask1: Any = None, mask2: Any = None, fused: bool = True,
     tiles: str = "rows", **how: Any,
-) -> ProgramTally:  # fmt: skip
+) -> ProgramTally:
     """Count what `run` would move, on shapes alone; `o` is d by default.
 
     The rest is `flashsim.run.programs.count_program`'s: M, blocks, enforce, dtype, observers.
@@ -71,7 +62,7 @@ def count(
 def exact(
     *, N: int, d: int, f: int, o: int | None = None, mask1: Any = None, mask2: Any = None, fused: bool = True,
     tiles: str = "rows", **how: Any,
-) -> ExactProgram:  # fmt: skip
+) -> ExactProgram:
     """Return the same by formula, with which `count` agrees by `==`."""
     check_how(exact, how, HOW)
     program, options = _asked(fused, tiles, mask1, mask2, how.get("blocks"))

@@ -5,8 +5,6 @@ a check failed, and raises ValueError for what makes no sense. Results go to std
 `flashsim.support.entry` says what each exit status means.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys
@@ -145,14 +143,12 @@ def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.Argu
 
 
 def _beginning() -> str:
-    """Say what to do first."""
     width = max(map(len, ROUTE))
     route = "\n".join(f"  {command:{width}}  {shows}" for command, shows in ROUTE.items())
     return f"{_wrapped(ABOUT, '', '')}\n\nBegin here; it takes ten minutes:\n\n{route}\n\nAll commands: flashsim --help"
 
 
 def _by_purpose() -> str:
-    """List the commands under what they are for."""
     indent = " " * (4 + max(map(len, COMMANDS)))
     listed = ""
     for purpose, names in PURPOSES.items():

@@ -1,7 +1,5 @@
 """`flashsim bench`: this project's GPU kernels, unfused attention and PyTorch's backends, timed in one run."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 from collections.abc import Mapping
@@ -95,25 +93,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _made(options: argparse.Namespace) -> dict[str, Any]:
-    """Return how and when a record was made, and of which sources, if that was said."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"command": options.command_line, **({"commit": options.commit} if options.commit else {}), "date": date}
 
 
 def _climb(options: argparse.Namespace) -> int:
-    """Time the ladder on one problem, forward. Raises ValueError for options that ask for more."""
     from flashsim.gpu.contestants import Setting
     from flashsim.gpu.machine import machine
     from flashsim.gpu.steps import climb
 
     lengths, dims, rounds = options.N or [LADDERS], options.d or [128], options.rounds or USUAL["rounds"]
+    drawn, backward = options.distribution or ["normal"], options.direction == "backward"
     more = {"--N": len(lengths) > 1, "--d": len(dims) > 1, "--heads": len(options.heads) > 1, "--only": options.only}
-    drawn = options.distribution or ["normal"]
-    more |= {
-        "--distribution": len(drawn) > 1,
-        "--direction backward": options.direction == "backward",
-        "--dropout": options.dropout_p,
-    }
+    more |= {"--distribution": len(drawn) > 1, "--direction backward": backward, "--dropout": options.dropout_p}
     for name, given in more.items():
         if given:
             raise ValueError(f"--ladder is one problem, forward, of all rungs: {name} asks for something else")
@@ -134,7 +126,7 @@ def print_ladder(record: Mapping[str, Any]) -> None:
     print_words(
         f"{on['gpu']}; forward, N = {setting['N']:,}, d = {setting['d']}{', causal' if setting['causal'] else ''}, "
         f"B = {setting['B']}, H = {setting['H']}, {setting['dtype']}; medians. Traffic, reads and writes: elements simulated, "
-        "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM",
+        "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM"
     )
     print()
     rows: list[tuple[Any, ...]] = []
@@ -159,10 +151,7 @@ def _rounded(number: float | None, digits: int) -> str | None:
 
 
 def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
-    """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention.
-
-    And at what power and clock it ran, where that was read; who was absent, and who failed.
-    """
+    """Print TFLOP/s, a row for each setting, our fastest kernel's ratios, power and clock; who was absent, and who failed."""
     from flashsim.gpu.contestants import FA4, TORCH
     from flashsim.gpu.rungs import ladder
 
@@ -177,18 +166,12 @@ def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
         at: dict[str, Any] = next((t for t in r["timings"] if t["name"] == own), {})
         best = max(filter(None, map(rate.get, (*TORCH, FA4))), default=None)
         against = ((rate.get("torch_flash"), 2), (best, 2), (rate.get("standard"), 1), (rate.get("torch_unfused"), 1))
-        rows.append(
-            (
-                f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}{_drawn(r)}",
-                *(_rounded(rate.get(name), 1) for name in names),
-                *(_rounded(ours / other if ours and other else None, digits) for other, digits in against),
-                *(_rounded(at.get(what), 0) for what in ("watts", "mhz")),
-            )
-        )
-    print_table(
-        ("setting", *names, "ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused", "our W", "our MHz"),
-        rows,
-    )
+        setting = f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}{_drawn(r)}"
+        shown = (_rounded(rate.get(name), 1) for name in names)
+        ratios = (_rounded(ours / other if ours and other else None, digits) for other, digits in against)
+        rows.append((setting, *shown, *ratios, *(_rounded(at.get(what), 0) for what in ("watts", "mhz"))))
+    compared = ("ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused")
+    print_table(("setting", *names, *compared, "our W", "our MHz"), rows)
     if record.get("absent"):
         print("absent: " + "; ".join(f"{name}: {why}" for name, why in record["absent"].items()))
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}

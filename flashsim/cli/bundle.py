@@ -1,7 +1,5 @@
 """`--bundle OUT.zip`: what a sweep found, with all that is needed to find it again."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -43,33 +41,18 @@ flashsim/theory/certificate.py does so on its own. A row's lower_bound_elements 
 
 
 def write_bundle(found: Any, options: argparse.Namespace, pictures: Mapping[str, str | bytes]) -> Path:
-    """Write a sweep's rows, pictures by name, certificates, versions and inputs, and the command that makes the rows again.
-
-    Raises ValueError for two inputs of one name, and for an algorithm in a module that is not given as a file.
-    """
+    """Write a sweep's rows, pictures by name, certificates, versions, inputs, and the command that makes the rows again."""
     inputs: dict[str, bytes] = {}
     again = [*_again(options, inputs), "--bound", "--csv", AGAIN]
-    certificates = {
-        f"certificates/{number:04d}.json": _json(certificate)
-        for number, certificate in enumerate(found.certificates, 1)
-    }
-    said = README.format(
-        command=options.command_line,
-        again=shlex.join(again),
-        made=AGAIN,
-        picture=PICTURE if pictures else "",
-        certificates=CERTIFICATES if certificates else "No lower bound is known at these points: rows.csv says why.\n",
-    )
+    proofs = enumerate(found.certificates, 1)
+    certificates = {f"certificates/{number:04d}.json": _json(proof) for number, proof in proofs}
+    proved = CERTIFICATES if certificates else "No lower bound is known at these points: rows.csv says why.\n"
+    drawn, typed = PICTURE if pictures else "", shlex.join(again)
+    said = README.format(command=options.command_line, again=typed, made=AGAIN, picture=drawn, certificates=proved)
     files: dict[str, str | bytes] = {
-        "README.txt": said,
-        "command.json": _json({"run": again}),
-        "made_with.json": _json(made_with()),
-        "rows.csv": found.to_csv(),
-        "rows.json": found.to_json(),
-        **pictures,
-        **certificates,
-        **inputs,
-    }
+        "README.txt": said, "command.json": _json({"run": again}), "made_with.json": _json(made_with()),
+        "rows.csv": found.to_csv(), "rows.json": found.to_json(), **pictures, **certificates, **inputs,
+    }  # fmt: skip
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in files.items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.loading import load
 from flashsim.cli.outputs import finish, progress
-from flashsim.cli.shared import add, by_name
+from flashsim.cli.shared import FLAG, add, by_name
 from flashsim.cli.values import dtype, positive, whole
 from flashsim.problem.inputs import FLOATS
 from flashsim.support.entry import one_line, printable
@@ -51,9 +51,7 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     },
     "layout": {"choices": ["BHND", "BNHD"], "help": "the order of axes: batch, heads, rows, width. Default: BHND"},
     "block": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "its tile; lengths are drawn around it"},
-    "multiples": {
-        "nargs": 2, "type": whole(), "metavar": ("N", "M"), "help": "N_q is a multiple of N, N_k of M. Default: any"
-    },
+    "multiples": {"nargs": 2, "type": whole(), "metavar": ("N", "M"), "help": "N_q is a multiple of N, N_k of M. Default: any"},
     "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=; its alignment"},
     "window": {"choices": ["bottom_right", "top_left"], "help": "it takes window=(left, right); its alignment"},
     "bias": {"action": YES_OR_NO, "help": "it takes bias="},
@@ -76,12 +74,8 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     "head_dims": {"nargs": "+", "type": whole(), "metavar": "D", "help": "the widths it takes. Default: any"},
     "strides": {"choices": ["any", "last_contiguous", "contiguous"], "help": "which arrays it takes"},
     "accumulate": {"choices": FLOATS, "metavar": "DTYPE", "help": "the type of its sums"},
-    "stores": {
-        "choices": ["output", "output_per_block", "scores"], "help": "what it rounds to the inputs' dtype"
-    },
-    "max_shapes": {
-        "type": whole(), "metavar": "N", "help": "at most N distinct shapes, for kernels that compile"
-    },
+    "stores": {"choices": ["output", "output_per_block", "scores"], "help": "what it rounds to the inputs' dtype"},
+    "max_shapes": {"type": whole(), "metavar": "N", "help": "at most N distinct shapes, for kernels that compile"},
     "unchecked": {
         "nargs": "+", "metavar": "NAME", "help": "parameters that stay at their defaults on purpose; else exit status 3"
     },
@@ -92,7 +86,7 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
 def add_options(parser: Any) -> None:
     own = "your kernel: a function of a module, or of a file (my_kernels.py:attention)"
     parser.add_argument("function", nargs="?", metavar=WHERE, help=own)
-    parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")
+    add(parser, "--list", **FLAG, help="list the checks, and check nothing")
     add(parser, "--examples", type=whole(), default=300, metavar="N", help="cases to draw. Default: 300")
     add(parser, "--seed", help="seed of the cases. Default: 0")
     gradient = "its backward function (q, k, v, do, …) -> dq, dk, dv; or auto: by --wrap torch's autograd, or jax.vjp"
@@ -103,10 +97,10 @@ def add_options(parser: Any) -> None:
     add(parser, "--check", dest="checks", nargs="+", metavar="NAME", help=only)
     known = "checks that are known to fail: the run passes with them, and fails if one of them passes"
     parser.add_argument("--expect", nargs="+", default=[], metavar="NAME", help=known)
-    parser.add_argument("--fail-fast", action="store_true", help="stop at the first case that fails")
+    add(parser, "--fail-fast", **FLAG, help="stop at the first case that fails")
     first = "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the kernel's file"
-    parser.add_argument("--init", action="store_true", help=first)
-    parser.add_argument("--overwrite", action="store_true", help="with --init: replace existing files")
+    add(parser, "--init", **FLAG, help=first)
+    add(parser, "--overwrite", **FLAG, help="with --init: replace existing files")
     packages = ["numpy", "torch", "cupy", "jax"]
     add(parser, "--wrap", choices=packages, help="the function takes this package's arrays")
     how = f"with --wrap, whose conventions it follows for names, alignment, packing and pages: {', '.join(CONVENTIONS)}"
@@ -150,17 +144,10 @@ def run(options: argparse.Namespace) -> int:
     name = getattr(fn, "__name__", type(fn).__name__)
     with progress(options) as told:
         report = testing.check_attention(
-            fn,
-            spec,
-            max_examples=options.examples,
-            **by_name(options, "checks", "fail_fast", "seed"),
-            backward=backward,
-            dropout=dropout,
-            expected_failures=dict.fromkeys(options.expect, ""),
-            on_fail="return",
-            progress=told,
-            on_try=lambda check, case: leave_word(Tried(name, check, case)),
-        )
+            fn, spec, max_examples=options.examples, **by_name(options, "checks", "fail_fast", "seed"),
+            backward=backward, dropout=dropout, expected_failures=dict.fromkeys(options.expect, ""), on_fail="return",
+            progress=told, on_try=lambda check, case: leave_word(Tried(name, check, case)),
+        )  # fmt: skip
     last_words(b"")
     finish(options, {"command": options.command_line, **report.as_json()}, lambda: _show(report, options))
     return NOT_ALL if report.ok and not report.complete else 0 if report.ok else 1
@@ -180,10 +167,7 @@ def _show(report: Any, options: argparse.Namespace) -> None:
 
 
 def ended(options: argparse.Namespace, ending: Ending) -> int:
-    """Say in a line in which check, and on which case, the kernel ended the fork that it was run in; return 1, as it failed.
-
-    The smallest such case is looked for, in another fork: the kernel is never loaded here.
-    """
+    """Say in which check, and on which case, the kernel ended its fork; return 1. Another fork looks for a smaller case."""
     from flashsim.testing.checkup import subject_of
     from flashsim.testing.endings import leave_word, smallest, word_left
 
@@ -202,7 +186,6 @@ def ended(options: argparse.Namespace, ending: Ending) -> int:
 
 
 def _kernel(options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Return the kernel, its backward function and its dropout's keep mask, or None for each of the latter."""
     fn = function(WHERE, options.function)
     auto = options.backward == "auto"
     backward = function("--backward", options.backward) if options.backward and not auto else None
@@ -238,7 +221,6 @@ def _spec(fn: Any, options: argparse.Namespace) -> Spec:
 
 
 def _automatic(fn: Any) -> Any:
-    """Return the gradient that automatic differentiation gives. Raises ValueError where there is none."""
     try:
         return fn.backward
     except AttributeError as error:
@@ -247,7 +229,6 @@ def _automatic(fn: Any) -> Any:
 
 
 def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
-    """Write a kernel's first spec and tests, and say what to run. Raises ValueError for a file that is there."""
     from flashsim.testing.first_tests import first_files, paths
     from flashsim.testing.inferring import infer
 
@@ -271,16 +252,11 @@ def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
     own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
     inferred = infer(fn, _spec(fn, options), back_fn)
     written = first_files(
-        file.stem if file else where,
-        name,
-        inferred,
-        folder,
-        options.command_line,
+        file.stem if file else where, name, inferred, folder, options.command_line,
         wrapped=fn.code("unwrapped") if options.wrap else "",
         backward=f"{name}.backward" if own else fn.code(back) if back and options.wrap else back,
-        backward_import=f"from {back_from} import {back}" if back_from else "",
-        expected=options.expect,
-    )
+        backward_import=f"from {back_from} import {back}" if back_from else "", expected=options.expect,
+    )  # fmt: skip
     for path, text in written.items():
         write_whole(path, text)
     spec, tests = written

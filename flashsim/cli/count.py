@@ -1,7 +1,5 @@
 """`flashsim count`: what an algorithm moves, line by line, at any size."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 
@@ -43,7 +41,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 unless theory says otherwise, then 1. Raises ValueError."""
     from flashsim.cli import report
     from flashsim.verify import comparison
 

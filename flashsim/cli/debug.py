@@ -6,8 +6,6 @@ it. So `if j == 2 and i == 3: breakpoint()` is put before that line in a copy of
 file name and line numbers, as one would type it into the source.
 """
 
-from __future__ import annotations
-
 import argparse
 import bdb
 import io
@@ -57,10 +55,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0, be it that the run ended or that the debugger was quit.
-
-    Raises ValueError for a line or tile that the run has not, and for a file of commands that cannot be read.
-    """
     algorithm = algorithm_in(options)
     at = {} if options.at is None else _turns(options.at)
     stop = find_stop(algorithm, options.line, at)
@@ -86,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _turns(text: str) -> dict[str, int]:
-    """Return the turns that `--at j=3,i=4` asks for, by loop variable: what this is in Python, where they count from 0."""
+    """Return the turns that `--at j=3,i=4` asks for, by loop variable, counted from 0 as in Python."""
     turns: dict[str, int] = {}
     for part in text.split(","):
         name, equals, index = (piece.strip() for piece in part.partition("="))
@@ -108,7 +102,6 @@ def _commands(path: Path) -> IO[str]:
 
 
 def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., object]:
-    """Return what runs the pass to debug, given it and observers; before a backward pass, the forward pass has been run."""
     from flashsim.run.api import backward, forward
 
     Q, K, V = operands(options)
@@ -120,11 +113,7 @@ def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., ob
 
 
 def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, at: Mapping[str, int]) -> str:
-    """Run once unwatched to see how many turns the loops around `stop` have, and say so.
-
-    Raises ValueError for a turn that no loop has, or that is skipped. A run that breaks a rule of the memory, or in a
-    function of the user's any other, is no reason not to debug it: what it was seen to do until then counts.
-    """
+    """Run once unwatched, say how many turns the loops around `stop` have; ValueError for a turn that is not run."""
     lines = {line: variable for variable, line in stop.loops}
     turns: dict[str, int] = {}
     seen: list[dict[str, int]] = []
@@ -144,7 +133,7 @@ def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, 
         passes(algorithm, [watch] if lines else [])
     except Exception as error:
         if not isinstance(error, MemoryModelError) and not hasattr(error, "__notes__"):
-            raise
+            raise  # else it can be debugged all the same
         broken = error
     for variable, index in at.items():
         if variable in turns and index >= turns[variable]:

@@ -56,7 +56,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 unless counts and theory, or processes and simulation, differ, then 1. Raises ValueError."""
     from flashsim.devices import distributed
 
     if options.plan:
@@ -114,14 +113,11 @@ def _show(tallies: list[DevicesTally]) -> None:
             to = ", ".join(map(str, sorted(one.links))) or "–"
             rows.append((p, share.rows(p), one.words, to, one.hbm.accesses, one.sram.peak))
         print_table(("device", "rows", "words sent", "to", "HBM accesses", "peak"), rows)
-    said = " “One device” is the device with the most." if len(tallies) > 1 else ""
-    print_paragraphs(
-        f"Words are elements that links carry; HBM accesses are not among them. Theory gives the same numbers.{said}"
-    )
+    said = "Words are elements that links carry; HBM accesses are not among them. Theory gives the same numbers."
+    print_paragraphs(said + (" “One device” is the device with the most." if len(tallies) > 1 else ""))
 
 
 def _plan(options: argparse.Namespace) -> int:
-    """Print the plans, with the lines of two papers beside them; return 0."""
     from flashsim.attention.problem import Problem
     from flashsim.devices.planning import PLANNED, hidden_from, plan
 
@@ -192,7 +188,7 @@ def _named(tally: DevicesTally) -> str:
 
 
 def _for_real(options: argparse.Namespace) -> int:
-    """Run this process's part, and compare it with the simulation: bits, counts, bytes. Rank 0 prints what all found."""
+    """Run this process's part, and compare its bits, counts and bytes with the simulation's. Rank 0 prints what all found."""
     import numpy as np
 
     from flashsim import devices

@@ -1,7 +1,5 @@
 """`flashsim example`: worked examples on the command line, each step with its numbers."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -56,10 +56,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0, 1 for a file that is not right yet, or 3 for one that was not graded.
-
-    Raises ValueError for what makes no sense.
-    """
+    """Return 0, 1 for a file that is not right yet, or 3 for one that was not graded."""
     if options.hint is not None and options.action != "check":
         raise ValueError("--hint goes with check: flashsim exercise check FILE --hint")
     if options.hint and options.what is None:  # check --hint FILE
@@ -198,7 +195,6 @@ def _number(text: str | None) -> int:
 
 
 def _hint(found: Grade, path: Path, number: int) -> str:
-    """Return the Nth hint of the exercise, or for 0 the next. Raises ValueError for one that there is not."""
     from flashsim.learn.exercises.grading import keep
     from flashsim.learn.exercises.grading import progress as reached_in
 

@@ -1,7 +1,5 @@
 """`flashsim gpu`: what this machine has of what the GPU kernels need."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 
@@ -18,7 +16,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 if kernels can run here, else 1."""
     from flashsim.gpu.machine import info
 
     known = info()

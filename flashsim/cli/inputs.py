@@ -1,7 +1,5 @@
 """What one run is of, for `step` and `debug`: a head of the user's, or random operands; block sizes, M and parts."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`flashsim lessons`: write the lessons, pages that play a recorded run, with an index."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What users bring in files of their own, FILE.py:NAME: algorithms for most commands, kernels for `flashsim check`."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -31,10 +29,7 @@ def algorithm(text: str) -> str | Algorithm:
 
 
 def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention or my_kernels.py:attention") -> Any:
-    """Return what "file.py:name" or "module:name" says; what lies in the working directory, or beside the file, is found too.
-
-    Raises ValueError where that cannot be had; `form` is what was expected.
-    """
+    """Return what "file.py:name" or "module:name" says; what lies beside the file is found too. Raises ValueError."""
     module_name, _, name = where.rpartition(":")
     if not module_name or not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"{where!r} is not of the form {form}")

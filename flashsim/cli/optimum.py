@@ -20,7 +20,7 @@ SEARCHED = "Checked by machine, except the game's normal form, which is proved b
 
 
 def run_optimum(options: argparse.Namespace, problem: dict[str, Any]) -> int:
-    """Search for the optimum, replay it, and show it; return 0. Ctrl-C shows the bounds so far, and raises KeyboardInterrupt."""
+    """Search for the optimum, replay it, and show it. Ctrl-C shows the bounds so far."""
     from flashsim.optimal.optima import Optimum
     from flashsim.tracing import Recorder, traced
 

@@ -1,7 +1,5 @@
 """Where results go: JSON, figures, the terminal. Whether they can be written is checked before the work."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -107,23 +105,16 @@ def write_json(target: str, data: Mapping[str, Any]) -> None:
 
 @contextmanager
 def progress(options: argparse.Namespace, said: str = "") -> Iterator[Callable[..., None]]:
-    """Yield what is to be called with (done, of, what is being done): each may be None, or left out.
-
-    It shows that on stderr, after a line that says `said`, where a person is watching it; nothing with --quiet or in a pipe.
-    """
+    """Yield what takes (done, of, what is being done), each or None, and shows it on stderr, if a person watches that."""
     from rich import progress as rich
 
     from flashsim.support.tables import console
 
     shown = console(stderr=True)
     columns = (
-        rich.TextColumn("{task.description}"),
-        rich.BarColumn(bar_width=16),
-        rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(),
-        rich.TextColumn("left"),
-        rich.TimeRemainingColumn(),
-    )
+        rich.TextColumn("{task.description}"), rich.BarColumn(bar_width=16), rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(), rich.TextColumn("left"), rich.TimeRemainingColumn(),
+    )  # fmt: skip
     off = options.quiet or not shown.is_terminal
     if said and not off:
         shown.print(said)

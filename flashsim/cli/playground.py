@@ -1,7 +1,5 @@
 """`flashsim playground`: write the page on which sizes are changed by sliders."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -54,14 +54,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What is different in them from `flashsim.cli.shared`."""
 OLD = {
-    "accesses_by_array": "arrays",
-    "figure_2_left": "traffic",
-    "figure_2_middle": "blocks",
-    "figure_2_right": "sparsity",
-    "figure_3_right": "memory",
-    "theorem_2": "theorem2",
-    "theorem_5": "theorem5",
-}
+    "accesses_by_array": "arrays", "figure_2_left": "traffic", "figure_2_middle": "blocks",
+    "figure_2_right": "sparsity", "figure_3_right": "memory", "theorem_2": "theorem2", "theorem_5": "theorem5",
+}  # fmt: skip
 """What files of figures were once called; still read, as a number in the paper is."""
 
 
@@ -84,7 +79,6 @@ def add_options(parser: Any) -> None:
 
 
 def _figure(text: str) -> str:
-    """Read a figure's name, or the name of a file that has it."""
     path = Path(text)
     name = path.stem if path.suffix in FIGURE else path.name
     return OLD.get(name, name)
@@ -121,7 +115,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
-    """Draw every figure into a folder, each with the command that draws it alone. Raises ValueError for options of one."""
     from flashsim.plots import FIGURES
 
     one = [*map(_flag, arguments)] + ["--json"] * (options.json is not None)
@@ -141,7 +134,6 @@ def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
 def _draw(
     chart: Chart, arguments: Mapping[str, Any], stem: Path, options: argparse.Namespace, command: str
 ) -> tuple[dict[str, Any], list[Path]]:
-    """Return the figure's data, and the files in which it was saved."""
     from flashsim.plots import save
 
     with progress(options) as told:

@@ -1,7 +1,5 @@
 """`flashsim prove`: the least that any schedule must move, and how near the best one comes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -46,7 +44,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0, or 1 for a certificate that proves nothing."""
     from flashsim.optimal.proving import prove
     from flashsim.problem import qkv
 

@@ -138,10 +138,8 @@ def print_count(counted: Counted) -> None:
 
     group = _group(arguments)
     one = f", one group of {group} heads" if group > 1 else ", one head" if heads > 1 else ""
-    lines = (
-        (f"{moved.label.removeprefix('line ')}  {moved.kind}", moved.array, moved.times, moved.elements)
-        for moved in counted.ledger.movements
-    )
+    moves = ((each.label.removeprefix("line "), each) for each in counted.ledger.movements)
+    lines = ((f"{line}  {each.kind}", each.array, each.times, each.elements) for line, each in moves)
     print_table(("by line of the algorithm" + one, "array", "how often", "elements"), lines)
 
     named = f", {heads:,} heads" if heads > 1 else ""
@@ -173,11 +171,7 @@ def _choosing_line(counted: Counted) -> str:
 
 
 def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Return each array's (reads, writes) as formulas that give its counts, and what there is to say of them.
-
-    The formulas are of one head, without mask and dropout, and with all tiles; where these change a count, a star takes the
-    formula's place. Heads that share a KV head, grouped, are one problem, of all their queries.
-    """
+    """Return each array's (reads, writes) as formulas of one plain head, a star where they do not give its counts; and notes."""
     arguments, tally, direction = counted.arguments, counted.tally, counted.algorithm.direction
     group, shape = _group(arguments), check_shape(*map(arguments.get, ("N", "d", "N_q", "N_k", "d_v")))
     problems, queries = arguments["heads"] // group, group * shape.N_q

@@ -1,7 +1,5 @@
 """`flashsim run`: attention on real Q, K, V, and what each algorithm moves."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +44,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 if counts equal theory and errors are within rounding, else 1. Raises ValueError."""
     from flashsim import plots
     from flashsim.cli import report
     from flashsim.problem import qkv
@@ -72,15 +69,11 @@ def run(options: argparse.Namespace) -> int:
             return told
 
         forwards, backwards = comparison.run_all(
-            given,
-            options.algorithm or ["standard", DEFAULT_ALGORITHM],
-            watch,
-            both_ways=both_ways,
+            given, options.algorithm or ["standard", DEFAULT_ALGORITHM], watch, both_ways=both_ways,
             M=elements(options.M, given.Q.dtype.itemsize),
-            **by_name(options, "scale", "sizing", "blocks", "dropout_p", "seed", "gqa"),
-            **masks_in(options, mask),
+            **by_name(options, "scale", "sizing", "blocks", "dropout_p", "seed", "gqa"), **masks_in(options, mask),
             **declared_in(options),
-        )
+        )  # fmt: skip
     numbers = report.run_numbers(given, forwards, backwards)
     schedule = "query heads grouped" if options.gqa == "grouped" else ""
     sized = report.SIZED["given" if options.blocks else options.sizing]

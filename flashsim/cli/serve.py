@@ -1,13 +1,11 @@
 """`flashsim serve`: what a ragged batch moves, with keys in pages, shared prefixes, packed, by a schedule, or latents."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any
 
 from flashsim.cli.outputs import finish
-from flashsim.cli.shared import add, by_name
+from flashsim.cli.shared import FLAG, add, by_name
 from flashsim.cli.values import whole
 from flashsim.support.tables import print_paragraphs, print_table, sram
 
@@ -49,13 +47,12 @@ def add_options(parser: Any) -> None:
         parser.add_argument(f"--{name}", type=reads, metavar="N", help=said)
     parser.add_argument("--tail", choices=("rows", "page"), help="how much of a last page is loaded. Default: rows")
     parser.add_argument("--schedule", choices=("stream_k", "fixed"), help="for decode. Default: stream_k")
-    parser.add_argument("--full", action="store_true", help="every query sees every key. Default: causal")
+    add(parser, "--full", **FLAG, help="every query sees every key. Default: causal")
     add(parser, "--backward", help="count the backward pass, for varlen")
     add(parser, "--M", "--blocks", "--json")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 unless counts and theory differ, then 1. Raises ValueError."""
     from flashsim import serving
 
     given = by_name(options, *OWN, "tail", "schedule")

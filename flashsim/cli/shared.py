@@ -1,7 +1,5 @@
 """Options that several commands have, each said once, and what they mean."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +19,7 @@ NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 
 DEFAULT_ALGORITHM, DEFAULT_SIZING = "flash", "fit"
-"""What every command takes that is not told; the playground, too."""
+"""What commands take by default; the playground, too."""
 SIZINGS = "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more"
 FLAG: dict[str, Any] = {"action": "store_true"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
@@ -33,16 +31,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
     "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, if not d"},
     "--dropout": {
-        "type": probability,
-        "dest": "dropout_p",
-        "default": 0.0,
-        "metavar": "P",
+        "type": probability, "dest": "dropout_p", "default": 0.0, "metavar": "P",
         "help": "drop weights with this probability. Default: 0",
     },
     "--dtype": {"type": dtype, "choices": FLOATS, "default": DEFAULT_DTYPE, "help": f"type of Q, K, V. Default: {DEFAULT_DTYPE}"},
     "--gqa": {
-        "choices": ["separate", "grouped"],
-        "default": "separate",
+        "choices": ["separate", "grouped"], "default": "separate",
         "help": "how query heads that share a KV head run: each on its own, or as one problem. Default: separate",
     },
     "--heads": {"type": whole(), "metavar": "H", "help": "batch × query heads; the counts add up"},
@@ -51,8 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--json": {"metavar": "FILE", "help": "write the numbers as JSON; -: to stdout, and print nothing else there"},
     "--jobs": {"type": whole(), "metavar": "N"},
     "--M": {
-        "type": size,
-        "metavar": "SIZE",
+        "type": size, "metavar": "SIZE",
         "help": "SRAM size: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024 bytes). Default: 100KB",
     },
     "--mask": {**FILE, "help": "a .npy file: booleans (..., N_q, N_k), True = attend"},
@@ -64,15 +57,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--quiet": {**FLAG, "help": "no progress on stderr"},
     "--seed": {"type": seed, "default": 0},
     "--sink": {
-        "type": logits,
-        "metavar": "S[,S…]",
+        "type": logits, "metavar": "S[,S…]",
         "help": "a learnable sink: a key with this logit and value 0, which no mask hides; one number, or one for each head",
     },
     "--sizing": {"choices": ["fit", "paper"], "default": DEFAULT_SIZING, "help": f"{SIZINGS}. Default: %(default)s"},
     "--vs": {"type": algorithm, "metavar": "NAME"},
     "--offset": {
-        "type": offset,
-        "metavar": "N",
+        "type": offset, "metavar": "N",
         "help": "with --causal: query i attends to keys j ≤ i + N; 0: aligned at the top left. Default: N_k − N_q",
     },
     "--output": {"type": output, "metavar": "STEM", "help": "save STEM.png, .svg, .json"},
@@ -113,8 +104,8 @@ def add_declared(parser: Any, *, many: bool = False) -> None:
 
 def declared_in(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of those that were given."""
-    given = {name: (getattr(options, name), whose[0][1].choices) for name, whose in declared().items()}
-    return {name: choices.get(value, value) for name, (value, choices) in given.items() if value is not None}
+    given = {name: value for name, value in by_name(options, *declared()).items() if value is not None}
+    return {name: declared()[name][0][1].choices.get(value, value) for name, value in given.items()}
 
 
 def by_name(options: argparse.Namespace, *names: str) -> dict[str, Any]:

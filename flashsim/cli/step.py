@@ -1,7 +1,5 @@
 """`flashsim step`: record a run, and go through it step by step, in a page or in the terminal."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from dataclasses import replace
@@ -117,7 +115,7 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     beside = [chosen(options.vs, direction)] if options.vs else []
     named = options.named or options.algorithm
     if isinstance(named, Path):
-        from flashsim.learn.exercises.playing import played
+        from flashsim.learn.exercises.grading import played
 
         if options.M is None and options.blocks is None:
             options.blocks = BLOCKS  # M is then what the student's run needs, which may be more than the right one's

@@ -1,7 +1,5 @@
 """`flashsim sweep`: what algorithms move at many points, as a table, CSV, JSON or a picture."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import pickle
@@ -91,7 +89,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0, or 1 where no point could be counted, or a closed form and a count differ. Raises ValueError."""
     from flashsim.sweeping.running import Disagreement, sweep
 
     if options.csv == "-" == options.json:
@@ -111,16 +108,10 @@ def run(options: argparse.Namespace) -> int:
     with progress(options) as told:
         try:
             found = sweep(
-                algorithms or DEFAULT_ALGORITHM,
-                **_arguments(options, table),
-                points=table,
-                jobs=partial(in_any_order, jobs=options.jobs),
-                check=options.check,
-                seed=options.seed,
-                on_points=told,
-                resume=options.resume,
-                bound=options.bound or options.bundle is not None,
-            )
+                algorithms or DEFAULT_ALGORITHM, **_arguments(options, table), points=table,
+                jobs=partial(in_any_order, jobs=options.jobs), check=options.check, seed=options.seed, on_points=told,
+                resume=options.resume, bound=options.bound or options.bundle is not None,
+            )  # fmt: skip
         except TypeError as error:
             raise ValueError(f"argument --points: {error}") from None
         except KeyboardInterrupt as stop:
@@ -133,7 +124,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_they_can_be_handed_on(algorithms: Sequence[Any]) -> None:
-    """Raise ValueError for an algorithm that other processes cannot import."""
     for each in algorithms:
         try:
             pickle.dumps(each)
@@ -141,10 +131,8 @@ def _check_they_can_be_handed_on(algorithms: Sequence[Any]) -> None:
             if "(" in module:  # a file of the name of another module (`flashsim.support.loading`)
                 raise ValueError(f"another module is called {module.partition(' ')[0]}")
         except Exception as error:  # of whatever kind, as what pickling runs is the user's
-            name = getattr(each, "name", each)
-            raise ValueError(
-                f"argument --jobs: {name} cannot be handed to other processes: {error}; leave --jobs out"
-            ) from None
+            said = f"{getattr(each, 'name', each)} cannot be handed to other processes: {error}; leave --jobs out"
+            raise ValueError(f"argument --jobs: {said}") from None
 
 
 def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
@@ -179,7 +167,6 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
 
 
 def _drawn(found: Any, options: argparse.Namespace) -> tuple[dict[str, str | bytes], str]:
-    """Return the picture's files by suffix, and what to say of its lines; nothing if there is nothing to draw."""
     from flashsim import plots
     from flashsim.plots.saving import contents
     from flashsim.sweeping.drawing import hint
@@ -196,7 +183,6 @@ def _drawn(found: Any, options: argparse.Namespace) -> tuple[dict[str, str | byt
 
 
 def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Return `sweep`'s arguments, those that were given, and the sizing where nothing else chooses blocks."""
     from flashsim.sweeping.points import ARGUMENTS
 
     given: dict[str, Any] = {name: getattr(options, name, None) for name in (*ARGUMENTS, *declared())}
@@ -215,7 +201,6 @@ def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] |
 
 
 def _table(path: Path) -> list[dict[str, Any]]:
-    """Return a CSV file's rows, its cells as numbers and truths where they are such. Raises ValueError."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)

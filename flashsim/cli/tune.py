@@ -1,7 +1,5 @@
 """`flashsim tune`: the loop order and the block sizes that move the fewest elements and fit."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from typing import Any

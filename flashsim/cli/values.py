@@ -1,7 +1,5 @@
 """How what is typed is read: one function for each kind of value, which raises ValueError for what makes no sense."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re
@@ -55,10 +53,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            known = ", ".join(map(str, action.choices))
-            raise argparse.ArgumentError(
-                action, f"there is no {value!r}{meant(value, action.choices)}; expected one of {known}"
-            )
+            known = f"expected one of {', '.join(map(str, action.choices))}"
+            raise argparse.ArgumentError(action, f"there is no {value!r}{meant(value, action.choices)}; {known}")
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
         try:

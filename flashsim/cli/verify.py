@@ -1,7 +1,5 @@
 """`flashsim verify`: the ledger of the paper's claims."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from typing import Any

@@ -25,4 +25,4 @@ from flashsim.devices.planning import Plan, plan
 __all__ = [
     "Device", "DeviceCosts", "DevicesGradients", "DevicesRun", "DevicesTally", "Engine", "Link", "LinkError", "Network",
     "Plan", "Ticket", "backward", "count", "exact", "forward", "plan", "positions",
-]  # fmt: skip
+]

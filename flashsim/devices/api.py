@@ -68,29 +68,20 @@ class DevicesTally(Exported):
     def to_dict(self) -> dict[str, Any]:
         """Return what was asked, and each device's numbers, as plain data."""
         problem = self.share.problem
-        return {
-            "program": self.program.name,
-            "direction": self.program.direction,
-            "P": self.P,
-            **asdict(problem.shape),
-            "heads": problem.heads,
-            "kv_heads": self.share.H_kv,
-            "dtype": problem.dtype.name,
-            "mask": repr(problem.mask),
-            "M": problem.M,
-            "B_r": self.share.B_r,
-            "B_c": self.share.B_c,
-            "devices": [
-                {
-                    "rows": self.share.rows(p),
-                    "words": device.words,
-                    "links": {str(to): asdict(link) for to, link in sorted(device.links.items())},
-                    "hbm": device.hbm.to_dict(),
-                    "sram": asdict(device.sram),
-                }
-                for p, device in enumerate(self.devices)
-            ],
+        said = {
+            "program": self.program.name, "direction": self.program.direction, "P": self.P, **asdict(problem.shape),
+            "heads": problem.heads, "kv_heads": self.share.H_kv, "dtype": problem.dtype.name, "mask": repr(problem.mask),
+            "M": problem.M, "B_r": self.share.B_r, "B_c": self.share.B_c,
         }
+        devices = [
+            {
+                "rows": self.share.rows(p), "words": device.words,
+                "links": {str(to): asdict(link) for to, link in sorted(device.links.items())},
+                "hbm": device.hbm.to_dict(), "sram": asdict(device.sram),
+            }
+            for p, device in enumerate(self.devices)
+        ]
+        return said | {"devices": devices}
 
     def __repr__(self) -> str:
         said = f"{self.words:,} words sent, {self.accesses:,} HBM accesses, blocks {self.share.B_r} × {self.share.B_c}"
@@ -116,21 +107,10 @@ class DevicesGradients(DevicesTally):
 
 
 def forward(
-    name: str | DeviceProgram,
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    P: int,
-    layout: str | None = None,
-    columns: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = False,
-    mask: Any = None,
-    scale: float | None = None,
-    check_finite: bool = True,
-    observers: Sequence[Sequence[Observer]] = (),
+    name: str | DeviceProgram, Q: Any, K: Any, V: Any, *,
+    P: int, layout: str | None = None, columns: int | None = None, M: Size | None = None,
+    blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None, scale: float | None = None,
+    check_finite: bool = True, observers: Sequence[Sequence[Observer]] = (),
 ) -> DevicesRun:
     """Run attention over P simulated devices, each with an SRAM of M elements.
 
@@ -155,18 +135,12 @@ def forward(
     return DevicesRun(
         **_costs(network, program, share, columns), O=O.reshape(*given.leading, *O.shape[1:]),
         lse=L.reshape(*given.leading, len(share)), inputs=given.copy(),
-    )  # fmt: skip
+    )
 
 
 def backward(
-    name: str,
-    run: DevicesRun,
-    dO: Any,
-    *,
-    columns: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    check_finite: bool = True,
+    name: str, run: DevicesRun, dO: Any, *,
+    columns: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None, check_finite: bool = True,
 ) -> DevicesGradients:
     """Run the backward pass of a run, whichever program made it, on the same devices and rows, for dO (..., H_q, N, d_v).
 
@@ -187,29 +161,16 @@ def backward(
 
 
 def count(
-    name: str,
-    *,
-    P: int,
-    N: int,
-    d: int,
-    N_q: int | None = None,
-    M: Size | None = None,
-    d_v: int | None = None,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    dtype: Any = "float32",
-    direction: str = "forward",
-    layout: str | None = None,
-    columns: int | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = False,
-    mask: Any = None,
+    name: str, *,
+    P: int, N: int, d: int, N_q: int | None = None, M: Size | None = None, d_v: int | None = None, heads: int = 1,
+    kv_heads: int | None = None, dtype: Any = "float32", direction: str = "forward", layout: str | None = None,
+    columns: int | None = None, blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None,
 ) -> DevicesTally:
     """Count what `forward` or `backward` would move, by running the same program on lengths alone; arguments as there."""
     problem = Problem.of(
         N_q=N if N_q is None else N_q, N_k=N, d=d, d_v=d_v, M=M, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal,
         mask=mask,
-    )  # fmt: skip
+    )
     program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
     network, _ = _launched(program, share, columns, None)
     return DevicesTally(**_costs(network, program, share, columns))
@@ -230,7 +191,7 @@ def checked(
     problem = Problem.checked(
         given.shape, given.leading, given.group, given.dtype, M=M, scale=scale, causal=causal, mask=mask, dropout_p=0.0, seed=0,
         gqa="separate",
-    )  # fmt: skip
+    )
     if check_finite:
         check_range(given, problem.scale, 0.0, None)
     return given, problem
@@ -279,10 +240,7 @@ def asked(
 
 
 def _launched(
-    program: DeviceProgram,
-    share: Share,
-    columns: int,
-    given: Mapping[str, Array] | None,
+    program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None,
     observers: Sequence[Sequence[Observer]] = (),
 ) -> tuple[Network, list[tuple[Matrix, ...]]]:
     """Place each device's rows, and run the program; return what each device returned, too.

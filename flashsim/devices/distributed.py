@@ -71,19 +71,9 @@ class Gradients(Costs):
 
 
 def forward(
-    name: str,
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    engine: Processes,
-    layout: str | None = None,
-    columns: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = False,
-    mask: Any = None,
-    scale: float | None = None,
+    name: str, Q: Any, K: Any, V: Any, *,
+    engine: Processes, layout: str | None = None, columns: int | None = None, M: Size | None = None,
+    blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None, scale: float | None = None,
     check_finite: bool = True,
 ) -> Part:
     """Run this process's part of `flashsim.devices.forward`, on as many devices as there are processes.
@@ -104,13 +94,8 @@ def forward(
 
 
 def backward(
-    part: Part,
-    dO: Any,
-    *,
-    engine: Processes,
-    columns: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
+    part: Part, dO: Any, *,
+    engine: Processes, columns: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
     check_finite: bool = True,
 ) -> Gradients:
     """Run this process's part of `flashsim.devices.backward` of the program that made `part`, on the same rows.

@@ -113,7 +113,7 @@ def lower_words(share: Share, most: int | None = None, *, at_root: bool = False,
     return WordsBound(
         P, shape.N_q, shape.N_k, shape.d, shape.d_v, share.H_q, share.H_kv, pairs, most, q, n, at_root,
         rate.numerator, rate.denominator, S if S and Y else 0, Y, words,
-    )  # fmt: skip
+    )
 
 
 def _fewer_phases(T: int, d: int, Y: int) -> int:

@@ -26,8 +26,6 @@ For large P the mesh sends 7/6.49 times as much: a box of pairs costs 7 sides, a
 dQ, dK and dV. Open: which of the two is right; a theorem 2 for backward passes; a mask's shape.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -91,4 +89,4 @@ def lower_words_backward(share: Share, most: int | None = None) -> BackwardWords
     return BackwardWordsBound(
         P, shape.N_q, shape.N_k, shape.d, shape.d_v, share.H_q, share.H_kv, pairs, most, q, n, free, s,
         rate.numerator, rate.denominator, words,
-    )  # fmt: skip
+    )

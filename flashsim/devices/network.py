@@ -51,13 +51,8 @@ class Network:
     """P devices, each with an SRAM of M elements, that run one program. `observers[rank]` are told of its memory's events."""
 
     def __init__(
-        self,
-        P: int,
-        M: int,
-        *,
-        dtype: Any = np.float64,
-        enforced: bool = True,
-        arithmetic: bool = True,
+        self, P: int, M: int, *,
+        dtype: Any = np.float64, enforced: bool = True, arithmetic: bool = True,
         observers: Sequence[Sequence[Observer]] = (),
     ) -> None:
         self._turn, self._changed = 0, Condition()

@@ -58,21 +58,10 @@ class Plan:
 
 
 def plan(
-    name: str,
-    *,
-    P: int,
-    N: int,
-    d: int,
-    d_v: int | None = None,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    dtype: Any = "float32",
-    M: Any = None,
-    layout: str | None = None,
-    columns: int | None = None,
-    causal: bool = False,
-    flops: float | None = None,
-    link: float | None = None,
+    name: str, *,
+    P: int, N: int, d: int, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32",
+    M: Any = None, layout: str | None = None, columns: int | None = None, causal: bool = False,
+    flops: float | None = None, link: float | None = None,
 ) -> Plan:
     """Return the costs of a forward pass under "ring", "ulysses" or "mesh", with no mask or a causal one.
 
@@ -102,7 +91,7 @@ def plan(
     found = Plan(
         name=name, P=P, columns=columns, layout=layout, words=sum(words), most_words=max(words),
         accesses=None if causal else hbm.accesses, room=room, work=work, mean=bound.pairs * share.H_q / P, bound=bound,
-    )  # fmt: skip
+    )
     if flops is None or link is None:
         return found
     each, size = 2 * (shape.d + shape.d_v) / flops, problem.dtype.itemsize / link

@@ -1,17 +1,16 @@
 """What a program over devices is: a record at the end of its file, as an algorithm's is."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from flashsim.algorithms.record import Record
 
 DIRECTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceProgram:
+class DeviceProgram(Record):
     """A function of a `Device`, a `Share` and matrices in the device's HBM.
 
     title     as pictures and tables say it
@@ -22,6 +21,7 @@ class DeviceProgram:
     at_root   whether device 0 has all queries, which may be fewer than the keys
     """
 
+    called: ClassVar[str] = "PROGRAM"
     name: str
     title: str
     run: Callable[..., Any]
@@ -35,8 +35,3 @@ class DeviceProgram:
     def operands(self) -> tuple[str, ...]:
         """The names of the matrices that it takes, in order."""
         return ("Q", "K", "V") if self.direction == "forward" else ("Q", "K", "V", "O", "dO", "L")
-
-    @property
-    def listing(self) -> str:
-        """The docstring of its file, which holds its listing; empty for what was made at a prompt."""
-        return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""

@@ -4,8 +4,6 @@ Written without the simulator, and equal to what it counts. n is a device's rows
 that the mask allows; for row block i of device p against device y, cols(p, i, y) is how many keys its live tiles have together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -69,4 +69,4 @@ def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:
         recorder, run.program, kinds, shape, SimpleNamespace(hbm=exact(run)[p].hbm, sram=SimpleNamespace(peak=None)),
         blocks=Blocks(share.B_r, share.B_c, -(-shape.N_q // share.B_r), -(-shape.N_k // share.B_c)), M=share.problem.M,
         enforced=True, stored=share.problem.dtype.name, options=f"device {p} of {run.P}", follows=FOLLOWS,
-    )  # fmt: skip
+    )

@@ -78,22 +78,11 @@ def tint(colour: str) -> str:
 
 
 STYLE: Any = {
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "legend.borderpad": 0,
-    "legend.borderaxespad": 0.3,
-    "legend.handletextpad": 0.6,
-    "legend.labelspacing": 0.25,
-    "hatch.linewidth": 0.7,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4.5,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "flashsim",
-}
+    "font.size": 8, "axes.titlesize": 8.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "legend.fontsize": 8, "legend.frameon": False, "legend.borderpad": 0, "legend.borderaxespad": 0.3,
+    "legend.handletextpad": 0.6, "legend.labelspacing": 0.25, "hatch.linewidth": 0.7, "lines.linewidth": 1.2,
+    "lines.markersize": 4.5, "svg.fonttype": "path", "svg.hashsalt": "flashsim",
+}  # fmt: skip
 
 styled = matplotlib.rc_context(STYLE)
 """Runs a function under the common style, and leaves matplotlib's settings as they were."""

@@ -91,88 +91,51 @@ MACHINES: dict[str, Machine] = {
     m.name: m
     for m in (
         Machine(
-            "A100-40GB",
-            sram_per_sm=164 * _KB,
-            sms=108,
-            l2=40 * _MB,
-            hbm=40 * _GB,
-            bandwidth=1.555e12,
+            "A100-40GB", sram_per_sm=164 * _KB, sms=108, l2=40 * _MB, hbm=40 * _GB, bandwidth=1.555e12,
             peak={"float16": 312e12, "bfloat16": 312e12, "float32": 19.5e12, "float64": 9.7e12},
             sources={"sram_per_sm": _AMPERE_TUNING, "sms, l2, hbm, bandwidth, peak": _AMPERE},
             notes="The FlashAttention paper says 192 KB of SRAM per SM: that is shared memory and L1 together, of which a "
             "program can have 164 KB as shared memory. Tensor cores reach 19.5e12 in float64.",
         ),
         Machine(
-            "H100",
-            sram_per_sm=228 * _KB,
-            sms=132,
-            l2=50 * _MB,
-            hbm=80 * _GB,
-            bandwidth=3.35e12,
+            "H100", sram_per_sm=228 * _KB, sms=132, l2=50 * _MB, hbm=80 * _GB, bandwidth=3.35e12,
             peak=_HOPPER_PEAK,
             sources={"sram_per_sm": _HOPPER_TUNING, "sms, l2, peak": _HOPPER, "hbm, bandwidth": _H100},
             notes="The SXM5 module; PCIe and NVL differ. Advertised 16-bit peaks of 1,979e12 count zeros skipped by 2:4 "
             "sparsity: dense is half. Tensor cores reach 66.9e12 in float64.",
         ),
         Machine(
-            "H200",
-            sram_per_sm=228 * _KB,
-            sms=132,
-            l2=60 * _MB,
-            hbm=141 * 10**9,
-            bandwidth=4.8e12,
+            "H200", sram_per_sm=228 * _KB, sms=132, l2=60 * _MB, hbm=141 * 10**9, bandwidth=4.8e12,
             peak=_HOPPER_PEAK,
             sources={
-                "sram_per_sm": _HOPPER_TUNING,
-                "sms, peak": _HOPPER + "; the H200 has the same GPU",
-                "hbm, bandwidth": _H200,
+                "sram_per_sm": _HOPPER_TUNING, "sms, peak": _HOPPER + "; the H200 has the same GPU", "hbm, bandwidth": _H200,
                 "l2": "what one H200 says of itself",
             },
             notes="NVIDIA's data sheet gives no L2 size; many tables repeat the H100's 50 MB.",
         ),
         Machine(
-            "B200",
-            sram_per_sm=228 * _KB,
-            sms=148,
-            l2=126 * _MB,
-            hbm=180 * 10**9,
-            bandwidth=8.0e12,
+            "B200", sram_per_sm=228 * _KB, sms=148, l2=126 * _MB, hbm=180 * 10**9, bandwidth=8.0e12,
             peak={"float16": 2.25e15, "bfloat16": 2.25e15, "float32": 80e12, "float64": 40e12},
             sources={"sram_per_sm, l2, hbm": _BLACKWELL_TUNING, "sms": _B200, "bandwidth, peak": _BLACKWELL},
             notes="NVIDIA gives no number of SMs. One B200 reports a bus of 7,680 bits, which makes 7.67e12 bytes/s. Its tensor "
             "memory of 256 KB per SM, for accumulators, is not counted as SRAM. The brief says 192 GB.",
         ),
         Machine(
-            "MI300X",
-            sram_per_sm=64 * _KB,
-            sms=304,
-            l2=256 * _MB,
-            hbm=192 * _GB,
-            bandwidth=5.3e12,
+            "MI300X", sram_per_sm=64 * _KB, sms=304, l2=256 * _MB, hbm=192 * _GB, bandwidth=5.3e12,
             peak={"float16": 1307.4e12, "bfloat16": 1307.4e12, "float32": 163.4e12, "float64": 81.7e12},
             sources={"sram_per_sm, sms, l2": _ROCM, "hbm, bandwidth, peak": _MI300X},
             notes="An SM is a compute unit, its SRAM the local data share. The last cache before DRAM is the Infinity Cache; "
             "before it each of the 8 dies has an L2 of 4 MB. Matrix cores reach 163.4e12 in float64.",
         ),
         Machine(
-            "TPU v5p",
-            sram_per_sm=64 * _MB,
-            sms=2,
-            l2=0,
-            hbm=95 * _GB,
-            bandwidth=2.765e12,
+            "TPU v5p", sram_per_sm=64 * _MB, sms=2, l2=0, hbm=95 * _GB, bandwidth=2.765e12,
             peak={"bfloat16": 459e12},
             sources={"sms, hbm, bandwidth, peak": _V5P, "sram_per_sm, l2": _PALLAS},
             notes="An SM is a TensorCore, its SRAM the vector memory. There is no cache before DRAM. Google gives no peak for "
             "float32.",
         ),
         Machine(
-            "M2",
-            sram_per_sm=32 * _KB,
-            sms=10,
-            l2=8 * _MB,
-            hbm=24 * _GB,
-            bandwidth=1.0e11,
+            "M2", sram_per_sm=32 * _KB, sms=10, l2=8 * _MB, hbm=24 * _GB, bandwidth=1.0e11,
             peak={"float16": 3.6e12, "bfloat16": 3.6e12, "float32": 3.6e12},
             sources={
                 "sms, hbm, bandwidth, peak": _M2,
@@ -185,7 +148,7 @@ MACHINES: dict[str, Machine] = {
             "GPU with 24 GB; half-precision peak measured on M1 by third parties. The chapter's 200 GB/s are an M2 Pro's.",
         ),
     )
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -222,13 +185,9 @@ def roofline(machine: Machine, nbytes: float, flops: float, dtype: Any = DEFAULT
         raise ValueError(f"nbytes is {nbytes} and flops {flops}; expected not both to be 0")
     moving, computing = nbytes / machine.bandwidth, flops / machine.peak_for(dtype)
     return Roofline(
-        nbytes,
-        flops,
-        time=max(moving, computing),
-        intensity=flops / nbytes if nbytes else math.inf,
-        bound="compute" if computing >= moving else "bandwidth",
-        ridge=machine.ridge(dtype),
-    )
+        nbytes, flops, time=max(moving, computing), intensity=flops / nbytes if nbytes else math.inf,
+        bound="compute" if computing >= moving else "bandwidth", ridge=machine.ridge(dtype),
+    )  # fmt: skip
 
 
 def _known(machine: Any) -> Machine:

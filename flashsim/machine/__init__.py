@@ -1,7 +1,5 @@
 """The two memories, HBM and SRAM, and what they count. What is computed on them, they do not know."""
 
-from __future__ import annotations
-
 from flashsim.machine.memory import HBM as HBM
 from flashsim.machine.memory import SRAM as SRAM
 from flashsim.machine.memory import MemoryModelError as MemoryModelError

@@ -243,14 +243,9 @@ class HBM:
         self._arrays: dict[str, _Storage] = {}
 
     def place(
-        self,
-        name: str,
-        values: Tile | tuple[int, int],
-        dtype: DTypeLike | None = None,
-        role: Role = "input",
-        *,
+        self, name: str, values: Tile | tuple[int, int], dtype: DTypeLike | None = None, role: Role = "input", *,
         index: bool = False,
-    ) -> Matrix:
+    ) -> Matrix:  # fmt: skip
         """Put an input in HBM, free of charge: it starts there. Counting-only keeps its shape alone, which will do for `values`.
 
         `dtype` is the storage type that bytes are counted in, by default that of `values`. The values are used as
@@ -428,15 +423,9 @@ class SRAM:
     """
 
     def __init__(
-        self,
-        hbm: HBM,
-        capacity: int,
-        *,
-        enforced: bool = True,
-        dtype: DTypeLike = np.float64,
-        observers: Sequence[Observer] = (),
-        fold: bool = True,
-    ) -> None:
+        self, hbm: HBM, capacity: int, *,
+        enforced: bool = True, dtype: DTypeLike = np.float64, observers: Sequence[Observer] = (), fold: bool = True,
+    ) -> None:  # fmt: skip
         self.hbm, self.capacity, self.enforced, self.dtype = hbm, capacity, enforced, np.dtype(dtype)
         self._fold = fold and not hbm.arithmetic
         self.occupancy = self.peak = 0
@@ -609,12 +598,9 @@ class SRAM:
             self._evict([key], site_of(sys._getframe(1)))
 
     def loop(
-        self,
-        turns: int | range,
-        *,
-        where: NDArray[np.bool_] | Kinds | None = None,
-        alike: Sequence[Hashable] | Kinds | None = None,
-    ) -> Iterator[int]:
+        self, turns: int | range, *,
+        where: NDArray[np.bool_] | Kinds | None = None, alike: Sequence[Hashable] | Kinds | None = None,
+    ) -> Iterator[int]:  # fmt: skip
         """Count 0 … turns−1, or those where `where` is True, or a range; what a turn brings on chip is evicted at its end.
 
         In counting-only mode turns that are equal are run once and counted as often as they occur: blocks differ only

@@ -45,19 +45,10 @@ class Optimum:
     """
 
     def __init__(
-        self,
-        problem: Problem | None = None,
-        *,
-        N: int | None = None,
-        d: int | None = None,
-        M: Size | None = None,
-        N_q: int | None = None,
-        N_k: int | None = None,
-        d_v: int | None = None,
-        dtype: Any = "float32",
-        causal: bool = False,
-        mask: Any = None,
-    ) -> None:
+        self, problem: Problem | None = None, *,
+        N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None,
+        N_k: int | None = None, d_v: int | None = None, dtype: Any = "float32", causal: bool = False, mask: Any = None,
+    ) -> None:  # fmt: skip
         asked = Problem.asked(problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask)
         self.problem = asked = asked.one_head()
         self.shape, self.dtype, self.M, self.mask = asked.shape, asked.dtype, asked.M, asked.mask

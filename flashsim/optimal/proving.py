@@ -139,19 +139,10 @@ class Proof(Exported):
 
 
 def prove(
-    problem: Problem | None = None,
-    *,
-    N: int | None = None,
-    d: int | None = None,
-    M: Size | None = None,
-    N_q: int | None = None,
-    N_k: int | None = None,
-    d_v: int | None = None,
-    dtype: Any = "float32",
-    direction: str = "forward",
-    causal: bool = False,
-    mask: Any = None,
-) -> Proof:
+    problem: Problem | None = None, *,
+    N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None, N_k: int | None = None,
+    d_v: int | None = None, dtype: Any = "float32", direction: str = "forward", causal: bool = False, mask: Any = None,
+) -> Proof:  # fmt: skip
     """Return the fewest HBM accesses that any schedule can make for one head's pass, and the best schedule known here.
 
     Arguments as for `flashsim.count`, or a `flashsim.Problem`; `mask` is a boolean array (N_q, N_k), True = attend, or a mask

@@ -210,23 +210,12 @@ def cost(algorithm: str | Algorithm, *, direction: str = "forward", **arguments:
 
 
 def tune(
-    problem: Problem | None = None,
-    *,
-    N: int | None = None,
-    d: int | None = None,
-    M: Size | None = None,
-    N_q: int | None = None,
-    N_k: int | None = None,
-    d_v: int | None = None,
-    dtype: Any = "float32",
-    direction: str = "forward",
-    causal: bool = False,
-    mask: Mask | None = None,
-    dropout_p: float = 0.0,
-    least: int = 1,
-    algorithms: Iterable[str | Algorithm | Callable[..., Any]] = (),
-    on_tried: OnTried | None = None,
-) -> Tuned:
+    problem: Problem | None = None, *,
+    N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None, N_k: int | None = None,
+    d_v: int | None = None, dtype: Any = "float32", direction: str = "forward", causal: bool = False,
+    mask: Mask | None = None, dropout_p: float = 0.0, least: int = 1,
+    algorithms: Iterable[str | Algorithm | Callable[..., Any]] = (), on_tried: OnTried | None = None,
+) -> Tuned:  # fmt: skip
     """Find the loop order and (B_r, B_c) of fewest accesses whose peak is at most M elements, for one head.
 
     Arguments as for `flashsim.count`, or a `flashsim.Problem`, of one of whose heads it is then; `mask` is one of positions, such

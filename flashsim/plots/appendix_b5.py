@@ -10,8 +10,6 @@
    five. The closed form computes S anew for each of dV, dQ and dK, and dP twice: eight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -35,23 +33,16 @@ _MEASURES = {
 
 
 def appendix_b5_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, sizing: str = "fit"
+) -> dict[str, Any]:  # fmt: skip
     """Return, by measure and algorithm, the counts for one head, by default GPT-2's, with the largest blocks of each that fit.
 
-    `products` is how many products of 2N²d the backward pass computes. `sizing`: "paper" for line 1's blocks.
-    `blocks`: (B_r, B_c) of all; M enforced. `sram_peak`: the most that FlashAttention has on chip.
+    `products` is how many products of 2N²d the backward pass computes.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
-    forward, backward = (
-        {name: count(name, **shape, direction=way) for name in _LOOKS} for way in ("forward", "backward")
-    )
+    ways = ("forward", "backward")
+    forward, backward = ({name: count(name, **shape, direction=way) for name in _LOOKS} for way in ways)
     matmul = {name: tally.flops.matmul for name, tally in backward.items()}
     return {
         **shape,
@@ -91,9 +82,6 @@ def plot_appendix_b5(data: Mapping[str, Any], ax: Axes) -> None:
     ax.spines["left"].set_visible(False)
     ticks(ax.xaxis, FixedLocator([1, 10, 100]), FixedFormatter(["1×", "10×", "100×"]))
     ax.set_xlabel(f"times FlashAttention's\n{said(data, 'N', 'd', 'M')}")
-    more = [
-        data["measures"][f"{way} accesses"]["rabe_staats"] / data["measures"][f"{way} accesses"]["flash"]
-        for way in ("forward", "backward")
-    ]
-    said_more = "{:.3g}× and {:.3g}× the accesses".format(*more)
+    both = (data["measures"][f"{way} accesses"] for way in ("forward", "backward"))
+    said_more = " and ".join(f"{moved['rabe_staats'] / moved['flash']:.3g}×" for moved in both) + " the accesses"
     ax.set_title(f"Rabe & Staats: {said_more},\nmore memory and one product more", x=hang(ax, -0.4))

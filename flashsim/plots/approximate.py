@@ -1,7 +1,5 @@
 """Figure 3 of the paper, as a model: accesses, FLOPs and extra memory of exact and approximate attention against N."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -53,14 +51,9 @@ _DRAWN = {
 
 
 def approximate_data(
-    *,
-    d: int = REFERENCE_D,
-    k: int | None = None,
-    rounds: int = 4,
-    C: int | None = None,
-    M: Size | None = None,
-    dtype: str = "float32",
-) -> dict[str, Any]:
+    *, d: int = REFERENCE_D, k: int | None = None, rounds: int = 4, C: int | None = None, M: Size | None = None,
+    dtype: str = "float32"
+) -> dict[str, Any]:  # fmt: skip
     """Return forward accesses, FLOPs of products and extra memory (elements, one head) against N, 128 … 65,536, by method.
 
     Exact: standard, flash, q_outer. Sparse: block_sparse in Algorithm 5's butterfly, sliding_window of k keys. Linear in N:
@@ -97,7 +90,6 @@ def approximate_data(
 
 
 def _cluster(C: int | None, rounds: int, shape: Mapping[str, Any]) -> int:
-    """Return how many rows a cluster has. Raises ValueError where one of C does not fit."""
 
     def fits(C: int) -> bool:
         costs = (approximate.exact(name, N=_LONG, rounds=rounds, C=C, **shape) for name in approximate.CLUSTERS)
@@ -142,13 +134,11 @@ def _cost(
 
 
 def _check_fits(name: str, use: Occupancy) -> None:
-    """Raise ValueError where even blocks of one row do not fit."""
     if use.over:
         raise ValueError(f"M is {use.capacity:,}; expected at least {use.peak:,} elements, which {name!r} needs")
 
 
 def _from(not_fewer: Sequence[int]) -> int | None:
-    """Return the multiple of `_STEP` behind the last of these N."""
     last = max(not_fewer, default=0)
     return None if last >= _LAST else last // _STEP * _STEP + _STEP
 

@@ -1,7 +1,5 @@
 """Figure 2 (middle) of the paper, as a model: HBM accesses against block size, forward and backward."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,16 +28,9 @@ CURVE = 2000  # the most points the closed form's curve has
 
 
 def blocks_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: int | None = None,
-    dtype: str = "float32",
-    N_q: int | None = None,
-    d_v: int | None = None,
-    backward: bool = True,
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: int | None = None, dtype: str = "float32", N_q: int | None = None,
+    d_v: int | None = None, backward: bool = True, algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return Algorithm 1's HBM accesses by column block size B_c, B_r = min(B_c, d), and what to compare them with.
 
     N is the number of keys; N_q, of queries, and d_v, V's width, default to N and d. One head.
@@ -171,22 +162,16 @@ def _gid(what: str, direction: str) -> str:
 
 
 def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
-    """Return the points of a curve whose peak is at most M."""
-    fits = [peak <= M for peak in curve["peak"]]
-    return {
-        name: [value for value, there in zip(curve[name], fits, strict=True) if there] for name in ("B_c", "accesses")
-    }
+    fits = [number for number, peak in enumerate(curve["peak"]) if peak <= M]
+    return {name: [curve[name][number] for number in fits] for name in ("B_c", "accesses")}
 
 
 def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mapping[str, Any], which: str) -> None:
-    """Draw one direction's curve and lines, and shade the blocks that do not fit: twice where neither direction's do."""
     N, floor, limit = data["N"], data["floor"], numbers["largest_that_fits"]
     (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
     if limit != N:
-        where = [limit or left, right]
-        ax.fill_between(
-            where, floor, top, facecolor=BLACK, alpha=0.1, linewidth=0, zorder=0, gid=_gid("does not fit", direction)
-        )
+        grey: dict[str, Any] = {"facecolor": BLACK, "alpha": 0.1, "linewidth": 0, "zorder": 0}
+        ax.fill_between([limit or left, right], floor, top, **grey, gid=_gid("does not fit", direction))
     if limit is not None and limit != N:
         dotted = (0, (1, 1.5))
         ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=dotted, linewidth=1, gid=_gid("limit", direction))

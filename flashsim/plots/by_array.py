@@ -26,25 +26,15 @@ _LONG = 10  # a bar is cut that is this many times longer than the shortest
 
 
 def arrays_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    causal: bool = False,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    sizing: str = "fit",
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, causal: bool = False, heads: int = 1, kv_heads: int | None = None,
+    sizing: str = "fit", algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return reads and writes (elements, all `heads`) of each array, by direction and algorithm; by default GPT-2's head.
 
-    Of the algorithms that pictures compare, with blocks that fit and a backward pass by their name, of "block_sparse" with the
-    butterfly pattern, and of those given, one's own too, with their backward pass if there is one. No mask, no dropout.
-    `sizing`: "paper" for line 1's blocks. `blocks`: (B_r, B_c) of all; M enforced. `kv_heads`: heads / kv_heads query heads share
-    a KV head, and run as one problem; None: each has its own. `sram_peak`: the most that FlashAttention has on chip, by
-    direction.
+    Of the algorithms that pictures compare, with blocks that fit and a backward pass by their name, of "block_sparse" with
+    the butterfly pattern, and of `algorithms`, with their backward pass if there is one. No mask, no dropout. heads /
+    `kv_heads` query heads share a KV head, and run as one problem; None: each has its own. `sram_peak` is by direction.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     heads, shared = check_heads(heads, kv_heads)
@@ -72,10 +62,7 @@ def arrays_data(
     lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=9.2,
 )  # fmt: skip
 def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
-    """Draw `arrays_data` as stacked bars, forward beside backward; a bar much longer than the others is cut, and says so.
-
-    Below each bar stand its largest arrays, eight at most; `arrays_data` has all.
-    """
+    """Draw stacked bars, forward beside backward, a far longer one cut. Below each bar stand its eight largest arrays."""
     for panel, (direction, bars) in zip(axes, data["directions"].items(), strict=True):
         totals = [total_of(by_array) for by_array in bars.values()]
         most = max(total for total in totals if total <= _LONG * min(totals))

@@ -1,7 +1,5 @@
 """Accesses against M, from M ≪ d² to M ≥ Nd: where FlashAttention is optimal, and where it is not."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,9 +20,9 @@ from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N
 def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
     """Return forward HBM accesses (elements, one head) against M, powers of two from 8 to 4Nd, by algorithm.
 
-    Each algorithm takes, at each M, its blocks of fewest accesses that truly fit (None: not even a row does).
-    `bound` is Saha and Ye's min(N²d²/M, N²d/√M), the order of what any exact algorithm moves, without its constant; `floor`
-    is 4Nd, inputs read once and the output written. `algorithms`: others to count, one's own too.
+    Each algorithm takes, at each M, its blocks of fewest accesses that truly fit (None: not even a row does). `bound` is
+    Saha and Ye's min(N²d²/M, N²d/√M), the order of what any exact algorithm moves, without its constant; `floor` is 4Nd,
+    inputs read once and the output written.
     """
     N, d = check_count("N", N), check_count("d", d)
     rooms = [2**e for e in range(3, (4 * N * d).bit_length())]
@@ -32,15 +30,9 @@ def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: S
     for algorithm in (chosen(what, "forward") for what in (*compared(), *algorithms)):
         choices = (best_of(algorithm, N=N, d=d, M=M) for M in rooms)
         series[algorithm.name] = [choice.accesses if choice else None for choice in choices]
-    return {
-        "N": N,
-        "d": d,
-        "dtype": DEFAULT_DTYPE,
-        "M": rooms,
-        "series": series,
-        "bound": [min(theory.theorem_2_flash(N, d, M), theory.theorem_saha_ye(N, d, M)) for M in rooms],
-        "floor": theory.compulsory(N, N, d, d),
-    }
+    bound = [min(theory.theorem_2_flash(N, d, M), theory.theorem_saha_ye(N, d, M)) for M in rooms]
+    sizes = {"N": N, "d": d, "dtype": DEFAULT_DTYPE, "M": rooms}
+    return {**sizes, "series": series, "bound": bound, "floor": theory.compulsory(N, N, d, d)}
 
 
 @partial(
@@ -57,15 +49,7 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
         ax.plot(rooms, moved, label=look.label, gid=name, **{**look.line, "markerfacecolor": "none", **style})
         drawn.append(moved)
     bound = [max(order, data["floor"]) for order in data["bound"]]
-    ax.plot(
-        rooms,
-        bound,
-        color=GREY,
-        linestyle="-.",
-        linewidth=0.9,
-        label="order of the bound",
-        gid="bound",
-    )
+    ax.plot(rooms, bound, color=GREY, linestyle="-.", linewidth=0.9, label="order of the bound", gid="bound")
     bottom = data["floor"] / 2
     most = max(moved for curve in drawn for moved in curve if moved is not None)
     ax.set_ylim(bottom, 20 * most)  # room for the legend
@@ -88,16 +72,12 @@ def _alike(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
 
 
 def _point(data: Mapping[str, Any]) -> str:
-    """Say by how much FlashAttention exceeds what small cache moves at the first M, at least d²/32, that has it."""
     near = min(
         (M for M, moved in zip(data["M"], data["series"]["flash"], strict=True) if moved is not None),
         key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))),
     )
-    at = data["M"].index(near)
-    series = data["series"]
-    if not series["small_cache"][at] or not series["flash"][at]:
+    flash, small = (data["series"][name][data["M"].index(near)] for name in ("flash", "small_cache"))
+    if not small or not flash:
         return "HBM accesses against M"
-    ratio = series["flash"][at] / series["small_cache"][at]
-    return (
-        f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × what small cache does"
-    )
+    more = f"at M = {near:,} it moves {flash / small:.1f} × what small cache does"
+    return f"Left of M = d², FlashAttention is not optimal:\n{more}"

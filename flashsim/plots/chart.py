@@ -107,15 +107,8 @@ def setting(
 
 
 def said(data: Mapping[str, Any], *names: str) -> str:
-    """Say those numbers of a figure's data, its dtype, mask and heads, and who chose its blocks: "N = 1,024, …, one head".
-
-    Of line 1's blocks it says what they need, `sram_peak` of the data.
-    """
-    words = [
-        *(f"{name} = {data[name]:,}" for name in names),
-        data["dtype"],
-        *(["causal"] if data.get("causal") else []),
-    ]
+    """Say those numbers of a figure's data, its dtype, mask and heads, and who chose its blocks: "N = 1,024, …, one head"."""
+    words = [*(f"{name} = {data[name]:,}" for name in names), data["dtype"], *["causal"] * data.get("causal", False)]
     heads, kv_heads = data.get("heads", 1), data.get("kv_heads", 1)
     shared = "" if heads == kv_heads else f" on {kv_heads:,} KV head{'s' * (kv_heads > 1)}"
     of = "one head" if heads == 1 else f"{heads:,} heads{shared}"

@@ -1,7 +1,5 @@
 """Time of causal attention against how many devices there are, by the model: arithmetic, messages, and what a ring wastes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -25,16 +23,9 @@ LINES = {
 
 
 def devices_time_data(
-    *,
-    N: int = 65_536,
-    d: int = 128,
-    heads: int = 64,
-    kv_heads: int = 8,
-    dtype: str = "bfloat16",
-    flops: float = 312e12,
-    links: Sequence[float] = (300e9, 25e9),
-    P: Sequence[int] = (4, 16, 64, 256),
-) -> dict[str, Any]:
+    *, N: int = 65_536, d: int = 128, heads: int = 64, kv_heads: int = 8, dtype: str = "bfloat16",
+    flops: float = 312e12, links: Sequence[float] = (300e9, 25e9), P: Sequence[int] = (4, 16, 64, 256)
+) -> dict[str, Any]:  # fmt: skip
     """Return time ÷ that of the arithmetic alone, evenly shared, by line, for each speed of links in bytes a second.
 
     A causal mask; `flops` operations a second. Ulysses has no more devices than query heads. Raises ValueError.

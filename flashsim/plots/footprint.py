@@ -1,7 +1,5 @@
 """Figure 3 (right) of the paper, as a model: HBM that attention needs besides its inputs and outputs, against N."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -23,22 +21,16 @@ _LENGTHS = [2**e for e in range(7, 24)]
 
 
 def memory_data(
-    *,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-) -> dict[str, Any]:
+    *, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32", blocks: tuple[int, int] | None = None,
+    sizing: str = "fit"
+) -> dict[str, Any]:  # fmt: skip
     """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads.
 
-    `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in between. `inputs_outputs`:
-    Q, K, V, O and their gradients, which every algorithm needs. `crosses`: the largest N whose extra memory is at most
-    `limit` bytes, and `fills` that at which inputs, outputs and extra memory together are at most that. Blocks are the largest
-    that fit M, or line 1's ("paper"), for `rabe_staats` too: its copies of O, one for each block of keys, then
-    grow as N². (Rabe and Staats' own blocks have √N keys, and they take few queries at a time, which keeps fewer copies at once.)
-    `blocks`: (B_r, B_c) of all; M enforced. `sram_peak`: the most that FlashAttention has on chip,
-    at the largest N.
+    `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in between. `inputs_outputs`: Q,
+    K, V, O and their gradients, which every algorithm needs. `crosses`: the largest N whose extra memory is at most `limit`
+    bytes, and `fills` that at which inputs, outputs and extra memory together are at most that. `rabe_staats` has these
+    blocks too, so its copies of O, one for each block of keys, grow as N². (Rabe and Staats' own blocks have √N keys, and
+    they take few queries at a time, which keeps fewer copies at once.) `sram_peak` is at the largest N.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     del shape["N"]
@@ -82,7 +74,6 @@ def _passes(name: str, N: int, shape: Mapping[str, Any]) -> Iterator[Exact]:
 
 
 def _last(need: Callable[[int], int]) -> int:
-    """Return the largest N at which need(N) ≤ LIMIT."""
     return first(lambda N: need(N) > LIMIT) - 1
 
 

@@ -1,7 +1,5 @@
 """When fusing pays: an MLP's accesses against M, fused and unfused, beside attention's, and Saha and Ye's border M = d²."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,26 +28,14 @@ _ATTENTION = (*_FUSED, "small_cache")
 
 
 def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
-    """Return accesses (elements) against M, d²/64 … 16d², of a dense MLP (d, 4d, d), and of attention at the same N and d.
-
-    Blocks are the largest that fit; None: not even a row does.
-    """
+    """Return accesses against M, d²/64 … 16d², of a dense MLP (d, 4d, d), and of attention; None where not a row fits."""
     N, d = check_count("N", N), check_count("d", d)
     rooms = [int(d * d * 2 ** (step / 4)) for step in range(-24, 17)]
     rooms = [M for M in dict.fromkeys(rooms) if d <= M]
-    return {
-        "N": N,
-        "d": d,
-        "f": 4 * d,
-        "dtype": DEFAULT_DTYPE,
-        "M": rooms,
-        "mlp": {
-            name: [_moved(mlp.exact(N=N, d=d, f=4 * d, M=M, **how)) for M in rooms] for name, (how, _) in _WAYS.items()
-        },
-        "attention": {
-            name: [_moved(theory.exact(name, N=N, d=d, M=M, sizing="fit")) for M in rooms] for name in _ATTENTION
-        },
-    }
+    f = 4 * d
+    layers = {name: [_moved(mlp.exact(N=N, d=d, f=f, M=M, **how)) for M in rooms] for name, (how, _) in _WAYS.items()}
+    scores = {name: [_moved(theory.exact(name, N=N, d=d, M=M, sizing="fit")) for M in rooms] for name in _ATTENTION}
+    return {"N": N, "d": d, "f": f, "dtype": DEFAULT_DTYPE, "M": rooms, "mlp": layers, "attention": scores}
 
 
 @partial(Chart, "fusing", fusing_data, _WHAT, 5.2, panels=2, grid={"sharex": True}, x=2, y=10)
@@ -82,10 +68,7 @@ def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
 
 
 def pays_from(rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], what: Sequence[str]) -> float | None:
-    """Return the M from which on the least of `what` moves less than the least of the others; None if it never does.
-
-    Between two M that were counted, on a straight line of the logarithms.
-    """
+    """Return the M from which on `what` moves less than the others do, between two M on a log-log line; None: never."""
 
     def ahead(at: int) -> float | None:
         """Say by how much it is ahead, as a logarithm; None where nothing of one of them fits."""

@@ -1,7 +1,5 @@
 """The error of a ring against how many devices there are, with unfinished O kept in float32 and in bfloat16."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,16 +34,13 @@ def hops_data(*, N: int = 512, d: int = 32, P: Sequence[int] = (1, 2, 4, 8, 16))
     ring = programs()["ring"]
     kept = {"float32": ring, "bfloat16": replace(ring, run=mutated(ring.run, KEPT, name="bfloat16 parts"))}
     errors: dict[str, list[float]] = {name: [] for name in kept}
-    drawn = [
-        np.random.default_rng(seed).normal(size=(3, N, d)).astype(float_dtype("bfloat16")) for seed in range(SEEDS)
-    ]
+    normal = (np.random.default_rng(seed).normal(size=(3, N, d)) for seed in range(SEEDS))
+    drawn = [one.astype(float_dtype("bfloat16")) for one in normal]
     wanted = [attention(*(X.astype(float) for X in one)) for one in drawn]
     for size in counts:
         for name, program in kept.items():
-            found = [
-                devices.forward(program, *one, P=size, layout="contiguous", blocks=(32, 32), M="100KB").O
-                for one in drawn
-            ]
+            how: dict[str, Any] = {"P": size, "layout": "contiguous", "blocks": (32, 32), "M": "100KB"}
+            found = [devices.forward(program, *one, **how).O for one in drawn]
             squares = [np.square(O.astype(float) - want).mean() for O, want in zip(found, wanted, strict=True)]
             errors[name].append(round(float(np.sqrt(np.mean(squares)) * 2**8), 5))
     data: dict[str, Any] = plain({"N": N, "d": d, "P": counts, "seeds": SEEDS, "kept": errors})

@@ -1,7 +1,5 @@
 """DRAM traffic against the size of an L2 cache between SRAM and DRAM."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,26 +26,16 @@ _MARKED = ("A100-40GB", "H200")
 
 
 def l2_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    algorithms: Sequence[Any] = (),
-    machine: str | Machine | None = None,
-    on_done: OnDone | None = None,
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, sizing: str = "fit", algorithms: Sequence[Any] = (),
+    machine: str | Machine | None = None, on_done: OnDone | None = None
+) -> dict[str, Any]:  # fmt: skip
     """Return DRAM traffic (elements, one head) of standard and FlashAttention against the size of the L2 (elements).
 
-    `accesses`: the model's HBM accesses, what SMs and L2 exchange. `compulsory`: what is left when the L2 holds
-    everything, by array. A line is a row of Q. `per_sm`: an SM's share of the L2 of `machine` (a name, a file, or
-    a `Machine`; by default an A100's and an H200's), in elements of `dtype`.
-    `sizing`: "paper" for line 1's blocks. `blocks`: (B_r, B_c) of all; M enforced. `sram_peak`: the
-    most that FlashAttention has on chip. `algorithms`: others to run, one's own too. It takes a time of order N², four seconds
-    at N = 1024, and minutes where tiles are of single rows, as for M = 300. `on_done` is called with (percent of the accesses,
-    100).
+    `accesses`: the model's HBM accesses, what SMs and L2 exchange. `compulsory`: what is left when the L2 holds everything,
+    by array. A line is a row of Q. `per_sm`: an SM's share of the L2 of `machine` (a name, a file, or a `Machine`; by
+    default an A100's and an H200's), in elements of `dtype`. It takes a time of order N², four seconds at N = 1024, and
+    minutes where tiles are of single rows, as for M = 300. `on_done` is called with (percent of the accesses, 100).
     """
     on_done = check_callback("on_done", on_done)
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)

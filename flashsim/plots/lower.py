@@ -1,7 +1,5 @@
 """How near schedules come to what none can beat: accesses divided by the lower bound, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,22 +29,15 @@ def lower_data(*, N: int = 16_384, d: int = REFERENCE_D, M: Any = None, dtype: s
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
 
     def at(N: int, M: int) -> dict[str, Any]:
-        return {
-            "N": N,
-            "M": M,
-            "bound": lower_bound(N=N, d=d, M=M).accesses,
-            "accesses": _moved(FORWARD, N=N, d=d, M=M),
-        }
+        moved = _moved(FORWARD, N=N, d=d, M=M)
+        return {"N": N, "M": M, "bound": lower_bound(N=N, d=d, M=M).accesses, "accesses": moved}
 
     by_N, by_M = [at(length, M) for length in LENGTHS], [at(N, int(part * d * d)) for part in CACHES]
     return {"N": N, "d": d, "M": M, "dtype": dtype, "by_N": by_N, "by_M": by_M}
 
 
 def lower_backward_data(*, N: int = 16_384, d: int = REFERENCE_D) -> dict[str, Any]:
-    """Return the accesses (elements, one head, backward) of each algorithm's best blocks, and the lower bound.
-
-    M is from d²/16 to 32 d². None: nothing fits.
-    """
+    """Return the same of backward passes, `by_M` alone: each algorithm's best blocks, and the lower bound."""
     N, d = check_count("N", N), check_count("d", d)
 
     def at(M: int) -> dict[str, Any]:
@@ -57,7 +48,6 @@ def lower_backward_data(*, N: int = 16_384, d: int = REFERENCE_D) -> dict[str, A
 
 
 def _moved(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
-    """Return the accesses of each algorithm with its best blocks; None where nothing fits."""
     found = {name: best_of(name, **sizes) for name in names}
     return {name: choice.accesses if choice else None for name, choice in found.items()}
 
@@ -78,22 +68,17 @@ def plot_lower(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     above.set_ylim(0.9, above.get_ylim()[1] * 2.5)
     ticks(above.xaxis, FixedLocator([2.0**e for e in range(8, 17, 2)]), "{x:,.0f}")
     above.set_xlabel(f"N\nd = {d}, M = {data['M']:,}, {data['dtype']}\nthe best blocks that fit, one head")
-    above.set_title(
-        "No schedule moves less than 1:\nwith Q outermost, nearly nothing is left to gain", x=hang(above, -0.13)
-    )
+    title = "No schedule moves less than 1:\nwith Q outermost, nearly nothing is left to gain"
+    above.set_title(title, x=hang(above, -0.13))
     below.axvline(1, color=GREY, linestyle="--", linewidth=0.8, gid="Saha and Ye's border")
     below.text(1.06, below.get_ylim()[1] / 1.1, "M = d²: Saha and\nYe's border", color=GREY, va="top")
     ticks(below.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), _share)
     below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}, {data['dtype']}\nthe best blocks that fit, one head")
-    below.set_title(
-        "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged", x=hang(below, -0.13)
-    )
+    title = "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged"
+    below.set_title(title, x=hang(below, -0.13))
 
 
-_WHAT = "accesses ÷ lower bound, backward"
-
-
-@partial(Chart, "lower_backward", lower_backward_data, _WHAT, 3.3, x=2, y=10)
+@partial(Chart, "lower_backward", lower_backward_data, "accesses ÷ lower bound, backward", 3.3, x=2, y=10)
 def plot_lower_backward(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw accesses ÷ bound, log-log."""
     drawn = looks(BACKWARD)
@@ -105,14 +90,11 @@ def plot_lower_backward(data: Mapping[str, Any], ax: Axes) -> None:
     ticks(ax.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), _share)
     ax.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {data['d']}, {data['dtype']}\nthe best blocks that fit, one head")
     ax.legend(loc="upper left", ncols=2, columnspacing=1.0)
-    ax.set_title(
-        "Backward, from M = 2 d² up, two passes with\nrows streamed are nearest to what none can beat",
-        x=hang(ax, -0.13),
-    )
+    title = "Backward, from M = 2 d² up, two passes with\nrows streamed are nearest to what none can beat"
+    ax.set_title(title, x=hang(ax, -0.13))
 
 
 def _draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], drawn: Mapping[str, Look]) -> float:
-    """Draw each algorithm's accesses ÷ bound at `x`, where it fits, and the bound; return the largest ratio."""
     most = 1.0
     for name, look in drawn.items():
         moved = [(at, point["accesses"][name], point["bound"]) for at, point in zip(x, points, strict=True)]
@@ -126,5 +108,4 @@ def _draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any
 
 
 def _share(x: float, _: Any) -> str:
-    """Write M / d² as a fraction."""
     return f"{x:g}" if x >= 1 else f"1/{1 / x:g}"

@@ -1,7 +1,5 @@
 """Accesses against occupancy: every block size of the two loop orders, and how little each may move in how much room."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,19 +20,14 @@ LOOPS = ("flash", "q_outer")
 
 
 def pareto_data(
-    *,
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    M: int | None = None,
-    dtype: str = "float32",
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: int | None = None, dtype: str = "float32",
+    algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return peaks and accesses (elements, one head, forward) of K/V-outer and Q-outer loops over all block sizes.
 
     By algorithm: `points`, (B_r, B_c, peak, accesses) of blocks 1, 2, 3, 4, 6, 8, 12, … and N; `frontier`, of all block
     sizes, those that no other undercuts in both; `paper`, line 1's blocks for M; `best`, the fewest accesses with a peak of
-    at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written. `algorithms`: others
-    to count, one's own too.
+    at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written.
     """
     stored = float_dtype(dtype)
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)
@@ -58,7 +51,6 @@ def pareto_data(
 
 
 def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
-    """Return the points, by peak, each of which moves less than all that peak lower."""
     kept: list[list[int]] = []
     for point in sorted(points, key=lambda p: (p[2], p[3])):
         if not kept or point[3] < kept[-1][3]:
@@ -74,9 +66,8 @@ def plot_pareto(data: Mapping[str, Any], ax: Axes) -> None:
     for name, look in looks(data["algorithms"]).items():
         drawn, colour, marker = data["algorithms"][name], look.colour, look.marker
         label = (FORWARD[name].loops if name in FORWARD else None) or look.label
-        ax.plot(
-            *_columns(drawn["points"]), linestyle="none", marker=marker, markersize=1.8, color=colour, alpha=0.25, mew=0
-        )
+        faint: dict[str, Any] = {"linestyle": "none", "marker": marker, "markersize": 1.8, "alpha": 0.25, "mew": 0}
+        ax.plot(*_columns(drawn["points"]), color=colour, **faint)
         ax.step(*_columns(drawn["frontier"]), where="post", color=colour, label=label, gid=f"{name} frontier")
         ax.plot(*_columns([drawn["paper"]]), linestyle="none", marker="x", color=colour, gid=f"{name} paper")
         if drawn["best"]:
@@ -92,10 +83,8 @@ def plot_pareto(data: Mapping[str, Any], ax: Axes) -> None:
     best = {name: drawn["best"] for name, drawn in data["algorithms"].items()}
     if best["flash"] and best["q_outer"]:
         ratio = best["flash"][3] / best["q_outer"][3]
-        ax.set_title(
-            f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at best",
-            x=hang(ax, -0.17),
-        )
+        title = f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at best"
+        ax.set_title(title, x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), EngFormatter(sep=""))
     ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)

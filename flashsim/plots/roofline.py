@@ -1,7 +1,5 @@
 """The roofline of a machine, and where the algorithms and the book chapter's tiles stand under it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,24 +24,17 @@ _THROUGH_L2 = ("standard", "flash")
 
 
 def roofline_data(
-    *,
-    machine: str | Machine = "A100-40GB",
-    N: int = REFERENCE_N,
-    d: int = REFERENCE_D,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    *, machine: str | Machine = "A100-40GB", N: int = REFERENCE_N, d: int = REFERENCE_D, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, sizing: str = "fit", algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and what binds it.
 
     By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM access; `through_l2`, the
-    same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill
-    32 × 32 and decode, d = 128, in `dtype`; `intensity` exactly, `printed` as the chapter divides. `sizing`: "paper" for
-    line 1's blocks. `sram_peak`: the most that FlashAttention has on chip. `blocks`: (B_r, B_c) of all; M enforced.
-    `plain`: the peak is below that of 16 bits, which tensor cores have.
-    `algorithms`: others, one's own too, backward where they have such a pass; their names are `others`. Raises ValueError for
-    a machine that is neither in `MACHINES` nor in a file (`flashsim.hardware.reading`), or cannot compute in `dtype`.
+    same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill 32 × 32
+    and decode, d = 128, in `dtype`; `intensity` exactly, `printed` as the chapter divides. `plain`: the peak is below that
+    of 16 bits, which tensor cores have. `others`: the names of the `algorithms` given, backward where they have such a
+    pass. Raises ValueError for a machine that is neither in `MACHINES` nor in a file (`flashsim.hardware.reading`), or
+    cannot compute in `dtype`.
     """
     on = machine_of(machine)
     shape = setting(N=N, d=d, M=on.M(dtype), dtype=dtype, blocks=blocks, sizing=sizing)
@@ -62,16 +53,14 @@ def roofline_data(
         directions[direction] = {
             "algorithms": {name: _numbers(line) for name, line in counted.items()},
             "through_l2": {
-                name: _numbers(roofline(on, nbytes[direction], counted[name].flops, dtype))
-                for name, nbytes in through_l2.items()
+                name: _numbers(roofline(on, moved[direction], counted[name].flops, dtype)) for name, moved in through_l2.items()
             },
-        }
+        }  # fmt: skip
     itemsize = float_dtype(dtype).itemsize
-    tiles = {name: kv_tile(B_q=B_q, B_k=32, d=128, itemsize=itemsize) for name, B_q in _QUERIES.items()}
-    chapter = {
-        name: {**_numbers(roofline(on, t.nbytes, t.flops, dtype)), "printed": float(t.as_printed)}
-        for name, t in tiles.items()
-    }
+    chapter = {}
+    for name, B_q in _QUERIES.items():
+        tile = kv_tile(B_q=B_q, B_k=32, d=128, itemsize=itemsize)
+        chapter[name] = {**_numbers(roofline(on, tile.nbytes, tile.flops, dtype)), "printed": float(tile.as_printed)}
     return {
         "machine": on.name,
         "bandwidth": on.bandwidth,
@@ -143,10 +132,8 @@ def _point(points: Mapping[str, Any]) -> str:
 def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     bandwidth, peak, ridge = (data[k] for k in ("bandwidth", "peak", "ridge"))
     plain, cached = points["algorithms"], points["through_l2"]
-    everywhere = (
-        at["intensity"] for way in data["directions"].values() for kind in way.values() for at in kind.values()
-    )
-    left, right = 0.2, 4 * max(ridge, *everywhere)
+    kinds = [kind for way in data["directions"].values() for kind in way.values()]
+    left, right = 0.2, 4 * max(ridge, *(at["intensity"] for kind in kinds for at in kind.values()))
     bottom = left * bandwidth / 2
     ax.plot([left, ridge, right], [left * bandwidth, peak, peak], color=BLACK, gid="roof")
     ax.plot([ridge, ridge], [peak, peak * 5], color=GREY, linestyle="-.", linewidth=0.8, gid="ridge")

@@ -1,7 +1,5 @@
 """§4.1 and Appendix E of the paper, at the size of a laptop: one training curve, whichever attention trains it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

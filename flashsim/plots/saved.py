@@ -4,8 +4,6 @@ S and P are 4N² accesses of standard attention, and FlashAttention makes 3Nd fo
 B_c is nearly M/4d: 12N²d²/M. So forward the factor is near M/3d² while M is far below Nd, whatever N.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -47,14 +45,9 @@ def saved_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D) -> dict[str, Any]:
         return {"d": width, "direction": direction, "M": rooms, "factor": found}
 
     named = {"reference": check_M(None, float_dtype(DEFAULT_DTYPE).itemsize), "figure_2": A100_M}
-    return {
-        "N": N,
-        "d": d,
-        "sizing": "fit",
-        "curves": [curve(d, "forward"), curve(half, "forward"), curve(d, "backward")],
-        "marks": {name: {"M": M, "factor": factor(d, M)} for name, M in named.items()},
-        "paper": FACTOR,
-    }
+    curves = [curve(d, "forward"), curve(half, "forward"), curve(d, "backward")]
+    marks = {name: {"M": M, "factor": factor(d, M)} for name, M in named.items()}
+    return {"N": N, "d": d, "sizing": "fit", "curves": curves, "marks": marks, "paper": FACTOR}
 
 
 @partial(Chart, "saved", saved_data, "how much FlashAttention saves, against M/d²", 3.5, x=2, y=2)
@@ -71,19 +64,16 @@ def plot_saved(data: Mapping[str, Any], ax: Axes) -> None:
     ax.plot(parts, [part / 3 for part in parts], color=GREY, linestyle=":", label="M/3d²", gid="M/3d²")
     for name, mark in data["marks"].items():
         if mark["factor"] is not None:
-            ax.plot(
-                [mark["M"] / d**2], [mark["factor"]], "D", color=ORANGE, mec=BLACK, markersize=6, gid=name, zorder=4
-            )
-    ax.plot(
-        [data["marks"]["figure_2"]["M"] / d**2], [data["paper"]], "*", color=BLACK, markersize=9, gid="paper", zorder=4
-    )
+            at = [mark["M"] / d**2], [mark["factor"]]
+            ax.plot(*at, "D", color=ORANGE, mec=BLACK, markersize=6, gid=name, zorder=4)
+    measured = [data["marks"]["figure_2"]["M"] / d**2], [data["paper"]]
+    ax.plot(*measured, "*", color=BLACK, markersize=9, gid="paper", zorder=4)
     _say(ax, data)
     ax.axhline(1, color=GREY, linewidth=0.6, gid="as much")
     ax.set_ylim(0.2, 40)
     ticks(ax.xaxis, FixedLocator([0.5, 1, 2, 4, 8, 16, 32, 64]), lambda x, _: "1/2" if x < 1 else f"{x:g}")
-    ticks(
-        ax.yaxis, FixedLocator([0.25, 0.5, 1, 2, 4, 8, 16, 32]), lambda y, _: f"{y:g}×" if y >= 1 else f"1/{1 / y:g}×"
-    )
+    times = FixedLocator([0.25, 0.5, 1, 2, 4, 8, 16, 32])
+    ticks(ax.yaxis, times, lambda y, _: f"{y:g}×" if y >= 1 else f"1/{1 / y:g}×")
     ax.legend(loc="lower right")
     ax.set_xlabel(f"M/d²\nN = {N:,}, one head, the largest blocks that fit M")
     ax.set_ylabel("standard's accesses ÷ FlashAttention's")
@@ -91,16 +81,11 @@ def plot_saved(data: Mapping[str, Any], ax: Axes) -> None:
 
 
 def _say(ax: Axes, data: Mapping[str, Any]) -> None:
-    """Write beside the marks what they are."""
     beside: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom"}
     near, far = (data["marks"][name] for name in ("reference", "figure_2"))
     if near["factor"] is not None:
-        ax.annotate(
-            f"100 KB of\nfloat32: {near['factor']:.3g}×",
-            (near["M"] / data["d"] ** 2, near["factor"]),
-            (-6, 4),
-            **beside,
-        )
+        words = f"100 KB of\nfloat32: {near['factor']:.3g}×"
+        ax.annotate(words, (near["M"] / data["d"] ** 2, near["factor"]), (-6, 4), **beside)
     words = f"Figure 2, 192 KB of float16:\nthe paper measured {data['paper']:.1f}×"
     if far["factor"] is not None:
         words += f";\nhere, forward, {far['factor']:.3g}×"

@@ -46,17 +46,10 @@ def contents(
     figure: Figure, data: dict[str, Any], command: str, *, machine: str | None = None
 ) -> dict[str, str | bytes]:
     """Return what `save` writes, by suffix."""
-    record = {
-        "command": command,
-        "made_with": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "matplotlib": matplotlib.__version__,
-            "flashsim": __version__,
-        },
-        "machine": machine or "any: these are counts, the same on every machine",
-        "data": data,
-    }
+    versions = {"numpy": np.__version__, "matplotlib": matplotlib.__version__, "flashsim": __version__}
+    made_with = {"python": platform.python_version(), **versions}
+    on = machine or "any: these are counts, the same on every machine"
+    record = {"command": command, "made_with": made_with, "machine": on, "data": data}
     text = json.dumps(record, indent=1, ensure_ascii=False)
     text = re.sub(r'\n\s*(?=[^\[\]{}"]*\])', " ", text)  # a list of numbers on one line
     return {".png": drawn(figure, "png"), ".svg": drawn(figure, "svg"), ".json": text + "\n"}

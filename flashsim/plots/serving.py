@@ -1,7 +1,5 @@
 """What serving moves: against the size of pages, the length of a prefix, the share of padding, and the number of splits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -37,10 +35,8 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     found: dict[str, Any] = {"d": d, "workers": workers, "pages": [], "prefix": [], "padding": [], "splits": []}
     lengths = range(373, 629)
     for page in [2**power for power in range(9)]:
-        tally = serving.count(
-            "paged", queries=1, keys=lengths, d=d, dtype="float16", page=page, blocks=(1, page), M=ROOM
-        )
-        moved = tally.hbm.by_array
+        kept: dict[str, Any] = {"queries": 1, "keys": lengths, "dtype": "float16", "page": page, "blocks": (1, page)}
+        moved = serving.count("paged", **kept, d=d, M=ROOM).hbm.by_array
         share = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
         found["pages"].append((page, moved["K"].size / (d * sum(lengths)) - 1, share))
     for n in [4**power for power in range(9)]:
@@ -64,24 +60,15 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     return found
 
 
-@partial(
-    Chart,
-    "serving",
-    serving_data,
-    "what serving moves: pages, a shared prefix, padding, splits",
-    8.9,
-    panels=4,
-    slide=10.6,
-)
+_WHAT = "what serving moves: pages, a shared prefix, padding, splits"
+
+
+@partial(Chart, "serving", serving_data, _WHAT, 8.9, panels=4, slide=10.6)
 def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw the four panels below each other."""
     pages, prefix, padding, splits = axes
-    _lines(
-        pages,
-        data["pages"],
-        ("rows kept and empty", "the table's bytes"),
-        [(waste or np.nan, share) for _, waste, share in data["pages"]],
-    )
+    shares = [(waste or np.nan, share) for _, waste, share in data["pages"]]
+    _lines(pages, data["pages"], ("rows kept and empty", "the table's bytes"), shares)
     pages.set_xscale("log", base=2)
     pages.set_yscale("log")
     ticks(pages.xaxis, FixedLocator([row[0] for row in data["pages"]]), "{x:g}")
@@ -105,9 +92,8 @@ def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     padding.set_xlabel("rows that are padding (16 sequences, up to 512)")
     padding.set_ylabel("accesses over packed")
     best, *fixed = data["splits"]
-    splits.plot(
-        [row[2] for row in fixed], [row[1] for row in fixed], ".", color=BLUE, label="fixed, t = 1 … 64", gid="fixed"
-    )
+    many = [row[2] for row in fixed], [row[1] for row in fixed]
+    splits.plot(*many, ".", color=BLUE, label="fixed, t = 1 … 64", gid="fixed")
     splits.plot([best[2]], [best[1]], "D", color=ORANGE, label="Stream-K", gid="stream_k")
     for t, by in ((1, (5, -2)), (3, (-30, -3)), (64, (-22, -11))):
         splits.annotate(f"t = {t}", (fixed[t - 1][2], fixed[t - 1][1]), by, textcoords="offset points", fontsize=8)
@@ -117,22 +103,16 @@ def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     splits.set_xlabel(f"parts written (32 problems of 64 tiles, {data['workers']} workers)")
     splits.set_ylabel("busiest worker")
     ticks(splits.yaxis, FixedLocator([1, 1.5, 2, 2.5, 3]), "{x:g}×")
-    titles = (
-        "Pages: small ones waste least",
-        "A prefix: B_r times at most",
-        "Padding",
-        "Splits: balance against parts",
-    )
+    prefixes, balance = "A prefix: B_r times at most", "Splits: balance against parts"
+    titles = ("Pages: small ones waste least", prefixes, "Padding", balance)
     for panel, title in zip(axes, titles, strict=True):
         panel.set_title(title, x=hang(panel, -0.2))
         panel.legend(loc=(0, 0.22) if panel is prefix else "best", frameon=False)
         panel.xaxis.set_minor_locator(NullLocator())
         panel.yaxis.set_minor_locator(NullLocator())
-    for ax in axes:
-        ax.set_xlabel(ax.get_xlabel().replace(" (", "\n("))
+        panel.set_xlabel(panel.get_xlabel().replace(" (", "\n("))
 
 
 def _lines(panel: Axes, rows: Sequence[Any], names: Sequence[str], values: Sequence[Sequence[float]]) -> None:
-    """Draw a line for each name, against the first of each row."""
     for name, colour, line in zip(names, _COLOURS, zip(*values, strict=True), strict=False):
         panel.plot([row[0] for row in rows], line, color=colour, marker="o", markersize=3, label=name, gid=name)

@@ -1,7 +1,5 @@
 """Figure 2 (right) of the paper, as a model: block-sparse FlashAttention's accesses against s. Proposition 4."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -31,21 +29,15 @@ _FLOORS = {"forward": "3Nd + 2N", "backward": "7Nd"}
 
 
 def sparsity_data(
-    *,
-    N: int = 16_384,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    blocks: tuple[int, int] | None = None,
-    sizing: str = "fit",
-) -> dict[str, Any]:
+    *, N: int = 16_384, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    blocks: tuple[int, int] | None = None, sizing: str = "fit"
+) -> dict[str, Any]:  # fmt: skip
     """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part of tiles computed.
 
-    `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th column), as
-    in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Where rows divide evenly, as at the
-    default N with line 1's blocks, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). Blocks are the largest
-    that fit the backward pass, too, or line 1's ("paper"), or `blocks`, (B_r, B_c) of both passes, M enforced. `sram_peak`: the
-    most that the backward pass has on chip.
+    `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th column),
+    as in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Where rows divide evenly, as
+    at the default N with line 1's blocks, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). Blocks and
+    `sram_peak` are those of the backward pass.
     """
     asked = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     larger = count("block_sparse", **asked, direction="backward")
@@ -60,20 +52,15 @@ def sparsity_data(
 
     def at(mask: NDArray[np.bool_]) -> dict[str, dict[str, Any]]:
         tiles = int(np.count_nonzero(mask))
-        return {
-            direction: {"s": tiles / total, "tiles": tiles, "accesses": accesses("block_sparse", direction, mask)}
-            for direction in BY_DIRECTION
-        }
+        moved = {direction: accesses("block_sparse", direction, mask) for direction in BY_DIRECTION}
+        return {direction: {"s": tiles / total, "tiles": tiles, "accesses": n} for direction, n in moved.items()}
 
     random = [at(mask) for mask in _random_masks(T)]
     named = {name: at(pattern(*T)) for name, pattern in _PATTERNS.items()}
     return {
         **asked,
         "sram_peak": peak,
-        "B_r": sizes.B_r,
-        "B_c": sizes.B_c,
-        "T_r": T[0],
-        "T_c": T[1],
+        **vars(sizes),
         "seed": SEED,
         "directions": {
             direction: {

@@ -1,7 +1,5 @@
 """Theorem 2, and Theorem 5 for the backward pass, as three log-log plots each: HBM accesses against N, d and M."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -40,24 +38,18 @@ _THEOREMS = {
 
 
 def theorem_data(
-    number: int,
-    *,
-    N: int = 16_384,
-    d: int = REFERENCE_D,
-    M: Size | None = None,
-    dtype: str = "float32",
-    algorithms: Sequence[Any] = (),
-) -> dict[str, Any]:
+    number: int, *, N: int = 16_384, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
+    algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:  # fmt: skip
     """Return HBM accesses (elements) of one head against N, d and M, the others fixed at those given, and their log-log fits.
 
     By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted by
     the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
     `theory.flash_constants(d)`. For Theorem 5 the same of the backward pass: `flash` is Algorithm 4, `standard` Algorithm
     3, `proof` 8Nd + 7N², `band` by `theory.flash_backward_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by
-    least squares in log10; `residual` is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too;
-    their names are `others`.
-    Blocks are line 1's, of which the constants are; `needs` says what FlashAttention's need of M at most, as a part.
-    Raises ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
+    least squares in log10; `residual` is the greatest |log10 accesses − fit|. Blocks are line 1's, of which the constants
+    are; `needs` says what FlashAttention needs of M at most, as a part. Raises ValueError where N, d, M leave the theorem's
+    d ≤ M ≤ Nd too few sizes to fit.
     """
     theorem, checked = _THEOREMS[number], setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
     fixed = {name: checked[name] for name in "NdM"}
@@ -82,9 +74,8 @@ def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
     }
     for variable, sizes in ranges.items():
         if len(sizes) < 3:
-            raise ValueError(
-                f"N = {N:,}, d = {d:,}, M = {M:,} leave no range of {variable} to draw; expected M far above d, far below Nd"
-            )
+            said = f"N = {N:,}, d = {d:,}, M = {M:,} leave no range of {variable} to draw"
+            raise ValueError(f"{said}; expected M far above d, far below Nd")
     return ranges
 
 
@@ -173,13 +164,9 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ticks(ax.yaxis, LogLocator(10, numticks=8))
     heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" and not on_slide(ax) else None
     ax.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(hang(ax, -0.2), 1),
-        handlelength=2.6,
-        title=heading,
+        handles=handles, loc="lower left", bbox_to_anchor=(hang(ax, -0.2), 1), handlelength=2.6, title=heading,
         alignment="left",
-    )
+    )  # fmt: skip
     title = _TITLES[variable].replace("; ", ";\n") if on_slide(ax) else _TITLES[variable]
     ax.set_title(title, x=hang(ax, -0.2), pad=50 if heading else 38)
 

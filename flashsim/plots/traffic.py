@@ -17,8 +17,6 @@ counts elements, times their item size. What agrees, and what does not:
   66.6. What fits both is not known to us, so nothing is scaled. The ratios can be compared: 1.17 here, 1.13 there.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -42,18 +40,10 @@ _WAYS = ("forward", "backward")
 
 _LOOKS = looks(("standard", "flash"))
 _PASSES = {
-    "Q, K → S": "QKᵀ",
-    "S → S": "mask",
-    "S → P": "softmax",
-    "P → Z, P_dropped": "dropout",
-    "P_dropped, V → O": "PV",
-    "P_dropped, dO → dV": "dV",
-    "dO, V → dP": "dP",
-    "dP, Z → dP": "dropout",
-    "P, dP → dS": "softmax",
-    "dS, K → dQ": "dQ",
-    "dS, Q → dK": "dK",
-}
+    "Q, K → S": "QKᵀ", "S → S": "mask", "S → P": "softmax", "P → Z, P_dropped": "dropout", "P_dropped, V → O": "PV",
+    "P_dropped, dO → dV": "dV", "dO, V → dP": "dP", "dP, Z → dP": "dropout", "P, dP → dS": "softmax",
+    "dS, K → dQ": "dQ", "dS, Q → dK": "dK",
+}  # fmt: skip
 
 
 def traffic_data(*, sizing: str = "fit") -> dict[str, Any]:
@@ -65,29 +55,18 @@ def traffic_data(*, sizing: str = "fit") -> dict[str, Any]:
     """
     N, d, heads = (_SHAPE[k] for k in ("N", "d", "heads"))
     return {
-        **_SHAPE,
-        **_VARIANT,
-        "sizing": sizing,
-        "paper": FIGURE_2,
-        "product_flops": 2 * N * N * d * heads,
+        **_SHAPE, **_VARIANT, "sizing": sizing, "paper": FIGURE_2, "product_flops": 2 * N * N * d * heads,
         "model": {name: _model(name, sizing) for name in _LOOKS},
-    }
+    }  # fmt: skip
 
 
 def _model(name: str, sizing: str) -> dict[str, Any]:
     by_M = []
     for kilobytes in _KB:
         pair = [_count(name, way, sizing, kilobytes) for way in _WAYS]
-        by_M.append(
-            {
-                "KB": kilobytes,
-                "M": pair[0].sram.capacity,
-                "peak": max(tally.sram.peak for tally in pair),
-                "T_r": max(tally.blocks.T_r for tally in pair),
-                "T_c": max(tally.blocks.T_c for tally in pair),
-                "bytes": sum(tally.hbm.bytes for tally in pair),
-            }
-        )
+        at = {"KB": kilobytes, "M": pair[0].sram.capacity, "peak": max(tally.sram.peak for tally in pair)}
+        tiles = {sides: max(getattr(tally.blocks, sides) for tally in pair) for sides in ("T_r", "T_c")}
+        by_M.append({**at, **tiles, "bytes": sum(tally.hbm.bytes for tally in pair)})
     flops = [_count(name, way, sizing, _KB[0]).flops for way in _WAYS]
     return {
         "by_M": by_M,
@@ -125,16 +104,9 @@ def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
         listing = {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way]
         title = listing if name == "flash" else _PASSES[moves]
         reads, writes = in_bytes(one["reads"]), in_bytes(one["writes"])
-        rows.append(
-            {
-                "direction": way,
-                "pass": title,
-                "moves": moves,
-                "reads": sum(reads.values()),
-                "writes": sum(writes.values()),
-                "by_array": {"reads": reads, "writes": writes},
-            }
-        )
+        sums = {"reads": sum(reads.values()), "writes": sum(writes.values())}
+        by_array = {"reads": reads, "writes": writes}
+        rows.append({"direction": way, "pass": title, "moves": moves, **sums, "by_array": by_array})
     return rows
 
 
@@ -154,8 +126,6 @@ def plot_traffic(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
 
 
 class _Rows:
-    """Rows of bars from the top down, under headings."""
-
     def __init__(self, ax: Axes) -> None:
         self._ax, self._y = ax, 0.0
         self._labels: list[tuple[float, str]] = []

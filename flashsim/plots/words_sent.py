@@ -1,7 +1,5 @@
 """What a device sends under a ring, Ulysses and a mesh: against how many devices there are, and how many KV heads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,14 +20,9 @@ LOOKS = {"ring": (ORANGE, "o"), "ulysses": (BLUE, "s"), "mesh": (GREEN, "^")}
 
 
 def words_sent_data(
-    *,
-    N: int = 65_536,
-    d: int = 128,
-    heads: int = 64,
-    kv_heads: int = 8,
-    P: Sequence[int] = (2, 4, 8, 16, 32, 64),
-    devices: int = 8,
-) -> dict[str, Any]:
+    *, N: int = 65_536, d: int = 128, heads: int = 64, kv_heads: int = 8, P: Sequence[int] = (2, 4, 8, 16, 32, 64),
+    devices: int = 8
+) -> dict[str, Any]:  # fmt: skip
     """Return the most words that a device sends, by program, for numbers P of devices, and on `devices` for KV heads.
 
     `mesh` is the one of R × C devices with the fewest words, `columns` its C. Ulysses has no more devices than query heads.

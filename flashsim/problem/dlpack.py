@@ -1,7 +1,5 @@
 """Arrays of other libraries, as NumPy's: by `__array__` where that works, else by DLPack, without a copy."""
 
-from __future__ import annotations
-
 import ctypes
 from contextlib import suppress
 from typing import Any, cast

@@ -297,13 +297,9 @@ def check_backward_range(
 
 
 def check_range(
-    inputs: Inputs,
-    scale: float,
-    dropout_p: float,
-    stored: np.dtype[Any] | None,
-    bias: float = 0.0,
+    inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None, bias: float = 0.0,
     folded: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Refuse finite inputs so large that a score or a weighted sum could overflow, which would give NaN.
 
     Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz), or |q|·|k|, as they are

@@ -1,7 +1,5 @@
 """What kind of matrix an array is: its shape in a problem's symbols, and the type that it is stored in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

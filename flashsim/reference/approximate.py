@@ -242,9 +242,6 @@ def _smyrf(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
 
 
 NAIVE = {
-    "linformer": _linformer,
-    "performer": partial(_performer, "on_chip"),
-    "performer_materialised": partial(_performer, "in_hbm"),
-    "reformer": _reformer,
-    "smyrf": _smyrf,
-}
+    "linformer": _linformer, "performer": partial(_performer, "on_chip"),
+    "performer_materialised": partial(_performer, "in_hbm"), "reformer": _reformer, "smyrf": _smyrf,
+}  # fmt: skip

@@ -1,15 +1,10 @@
 """The oracles beyond attention: what they are given, checked by the names of their arguments; and which program is whose."""
 
-from __future__ import annotations
-
 import math
-import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
-from importlib import import_module
 from inspect import signature
-from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -28,6 +23,7 @@ from flashsim.problem.arguments import (
     shown,
 )
 from flashsim.problem.inputs import Array, check_matrix, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.support.modules import modules_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -182,6 +178,5 @@ BY_NAME: dict[str, Check] = {
 @cache
 def naive_programs() -> dict[str, Naive]:
     """Return what each program computes, and how far rounding may lead from it, by its name, as `NAIVE` of a module here says."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    files = (import_module(f"flashsim.reference.{file.name}") for file in found)
+    files = modules_of("flashsim.reference")
     return {name: naive for file in files for name, naive in getattr(file, "NAIVE", {}).items()}

@@ -28,19 +28,10 @@ class Three(NamedTuple):
 
 
 def attention(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    scale: float | None = None,
-    dtype: DTypeLike = np.float64,
-    mask: Any = None,
-    bias: Any = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-) -> Array:
+    Q: Any, K: Any, V: Any, *,
+    scale: float | None = None, dtype: DTypeLike = np.float64, mask: Any = None, bias: Any = None,
+    softcap: float | None = None, sink: Any = None, keep: Any = None, dropout_p: float = 0.0,
+) -> Array:  # fmt: skip
     """Return dropout(softmax(MASK(S))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d.
 
     S is scale · QKᵀ + bias, or softcap · tanh(scale · QKᵀ / softcap) + bias. `sink` is the score of a key whose value is 0,
@@ -52,19 +43,10 @@ def attention(
 
 
 def attention_with_statistics(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    scale: float | None = None,
-    dtype: DTypeLike = np.float64,
-    mask: Any = None,
-    bias: Any = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-) -> Attention:
+    Q: Any, K: Any, V: Any, *,
+    scale: float | None = None, dtype: DTypeLike = np.float64, mask: Any = None, bias: Any = None,
+    softcap: float | None = None, sink: Any = None, keep: Any = None, dropout_p: float = 0.0,
+) -> Attention:  # fmt: skip
     """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for masked S as in `attention`, and its sink."""
     check_p(dropout_p)
     stored = float_dtype(dtype)

@@ -26,27 +26,12 @@ from flashsim.support.sizes import Size
 
 
 def forward(
-    name: str | Algorithm | Callable[..., Any],
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    M: Size | None = None,
-    scale: float | None = None,
-    sizing: str | Sizing = "paper",
-    blocks: tuple[int, int] | None = None,
-    enforce: bool | None = None,
-    causal: bool = False,
-    mask: Any = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    gqa: str = "separate",
-    layout: str = HEADS_FIRST,
-    check_finite: bool = True,
-    observers: Sequence[Observer] = (),
-    on_head: OnHead | None = None,
-    **options: Unpack[Options],
-) -> Run:
+    name: str | Algorithm | Callable[..., Any], Q: Any, K: Any, V: Any, *,
+    M: Size | None = None, scale: float | None = None, sizing: str | Sizing = "paper",
+    blocks: tuple[int, int] | None = None, enforce: bool | None = None, causal: bool = False, mask: Any = None,
+    dropout_p: float = 0.0, seed: int = 0, gqa: str = "separate", layout: str = HEADS_FIRST, check_finite: bool = True,
+    observers: Sequence[Observer] = (), on_head: OnHead | None = None, **options: Unpack[Options],
+) -> Run:  # fmt: skip
     """Run dropout(softmax(MASK(scale · QKᵀ))) V with the named algorithm on the counted memory.
 
     Q is (..., H_q, N_q, d), K (..., H_kv, N_k, d), V (..., H_kv, N_k, d_v), of one dtype among float16, bfloat16, float32,
@@ -98,19 +83,11 @@ def forward(
 
 
 def backward(
-    name: str | Algorithm,
-    run: Run,
-    dO: Any,
-    *,
-    M: Size | None = None,
-    sizing: str | Sizing | None = None,
-    blocks: tuple[int, int] | None = None,
-    enforce: bool | None = None,
-    check_finite: bool = True,
-    observers: Sequence[Observer] = (),
-    on_head: OnHead | None = None,
-    **unknown: Unpack[NoOptions],
-) -> Gradients:
+    name: str | Algorithm, run: Run, dO: Any, *,
+    M: Size | None = None, sizing: str | Sizing | None = None, blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None, check_finite: bool = True, observers: Sequence[Observer] = (),
+    on_head: OnHead | None = None, **unknown: Unpack[NoOptions],
+) -> Gradients:  # fmt: skip
     """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., H_q, N_q, d_v).
 
     name     of its backward pass (`flashsim.algorithms.BACKWARD`): the forward pass's own, or another's that belongs to it,
@@ -139,29 +116,13 @@ def backward(
 
 
 def count(
-    name: str | Algorithm | Callable[..., Any],
-    problem: Problem | None = None,
-    *,
-    N: int | None = None,
-    d: int | None = None,
-    M: Size | None = None,
-    N_q: int | None = None,
-    N_k: int | None = None,
-    d_v: int | None = None,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    dtype: Any = "float32",
-    direction: str = "forward",
-    sizing: str | Sizing = "paper",
-    blocks: tuple[int, int] | None = None,
-    enforce: bool | None = None,
-    causal: bool = False,
-    mask: Any = None,
-    dropout_p: float = 0.0,
-    gqa: str = "separate",
-    observers: Sequence[Observer] = (),
-    **options: Unpack[Options],
-) -> Tally:
+    name: str | Algorithm | Callable[..., Any], problem: Problem | None = None, *,
+    N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None, N_k: int | None = None,
+    d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32",
+    direction: str = "forward", sizing: str | Sizing = "paper", blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None, causal: bool = False, mask: Any = None, dropout_p: float = 0.0, gqa: str = "separate",
+    observers: Sequence[Observer] = (), **options: Unpack[Options],
+) -> Tally:  # fmt: skip
     """Count what `forward` or `backward` would move, by running the same algorithm on shapes alone: no arithmetic.
 
     Give a `flashsim.Problem`, such as `run.problem`; or d, and N, or N_q and N_k where they differ; d_v defaults to d. `heads`

@@ -5,8 +5,6 @@ variables: a real array that a statement made of what is on chip, and that is ne
 function may still put it there; to compute with it is an error.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import linecache

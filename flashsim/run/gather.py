@@ -4,8 +4,6 @@ Query heads that share a KV head and ran each on its own have dK and dV in parts
 gradient in parts, where its entries belong to several of these rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod

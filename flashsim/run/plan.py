@@ -1,7 +1,5 @@
 """The first step: what users hand in becomes a `Plan`, or a ValueError that names the argument."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,17 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.algorithms.blocks import (
-    Fit,
-    Fixed,
-    Paper,
-    Sizing,
-    SizingProblem,
-    Told,
-    by_keys,
-    by_queries,
-    by_trial,
-)
+from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, by_keys, by_queries, by_trial
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow
@@ -145,16 +133,9 @@ def forward_plan(
 
 
 def backward_plan(
-    algorithm: Algorithm,
-    run: Any,
-    dO: Any,
-    M: Any,
-    sizing: Any,
-    blocks: Any,
-    enforce: Any,
-    check_finite: Any,
+    algorithm: Algorithm, run: Any, dO: Any, M: Any, sizing: Any, blocks: Any, enforce: Any, check_finite: Any,
     launched: Launched,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Return the plan of a run's backward pass."""
     before, check_finite = run.plan, check_flag("check_finite", check_finite)
     problem, mask, given = before.problem, before.mask, before.given
@@ -188,13 +169,9 @@ def backward_plan(
 
 
 def count_plan(
-    algorithm: Algorithm,
-    of: Algorithm,
-    problem: Problem,
-    options: Mapping[str, Any],
-    sizing: Sizing,
+    algorithm: Algorithm, of: Algorithm, problem: Problem, options: Mapping[str, Any], sizing: Sizing,
     launched: Launched,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Return the plan of one pass on shapes alone, of one head or group. `of` is the forward pass's record."""
     mask = _mask_of(of, problem, options, ())
     _check_scores(algorithm, mask)

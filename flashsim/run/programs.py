@@ -113,16 +113,10 @@ class ProgramRun(ProgramCosts):
 
 
 def run_program(
-    program: Program,
-    operands: Mapping[str, Any],
-    *,
-    M: Size | None = None,
-    blocks: Sequence[int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    options: Mapping[str, Any] | None = None,
-    observers: Sequence[Observer] = (),
-) -> ProgramRun:
+    program: Program, operands: Mapping[str, Any], *,
+    M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
+    options: Mapping[str, Any] | None = None, observers: Sequence[Observer] = (),
+) -> ProgramRun:  # fmt: skip
     """Run a program on arrays, of two axes each, of one type among float16, bfloat16, float32, float64.
 
     A column (N, 1) may be given as (N,); results that are always columns are returned as such. Lists of numbers have the type of
@@ -141,18 +135,11 @@ def run_program(
 
 
 def count_program(
-    program: Program,
-    sizes: Mapping[str, Any],
-    *,
-    M: Size | None = None,
-    blocks: Sequence[int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    dtype: Any = "float32",
-    options: Mapping[str, Any] | None = None,
-    index: Mapping[str, Any] | None = None,
+    program: Program, sizes: Mapping[str, Any], *,
+    M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
+    dtype: Any = "float32", options: Mapping[str, Any] | None = None, index: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramTally:
+) -> ProgramTally:  # fmt: skip
     """Count what `run_program` would move, on lengths alone, by symbol. `index` holds operands that say where to go on.
 
     Arguments and errors as there.

@@ -98,18 +98,11 @@ class Finished(Costs):
     def _asked(self) -> dict[str, Any]:
         plan, problem, plain = self.plan, self.plan.problem, bool | int | float | str | None
         return {
-            "direction": plan.algorithm.direction,
-            **asdict(problem.shape),
-            "leading": list(problem.leading),
-            "kv_heads": problem.heads // problem.group,
-            "dtype": problem.dtype.name,
-            "scale": problem.scale,
-            "mask": repr(plan.mask),
-            "dropout_p": problem.dropout_p,
-            "seed": problem.seed,
-            "gqa": problem.gqa,
+            "direction": plan.algorithm.direction, **asdict(problem.shape), "leading": list(problem.leading),
+            "kv_heads": problem.heads // problem.group, "dtype": problem.dtype.name, "scale": problem.scale,
+            "mask": repr(plan.mask), "dropout_p": problem.dropout_p, "seed": problem.seed, "gqa": problem.gqa,
             "options": {name: v if isinstance(v, plain) else shown(v) for name, v in plan.options.items()},
-        }
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

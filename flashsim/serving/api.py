@@ -109,7 +109,7 @@ class ServingTally(Costs):
             blocks=clipped(shape, batch.B_r, batch.B_c), M=batch.M, enforced=True, stored=batch.dtype.name,
             options=", ".join(f"{name} {shown(value)}" for name, value in self.call.options.items()),
             follows=tuple((name, kinds.get(name, ("N_q", "1"))) for name in follows),
-        )  # fmt: skip
+        )
 
     def _asked(self) -> dict[str, Any]:
         batch, plain = self.batch, bool | int | float | str | None
@@ -143,7 +143,7 @@ class ServingGradients(ServingTally):
 
 def called(
     program: ServingProgram, batch: Batch, blocks: Any, options: Mapping[str, Any], given: Callable[[Mapping[str, Any]], Operands]
-) -> Call:  # fmt: skip
+) -> Call:
     """Return the call of a program in blocks (B_r, B_c), or, None, in the largest of its proportions that fit M.
 
     `given` returns the operands, of the checked options.
@@ -196,6 +196,13 @@ def _total(call: Call, traffic: Traffic) -> Traffic:
     """Return the traffic of all KV heads, which share words, and what else the program says."""
     heads, shared = call.batch.kv_heads, (*call.words, *call.program.shared)
     return Traffic({name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()})
+
+
+def run(
+    name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any
+) -> ServingRun:
+    """Run the program of that name, forward, on these operands."""
+    return finished(called(programs()[name], batch, blocks, options, lambda _: operands), observers)
 
 
 def finished(call: Call, observers: Sequence[Observer] = ()) -> ServingRun:
@@ -252,30 +259,19 @@ def batch_of_lists(
 
 def batch_of(
     Q: Array, K: Array, V: Array, queries: Sequence[int], keys: Sequence[int], M: Any, causal: Any, scale: Any, starts: Any = None
-) -> Batch:  # fmt: skip
+) -> Batch:
     """Return the batch of arrays (heads, ·, width) that were checked, of these lengths by sequence."""
     return Batch(
         queries=tuple(queries), keys=tuple(keys), heads=len(Q), kv_heads=len(K), d=Q.shape[2], d_v=V.shape[2], dtype=Q.dtype,
         M=check_M(M, Q.dtype.itemsize), tau=check_scale(scale, Q.shape[2]), causal=check_flag("causal", causal), starts=starts,
-    )  # fmt: skip
+    )
 
 
 def count(
-    name: str,
-    *,
-    queries: Any,
-    keys: Any,
-    d: int,
-    d_v: int | None = None,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    dtype: Any = "float32",
-    direction: str = "forward",
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    observers: Sequence[Observer] = (),
-    **options: Any,
+    name: str, *,
+    queries: Any, keys: Any, d: int, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None,
+    dtype: Any = "float32", direction: str = "forward", M: Size | None = None, blocks: tuple[int, int] | None = None,
+    causal: bool = True, observers: Sequence[Observer] = (), **options: Any,
 ) -> ServingTally:
     """Count what a program of this room would move, by running it on lengths alone.
 
@@ -294,7 +290,7 @@ def count(
     batch = Batch(
         queries=N, keys=n, heads=heads, kv_heads=kv_heads, d=d, d_v=d if d_v is None else check_count("d_v", d_v), dtype=stored,
         M=check_M(M, stored.itemsize), tau=check_scale(None, d), causal=check_flag("causal", causal),
-    )  # fmt: skip
+    )
     call = called(program, batch, blocks, options, lambda found: program.operands(batch, found))
     costs, _ = launched(call, check_observers(observers))
     return ServingTally(**costs)

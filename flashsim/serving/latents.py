@@ -11,9 +11,8 @@ import numpy as np
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_count, check_number
 from flashsim.problem.inputs import Array
-from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
+from flashsim.serving.api import ServingRun, batch_of, packed, run
 from flashsim.serving.checks import check_fit, check_packed, check_pages, check_pool, check_sequences
-from flashsim.serving.programs import programs
 from flashsim.support.sizes import Size
 
 
@@ -32,14 +31,8 @@ def absorb(Q: Any, W_UK: Any) -> Array:
 
 
 def mla(
-    Q: Any,
-    C: Any,
-    *,
-    latent: int,
-    scale: float,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
+    Q: Any, C: Any, *,
+    latent: int, scale: float, M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True,
     observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run latent attention, absorbed: all heads share the rows of C, which are keys, and values in their first columns.
@@ -61,24 +54,13 @@ def mla(
     N, n = ([array.shape[1] for array in of] for of in (queries, latents))
     batch = batch_of(queries[0], latents[0], latents[0][..., :u], N, n, M, causal, tau)
     operands = {"Q": packed(batch, queries), "C": np.concatenate(latents, axis=1)}
-    return finished(called(programs()["mla"], batch, blocks, {}, lambda _: operands), observers)
+    return run("mla", batch, operands, blocks, observers)
 
 
 def mla_paged(
-    Q: Any,
-    C: Any,
-    table: Any,
-    lengths: Any,
-    *,
-    latent: int,
-    scale: float,
-    page: int,
-    tail: str = "rows",
-    splits: int = 1,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    observers: Sequence[Observer] = (),
+    Q: Any, C: Any, table: Any, lengths: Any, *,
+    latent: int, scale: float, page: int, tail: str = "rows", splits: int = 1, M: Size | None = None,
+    blocks: tuple[int, int] | None = None, causal: bool = True, observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run latent attention, absorbed, to latents in pages: arguments as of `mla`, and of `flashsim.serving.paged`.
 
@@ -96,8 +78,7 @@ def mla_paged(
     u, tau = _latent(latent, C), _scale(scale)
     batch = batch_of(queries[0], C, C[..., :u], [array.shape[1] for array in queries], n.tolist(), M, causal, tau)
     operands = {"Q": packed(batch, queries), "C": C, "table": words, "lengths": n[:, None]}
-    asked = {"page": page, "tail": tail, "splits": splits}
-    return finished(called(programs()["mla_paged"], batch, blocks, asked, lambda _: operands), observers)
+    return run("mla_paged", batch, operands, blocks, observers, page=page, tail=tail, splits=splits)
 
 
 def _latent(latent: Any, C: Array) -> int:
@@ -110,15 +91,8 @@ def _scale(scale: Any) -> float:
 
 
 def mla_expanded(
-    Q: Any,
-    C: Any,
-    W_UK: Any,
-    W_UV: Any,
-    *,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    scale: float | None = None,
+    Q: Any, C: Any, W_UK: Any, W_UV: Any, *,
+    M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run latent attention, not absorbed: each head makes keys and values of all latents in HBM, and attends to them.
@@ -147,8 +121,7 @@ def mla_expanded(
     K = np.broadcast_to(np.concatenate(latents, axis=1), (H, sum(n), w))
     batch = batch_of(queries[0], W_UK, W_UV.swapaxes(1, 2), N, n, M, causal, scale)
     operands = {"Q": packed(batch, queries), "C": K, "W_UK": W_UK, "W_UV": W_UV}
-    asked = {"latent": u, "rope": rope}
-    return finished(called(programs()["mla_expanded"], batch, blocks, asked, lambda _: operands), observers)
+    return run("mla_expanded", batch, operands, blocks, observers, latent=u, rope=rope)
 
 
 def _sequences(Q: Any, C: Any) -> tuple[list[Array], list[Array]]:

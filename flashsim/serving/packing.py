@@ -11,23 +11,15 @@ import numpy as np
 from flashsim.machine.memory import Observer
 from flashsim.problem.inputs import Array, check_M
 from flashsim.run.interleaving import interleave
-from flashsim.serving.api import ServingGradients, ServingRun, batch_of, called, finished, gradients
+from flashsim.serving.api import ServingGradients, ServingRun, batch_of, called, gradients, run
 from flashsim.serving.checks import check_ends, check_fit, check_packed, check_sequences
 from flashsim.serving.programs import programs
 from flashsim.support.sizes import Size
 
 
 def varlen(
-    Q: Any,
-    K: Any,
-    V: Any,
-    cu_q: Any,
-    cu_k: Any,
-    *,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    scale: float | None = None,
+    Q: Any, K: Any, V: Any, cu_q: Any, cu_k: Any, *,
+    M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run attention of sequences that lie end to end.
@@ -49,16 +41,12 @@ def varlen(
     batch = batch_of(Q, K, V, N, n, M, causal, scale, (tuple(ends_q.tolist()), tuple(ends_k.tolist())))
     words = {"cu_q": ends_q[:, None], "cu_k": ends_k[:, None]}
     operands = {"Q": interleave(Q, batch.group), "K": K, "V": V, **words}
-    return finished(called(programs()["varlen"], batch, blocks, {}, lambda _: operands), observers)
+    return run("varlen", batch, operands, blocks, observers)
 
 
 def varlen_backward(
-    run: ServingRun,
-    dO: Any,
-    *,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    observers: Sequence[Observer] = (),
+    run: ServingRun, dO: Any, *,
+    M: Size | None = None, blocks: tuple[int, int] | None = None, observers: Sequence[Observer] = (),
 ) -> ServingGradients:
     """Run the backward pass of a run of `varlen`, for dO, a list with (H_q, N_s, d_v) for each sequence, as run.O.
 

@@ -7,27 +7,15 @@ from typing import Any
 
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_count
-from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
+from flashsim.serving.api import ServingRun, batch_of, packed, run
 from flashsim.serving.checks import check_fit, check_packed, check_pages, check_pool, check_sequences
-from flashsim.serving.programs import programs
 from flashsim.support.sizes import Size
 
 
 def paged(
-    Q: Any,
-    K: Any,
-    V: Any,
-    table: Any,
-    lengths: Any,
-    *,
-    page: int,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    scale: float | None = None,
-    tail: str = "rows",
-    splits: int | None = None,
-    observers: Sequence[Observer] = (),
+    Q: Any, K: Any, V: Any, table: Any, lengths: Any, *,
+    page: int, M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True,
+    scale: float | None = None, tail: str = "rows", splits: int | None = None, observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run attention of a batch of sequences to keys and values that lie in pages.
 
@@ -52,7 +40,5 @@ def paged(
     words, n = check_pages(table, lengths, len(queries), page)
     batch = batch_of(queries[0], K, V, [array.shape[1] for array in queries], n.tolist(), M, causal, scale)
     operands = {"Q": packed(batch, queries), "K": K, "V": V, "table": words, "lengths": n[:, None]}
-    asked, name = {"page": page, "tail": tail}, "paged" if splits is None else "paged_split"
-    if splits is not None:
-        asked["splits"] = splits
-    return finished(called(programs()[name], batch, blocks, asked, lambda _: operands), observers)
+    name, more = ("paged", {}) if splits is None else ("paged_split", {"splits": splits})
+    return run(name, batch, operands, blocks, observers, page=page, tail=tail, **more)

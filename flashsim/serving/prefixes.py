@@ -8,23 +8,15 @@ from typing import Any
 import numpy as np
 
 from flashsim.machine.memory import Observer
-from flashsim.serving.api import ServingRun, batch_of, called, finished, packed
+from flashsim.serving.api import ServingRun, batch_of, packed, run
 from flashsim.serving.checks import check_fit, check_items, check_levels, check_packed, check_sequences
-from flashsim.serving.programs import programs
 from flashsim.support.sizes import Size
 
 
 def cascade(
-    Q: Any,
-    suffixes: Any,
-    *,
-    prefix: Any = None,
-    levels: Any = (),
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    scale: float | None = None,
-    observers: Sequence[Observer] = (),
+    Q: Any, suffixes: Any, *,
+    prefix: Any = None, levels: Any = (), M: Size | None = None, blocks: tuple[int, int] | None = None,
+    causal: bool = True, scale: float | None = None, observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run attention of a batch whose sequences share prefixes: to each prefix once for all rows, to each suffix alone; merged.
 
@@ -66,6 +58,5 @@ def cascade(
     batch = batch_of(queries[0], K[0], V[0], [q.shape[1] for q in queries], [k.shape[1] for k in K], M, causal, scale)
     K_p, V_p = (np.concatenate(found, axis=1) for found in shared)
     ends = {"K_p": K_p, "V_p": V_p, "K": np.concatenate(K, axis=1), "V": np.concatenate(V, axis=1)}
-    options = {"levels": check_levels(len(queries), None, lengths)}
     operands = {"Q": packed(batch, queries), **ends}
-    return finished(called(programs()["cascade"], batch, blocks, options, lambda _: operands), observers)
+    return run("cascade", batch, operands, blocks, observers, levels=check_levels(len(queries), None, lengths))

@@ -10,9 +10,8 @@ import numpy as np
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_choice, check_count
 from flashsim.problem.inputs import Array
-from flashsim.serving.api import ServingRun, batch_of_lists, called, finished
+from flashsim.serving.api import ServingRun, batch_of_lists, run
 from flashsim.serving.checks import check_packed, stored_type
-from flashsim.serving.programs import programs
 from flashsim.serving.programs.fp8 import FORMATS
 from flashsim.serving.programs.quantised import check_options
 from flashsim.support.sizes import Size, ceil_div
@@ -44,17 +43,9 @@ def quantise(X: Any, *, bits: int, group: int, axis: str) -> tuple[Array, Array,
 
 
 def quantised(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    bits: int,
-    group: int,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    scale: float | None = None,
-    observers: Sequence[Observer] = (),
+    Q: Any, K: Any, V: Any, *,
+    bits: int, group: int, M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True,
+    scale: float | None = None, observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run attention to keys and values that are first quantised, keys by channel, values by token; that costs nothing here.
 
@@ -72,8 +63,7 @@ def quantised(
         made = zip(*(quantise(array, bits=bits, group=group, axis=axis) for array in of), strict=True)
         names = (X, f"{k}_scale", f"{k}_zero")
         operands |= {name: np.concatenate(arrays, axis=1) for name, arrays in zip(names, made, strict=True)}
-    asked = {"bits": bits, "group": group}
-    return finished(called(programs()["quantised"], batch, blocks, asked, lambda _: operands), observers)
+    return run("quantised", batch, operands, blocks, observers, bits=bits, group=group)
 
 
 def to_fp8(X: Any, *, dtype: str = "e4m3", group: int | None = None) -> tuple[Array, Array]:
@@ -98,17 +88,9 @@ def to_fp8(X: Any, *, dtype: str = "e4m3", group: int | None = None) -> tuple[Ar
 
 
 def fp8(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    dtype: str = "e4m3",
-    group: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    scale: float | None = None,
-    observers: Sequence[Observer] = (),
+    Q: Any, K: Any, V: Any, *,
+    dtype: str = "e4m3", group: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
+    causal: bool = True, scale: float | None = None, observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run attention to keys and values that are first rounded to floats of 8 bits, by `to_fp8`; that costs nothing here.
 
@@ -124,4 +106,4 @@ def fp8(
     for X, k, of in (("K", "k", keys), ("V", "v", values)):
         made = zip(*(to_fp8(array, dtype=dtype, group=group) for array in of), strict=True)
         operands |= dict(zip((X, f"{k}_scale"), (np.concatenate(arrays, axis=1) for arrays in made), strict=True))
-    return finished(called(programs()["fp8"], batch, blocks, {"group": group}, lambda _: operands), observers)
+    return run("fp8", batch, operands, blocks, observers, group=group)

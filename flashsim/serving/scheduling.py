@@ -8,23 +8,14 @@ from typing import Any
 import numpy as np
 
 from flashsim.machine.memory import Observer
-from flashsim.serving.api import ServingRun, batch_of_lists, called, finished
-from flashsim.serving.programs import programs
+from flashsim.serving.api import ServingRun, batch_of_lists, run
 from flashsim.support.sizes import Size
 
 
 def decode(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    workers: int,
-    schedule: str = "stream_k",
-    splits: int = 1,
-    M: Size | None = None,
-    blocks: tuple[int, int] | None = None,
-    causal: bool = True,
-    scale: float | None = None,
+    Q: Any, K: Any, V: Any, *,
+    workers: int, schedule: str = "stream_k", splits: int = 1, M: Size | None = None,
+    blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
 ) -> ServingRun:
     """Run attention of a batch, whose tiles are shared out over workers, such as a GPU's multiprocessors.
@@ -39,5 +30,4 @@ def decode(
     """
     batch, rows, keys, values = batch_of_lists(Q, K, V, M, causal, scale)
     operands = {"Q": rows, "K": np.concatenate(keys, axis=1), "V": np.concatenate(values, axis=1)}
-    asked = {"schedule": schedule, "workers": workers, "splits": splits}
-    return finished(called(programs()["decode"], batch, blocks, asked, lambda _: operands), observers)
+    return run("decode", batch, operands, blocks, observers, schedule=schedule, workers=workers, splits=splits)

@@ -34,10 +34,7 @@ class _Callers:
         self.settle()
 
     def settle(self) -> None:
-        """While somebody is inside, BLAS has one thread; once nobody is, as many as before.
-
-        Since threadpoolctl 3.8 only the first thread that set a limit may set others: it gives that up, before and after.
-        """
+        """Have one BLAS thread while somebody is inside. From threadpoolctl 3.8 on, whoever limits must give up control."""
         if (self.limit is None) == (self.inside.total() > 0):
             pool, give_up_control = _blas()
             give_up_control(force=True)

@@ -6,8 +6,6 @@ cannot be read or written. 3 all that was checked passed, and not all was checke
 ended.
 """
 
-from __future__ import annotations
-
 import codecs
 import errno
 import io

@@ -83,12 +83,9 @@ def plain(value: Any) -> Any:
 
 
 def to_pandas(
-    rows: Iterable[Mapping[str, Any]],
-    columns: Sequence[str],
-    *,
-    index: str | None = None,
-    attrs: Mapping[str, Any] | None = None,
-) -> Any:
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, index: str | None = None,
+    attrs: Mapping[str, Any] | None = None
+) -> Any:  # fmt: skip
     """Return rows as a `pandas.DataFrame` of these columns, `index` among them if it is to be that.
 
     Integers are int64; Int64, which has gaps, where some are missing; Python's own where one is larger. `attrs` are those of

@@ -3,8 +3,6 @@
 If writing is interrupted, or the disk is full, the file that was there before stays; where there was none, there is none.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -25,7 +23,7 @@ def path_of(path: str | os.PathLike[str]) -> Path:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Return the path if a file can be written there. To be asked before the work whose result goes there.
+    """Return the path if a file can be written there. Call this before the work whose result goes there.
 
     Raises OSError for one in a folder that is not there, for a folder, and for a file that may not be written.
     """

@@ -1,7 +1,5 @@
 """A user's own code in a fork of this process: what ends the one, such as an abort in C, leaves the other to say so."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os
@@ -16,9 +14,7 @@ from flashsim.support.entry import Terminated
 from flashsim.support.jobs import ENDING
 
 POSSIBLE = hasattr(os, "fork") and sys.platform != "darwin"  # there, NumPy's own library does not outlive a fork
-ROOM = (
-    2**16
-)  # bytes that both processes share: whether the fork is done, its exit status, the length of its last words, these
+ROOM = 2**16  # bytes that both share: whether the fork is done, its exit status, the length of its last words, these
 HEAD = 6
 TOO_LATE = "out of time"
 ONCE = 1.0  # seconds in which a signal, sent to both processes, counts once
@@ -55,10 +51,7 @@ def done(status: int) -> int:
 
 
 def fork(seconds: float | None = None) -> Ending | None:
-    """Fork. In the fork return None; it calls `done` at its end. Here wait for that end, and return it.
-
-    Ctrl-C and SIGTERM are for the fork. After so many seconds it is killed. It does not outlive this process (on Linux).
-    """
+    """Fork. Return None in the fork, which is to call `done`; here wait for it, at most `seconds`, and return how it ended."""
     global _room
     room = mmap.mmap(-1, ROOM)
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -105,7 +98,6 @@ def _send(pid: int, number: int) -> None:
 
 
 def _waited(pid: int, seconds: float | None) -> tuple[int, bool]:
-    """Return the status of a process once it has ended, and whether it was killed, after so many seconds."""
     if seconds is None:
         return os.waitpid(pid, 0)[1], False
     until, late = time.monotonic() + seconds, False

@@ -1,7 +1,5 @@
 """Independent pieces of work: in this process, over several, or, through joblib, on a Dask or Ray cluster."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -78,10 +76,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until this is left. Processes that start here do not hear them, though they are sent to all.
-
-    The mask is for those processes. Here another thread may hear a signal, and Python would raise its exception all the same.
-    """
+    """Delay Ctrl-C and SIGTERM until this is left. Processes that start here do not hear them, though they are sent to all."""
     heard: list[int] = []
     main = threading.current_thread() is threading.main_thread()
     before = {one: signal.signal(one, lambda number, _: heard.append(number)) for one in ENDING} if main else {}
@@ -90,7 +85,7 @@ def _interrupts_wait() -> Iterator[None]:
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()  # once it runs, it leaves the mask alone
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # for them; here another thread may hear a signal
     try:
         yield
     finally:

@@ -1,7 +1,5 @@
 """Modules of users' own, by name or as a file. Errors are one line that names the file, and the line of it where the error is."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys
@@ -46,7 +44,6 @@ def file_of(path: Path, *, anew: bool = False) -> ModuleType:
 
 @contextmanager
 def _importing(name: str, folder: Path, file: str = "") -> Iterator[None]:
-    """Have a module imported, with its folder among those where modules are looked for."""
     if "" not in sys.path and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
@@ -59,7 +56,6 @@ def _importing(name: str, folder: Path, file: str = "") -> Iterator[None]:
 
 
 def _place(name: str, error: BaseException, file: str) -> str:
-    """Return the name of what could not be imported, and the line of its file at which it went wrong."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{name if error.filename == file else error.filename}, line {error.lineno}"
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]

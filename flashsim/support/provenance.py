@@ -1,7 +1,5 @@
 """How numbers were made: versions, date, and the commit of the sources."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

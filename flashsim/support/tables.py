@@ -40,11 +40,14 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any] | None], o
     The first column is text, the others are numbers unless headed "… =", "array" or "loops". Where the table is too wide, its
     columns come in several tables, one below another, each with the first column.
     """
+    from rich.measure import Measurement
+
     on, listed = on or page(), list(rows)
     columns, shown = list(range(1, len(headings))), [0]
     while columns:
         shown.append(columns.pop(0))
-        if not columns or _width(on, _table(headings, listed, [*shown, columns[0]])) > on.width:
+        wider = _table(headings, listed, [*shown, *columns[:1]])
+        if not columns or Measurement.get(on, on.options.update_width(10_000), wider).maximum > on.width:
             on.print(_table(headings, listed, shown))
             shown = [0]
             if columns:
@@ -65,12 +68,6 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[Any] | None], column
         else:
             table.add_row(*(cell(row[at]) if at < len(row) else "" for at in columns))
     return table
-
-
-def _width(console: Console, table: Table) -> int:
-    from rich.measure import Measurement
-
-    return Measurement.get(console, console.options.update_width(10_000), table).maximum
 
 
 def cell(value: Any) -> str:

@@ -8,8 +8,6 @@ answers    where one algorithm moves less than another
 showing    the rows on a page
 """
 
-from __future__ import annotations
-
 from flashsim.sweeping.result import Sweep
 from flashsim.sweeping.running import Disagreement, sweep
 

@@ -77,10 +77,9 @@ def sentences(sweep: Sweep, most: int = 12) -> list[str]:
         by_values = _lines(rows, rest, along, "accesses_elements")
     except ValueError:
         return []
-    groups = {
-        ", ".join(f"{name} = {cell(value)}" for name, value in zip(rest, values, strict=True)): lines
-        for values, lines in by_values.items()
-    }
+    groups = {}
+    for values, lines in by_values.items():
+        groups[", ".join(f"{name} = {cell(value)}" for name, value in zip(rest, values, strict=True))] = lines
     if len(names) == 1:
         said = _each({where: _halved(along, lines[names[0]]) for where, lines in groups.items()})
     else:

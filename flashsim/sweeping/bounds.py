@@ -1,7 +1,5 @@
 """The lower bound that `flashsim.prove` proves, of all heads, at a point of a sweep."""
 
-from __future__ import annotations
-
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -31,11 +29,7 @@ class NoBound(ValueError):
 
 
 def _proof(point: Point, blocks: Blocks, peak: int) -> tuple[Proof, int]:
-    """Return the bound of one KV head's pass, without a schedule beside it, and how many KV heads there are.
-
-    It is of schedules that compute one KV head after another, each from an empty chip, as all do here; query heads that share one
-    are rows of one problem, whatever `gqa` says. Raises NoBound.
-    """
+    """Return the bound of one KV head's pass, with the rows of all its query heads, and how many KV heads there are."""
     asked = Problem.of(**{name: value for name, value in point.arguments.items() if name in OF_PROBLEM})
     if peak > asked.M:
         raise NoBound("its blocks need more than M, and the bound is of what fits M")

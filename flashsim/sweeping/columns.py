@@ -1,7 +1,5 @@
 """The columns of a sweep's rows, and what each holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 ARGUMENTS: Mapping[str, str] = {

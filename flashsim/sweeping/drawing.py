@@ -11,26 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 from matplotlib.transforms import ScaledTranslation
 
-from flashsim.drawing.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    canvas,
-    looks,
-    styled,
-    ticks,
-)
+from flashsim.drawing.style import BLACK, NAMED, canvas, looks, styled, ticks
 from flashsim.problem.arguments import shown
 
 if TYPE_CHECKING:
     from flashsim.sweeping import Sweep
 
-COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY)
+COLOURS = [NAMED[name] for name in ("blue", "vermillion", "green", "orange", "purple", "sky", "grey")]
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 WIDTHS = (1.2, 2.4, 0.6)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -112,9 +99,8 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         below = ax.transAxes + ScaledTranslation(0, -28 / 72, ax.figure.dpi_scale_trans)  # points, as the axis' label
         at: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.1, 0), "bbox_transform": below}
         title = "\n".join(wrap(hint(data), TITLE)) if data["mixed"] else None
-        ax.legend(
-            **at, fontsize=7, handlelength=4, title=title, title_fontsize=7, alignment="left"
-        )  # so long that dashes differ
+        at["handlelength"] = 4  # so long that dashes differ
+        ax.legend(**at, fontsize=7, title=title, title_fontsize=7, alignment="left")
     ax.set_xlabel(_titled(data["x"]))
     ax.set_ylabel(_titled(data["y"]))
     fixed = wrap(data["fixed"].replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), TITLE)
@@ -135,9 +121,8 @@ def hint(data: Mapping[str, Any]) -> str:
     """Say what the lines differ by, and what separates what is mixed in one; "" of a line alone that mixes nothing."""
     by, mixed = data["by"], data["mixed"]
     if mixed:
-        return (
-            f"{' and '.join(mixed)} {'vary' if mixed[1:] else 'varies'} within a line: --by {' '.join([*by, *mixed])}"
-        )
+        vary = "vary" if mixed[1:] else "varies"
+        return f"{' and '.join(mixed)} {vary} within a line: --by {' '.join([*by, *mixed])}"
     return f"a line for each of --by {' '.join(by)}" if len(data["lines"]) > 1 else ""
 
 
@@ -150,11 +135,7 @@ def _titled(column: str) -> str:
 
 
 def _looks(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return how each line is drawn, no two alike while there are looks left.
-
-    Colour and marker go by the first value of what a line is of, an algorithm's its own; dashes by the other values. A line that
-    would look like an earlier one has other dashes, or is wider, or has another colour.
-    """
+    """Return how each line is drawn: colour and marker by the first value that it is of, dashes by the others; no two alike."""
     of: list[list[tuple[str, Any]]] = [list(line["of"].items()) for line in lines]
     firsts: list[Any] = list(dict.fromkeys(values[0][1] if values else None for values in of))
     if of[0] and of[0][0][0] == "algorithm":

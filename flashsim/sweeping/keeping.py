@@ -1,7 +1,5 @@
 """The rows of a sweep kept in a file as they come, so that a sweep that was stopped goes on from there."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -23,10 +21,7 @@ AT_ONCE = 50  # points that are lost at most, in each process
 
 
 class Kept:
-    """A file with a line that says of which sweep it is, then a line of rows for each piece of it that is done.
-
-    Raises ValueError for a file that is of another sweep, or of none.
-    """
+    """A file with a line on which sweep it is of, then one for each piece that is done. ValueError for another file."""
 
     def __init__(self, path: str | os.PathLike[str], pieces: Sequence[list[Point]], bound: bool = False) -> None:
         self.path, self._pieces = Path(path), pieces

@@ -70,10 +70,7 @@ class Point:
 
 
 def points_of(algorithms: Any, table: Any, options: Mapping[str, Any], caller: Callable[..., Any]) -> list[Point]:
-    """Return the points. `options` are the other arguments by name, those that were given; `caller` is whose they are.
-
-    Raises ValueError or TypeError for what would be wrong at every point.
-    """
+    """Return the points of `caller`'s arguments. Raises ValueError or TypeError for what would be wrong at every point."""
     rows = [{}] if table is None else _rows(table)
     axes = {name: _many(name, value) for name, value in options.items()}
     names = _many("algorithms", algorithms)
@@ -93,8 +90,6 @@ def points_of(algorithms: Any, table: Any, options: Mapping[str, Any], caller: C
 
 
 class _Ways(dict[tuple[Any, str], Way]):
-    """Each algorithm in each direction, looked up once."""
-
     def of(self, what: Any, direction: Any) -> Way:
         key = what if isinstance(what, str) else id(what), repr(direction)
         if key not in self:
@@ -119,7 +114,6 @@ def _points(
 
 
 def _check_names(names: Sequence[Any], given: set[str], ways: _Ways, caller: Callable[..., Any]) -> None:
-    """Raise for an algorithm that there is not, and for an argument that none of the algorithms takes."""
     for what in names:
         both = [ways.of(what, direction) for direction in DIRECTIONS]
         if all(way.refused for way in both):
@@ -151,7 +145,6 @@ def _many(name: str, value: Any) -> list[Any]:
 
 
 def _ended(name: str, values: Iterable[Any]) -> list[Any]:
-    """Return the values as a list; ValueError for more of them than there may be points."""
     found = list(islice(values, MOST_POINTS + 1))
     if len(found) > MOST_POINTS:
         raise ValueError(f"{name} has more than {MOST_POINTS:,} values; expected fewer")

@@ -141,11 +141,7 @@ class Sweep(Exported, Sequence[Row]):
         return found
 
     def plot(
-        self,
-        x: str | None = None,
-        y: str = "accesses",
-        by: str | Sequence[str] | None = None,
-        ax: Axes | None = None,
+        self, x: str | None = None, y: str = "accesses", by: str | Sequence[str] | None = None, ax: Axes | None = None
     ) -> Axes:
         """Draw a column over another, a line for each combination of `by`, on `ax` or a new figure; return the axes.
 
@@ -163,8 +159,6 @@ class Sweep(Exported, Sequence[Row]):
         """The certificates of the rows' bounds (`flashsim.prove`), each once: each is of one KV head."""
         found = [row[CERTIFICATE] for row in self.rows if CERTIFICATE in row]
         return list({json.dumps(each): each for each in found}.values())
-
-    # --------------------------------------------------------------------------------------------------------- exports
 
     @property
     def made(self) -> dict[str, Any]:
@@ -201,8 +195,6 @@ class Sweep(Exported, Sequence[Row]):
     def to_pandas(self) -> Any:
         """Return the rows as a `pandas.DataFrame`; its `attrs` say how they were made. Needs pandas: flashsim[pandas]."""
         return to_pandas(self, self.columns, attrs={**self.made, "columns": self.about})
-
-    # --------------------------------------------------------------------------------------------------------- showing
 
     @property
     def summary(self) -> str:

@@ -3,8 +3,6 @@
 And that as a row: arguments as `flashsim.count` takes them, then what was found, each with its unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -163,10 +161,7 @@ def _bound(point: Point, found: Outcome) -> Row:
 
 
 def columns_of(rows: Sequence[Row], given: Container[str]) -> tuple[str, ...]:
-    """Return the columns of these rows, where arguments named `given` were: what arrays there are, options that there are.
-
-    Labels, masks, blocks and `enforce` have a column where they were given.
-    """
+    """Return the columns of these rows. Labels, masks, blocks and `enforce` have one where they were `given`."""
     names = dict.fromkeys(chain.from_iterable(rows))
     asked = [name for name in ARGUMENTS if name in given or name not in ("label", "mask", "blocks", "enforce")]
     options = [name for name in names if name not in ARGUMENTS and name != CERTIFICATE and not is_found(name)]
@@ -196,7 +191,6 @@ def _theta(point: Point, M: int, shape: Shape | None) -> float | None:
 
 
 def _sound(read: Callable[[], Any], otherwise: Any) -> Any:
-    """Return what is read; where that makes no sense, the other."""
     try:
         return read()
     except ValueError:
@@ -204,7 +198,6 @@ def _sound(read: Callable[[], Any], otherwise: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a table holds it: a number, a truth, text, or None."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray):

@@ -28,34 +28,13 @@ class Disagreement(RuntimeError):
 
 
 def sweep(
-    algorithms: Any = "flash",
-    *,
-    N: Any = None,
-    d: Any = None,
-    M: Any = None,
-    blocks: Any = None,
-    causal: Any = None,
-    direction: Any = None,
-    N_q: Any = None,
-    N_k: Any = None,
-    d_v: Any = None,
-    heads: Any = None,
-    kv_heads: Any = None,
-    gqa: Any = None,
-    dtype: Any = None,
-    sizing: Any = None,
-    enforce: Any = None,
-    mask: Any = None,
-    dropout_p: Any = None,
-    points: Any = None,
-    check: int = 32,
-    seed: int = 0,
-    jobs: int | Over | None = 1,
-    on_points: OnPoints | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    bound: bool = False,
-    **options: Any,
-) -> Sweep:
+    algorithms: Any = "flash", *, N: Any = None, d: Any = None, M: Any = None, blocks: Any = None, causal: Any = None,
+    direction: Any = None, N_q: Any = None, N_k: Any = None, d_v: Any = None, heads: Any = None, kv_heads: Any = None,
+    gqa: Any = None, dtype: Any = None, sizing: Any = None, enforce: Any = None, mask: Any = None,
+    dropout_p: Any = None, points: Any = None, check: int = 32, seed: int = 0, jobs: int | Over | None = 1,
+    on_points: OnPoints | None = None, resume: str | os.PathLike[str] | None = None, bound: bool = False,
+    **options: Any
+) -> Sweep:  # fmt: skip
     """Return what each algorithm moves at each of many points: `flashsim.count` of every combination, as rows.
 
     Each argument of `flashsim.count`, the algorithm's own options included, takes one value or many (a list, a range, an
@@ -138,7 +117,6 @@ def _sample(points: Sequence[Point], rows: Sequence[Row], size: int, seed: int) 
 
 
 def _is_quick(point: Point, row: Row) -> bool:
-    """Whether a count does not look at more than a few thousand tiles one by one."""
     block_mask = point.arguments.get("block_mask")
     if point.arguments.get("mask") is None and (block_mask is None or isinstance(block_mask, str)):
         return True
@@ -146,7 +124,6 @@ def _is_quick(point: Point, row: Row) -> bool:
 
 
 def _cross_check(point: Point) -> None:
-    """Raise Disagreement where a point's closed form and count differ; of what does not fit, in that alone."""
     formed, counted = by_form(point), by_count(point)
     if _counts(formed) != _counts(counted):
         said = ", ".join(f"{name}={value!r}" for name, value in point.arguments.items())

@@ -110,7 +110,6 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown | None
 
 
 def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> Shown:
-    """Return one line for each row, with as many of the columns as there is room for."""
     first: dict[tuple[Any, ...], Any] = {}  # of each line of the last argument
     for row in rows:
         if row["status"] == "ok":
@@ -149,7 +148,6 @@ def _omitted(shown: int, there: int) -> list[str]:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """Return why there are rows without counts, the most frequent reasons first."""
     found = Counter((row["status"], row["reason"]) for row in rows if row["status"] != "ok")
     lines = [
         f"{number:,} point{'s' * (number > 1)} {WITHOUT[status][number > 1]}: {reason}"

@@ -26,19 +26,6 @@ from flashsim.testing.strategies import cases
 from flashsim.testing.wrapping import wrap
 
 __all__ = [
-    "CHECKS",
-    "AttentionCheckFailed",
-    "Case",
-    "Failure",
-    "Problem",
-    "Report",
-    "Spec",
-    "cases",
-    "check_attention",
-    "mla",
-    "paged",
-    "parametrize_with_checks",
-    "replay",
-    "varlen",
-    "wrap",
-]
+    "CHECKS", "AttentionCheckFailed", "Case", "Failure", "Problem", "Report", "Spec", "cases", "check_attention", "mla", "paged",
+    "parametrize_with_checks", "replay", "varlen", "wrap",
+]  # fmt: skip

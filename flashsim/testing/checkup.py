@@ -41,20 +41,12 @@ VERDICT = methodcaller("errisinstance", AttentionCheckFailed)  # of which pytest
 
 
 def check_attention(
-    fn: Callable[..., Any],
-    spec: Spec,
-    *,
-    max_examples: int = 300,
-    backward: Callable[..., Any] | None = None,
-    dropout: Keep | None = None,
-    checks: Iterable[str] | None = None,
-    expected_failures: Mapping[str, str] | None = None,
-    fail_fast: bool = False,
-    on_fail: str = "raise",
-    seed: int = 0,
-    progress: Progress | None = None,
+    fn: Callable[..., Any], spec: Spec, *,
+    max_examples: int = 300, backward: Callable[..., Any] | None = None, dropout: Keep | None = None,
+    checks: Iterable[str] | None = None, expected_failures: Mapping[str, str] | None = None, fail_fast: bool = False,
+    on_fail: str = "raise", seed: int = 0, progress: Progress | None = None,
     on_try: Callable[[str, Case], None] | None = None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Check an attention kernel against what its spec says, on cases that Hypothesis draws, and shrink what fails.
 
     A few calls come first, one for each thing that the spec declares. What the kernel does not take at all, or returns in
@@ -117,14 +109,9 @@ def check_attention(
 
 
 def replay(
-    fn: Callable[..., Any],
-    spec: Spec,
-    check: str,
-    case: Case,
-    *,
-    backward: Callable[..., Any] | None = None,
-    dropout: Keep | None = None,
-) -> None:
+    fn: Callable[..., Any], spec: Spec, check: str, case: Case, *,
+    backward: Callable[..., Any] | None = None, dropout: Keep | None = None,
+) -> None:  # fmt: skip
     """Run one check on one case, as a failure's message says. Raises AttentionCheckFailed where it fails.
 
     Raises ValueError where the check does not apply to what the spec declares.
@@ -227,15 +214,10 @@ def _check(name: str, fn: Callable[..., Any], spec: Spec, **options: Any) -> Non
 
 
 def parametrize_with_checks(
-    fn: Callable[..., Any],
-    spec: Spec,
-    *,
-    expected_failures: Mapping[str, str] | None = None,
-    max_examples: int = 300,
-    backward: Callable[..., Any] | None = None,
-    dropout: Keep | None = None,
-    seed: int = 0,
-) -> pytest.MarkDecorator:
+    fn: Callable[..., Any], spec: Spec, *,
+    expected_failures: Mapping[str, str] | None = None, max_examples: int = 300,
+    backward: Callable[..., Any] | None = None, dropout: Keep | None = None, seed: int = 0,
+) -> pytest.MarkDecorator:  # fmt: skip
     """Return a pytest decorator that makes a test for each check that applies: `def test_conforms(check): check()`.
 
     Arguments as for `check_attention`; max_examples is for each check. Those in `expected_failures` are marked xfail,
@@ -247,14 +229,11 @@ def parametrize_with_checks(
     max_examples = check_count("max_examples", max_examples)
     expected = _check_expected(subject, expected_failures, None)
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}
+    marks = {
+        name: pytest.mark.xfail(reason=reason, raises=AttentionCheckFailed, strict=True) for name, reason in expected.items()
+    }  # fmt: skip
     found = [
-        pytest.param(
-            partial(_check, check.name, fn, spec, **options),
-            id=check.name,
-            marks=[pytest.mark.xfail(reason=expected[check.name], raises=AttentionCheckFailed, strict=True)]
-            if check.name in expected
-            else [],
-        )
-        for check in applicable(subject)[0]
+        pytest.param(partial(_check, name, fn, spec, **options), id=name, marks=[marks[name]] if name in marks else [])
+        for name in (check.name for check in applicable(subject)[0])
     ]
     return pytest.mark.parametrize("check", found)

@@ -1,7 +1,5 @@
 """How functions that people run are called, and what they promise: a record each, in `CONVENTIONS`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -174,24 +172,18 @@ def _operator(fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> An
 # ------------------------------------------------------------------------------------------------------- all of them
 
 TORCH: Mapping[str, Any] = {
-    "dtypes": ("float32", "float16", "bfloat16"),
-    "causal": "top_left",
+    "dtypes": ("float32", "float16", "bfloat16"), "causal": "top_left",
     **dict.fromkeys(("gqa", "masks", "scale", "d_v"), True),
-}
+}  # fmt: skip
 FLASH: Mapping[str, Any] = {
-    "dtypes": ("float16", "bfloat16"),
-    "block": (128, 128),
-    "causal": "bottom_right",
-    "gqa": True,
-    "scale": True,
-    "head_dims": tuple(range(8, 257, 8)),
-    "strides": "contiguous",
-}
+    "dtypes": ("float16", "bfloat16"), "block": (128, 128), "causal": "bottom_right", "gqa": True, "scale": True,
+    "head_dims": tuple(range(8, 257, 8)), "strides": "contiguous",
+}  # fmt: skip
 _FLASHINFER = {**FLASH, "lse": "base2", "head_dims": (64, 128, 256)}
 _ONNX = {
     **dict.fromkeys(("causal", "window"), "top_left"),
     **dict.fromkeys(("gqa", "masks", "bias", "softcap", "d_v"), True),
-}
+}  # fmt: skip
 _ANY = ("torch", "numpy")
 CONVENTIONS = {
     "sdpa": Convention(_sdpa, {**TORCH, "zero_keys": True}),

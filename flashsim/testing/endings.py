@@ -1,7 +1,5 @@
 """A kernel that ends the process, by an abort in C or a signal: the smallest case on which it does."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from typing import NamedTuple, NoReturn

@@ -1,7 +1,5 @@
 """A kernel's first tests, as files: its spec, a test for each check, and one that fails until what is doubtful is confirmed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -54,17 +52,9 @@ def paths(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def first_files(
-    module: str,
-    name: str,
-    inferred: Inferred,
-    folder: Path,
-    command: str,
-    *,
-    wrapped: str = "",
-    backward: str = "",
-    backward_import: str = "",
-    expected: Sequence[str] = (),
-) -> Mapping[Path, str]:
+    module: str, name: str, inferred: Inferred, folder: Path, command: str, *,
+    wrapped: str = "", backward: str = "", backward_import: str = "", expected: Sequence[str] = (),
+) -> Mapping[Path, str]:  # fmt: skip
     """Return the text of each file by its path in `folder`: NAME_spec.py and test_NAME.py.
 
     module, name  from where, and under which name, the kernel is imported
@@ -92,27 +82,16 @@ def first_files(
         bound = "\n    " + ",\n    ".join(given) + ",\n"
     doubts = "\n".join(f"    {field!r}: {inferred.notes[field]!r}," for field in inferred.doubtful)
     kit = "parametrize_with_checks, wrap" if backward.startswith("wrap(") else "parametrize_with_checks"
+    command = command.replace("\\", r"\\").replace('"', r"\"")  # in a docstring
+    doubtful = DOUBTFUL.format(doubts=doubts) if doubt else ""
+    confirmed = CONFIRMED.format(name=name, spec=spec.name) if doubt else ""
+    said = {"name": name, "file": test.name, "kit": kit, "imports": "\n".join(sorted(imports)), "arguments": bound}
     return {
         spec: SPEC_FILE.format(
-            name=name,
-            command=_in_a_docstring(command),
-            imports=fetched,
-            arguments=_arguments(inferred),
-            doubtful=DOUBTFUL.format(doubts=doubts) if doubt else "",
+            name=name, command=command, imports=fetched, arguments=_arguments(inferred), doubtful=doubtful
         ),
-        test: TEST_FILE.format(
-            name=name,
-            file=test.name,
-            kit=kit,
-            imports="\n".join(sorted(imports)),
-            arguments=bound,
-            confirmed=CONFIRMED.format(name=name, spec=spec.name) if doubt else "",
-        ),
+        test: TEST_FILE.format(**said, confirmed=confirmed),
     }
-
-
-def _in_a_docstring(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"")
 
 
 def _arguments(inferred: Inferred) -> str:  # a line each, with how it was found as a comment before it

@@ -1,7 +1,5 @@
 """A spec made from nothing but calls of the kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

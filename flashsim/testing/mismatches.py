@@ -1,7 +1,5 @@
 """Differences between a kernel's spec and its first calls, said once and not at every case."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -154,6 +152,5 @@ def _of_feature(subject: Subject, case: Case, feature: Feature) -> Mismatch | No
         same = np.array_equal(subject.forward(one).O, subject.forward(other).O)
     except (Broken, OutsidePool):
         return None
-    return (
-        Mismatch(f"It ignores {feature.words}: with it, its answer is the same, to the bit", without) if same else None
-    )
+    said = f"It ignores {feature.words}: with it, its answer is the same, to the bit"
+    return Mismatch(said, without) if same else None

@@ -1,7 +1,5 @@
 """A kernel called once, for one thing that its spec may say: what it takes and what it returns."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ hide below the tolerance. Here the weights peak, the maximum rises or falls alon
 or reach ±5·10⁴. "real" is a window of the bundled sample.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

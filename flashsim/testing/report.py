@@ -61,7 +61,7 @@ class Report:
     left_out   checks that do not apply, and why
     failures   those that were not expected
     expected   checks expected to fail, and why
-    mismatches what the kernel's first calls did not fit in its spec; left out of the cases, or there are none
+    mismatches what the kernel's first calls did not fit in its spec: it is left out of the cases, or no case is drawn
     undeclared the kit's keywords that the function has and the spec does not declare, each with the values that a call fits
     defaulted  its other parameters, that the kit never gives it
     """
@@ -158,38 +158,27 @@ class Report:
         if simplest is None:
             return []
         others = [failure for failure in self.failures if failure is not simplest]
-        lines = [
-            _shortened(f"  {failure.check}: {_what_differs(failure.finding).splitlines()[0]}") for failure in others
-        ]
-        more = ["The others, in brief; --check NAME shows one whole:", *lines] if others else []
+        lines = (f"  {failure.check}: {_what_differs(failure.finding).splitlines()[0]}" for failure in others)
+        short = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines]
+        more = ["The others, in brief; --check NAME shows one whole:", *short] if others else []
         return [simplest.message, "\n".join(more)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
-        plain = ("spec", "examples", "seed", "ok", "complete")
-        worst = {name: t.worst if np.isfinite(t.worst) else "inf" for name, t in self.tallies.items()}
+        checks = {
+            name: {"cases": t.tried, "failed": t.failed, "first": t.first, "worst": t.worst if np.isfinite(t.worst) else "inf"}
+            for name, t in self.tallies.items()
+        }  # fmt: skip
         return {
-            "kernel": self.name,
-            **{name: getattr(self, name) for name in plain},
-            "checks": {
-                name: {"cases": t.tried, "failed": t.failed, "first": t.first, "worst": worst[name]}
-                for name, t in self.tallies.items()
-            },
-            "left_out": self.left_out,
-            "expected_failures": self.expected,
-            "mismatches": [str(mismatch) for mismatch in self.mismatches],
-            "undeclared": list(self.undeclared),
-            "defaulted": list(self.defaulted),
-            "failures": [failure.as_json() for failure in self.failures],
-        }
+            "kernel": self.name, **{name: getattr(self, name) for name in ("spec", "examples", "seed", "ok", "complete")},
+            "checks": checks, "left_out": self.left_out, "expected_failures": self.expected,
+            "mismatches": [str(mismatch) for mismatch in self.mismatches], "undeclared": list(self.undeclared),
+            "defaulted": list(self.defaulted), "failures": [failure.as_json() for failure in self.failures],
+        }  # fmt: skip
 
 
 def _wrapped(text: str, then: str = "") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=then, break_long_words=False, break_on_hyphens=False)
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
 # ----------------------------------------------------------------------------------------------------------- in words

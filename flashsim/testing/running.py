@@ -1,8 +1,6 @@
 """Running checks over drawn cases: a survey first, which tries every check and stops at nothing; then, where one fails,
 the shrinking of its case to a simple one."""
 
-from __future__ import annotations
-
 import time
 import warnings
 import zlib
@@ -124,14 +122,9 @@ def applicable(subject: Subject, names: Iterable[str] | None = None) -> tuple[li
 
 
 def survey(
-    subject: Subject,
-    max_examples: int,
-    seed: int,
-    names: Sequence[str] | None = None,
-    progress: Progress | None = None,
-    until_failure: bool = False,
-    expected: Container[str] = (),
-) -> Survey:
+    subject: Subject, max_examples: int, seed: int, names: Sequence[str] | None = None,
+    progress: Progress | None = None, until_failure: bool = False, expected: Container[str] = (),
+) -> Survey:  # fmt: skip
     """Draw cases and try the checks on each: all that were asked for by name, or else some on every case and others in turn.
 
     With `until_failure` no case is drawn after the first that fails, but for checks that are `expected` to.
@@ -157,14 +150,9 @@ def survey(
         return enough()
 
     how = settings(
-        max_examples=max_examples,
-        database=None,
-        deadline=None,
-        derandomize=False,
-        verbosity=Verbosity.quiet,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+        max_examples=max_examples, database=None, deadline=None, derandomize=False, verbosity=Verbosity.quiet,
+        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
     with warnings.catch_warnings(), suppress(NoSuchExample):
         warnings.simplefilter("ignore")
         find(cases(subject.spec), look, settings=how, random=Random(seed))
@@ -184,12 +172,9 @@ ATTEMPTS, SEEDS = 600, 8  # to lower a value; with other numbers
 
 
 def shrink(
-    check: Check,
-    subject: Subject,
-    case: Case,
-    attempt: Callable[[Check, Subject, Case], Finding | None] = try_check,
+    check: Check, subject: Subject, case: Case, attempt: Callable[[Check, Subject, Case], Finding | None] = try_check,
     seconds: float = float("inf"),
-) -> Finding | None:
+) -> Finding | None:  # fmt: skip
     """Lower one value of a failing case after the other while it still fails, and return the last finding.
 
     If the case itself does not fail again, the finding says so, or is None. After so many seconds no more values are

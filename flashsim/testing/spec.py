@@ -13,16 +13,12 @@ from flashsim.problem.arguments import LARGEST, check_flag, check_number, is_one
 from flashsim.problem.inputs import FLOATS, chip_dtype, float_dtype
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "layout": ("BHND", "BNHD"),
-    "causal": (None, "bottom_right", "top_left"),
-    "window": (None, "bottom_right", "top_left"),
-    "empty_rows": ("zero", "nan", "mean", "undefined"),
-    "lse": (None, "natural", "base2"),
-    "strides": ("any", "last_contiguous", "contiguous"),
-    "stores": ("output", "output_per_block", "scores"),
-    "accumulate": (None, *FLOATS),
+    "layout": ("BHND", "BNHD"), "causal": (None, "bottom_right", "top_left"),
+    "window": (None, "bottom_right", "top_left"), "empty_rows": ("zero", "nan", "mean", "undefined"),
+    "lse": (None, "natural", "base2"), "strides": ("any", "last_contiguous", "contiguous"),
+    "stores": ("output", "output_per_block", "scores"), "accumulate": (None, *FLOATS),
     "scales": (None, "head", "block"),
-}
+}  # fmt: skip
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 DTYPES = (*FLOATS, *FP8)
 

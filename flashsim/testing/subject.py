@@ -1,7 +1,5 @@
 """The kernel under test, called as its spec says, its answers checked for shape and brought into one form."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -176,7 +174,7 @@ def _called(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 def _where(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return "" if last.filename == __file__ else f"at {last.filename}:{last.lineno}"  # the call itself is no place
+    return "" if last.filename == __file__ else f"at {last.filename}:{last.lineno}"  # the call itself says nothing
 
 
 def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:

@@ -1,7 +1,5 @@
 """Parameters of a kernel that no check tries: its spec does not declare them, or no spec can."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

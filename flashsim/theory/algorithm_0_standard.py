@@ -12,8 +12,6 @@ A mask of whatever kind adds a pass that reads and writes S. Dropout adds one th
 line 3 then reads for P. A sink is read twice for each block of rows of the softmax, and its column of P written.
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak, masking_tiles
@@ -61,19 +59,11 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="standard",
-    line_1=line_1,
-    traffic=traffic,
-    peak=peak,
-    products=(1, 1),
-    theta=lambda N, d, M: theorem_2_standard(N, d),
+    name="standard", line_1=line_1, traffic=traffic,
+    peak=peak, products=(1, 1), theta=lambda N, d, M: theorem_2_standard(N, d),
     sink=lambda p, blocks: 2 * ceil_div(p.N_q, max(whole(p), 1)),
     formulas={
-        "Q": ("N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "S": ("p * N_q * N_k", "N_q * N_k"),
-        "P": ("N_q * N_k", "N_q * N_k"),
-        "O": ("0", "N_q * d_v"),
+        "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "S": ("p * N_q * N_k", "N_q * N_k"), "P": ("N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"),
     },
 )

@@ -1,7 +1,5 @@
 """Algorithm 1: FlashAttention, forward. It moves what Algorithm 2 does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.theory import algorithm_2_flash

@@ -8,8 +8,6 @@ The peak is that of the largest computed tile, b_r × b_c; or, if no tile is, of
 HBM is on chip beside S_ij.
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
@@ -27,19 +25,11 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="flash",
-    line_1=line_1,
-    peak=peak,
-    products=(1, 1),
-    theta=theorem_2_flash,
-    initial=("O", "l", "m"),
-    sink=lambda p, blocks: 1,
+    name="flash", line_1=line_1,
+    peak=peak, products=(1, 1), theta=theorem_2_flash, initial=("O", "l", "m"), sink=lambda p, blocks: 1,
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
-        "O": ("T_c * N_q * d_v", "(T_c + 1) * N_q * d_v"),
-        "l": ("T_c * N_q", "(T_c + 1) * N_q"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"),
+        "O": ("T_c * N_q * d_v", "(T_c + 1) * N_q * d_v"), "l": ("T_c * N_q", "(T_c + 1) * N_q"),
         "m": ("T_c * N_q", "(T_c + 1) * N_q"),
     },
 )

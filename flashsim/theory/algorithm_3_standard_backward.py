@@ -14,8 +14,6 @@ Dropout adds a pass that reads Z and reads and writes dP, and line 1 reads P^dro
 reads and writes the block of dB that goes with each tile.
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.algorithm_0_standard import line_1
 from flashsim.theory.form import Form
@@ -57,24 +55,14 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="standard",
-    direction="backward",
-    line_1=line_1,
-    traffic=traffic,
+    name="standard", direction="backward", line_1=line_1, traffic=traffic,
     peak=peak,
     products=(2, 2),  # dQ dK; dV dP
+    gives_dS=True, sink_of=("P_sink",),
     formulas={
-        "Q": ("U_c * N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "dO": ("(U_c + 1) * N_q * d_v", "0"),
-        "P": ("(p + 1) * N_q * N_k", "0"),
-        "dP": ("p * N_q * N_k", "N_q * N_k"),
+        "Q": ("U_c * N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "dO": ("(U_c + 1) * N_q * d_v", "0"), "P": ("(p + 1) * N_q * N_k", "0"), "dP": ("p * N_q * N_k", "N_q * N_k"),
         "dS": ("2 * N_q * N_k", "N_q * N_k"),
-        "dQ": ("0", "N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
-    gives_dS=True,
-    sink_of=("P_sink",),
 )

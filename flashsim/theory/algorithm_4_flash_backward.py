@@ -9,8 +9,6 @@ The peak is that of the largest computed tile, b_r × b_c; or, if no tile is, of
 that lives in HBM is on chip beside S_ij, and one of a bias's gradient beside dS_ij.
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.algorithm_2_flash import line_1
 from flashsim.theory.form import Form
@@ -26,24 +24,13 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="flash",
-    direction="backward",
-    line_1=line_1,
+    name="flash", direction="backward", line_1=line_1,
     peak=peak,
     products=(3, 2),  # S dQ dK; dV dP
-    initial=("dQ", "dK", "dV"),
+    initial=("dQ", "dK", "dV"), gives_dS=True, sink_of=("l", "m"),
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
-        "O": ("T_c * N_q * d_v", "0"),
-        "dO": ("T_c * N_q * d_v", "0"),
-        "l": ("T_c * N_q", "0"),
-        "m": ("T_c * N_q", "0"),
-        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"),
-        "dK": ("0", "2 * N_k * d"),
-        "dV": ("0", "2 * N_k * d_v"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"), "O": ("T_c * N_q * d_v", "0"),
+        "dO": ("T_c * N_q * d_v", "0"), "l": ("T_c * N_q", "0"), "m": ("T_c * N_q", "0"),
+        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"), "dK": ("0", "2 * N_k * d"), "dV": ("0", "2 * N_k * d_v"),
     },
-    gives_dS=True,
-    sink_of=("l", "m"),
 )

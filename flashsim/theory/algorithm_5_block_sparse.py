@@ -1,7 +1,5 @@
 """Algorithm 5: block-sparse FlashAttention, forward. It moves what Algorithm 2 does, for the tiles that are computed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.arguments import check_block_mask

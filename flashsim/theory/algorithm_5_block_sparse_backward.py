@@ -1,7 +1,5 @@
 """Algorithm 5's backward pass. It moves what Algorithm 4 does, for the tiles that are computed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.arguments import check_block_mask

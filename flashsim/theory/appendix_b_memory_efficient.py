@@ -3,8 +3,6 @@
 peak    equation 2's (B_r + B_c)(d + d_v) + B_r·B_c + B_r: q_i o_i k_j v_j, S_ij, log L_i
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
@@ -21,16 +19,11 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="memory_efficient",
-    line_1=one_by_one,
-    passes=lambda p, blocks, tiles: (tiles, tiles),
+    name="memory_efficient", line_1=one_by_one, passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
     products=(2, 1),  # QKᵀ for L, and again for O
     formulas={
-        "Q": ("2 * N_q * d", "0"),
-        "K": ("2 * T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("N_q", "N_q"),
+        "Q": ("2 * N_q * d", "0"), "K": ("2 * T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"), "L": ("N_q", "N_q"),
     },
 )

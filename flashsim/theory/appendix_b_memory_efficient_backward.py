@@ -8,8 +8,6 @@ peak    (3) (t + 1)(d + d_v) + 2t   (4) t(2d_v + 1)   (5) 2d + d_v + 2 + B_c(d +
         (6) 2d + d_v + t(d + d_v + 4)
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.appendix_b_memory_efficient import one_by_one
 from flashsim.theory.form import Form
@@ -34,23 +32,14 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="memory_efficient",
-    direction="backward",
-    line_1=one_by_one,
-    passes=passes,
+    name="memory_efficient", direction="backward", line_1=one_by_one, passes=passes,
     peak=peak,
     products=(5, 3),  # S three times, dQ dK; dV, dP twice
-    formulas={
-        "Q": ("(2 * N_k + 1) * N_q * d", "0"),
-        "K": ("(N_q + 2) * N_k * d", "0"),
-        "V": ("(N_q + 1) * N_k * d_v", "0"),
-        "O": ("N_q * d_v", "0"),
-        "dO": ("2 * (N_k + 1) * N_q * d_v", "0"),
-        "L": ("(2 * N_k + 1) * N_q", "0"),
-        "D": ("(N_k + 1) * N_q", "N_q"),
-        "dQ": ("0", "N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
-    },
     gives_dS=True,
+    formulas={
+        "Q": ("(2 * N_k + 1) * N_q * d", "0"), "K": ("(N_q + 2) * N_k * d", "0"), "V": ("(N_q + 1) * N_k * d_v", "0"),
+        "O": ("N_q * d_v", "0"),
+        "dO": ("2 * (N_k + 1) * N_q * d_v", "0"), "L": ("(2 * N_k + 1) * N_q", "0"), "D": ("(N_k + 1) * N_q", "N_q"),
+        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
+    },
 )

@@ -5,8 +5,6 @@ FlashAttention's loops, but each tile writes its own output and statistics, whic
 peak    (B_r + B_c)(d + d_v) + B_r·B_c + 2B_r to summarise; 2B_r·d_v + 5B_r to combine
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.algorithm_2_flash import line_1
 from flashsim.theory.form import Form
@@ -25,20 +23,12 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="rabe_staats",
-    line_1=line_1,
-    kept=kept,
-    peak=peak,
-    products=(1, 1),
+    name="rabe_staats", line_1=line_1, kept=kept,
+    peak=peak, products=(1, 1),
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "l": ("0", "N_q"),
-        "m": ("0", "N_q"),
-        "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"),
-        "l_parts": ("T_c * N_q", "T_c * N_q"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"), "l": ("0", "N_q"), "m": ("0", "N_q"),
+        "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"), "l_parts": ("T_c * N_q", "T_c * N_q"),
         "m_parts": ("T_c * N_q", "T_c * N_q"),
     },
 )

@@ -4,8 +4,6 @@ peak    2(B_r + B_c)(d + d_v) + 2B_r·B_c + 7B_r + B_r·d_v: as Algorithm 4, wit
         and O_ij; + 2B_r·B_c + 2 with dropout
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.shapes import Blocks
@@ -19,11 +17,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = replace(
-    flash.FORM,
-    name="rabe_staats",
-    peak=peak,
+    flash.FORM, name="rabe_staats", peak=peak,
     products=(3, 3),  # S dQ dK; dV dP, and O_ij again
-    initial=("dQ",),
-    sink_of=(),
-    formulas={**flash.FORM.formulas, "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v")},
+    initial=("dQ",), sink_of=(), formulas={**flash.FORM.formulas, "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v")},
 )

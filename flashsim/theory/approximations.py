@@ -13,8 +13,6 @@ These two have h rounds and T = ⌈N/C⌉ clusters of C rows, r in the last. The
     smyrf                   C(2d + 2e + 4) + C²: q_i k_i, Q_i K_i V_i, S_i, m_i ℓ_i, O_i
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,23 +30,14 @@ def linformer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 LINFORMER = ProgramForm(
-    name="linformer",
+    name="linformer", blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
+    line_1=lambda rows, p: (rows, ceil_div(p.d, 2), 2 * rows, min(rows, p.d)), rows=kernel_rows,
     arrays={
-        "Q": given("N", "d"),
-        "K": given("N", "d", reads="T_e"),
-        "V": given("N", "e", reads="T_e"),
-        "E": given("k", "N"),
-        "F": given("k", "N"),
-        "K_low": between("k", "d", reads="T_r"),
-        "V_low": between("k", "e", reads="T_r"),
-        "O": returned("N", "e"),
-        "L": between("N", "1", "chip", reads="0"),
+        "Q": given("N", "d"), "K": given("N", "d", reads="T_e"), "V": given("N", "e", reads="T_e"),
+        "E": given("k", "N"), "F": given("k", "N"), "K_low": between("k", "d", reads="T_r"),
+        "V_low": between("k", "e", reads="T_r"), "O": returned("N", "e"), "L": between("N", "1", "chip", reads="0"),
     },
-    blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
-    line_1=lambda rows, p: (rows, ceil_div(p.d, 2), 2 * rows, min(rows, p.d)),
-    rows=kernel_rows,
-    peak=linformer_peak,
-    matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
+    peak=linformer_peak, matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
 )
 
 
@@ -59,21 +48,14 @@ def performer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 PERFORMER = ProgramForm(
-    name="performer",
+    name="performer", blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
+    line_1=lambda rows, p: (rows, min(rows, p.d), rows, min(rows, p.d)), rows=kernel_rows,
     arrays={
-        "Q": given("N", "d"),
-        "K": given("N", "d", reads="T_f"),
-        "V": given("N", "e", reads="T_f"),
-        "W": given("k", "d", reads="T_r + 1"),
-        "S": between("k", "e", reads="T_r"),
-        "z": between("k", "1", "chip", reads="T_r"),
-        "O": returned("N", "e"),
+        "Q": given("N", "d"), "K": given("N", "d", reads="T_f"), "V": given("N", "e", reads="T_f"),
+        "W": given("k", "d", reads="T_r + 1"), "S": between("k", "e", reads="T_r"),
+        "z": between("k", "1", "chip", reads="T_r"), "O": returned("N", "e"),
     },
-    blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
-    line_1=lambda rows, p: (rows, min(rows, p.d), rows, min(rows, p.d)),
-    rows=kernel_rows,
-    peak=performer_peak,
-    matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
+    peak=performer_peak, matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
 )
 
 
@@ -88,10 +70,8 @@ def materialised_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 PERFORMER_MATERIALISED = replace(
-    PERFORMER,
-    name="performer_materialised",
-    arrays={**PERFORMER.arrays, "G": between("k", "N"), "A": between("N", "k")},
-    peak=materialised_peak,
+    PERFORMER, name="performer_materialised",
+    arrays={**PERFORMER.arrays, "G": between("k", "N"), "A": between("N", "k")}, peak=materialised_peak,
 )
 
 
@@ -120,21 +100,13 @@ def reformer_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 REFORMER = ProgramForm(
-    name="reformer",
+    name="reformer", blocks={"C": "N"},
     arrays={
-        "Q": given("N", "d", reads="h"),
-        "K": given("N", "d"),
-        "V": given("N", "e"),
-        "order": given("h", "N", "index"),
-        "home": given("N", "h", "words"),
-        "O_parts": between("h·N", "e"),
-        "L_parts": between("h·N", "1", "chip"),
+        "Q": given("N", "d", reads="h"), "K": given("N", "d"), "V": given("N", "e"), "order": given("h", "N", "index"),
+        "home": given("N", "h", "words"), "O_parts": between("h·N", "e"), "L_parts": between("h·N", "1", "chip"),
         "O": returned("N", "e"),
     },
-    blocks={"C": "N"},
-    traffic=reformer_traffic,
-    peak=reformer_peak,
-    matmul=reformer_products,
+    traffic=reformer_traffic, peak=reformer_peak, matmul=reformer_products,
 )
 
 
@@ -145,18 +117,11 @@ def smyrf_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 SMYRF = ProgramForm(
-    name="smyrf",
+    name="smyrf", blocks={"C": "N"},
     arrays={
-        "Q": given("N", "d", reads="h"),
-        "K": given("N", "d", reads="h"),
-        "V": given("N", "e", reads="h"),
-        "order_Q": given("h", "N", "index"),
-        "order_K": given("h", "N", "index"),
-        "O_parts": between("h·N", "e"),
-        "L_parts": between("h·N", "1", "chip"),
-        "O": returned("N", "e"),
+        "Q": given("N", "d", reads="h"), "K": given("N", "d", reads="h"), "V": given("N", "e", reads="h"),
+        "order_Q": given("h", "N", "index"), "order_K": given("h", "N", "index"), "O_parts": between("h·N", "e"),
+        "L_parts": between("h·N", "1", "chip"), "O": returned("N", "e"),
     },
-    blocks={"C": "N"},
-    peak=lambda p, b, options: b.C * (2 * p.d + 2 * p.e + 4 + b.C),
-    matmul=smyrf_products,
+    peak=lambda p, b, options: b.C * (2 * p.d + 2 * p.e + 4 + b.C), matmul=smyrf_products,
 )

@@ -11,13 +11,7 @@ from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.masks.rules import All, Mask, as_mask
 from flashsim.masks.scores import cap_of
-from flashsim.problem.arguments import (
-    check_blocks,
-    check_flag,
-    check_tiles,
-    is_one_of,
-    shown,
-)
+from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
 from flashsim.problem.options import Options, check_options
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.support.sizes import Size, first
@@ -75,27 +69,11 @@ class Exact:
 
 
 def exact(
-    name: Any,
-    problem: Problem | None = None,
-    *,
-    N: int | None = None,
-    d: int | None = None,
-    M: Size | None = None,
-    N_q: int | None = None,
-    N_k: int | None = None,
-    d_v: int | None = None,
-    heads: int = 1,
-    kv_heads: int | None = None,
-    dtype: Any = "float32",
-    sizing: str = "paper",
-    blocks: tuple[int, int] | None = None,
-    enforce: bool | None = None,
-    direction: str = "forward",
-    causal: bool = False,
-    mask: Any = None,
-    dropout_p: float = 0.0,
-    gqa: str = "separate",
-    **options: Unpack[Options],
+    name: Any, problem: Problem | None = None, *,
+    N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None, N_k: int | None = None,
+    d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32", sizing: str = "paper",
+    blocks: tuple[int, int] | None = None, enforce: bool | None = None, direction: str = "forward",
+    causal: bool = False, mask: Any = None, dropout_p: float = 0.0, gqa: str = "separate", **options: Unpack[Options],
 ) -> Exact:
     """Return the exact counts of a run by formula. Arguments as in `flashsim.count`, a `flashsim.Problem` too.
 
@@ -111,7 +89,7 @@ def exact(
     asked = Problem.asked(
         problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask,
         dropout_p=dropout_p, gqa=gqa,
-    )  # fmt: skip
+    )
     one = Posed.of(form, asked, check_options(exact, options, repr(form.name), form, forms()["forward"]))
     p, share, kv_heads, bias = one.p, asked.group, asked.heads // asked.group, one.rule.bias
     together = asked.gqa == "grouped"
@@ -138,16 +116,10 @@ def exact(
         moved = traffic.by_array
         again = {name: moved[name].plus(replace(a, size=0)) if name in moved else a for name, a in learnt.items()}
         peak, traffic = max(peak, most), Traffic({**moved, **again})
-    return Exact(
-        form.name,
-        traffic,
-        Occupancy(
-            peak, p.M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
-        ),
-        sizes,
-        problems * (form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, p.d, p.d_v)),
-        sizing if fixed is None else "given",
-    )
+    enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+    matmul = form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, p.d, p.d_v)
+    who = sizing if fixed is None else "given"
+    return Exact(form.name, traffic, Occupancy(peak, p.M, enforced), sizes, problems * matmul, who)
 
 
 @dataclass(frozen=True)

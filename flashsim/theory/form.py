@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import Any, TypeVar
 
 from flashsim.machine.source import note_line
@@ -17,6 +14,7 @@ from flashsim.machine.traffic import Role
 from flashsim.problem.arguments import check_direction, checked, is_one_of, shown
 from flashsim.problem.options import Option
 from flashsim.problem.shapes import Blocks
+from flashsim.support.modules import modules_of
 from flashsim.theory.formulas import Mean, common_symbols, evaluated
 from flashsim.theory.problem import Arrays, Kept, NoClosedForm, OneHead, Tiles, ceil_div
 
@@ -159,8 +157,8 @@ class Form:
 def forms() -> dict[str, dict[str, Form]]:
     """Return every `FORM` of this folder, by direction and then by name."""
     found: dict[str, dict[str, Form]] = {"forward": {}, "backward": {}}
-    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        form = getattr(import_module(f"flashsim.theory.{file.name}"), "FORM", None)
+    for file in modules_of("flashsim.theory"):
+        form = getattr(file, "FORM", None)
         if isinstance(form, Form):
             found[form.direction][form.name] = form
     return found

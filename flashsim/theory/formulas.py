@@ -72,14 +72,7 @@ def common_symbols(N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks,
     check_blocks_of_run(blocks)
     row = N_k + 2 if direction == "forward" else 2 * N_k + 1
     return {
-        "N_q": N_q,
-        "N_k": N_k,
-        "d": d,
-        "d_v": d_v,
-        "T_r": blocks.T_r,
-        "T_c": blocks.T_c,
-        "T_v": ceil_div(d_v, blocks.B_c),
-        "T_d": ceil_div(d, blocks.B_c),
-        "U_c": ceil_div(N_k, blocks.B_r),
+        "N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "T_r": blocks.T_r, "T_c": blocks.T_c,
+        "T_v": ceil_div(d_v, blocks.B_c), "T_d": ceil_div(d, blocks.B_c), "U_c": ceil_div(N_k, blocks.B_r),
         "p": 1 if row <= M else 2,
     }

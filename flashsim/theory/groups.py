@@ -10,8 +10,6 @@ of them; backward, dK and dV are parts, and a pass over each group sums them:
 The gradient of a bias with a row for each query is, "grouped", of g·N_q rows, its parts; a pass over them sums those of a query.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.machine.traffic import ArrayTraffic

@@ -6,8 +6,6 @@ and V: U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ times V. 1 × 1 where no
     peak    B_r(d + 1) + B_r·B_c with the larger of B_c and the mask's tile: Q_i, L_i, S_ij, K_jk; or b_r(b_c + 2) + 1
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 
@@ -41,10 +39,4 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return max(B_r * (p.d + 1 + B_c) + B_c, masked, b_r * (b_c + 2) + 1)
 
 
-FORM = replace(
-    small_cache_hybrid.FORM,
-    name="hybrid_streamed",
-    rows=rows,
-    symbols=symbols,
-    peak=peak,
-)
+FORM = replace(small_cache_hybrid.FORM, name="hybrid_streamed", rows=rows, symbols=symbols, peak=peak)

@@ -8,11 +8,10 @@ dK's, U_k and R_k, and dQ's, U_q and R_q. 1 × 1 where none fits.
             otherwise U_D = 1, a pass of its own, and 2d_v + 1
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from flashsim.problem.shapes import Blocks
+from flashsim.theory.appendix_b_memory_efficient import one_by_one
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 from flashsim.theory.small_cache_hybrid import fewest_read
@@ -21,11 +20,6 @@ from flashsim.theory.small_cache_hybrid import fewest_read
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the keys that M allows, with a score of each."""
     return max(min((M - 1) // (d + 1), (M - 2) // (d_v + 1)), 1)
-
-
-def line_1(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): a row, and keys."""
-    return 1, rows
 
 
 @lru_cache(1024)
@@ -64,11 +58,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="hybrid_streamed",
-    direction="backward",
-    line_1=line_1,
-    rows=rows,
-    symbols=symbols,
+    name="hybrid_streamed", direction="backward", line_1=one_by_one, rows=rows, symbols=symbols,
     meanings={
         "U_D": "passes that make D alone, one or none",
         "R_v": "blocks of rows of dV's tiles", "U_v": "pieces of dV's columns",
@@ -77,20 +67,12 @@ FORM = Form(
     },
     kept=lambda p, blocks: {"P": (p.N_q * p.N_k, "chip"), "dS": (p.N_q * p.N_k, "chip")},
     passes=lambda p, blocks, tiles: (tiles.cut(1, blocks.B_c),),
-    peak=peak,
-    products=(3, 2),
+    peak=peak, products=(3, 2),
     formulas={
-        "Q": ("(T_c + R_k) * N_q * d", "0"),
-        "K": ("(1 + R_q) * N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
+        "Q": ("(T_c + R_k) * N_q * d", "0"), "K": ("(1 + R_q) * N_k * d", "0"), "V": ("N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("(U_D + T_c + R_v) * N_q * d_v", "0"),
-        "L": ("T_c * N_q", "0"),
-        "D": ("(T_c - 1 + U_D) * N_q", "N_q"),
-        "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"),
-        "dS": ("(U_k + U_q) * N_q * N_k", "N_q * N_k"),
-        "dQ": ("0", "N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "dO": ("(U_D + T_c + R_v) * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("(T_c - 1 + U_D) * N_q", "N_q"),
+        "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"), "dS": ("(U_k + U_q) * N_q * N_k", "N_q * N_k"),
+        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
-)  # fmt: skip
+)

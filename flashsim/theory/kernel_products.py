@@ -39,50 +39,35 @@ WEIGHTS = {"V": given("n", "1", reads="T_r")}
 LOGS = {"Y": returned("N", "1", "chip")}
 
 X_OUTER = ProgramForm(
-    name="kernel_x_outer",
+    name="kernel_x_outer", blocks={"B_r": "N", "B_c": "n"},
+    line_1=lambda rows, p: (rows, min(rows, ceil_div(p.d + p.get("e", 1), 2))), rows=kernel_rows,
     arrays={**BY_X, "Y": returned("N", "e")},
-    blocks={"B_r": "N", "B_c": "n"},
-    line_1=lambda rows, p: (rows, min(rows, ceil_div(p.d + p.get("e", 1), 2))),
-    rows=kernel_rows,
     peak=lambda p, b, options: (b.B_r + b.B_c) * (p.d + p.e) + b.B_r * b.B_c,
     matmul=lambda p, b, options: 2 * p.N * p.n * p.e,
 )
 Z_OUTER = replace(
-    X_OUTER,
-    name="kernel_z_outer",
-    arrays={**BY_Z, "Y": Array("output", Kind("N", "e"), "T_c", "T_c + 1", initial=True)},
-    line_1=z_line_1,
+    X_OUTER, name="kernel_z_outer",
+    arrays={**BY_Z, "Y": Array("output", Kind("N", "e"), "T_c", "T_c + 1", initial=True)}, line_1=z_line_1,
 )
 MATERIALISED = replace(
-    X_OUTER,
-    name="kernel_materialised",
-    arrays={**X_OUTER.arrays, "K": between("N", "n")},
+    X_OUTER, name="kernel_materialised", arrays={**X_OUTER.arrays, "K": between("N", "n")},
     peak=lambda p, b, options: (b.B_r + b.B_c) * max(p.d, p.e) + b.B_r * b.B_c,
 )
 GRADIENT = replace(
-    X_OUTER,
-    name="kernel_gradient",
-    arrays={**BY_X, "dY": given("N", "e"), "dX": returned("N", "d")},
+    X_OUTER, name="kernel_gradient", arrays={**BY_X, "dY": given("N", "e"), "dX": returned("N", "d")},
     peak=lambda p, b, options: b.B_r * (2 * p.d + p.e) + b.B_c * (p.d + p.e) + b.B_r * b.B_c,
 )
 LOGSUMEXP = replace(
-    X_OUTER,
-    name="kernel_logsumexp",
-    arrays={**BY_X, **WEIGHTS, **LOGS},
-    peak=lambda p, b, options: b.B_r * (p.d + 3) + b.B_c * (p.d + 1) + b.B_r * b.B_c,
-    matmul=lambda p, b, options: 0,
+    X_OUTER, name="kernel_logsumexp", arrays={**BY_X, **WEIGHTS, **LOGS},
+    peak=lambda p, b, options: b.B_r * (p.d + 3) + b.B_c * (p.d + 1) + b.B_r * b.B_c, matmul=lambda p, b, options: 0,
 )
 LOGSUMEXP_Z_OUTER = replace(
-    LOGSUMEXP,
-    name="kernel_logsumexp_z_outer",
+    LOGSUMEXP, name="kernel_logsumexp_z_outer",
     arrays={**BY_Z, "V": given("n", "1"), "Y": Array("output", Kind("N", "1", "chip"), "T_c", "T_c + 1", initial=True)},
-    line_1=z_line_1,
-    peak=lambda p, b, options: (b.B_r + b.B_c) * (p.d + 1) + b.B_r * b.B_c,
+    line_1=z_line_1, peak=lambda p, b, options: (b.B_r + b.B_c) * (p.d + 1) + b.B_r * b.B_c,
 )
 LOGSUMEXP_MATERIALISED = replace(
-    LOGSUMEXP,
-    name="kernel_logsumexp_materialised",
-    arrays={**LOGSUMEXP.arrays, "S": between("N", "n")},
+    LOGSUMEXP, name="kernel_logsumexp_materialised", arrays={**LOGSUMEXP.arrays, "S": between("N", "n")},
     peak=lambda p, b, options: b.B_r * p.d + b.B_c * (p.d + 1) + b.B_r * b.B_c,
 )
 LOGSUMEXP_GRADIENT = replace(

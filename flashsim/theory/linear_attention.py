@@ -10,8 +10,6 @@ Buffered, a token reads the keys of its chunk up to its own, and the state that 
 the last writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt
@@ -35,23 +33,16 @@ def products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 ON_CHIP = ProgramForm(
-    name="linear_attention",
+    name="linear_attention", blocks={"C": "N"}, line_1=lambda rows, p: (rows,), rows=chunk_rows,
     arrays={"Q": given("N", "d"), "K": given("N", "d"), "V": given("N", "e"), "O": returned("N", "e")},
-    blocks={"C": "N"},
-    line_1=lambda rows, p: (rows,),
-    rows=chunk_rows,
-    peak=lambda p, b, options: p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2,
-    matmul=products,
+    peak=lambda p, b, options: p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2, matmul=products,
 )
 TWO_PASS = replace(
     ON_CHIP,
     name="linear_attention_two_pass",
     arrays={
-        "Q": given("N", "d"),
-        "K": given("N", "d", reads="2"),
-        "V": given("N", "e", reads="2"),
-        "S": between("T·d", "e", "chip"),
-        "O": returned("N", "e"),
+        "Q": given("N", "d"), "K": given("N", "d", reads="2"), "V": given("N", "e", reads="2"),
+        "S": between("T·d", "e", "chip"), "O": returned("N", "e"),
     },
     rows=lambda M, p: chunk_rows(M - p.d * p.e, p),
     peak=lambda p, b, options: 2 * p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2,
@@ -85,18 +76,11 @@ def _buffered_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 BUFFERED = ProgramForm(
-    name="linear_attention_buffered",
+    name="linear_attention_buffered", blocks={"C": "N"}, line_1=lambda rows, p: (min(waiting(p), rows),),
+    rows=lambda M, p: p.N,
     arrays={
-        "Q": given("N", "d"),
-        "K": given("N", "d"),
-        "V": given("N", "e"),
-        "S": between("d", "e", "chip"),
+        "Q": given("N", "d"), "K": given("N", "d"), "V": given("N", "e"), "S": between("d", "e", "chip"),
         "O": returned("N", "e"),
     },
-    blocks={"C": "N"},
-    line_1=lambda rows, p: (min(waiting(p), rows),),
-    rows=lambda M, p: p.N,
-    traffic=buffered,
-    peak=lambda p, b, options: 2 * (p.d + p.e) + p.d * p.e * (b.C < p.N),
-    matmul=_buffered_products,
+    traffic=buffered, peak=lambda p, b, options: 2 * (p.d + p.e) + p.d * p.e * (b.C < p.N), matmul=_buffered_products,
 )

@@ -120,15 +120,8 @@ def check_pairs(shape: Shape, pairs: int | None, queries: int | None, keys: int 
 
 def lower_bound(
     *,
-    N: int | None = None,
-    d: int,
-    M: int,
-    N_q: int | None = None,
-    N_k: int | None = None,
-    d_v: int | None = None,
-    pairs: int | None = None,
-    queries: int | None = None,
-    keys: int | None = None,
+    N: int | None = None, d: int, M: int, N_q: int | None = None, N_k: int | None = None, d_v: int | None = None,
+    pairs: int | None = None, queries: int | None = None, keys: int | None = None,
 ) -> LowerBound:
     """Return the best bound found for one head, forward, with M elements of SRAM.
 

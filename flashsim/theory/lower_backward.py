@@ -73,15 +73,8 @@ class BackwardBound(Phases):
 
 def lower_bound_backward(
     *,
-    N: int | None = None,
-    d: int,
-    M: int,
-    N_q: int | None = None,
-    N_k: int | None = None,
-    d_v: int | None = None,
-    pairs: int | None = None,
-    queries: int | None = None,
-    keys: int | None = None,
+    N: int | None = None, d: int, M: int, N_q: int | None = None, N_k: int | None = None, d_v: int | None = None,
+    pairs: int | None = None, queries: int | None = None, keys: int | None = None,
 ) -> BackwardBound:
     """Return the best bound found for one head, backward, with M elements of SRAM.
 

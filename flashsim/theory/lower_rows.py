@@ -58,15 +58,8 @@ from flashsim.theory.lower import check_pairs
 
 def lower_bound_rows(
     *,
-    N: int | None = None,
-    d: int,
-    M: int,
-    N_q: int | None = None,
-    N_k: int | None = None,
-    d_v: int | None = None,
-    pairs: int | None = None,
-    queries: int | None = None,
-    keys: int | None = None,
+    N: int | None = None, d: int, M: int, N_q: int | None = None, N_k: int | None = None, d_v: int | None = None,
+    pairs: int | None = None, queries: int | None = None, keys: int | None = None,
 ) -> int:
     """Return what no backward schedule of the row game moves less than; 0 where the theorem says nothing.
 

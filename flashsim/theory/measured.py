@@ -1,6 +1,4 @@
-"""What the paper measured, in its Figure 2 (left): numbers that are no theory, beside which ours are set."""
-
-from __future__ import annotations
+"""What the paper measured, in its Figure 2 (left). These numbers are not theory: ours are compared with them."""
 
 from typing import Any
 

@@ -18,8 +18,6 @@ way out and back. So it pays where
 whatever N and f are: dense, with d = o, from Saha and Ye's border M = d² on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt
@@ -126,20 +124,14 @@ def unfused_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 UNFUSED = ProgramForm(
-    name="sparse_mlp_unfused",
-    arrays={
-        "X": given("N", "d"),
-        "W1": given("d", "f"),
-        "W2": given("f", "o"),
-        "H": between("N", "f"),
-        "Y": returned("N", "o"),
-    },
-    blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
+    name="sparse_mlp_unfused", blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
     line_1=lambda rows, p: (rows, *[min(rows, SIDE)] * 3),
     rows=lambda M, p: max((M - SIDE**2) // (max(p.d, p.o) + SIDE), 1),
-    traffic=reads,
-    peak=unfused_peak,
-    matmul=lambda p, b, options: 2 * p.N * int(live(p, b, options).nnz.sum()),
+    arrays={
+        "X": given("N", "d"), "W1": given("d", "f"), "W2": given("f", "o"), "H": between("N", "f"),
+        "Y": returned("N", "o"),
+    },
+    traffic=reads, peak=unfused_peak, matmul=lambda p, b, options: 2 * p.N * int(live(p, b, options).nnz.sum()),
 )
 
 
@@ -158,11 +150,7 @@ def square_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 SQUARE = replace(
-    UNFUSED,
-    name="sparse_mlp_square",
-    line_1=lambda rows, p: (rows,) * 4,
-    rows=square_rows,
-    traffic=square_reads,
+    UNFUSED, name="sparse_mlp_square", line_1=lambda rows, p: (rows,) * 4, rows=square_rows, traffic=square_reads,
     peak=square_peak,
 )
 
@@ -186,11 +174,7 @@ def fused_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 FUSED = replace(
-    UNFUSED,
-    name="sparse_mlp_fused",
-    arrays={name: array for name, array in UNFUSED.arrays.items() if name != "H"},
-    rows=lambda M, p: max((M - SIDE**2) // (p.d + p.o + SIDE), 1),
-    traffic=fused_reads,
-    peak=fused_peak,
+    UNFUSED, name="sparse_mlp_fused", arrays={name: array for name, array in UNFUSED.arrays.items() if name != "H"},
+    rows=lambda M, p: max((M - SIDE**2) // (p.d + p.o + SIDE), 1), traffic=fused_reads, peak=fused_peak,
     matmul=fused_products,
 )

@@ -1,7 +1,5 @@
 """Standard attention's passes over a whole N_q × N_k matrix, by element, in tiles as large as fit."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 
 from flashsim.theory.problem import OneHead, Tiles, ceil_div

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashsim.machine.traffic import ArrayTraffic, Occupancy, Role, Traffic
@@ -15,6 +12,7 @@ from flashsim.problem.arguments import check_block_sizes, check_flag, check_leng
 from flashsim.problem.inputs import check_M, float_name
 from flashsim.problem.matrices import Kind, Type
 from flashsim.problem.shapes import Sizes
+from flashsim.support.modules import modules_of
 from flashsim.support.sizes import Size, first
 from flashsim.theory.formulas import evaluated
 from flashsim.theory.problem import BYTES, NoClosedForm, ceil_div
@@ -105,10 +103,8 @@ class ExactProgram:
 @cache
 def program_forms() -> dict[str, ProgramForm]:
     """Return every `ProgramForm` of this folder's files, by name."""
-    files = [
-        import_module(f"flashsim.theory.{file.name}") for file in pkgutil.iter_modules([str(Path(__file__).parent)])
-    ]
-    return {form.name: form for file in files for form in vars(file).values() if isinstance(form, ProgramForm)}
+    found = (form for file in modules_of("flashsim.theory") for form in vars(file).values())
+    return {form.name: form for form in found if isinstance(form, ProgramForm)}
 
 
 def _known(name: str) -> ProgramForm:
@@ -116,15 +112,9 @@ def _known(name: str) -> ProgramForm:
 
 
 def exact_program(
-    name: Any,
-    sizes: Mapping[str, Any],
-    *,
-    M: Size | None = None,
-    blocks: Sequence[int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    dtype: Any = "float32",
-    options: Mapping[str, Any] | None = None,
+    name: Any, sizes: Mapping[str, Any], *,
+    M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
+    dtype: Any = "float32", options: Mapping[str, Any] | None = None,
 ) -> ExactProgram:
     """Return the exact counts of a program's run by formula, of its name or its `ProgramForm`.
 

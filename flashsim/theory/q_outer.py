@@ -3,8 +3,6 @@
 peak    (b_r + b_c)w + b_r·b_c + 3b_r: Q_i O_i K_j V_j, S_ij, ℓ_i m_i m_i^new; with no live tile B_r·w + 2B_r
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.algorithm_0_standard import line_1
 from flashsim.theory.form import Form
@@ -24,18 +22,10 @@ def without_sink(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="q_outer",
-    line_1=line_1,
-    peak=peak,
-    live=True,
-    products=(1, 1),
-    theta=theorem_2_flash,
-    sink=lambda p, blocks: blocks.T_r,
+    name="q_outer", line_1=line_1,
+    peak=peak, products=(1, 1), live=True, theta=theorem_2_flash, sink=lambda p, blocks: blocks.T_r,
     formulas={
-        "Q": ("N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("0", "N_q"),
+        "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"), "L": ("0", "N_q"),
     },
 )

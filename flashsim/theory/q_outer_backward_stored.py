@@ -5,8 +5,6 @@ w = d + d_v.
     peak    first pass as in `q_outer_streamed`: 2b_c·w + w + 2 + b_c, and 2b_c with dropout; then B_r(d + 1) + 1
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
@@ -18,11 +16,6 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
     return max((M - 4 * d) // (d + 1), 1), max((M - 2 * d - 2) // (4 * d + 1), 1)
 
 
-def passes(p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[Tiles, ...]:
-    """One row and B_c keys at a time."""
-    return (tiles.cut(1, blocks.B_c),)
-
-
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     rows = tiles.cut(1, blocks.B_c)
     w, squares = p.d + p.d_v, 3 if p.dropout else 1
@@ -31,26 +24,14 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="q_outer_stored",
-    direction="backward",
-    line_1=line_1,
-    kept=lambda p, blocks: {"dS": (p.N_q * p.N_k, "chip")},
-    passes=passes,
-    peak=peak,
-    products=(3, 2),
-    gives_dS=True,
-    sink_of=("L",),
+    name="q_outer_stored", direction="backward", line_1=line_1, kept=lambda p, blocks: {"dS": (p.N_q * p.N_k, "chip")},
+    passes=lambda p, blocks, tiles: (tiles.cut(1, blocks.B_c),),
+    peak=peak, products=(3, 2), gives_dS=True, sink_of=("L",),
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("(1 + T_r) * N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("(1 + T_r) * N_k * d", "0"), "V": ("N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("(1 + T_c) * N_q * d_v", "0"),
-        "L": ("T_c * N_q", "0"),
-        "D": ("T_c * N_q", "N_q"),
+        "dO": ("(1 + T_c) * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("T_c * N_q", "N_q"),
         "dS": ("N_q * N_k", "N_q * N_k"),
-        "dQ": ("0", "N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
 )

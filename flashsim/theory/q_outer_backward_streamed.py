@@ -7,8 +7,6 @@ Empty tiles are never loaded. w = d + d_v.
             (line 6's 2d_v + 1 is less)
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.shapes import Blocks

@@ -4,8 +4,6 @@ peak    first pass: 2b_c·w + b_r·w + 2b_r·b_c + 2b_r, + 2b_r·b_c with dropou
         2b_r, with no live tile B_r(w + d + 2); or, before them, B_r(2d_v + 1)
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.problem.shapes import Blocks
@@ -30,25 +28,14 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="q_outer_two_pass",
-    direction="backward",
-    line_1=square,
-    passes=lambda p, blocks, tiles: (tiles, tiles),
+    name="q_outer_two_pass", direction="backward", line_1=square, passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
-    live=True,
     products=(4, 3),  # S and dP twice
+    live=True, gives_dS=True, sink_of=("L",),
     formulas={
-        "Q": ("(T_c + 1) * N_q * d", "0"),
-        "K": ("(T_r + 1) * N_k * d", "0"),
-        "V": ("(T_r + 1) * N_k * d_v", "0"),
+        "Q": ("(T_c + 1) * N_q * d", "0"), "K": ("(T_r + 1) * N_k * d", "0"), "V": ("(T_r + 1) * N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("(T_c + 2) * N_q * d_v", "0"),
-        "L": ("(T_c + 1) * N_q", "0"),
-        "D": ("(T_c + 1) * N_q", "N_q"),
-        "dQ": ("0", "N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "dO": ("(T_c + 2) * N_q * d_v", "0"), "L": ("(T_c + 1) * N_q", "0"), "D": ("(T_c + 1) * N_q", "N_q"),
+        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
-    gives_dS=True,
-    sink_of=("L",),
 )

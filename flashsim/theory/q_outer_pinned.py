@@ -6,8 +6,6 @@ B_r·min(⌈(B_c − 1)/32⌉ + 1, all words of a row), which no tile of its ove
     peak    s·w + B_r·w + 3B_r and a tile S_ij with the mask's block; and K_j, V_j where p < T_c
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.shapes import Blocks
@@ -52,15 +50,8 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = replace(
-    q_outer.FORM,
-    name="q_outer_pinned",
-    line_1=line_1,
-    symbols=symbols,
-    meanings={"s": "rows of K and V that stay on chip, without a mask"},
-    peak=peak,
-    live=False,
-    sink=None,
-    theta=None,
+    q_outer.FORM, name="q_outer_pinned", line_1=line_1, symbols=symbols,
+    meanings={"s": "rows of K and V that stay on chip, without a mask"}, peak=peak, live=False, sink=None, theta=None,
     formulas={
         **q_outer.FORM.formulas,
         "K": ("(s + T_r * (N_k - s)) * d", "0"),

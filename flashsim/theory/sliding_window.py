@@ -4,8 +4,6 @@ With w = w_left + w_right, a row block reaches B_r + w keys. So it loads less th
 less than T_r(B_r + w + 2B_c) times d and d_v: O(N), where without a window it is T_r·N_k.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.masks.rules import SlidingWindow

@@ -1,7 +1,5 @@
 """Sliding-window attention, backward. What it moves for the tiles of the window is what the loops exchanged move for theirs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.theory import q_outer_backward

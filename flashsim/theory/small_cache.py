@@ -8,8 +8,6 @@ B_r = B_c = max(⌊√(M + 4)⌋ − 2, 1), as (b + 2)² ≤ M + 4 is b² + 4b �
 S occupies B_r·N_k elements of HBM: one strip, in the type that is computed in.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.problem.shapes import Blocks
@@ -34,19 +32,10 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="small_cache",
-    line_1=line_1,
-    rows=rows,
-    kept=lambda p, blocks: {"S": (blocks.B_r * p.N_k, "chip")},
-    peak=peak,
-    products=(1, 1),
-    theta=theorem_saha_ye,
+    name="small_cache", line_1=line_1, rows=rows, kept=lambda p, blocks: {"S": (blocks.B_r * p.N_k, "chip")},
+    peak=peak, products=(1, 1), theta=theorem_saha_ye,
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "S": ("T_v * N_q * N_k", "N_q * N_k"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("0", "N_q"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "S": ("T_v * N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"), "L": ("0", "N_q"),
     },
 )

@@ -8,8 +8,6 @@ B_r = B_c = max(⌊√(M + 1)⌋ − 1, 1), as (b + 1)² ≤ M + 1 is b² + 2b �
 P and dS occupy N_q·B_c elements of HBM each: one strip, in the type that is computed in.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.problem.shapes import Blocks
@@ -32,26 +30,14 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="small_cache",
-    direction="backward",
-    line_1=line_1,
-    rows=rows,
+    name="small_cache", direction="backward", line_1=line_1, rows=rows,
     kept=lambda p, blocks: dict.fromkeys(("P", "dS"), (p.N_q * blocks.B_c, "chip")),
-    peak=peak,
-    products=(3, 2),
-    initial=("dQ",),
+    peak=peak, products=(3, 2), initial=("dQ",),
     formulas={
-        "Q": ("2 * T_c * N_q * d", "0"),
-        "K": ("2 * T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
+        "Q": ("2 * T_c * N_q * d", "0"), "K": ("2 * T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("(2 * T_c + 1) * N_q * d_v", "0"),
-        "L": ("T_c * N_q", "0"),
-        "D": ("T_c * N_q", "N_q"),
-        "P": ("(1 + T_v) * N_q * N_k", "N_q * N_k"),
-        "dS": ("2 * T_d * N_q * N_k", "N_q * N_k"),
-        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
+        "dO": ("(2 * T_c + 1) * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("T_c * N_q", "N_q"),
+        "P": ("(1 + T_v) * N_q * N_k", "N_q * N_k"), "dS": ("2 * T_d * N_q * N_k", "N_q * N_k"),
+        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
     },
 )

@@ -6,8 +6,6 @@ U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ times V. 1 × 1 where none fits
     peak    B_r(d + 3) + B_c·d + B_r·B_c with the mask's tile: Q_i, ℓ_i, m_i, m_i^new, K_j, S_ij; or b_r(b_c + 2) + b_c
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -63,20 +61,12 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="small_cache_hybrid",
-    line_1=line_1,
-    rows=rows,
-    symbols=symbols,
+    name="small_cache_hybrid", line_1=line_1, rows=rows, symbols=symbols,
     meanings={"U_r": "blocks of O's rows", "U_v": "blocks of O's columns"},
     kept=lambda p, blocks: {"S": (p.N_q * p.N_k, "chip")},
-    peak=peak,
-    products=(1, 1),
+    peak=peak, products=(1, 1),
     formulas={
-        "Q": ("N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("U_r * N_k * d_v", "0"),
-        "S": ("U_v * N_q * N_k", "N_q * N_k"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("N_q", "N_q"),
+        "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("U_r * N_k * d_v", "0"),
+        "S": ("U_v * N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"), "L": ("N_q", "N_q"),
     },
 )

@@ -6,8 +6,6 @@ read are W = T_r·N_k − ⌊T_r/2⌋(N_k − (T_c − 1)B_c) − ⌊(T_r − 1)
     peak    B_c·w + B_r·w + 3B_r and the largest tile S_ij with the mask's block
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.shapes import Blocks
@@ -26,13 +24,6 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = replace(
-    q_outer.FORM,
-    name="snake",
-    symbols=symbols,
-    meanings={"W": "rows of K and V that are read"},
-    peak=peak,
-    live=False,
-    sink=None,
-    theta=None,
-    formulas={**q_outer.FORM.formulas, "K": ("W * d", "0"), "V": ("W * d_v", "0")},
+    q_outer.FORM, name="snake", symbols=symbols, meanings={"W": "rows of K and V that are read"}, peak=peak, live=False,
+    sink=None, theta=None, formulas={**q_outer.FORM.formulas, "K": ("W * d", "0"), "V": ("W * d_v", "0")},
 )

@@ -10,8 +10,6 @@ Merged in sequence, parts are read once. As a tree: t − 1 merges read two part
 its m.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.problem.arguments import check_merge, check_splits
@@ -54,12 +52,8 @@ FORM = replace(
     theta=None,
     options=(Option("splits", None, check_splits), Option("merge", "sequence", check_merge)),
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("T_r * N_k * d", "0"),
-        "V": ("T_r * N_k * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"),
-        "l_parts": ("T_c * N_q", "T_c * N_q"),
-        "m_parts": ("T_c * N_q", "T_c * N_q"),
+        "Q": ("T_c * N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"), "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"),
+        "l_parts": ("T_c * N_q", "T_c * N_q"), "m_parts": ("T_c * N_q", "T_c * N_q"),
     },
 )

@@ -6,20 +6,15 @@ B_c elements for the column; s = min(p·B_c, N_k). The mask's block is counted a
     peak    s·w + B_r(w + 1) and a tile S_ij with the mask's block; and, where p < T_c, a column of K_j or V_j
 """
 
-from __future__ import annotations
-
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 from flashsim.theory.q_outer_pinned import columns
+from flashsim.theory.small_cache_hybrid import line_1
 
 
 def rows(M: int, d: int, d_v: int) -> int:
     return max((M - 1) // (d + d_v + 2), 1)
-
-
-def line_1(rows: int, d: int) -> tuple[int, int]:
-    return rows, 1
 
 
 def _pinned(p: OneHead, blocks: Blocks) -> int:
@@ -44,18 +39,11 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="streamed",
-    line_1=line_1,
-    rows=rows,
-    symbols=symbols,
+    name="streamed", line_1=line_1, rows=rows, symbols=symbols,
     meanings={"s": "rows of K and V that stay on chip, without a mask"},
-    peak=peak,
-    products=(1, 1),
+    peak=peak, products=(1, 1),
     formulas={
-        "Q": ("N_q * d", "0"),
-        "K": ("(s + T_r * (N_k - s)) * d", "0"),
-        "V": ("(s + T_r * (N_k - s)) * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("0", "N_q"),
+        "Q": ("N_q * d", "0"), "K": ("(s + T_r * (N_k - s)) * d", "0"), "V": ("(s + T_r * (N_k - s)) * d_v", "0"),
+        "O": ("0", "N_q * d_v"), "L": ("0", "N_q"),
     },
 )

@@ -26,14 +26,8 @@ from flashsim.theory.problem import OneHead, ceil_div
 
 @checked
 def matmul_flops(
-    N_q: int,
-    N_k: int,
-    d: int,
-    d_v: int,
-    *,
-    name: str | Form = "flash",
-    direction: str = "forward",
-    area: int | None = None,
+    N_q: int, N_k: int, d: int, d_v: int, *,
+    name: str | Form = "flash", direction: str = "forward", area: int | None = None,
 ) -> int:
     """Return the FLOPs of the matrix products, 2·N_q·N_k·(a·d + b·d_v): Theorem 1's O(N²d) for every exact algorithm.
 
@@ -53,16 +47,8 @@ def products_flops(form: Form, area: int, d: int, d_v: int) -> int:
 
 @checked
 def extra_memory(
-    name: str | Form,
-    N_q: int,
-    N_k: int,
-    d: int,
-    d_v: int,
-    T_c: int,
-    dropout: bool = False,
-    direction: str = "forward",
-    B_r: int = 1,
-    B_c: int = 1,
+    name: str | Form, N_q: int, N_k: int, d: int, d_v: int, T_c: int, dropout: bool = False, direction: str = "forward",
+    B_r: int = 1, B_c: int = 1,
 ) -> int:
     """Return the elements that an algorithm keeps in HBM besides its inputs and outputs: `Traffic.extra`.
 

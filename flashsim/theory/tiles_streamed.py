@@ -6,8 +6,6 @@ B_r = B_c = max(⌊√M⌋ − 1, 1), as (b + 1)² ≤ M is b² + 2b + 1 ≤ M; 
             wider than S_ij, and S_in, V_ne take as much as Q_ik, K_nk
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import isqrt
 

@@ -6,8 +6,6 @@ trace.save("run.html")                                      # the player; also .
 flashsim.load_trace("run.json.gz")
 """
 
-from __future__ import annotations
-
 from flashsim.tracing.about import traced
 from flashsim.tracing.data import About, Counts, TraceEvent
 from flashsim.tracing.lesson import Lesson, Moment, Stop

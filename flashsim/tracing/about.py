@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,10 +27,10 @@ LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by t
 
 
 class Tells(Protocol):
-    """A run that says itself what there is to say of it."""
+    """A run that makes its own trace."""
 
     def traced(self, recorder: Recorder) -> Trace:
-        """Return its trace, `trace_of` what it is of."""
+        """Return its trace, which `trace_of` makes."""
 
 
 def traced(recorder: Recorder, run: Finished | ProgramRun | Tells) -> Trace:
@@ -53,20 +53,11 @@ def _traced(recorder: Recorder, plan: Plan) -> Trace:
     if shape.N_q * shape.N_k <= LARGEST_MASK:
         tiles = tiles_of(plan.row_mask.whole(shape, (0,) * len(plan.leading)), blocks)
     return trace_of(
-        recorder,
-        algorithm,
-        kinds,
-        shape,
-        exact,
-        blocks=blocks,
-        M=plan.problem.M,
-        enforced=plan.sizing.enforced,
-        stored=plan.problem.dtype.name,
-        options=_options(plan),
-        tiles=tiles,
+        recorder, algorithm, kinds, shape, exact, blocks=blocks, M=plan.problem.M, enforced=plan.sizing.enforced,
+        stored=plan.problem.dtype.name, options=_options(plan), tiles=tiles,
         standard=None if standard is None else (standard.hbm.reads, standard.hbm.writes),
         follows=tuple((name, kinds.get(name, ("N_q", "d"))) for name in algorithm.follows),
-    )
+    )  # fmt: skip
 
 
 def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
@@ -81,60 +72,40 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
         kinds[name] = known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns)
     B_r, B_c = (blocks[by] for by in program.by)
     shape = Shape(sizes[rows], sizes[columns], sizes.get("d", 1), sizes.get("e", sizes.get("d", 1)))
+    how: dict[str, Any] = {"M": launch.M, "dtype": launch.dtype.name, "options": launch.options}
     try:
-        exact = theory.exact_program(
-            program.name, sizes, M=launch.M, blocks=(*blocks.values(),), dtype=launch.dtype.name, options=launch.options
-        )
+        exact = theory.exact_program(program.name, sizes, blocks=(*blocks.values(),), **how)
     except theory.NoClosedForm:
         exact = None
     return trace_of(
-        recorder,
-        program,
-        kinds,
-        shape,
-        exact,
-        blocks=Blocks(B_r, B_c, -(-shape.N_q // B_r), -(-shape.N_k // B_c)),
-        M=launch.M,
-        enforced=launch.enforced,
-        stored=launch.dtype.name,
+        recorder, program, kinds, shape, exact, blocks=Blocks(B_r, B_c, -(-shape.N_q // B_r), -(-shape.N_k // B_c)),
+        M=launch.M, enforced=launch.enforced, stored=launch.dtype.name,
         options=", ".join(f"{name} {_named(value)}" for name, value in launch.options.items() if value is not None),
-        follows=tuple((name, kinds[name]) for name in program.follows),
-        words=program.words,
-        sizes=tuple(sizes.items()),
-        cuts=tuple(blocks.items()),
-    )
+        follows=tuple((name, kinds[name]) for name in program.follows), words=program.words,
+        sizes=tuple(sizes.items()), cuts=tuple(blocks.items()),
+    )  # fmt: skip
 
 
 def trace_of(recorder: Recorder, of: Any, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any) -> Trace:
-    """Return the trace of a run with what is said of whatever has a record, `of`; `exact` is its closed form, or None.
-
-    `about` has the other fields of an `About`.
-    """
+    """Return the trace of what has a record, `of`. `exact`: its closed form, or None; `about`: an `About`'s other fields."""
     sram = recorder.sram
     assert sram is not None
     said = About(
-        algorithm=of.name,
-        title=of.title,
-        direction=of.direction,
-        shape=shape,
-        peak=sram.peak,
-        dtype=sram.dtype.name,
+        algorithm=of.name, title=of.title, direction=of.direction, shape=shape, peak=sram.peak, dtype=sram.dtype.name,
         arrays=_counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
         exact_peak=None if exact is None else exact.sram.peak,
         listing=listing_of(of.listing),
         source=source_of({event.site for event in recorder.events}),
         notes=recorder.notes,
         **{"tiles": None, "standard": None, **about},
-    )
+    )  # fmt: skip
     return Trace(said, tuple(recorder.events))
 
 
 def _counts(sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[str, Any] | None) -> tuple[Counts, ...]:
     found = []
     for name, moved in sram.hbm.traffic.by_array.items():
-        formula = None
-        if exact is not None and name in exact:
-            formula = exact[name].reads, exact[name].writes
+        formula = (exact[name].reads, exact[name].writes) if exact is not None and name in exact else None
         sizes = sram.hbm.matrix(name).shape
         kind = _fitting(kinds.get(name, ("N_q", "N_k")), sizes, shape)
         found.append(Counts(name, sizes, kind, moved.role, moved.itemsize, moved.reads, moved.writes, formula))
@@ -142,14 +113,9 @@ def _counts(sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[
 
 
 def _fitting(kind: Kind, sizes: tuple[int, int], shape: Shape) -> Kind:
-    """Return a kind, "" for the side that is not as long as it says: S of one block of rows is not of all queries.
-
-    One with a name that is not known, a mask's, has queries as rows, and keys as columns, where there are so many.
-    """
-    rows, cols = (
-        symbol if str(size) == symbol or getattr(shape, symbol, None) == size else ""
-        for symbol, size in zip(kind, sizes, strict=True)
-    )
+    """Return a kind, "" for the side that is not as long as it says: S of one block of rows is not of all queries."""
+    sides = zip(kind, sizes, strict=True)
+    rows, cols = (of if str(size) == of or getattr(shape, of, None) == size else "" for of, size in sides)
     return rows, cols
 
 
@@ -168,21 +134,11 @@ def _closed_form(what: str | Algorithm, plan: Plan, blocks: tuple[int, int] | No
     problem, group = plan.problem, plan.together
     if plan.mask.per_head:
         return None
+    gqa = "grouped" if group > 1 else "separate"
+    one = replace(problem, leading=(group,) * (group > 1), group=group, gqa=gqa, mask=plan.mask)
+    own = plan.options if what is plan.algorithm else {}
     try:
-        return theory.exact(
-            what,
-            direction=plan.algorithm.direction,
-            **asdict(problem.shape),
-            M=problem.M,
-            heads=group,
-            kv_heads=1,
-            gqa="grouped" if group > 1 else "separate",
-            dtype=problem.dtype.name,
-            blocks=blocks,
-            mask=plan.mask,
-            dropout_p=problem.dropout_p,
-            **(plan.options if what is plan.algorithm else {}),
-        )
+        return theory.exact(what, one, direction=plan.algorithm.direction, blocks=blocks, **own)
     except (ValueError, TypeError, MemoryModelError):
         return None
 

@@ -3,8 +3,6 @@
 Drawn by matplotlib and written by Pillow, which it brings, so that a film needs no browser. figures/loop.gif is one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import starmap
@@ -50,9 +48,8 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
 
     camera = _Camera(trace, trace.steps[first : last + 1])
     pictures, times = zip(*camera.roll(), strict=True)
-    palette = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)])).quantize(
-        COLOURS, Image.Quantize.MAXCOVERAGE
-    )
+    few = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)]))
+    palette = few.quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
     colours = np.array(palette.getpalette(), np.int64).reshape(-1, 3)
     colours[colours.min(axis=1) > 248] = 255  # the paper, which Pillow mixes with what is nearly white
     palette.putpalette(colours.ravel().tolist())
@@ -63,8 +60,6 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
 
 
 class _Camera:
-    """Draws one step after another, all at one scale."""
-
     def __init__(self, trace: Recording, steps: tuple[Step, ...]) -> None:
         self._trace, self._steps = trace, steps
         self._figure = Figure((WIDE, TALL), dpi=100)
@@ -153,11 +148,12 @@ class _Camera:
             slot = slots.get(held or "", (CHIP_RIGHT / 2, FLOOR - 0.6))
             ends = (place, slot) if event.kind == "load" else (slot, place)
             colour = LOAD if event.kind == "load" else CHIP
-            axes.add_patch(
-                FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85)
-            )
+            arrow = FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85)
+            axes.add_patch(arrow)
             if share < 1:
-                self._tile(axes, event.name, event.elements, _between(*ends, share), colour)
+                (x, y), (to_x, to_y) = ends
+                way = x + (to_x - x) * share, y + (to_y - y) * share
+                self._tile(axes, event.name, event.elements, way, colour)
         axes.set(xlim=(0, WIDE), ylim=below)
         self._canvas.draw()  # type: ignore[no-untyped-call]
         return np.asarray(self._canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
@@ -171,15 +167,12 @@ class _Camera:
 
         def place(name: str, rows: Span, cols: Span) -> tuple[tuple[float, float], float, float]:
             """Return the corner, width and height of a part of an array; one that is not beside the scores is on them."""
+            length, down = rows[1] - rows[0], top + rows[0] * y
             if name in beside:
-                return (
-                    (HBM_LEFT + 0.1 + beside.index(name) * pitch, top + rows[0] * y),
-                    pitch * 0.75,
-                    (rows[1] - rows[0]) * y,
-                )
+                return (HBM_LEFT + 0.1 + beside.index(name) * pitch, down), pitch * 0.75, length * y
             if name in above:
-                return (left + rows[0] * x, 0.85 + above.index(name) * pitch), (rows[1] - rows[0]) * x, pitch * 0.75
-            return (left + cols[0] * x, top + rows[0] * y), (cols[1] - cols[0]) * x, (rows[1] - rows[0]) * y
+                return (left + rows[0] * x, 0.85 + above.index(name) * pitch), length * x, pitch * 0.75
+            return (left + cols[0] * x, down), (cols[1] - cols[0]) * x, length * y
 
         for i in range(blocks.T_r):
             for j in range(blocks.T_c):
@@ -191,9 +184,8 @@ class _Camera:
             tile = place("S", step.rows or (0, N_q), step.cols or (0, N_k))
             axes.add_patch(Rectangle(*tile, fill=False, ec=CURRENT, lw=2.2))
         resident = [name for name, _ in self._trace.events[step.last].resident]
-        on_chip = {
-            quantity(name): LOAD if "[" in name else CHIP for name in sorted(resident, key=lambda name: "[" in name)
-        }
+        on_chip = {quantity(name): CHIP for name in resident}
+        on_chip |= {quantity(name): LOAD for name in resident if "[" in name}
         for names, span, length in ((beside, step.rows, N_q), (above, step.cols, N_k)):
             for name in names:
                 (at, down), *size = place(name, (0, length), (0, 0))
@@ -219,7 +211,6 @@ class _Camera:
         return middles
 
     def _tile(self, axes: Axes, name: str, size: int, middle: Point, edge: str, line: float = 1.5) -> None:
-        """Draw a block's elements as heat, in a frame; blank where its values are not kept."""
         tile = self._values.get(name, np.full(self._shape(name, size), np.nan))
         width, height = tile.shape[1] * self._cell, tile.shape[0] * self._cell
         x, y = middle[0] - width / 2, middle[1] - height / 2
@@ -230,12 +221,7 @@ class _Camera:
         axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=line))
 
 
-def _between(start: Point, end: Point, share: float) -> Point:
-    return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share
-
-
 def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[float, float]], float]:
-    """Return each block's upper left corner, and where the lowest ends."""
     x, y, tall, corners = 0.2, 1.15, 0.0, []
     for rows, columns in shapes:
         width = max(columns * cell, 0.62) + 0.1
@@ -247,7 +233,6 @@ def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[fl
 
 
 def _fits(shapes: Sequence[tuple[int, ...]], cell: float) -> bool:
-    """Return whether blocks of these shapes are within SRAM."""
     return _laid(shapes, cell)[1] < FLOOR - 0.1 and all(columns * cell <= CHIP_RIGHT - 0.3 for _, columns in shapes)
 
 

@@ -1,7 +1,5 @@
 """What a page says above its player: what the run shows, which of its steps to look at, and what it asks on the way."""
 
-from __future__ import annotations
-
 import html
 import math
 from dataclasses import dataclass
@@ -71,7 +69,6 @@ class Lesson:
         return f'{paragraphs}\n<ul class="moments">\n{links}\n</ul>' if links else paragraphs
 
     def _shown(self, moment: Moment, asked: float) -> str:
-        """Return how a moment's words are shown on a page that does not ask: as such, or folded, with why."""
         if moment.step < asked:
             return SHOWN
         return FOLDED if moment.step in {stop.step for stop in self.stops} else LATER

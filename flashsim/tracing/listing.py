@@ -1,7 +1,5 @@
 """Text of an algorithm: its listing, the functions that ran, and what their lines are called."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 import re

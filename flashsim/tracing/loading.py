@@ -45,7 +45,7 @@ LINE = re.compile(r"(?!line )|line [0-9]{1,18}( of .*)?\Z", re.DOTALL)
 
 
 class _Refused(ValueError):
-    """What flashsim says of a file, beside what a reader of a damaged one may raise."""
+    """An error in flashsim's own words, unlike those of the readers of a damaged file."""
 
 
 def load_trace(path: str | os.PathLike[str], *, max_bytes: int = LARGEST_FILE) -> Trace:
@@ -95,7 +95,6 @@ def _unzipped(path: Path, most: int) -> dict[str, Any]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return what JSON says, if it says that it is a trace of this version."""
     try:
         data = json.loads(text.decode("utf-8"))
     except RecursionError:
@@ -110,7 +109,6 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
-    """Return what a .npz file holds, as the JSON does, and the values."""
     content, names = _content(path, most), ("header", "values")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
@@ -133,7 +131,7 @@ def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
 
 
 def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Return what is packed, as long as it says that it is: asked for all, `zipfile` unpacks more before it looks."""
+    """Return a member, up to the length that it claims: `zipfile`, asked for all of it, would unpack more before it looks."""
     with file.open(info) as member:
         return member.read(info.file_size + 1)
 

@@ -1,7 +1,5 @@
 """The player's page: a trace, or two, with the script that plays them, in one file that loads nothing."""
 
-from __future__ import annotations
-
 import base64
 import html
 import re
@@ -28,16 +26,13 @@ SCRIPTS = (
     *("telling", "layout", "legend", "stage", "lanes", "sparks", "memory", "values", "view", "lesson", "controls"),
 )
 ANY_LENGTH: dict[str, dict[str, Any]] = {"causal": {"causal": True}, "block_mask butterfly": {"block_mask": butterfly}}
-"""Of options as a page says them, those that are the same mask at the reference's length."""
+"""Options, as a page says them, that name the same mask at any length."""
 OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
 PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
 
 
 def page_of(trace: Recording, versus: Recording | None = None, lesson: Lesson | None = None) -> tuple[str, str]:
-    """Return the page, and why values were left out of it; "" if none were.
-
-    Raises ValueError for a lesson with a moment after the last step.
-    """
+    """Return the page, and why values were left out of it, or "". ValueError for a lesson that goes beyond the last step."""
     traces = [trace] if versus is None else [trace, versus]
     steps = max(len(t.steps) for t in traces)
     asked = [] if lesson is None else [*(m.step for m in lesson.moments), *(stop.step for stop in lesson.stops)]
@@ -136,7 +131,6 @@ def _wins(trace: Recording) -> str:
 
 
 def _turns(trace: Recording) -> dict[str, dict[str, int]]:
-    """Return, of each line, how many turns the loops around it have."""
     found: dict[str, dict[str, int]] = {}
     for event in trace.events:
         around = found.setdefault(event.label, {})
@@ -146,7 +140,6 @@ def _turns(trace: Recording) -> dict[str, dict[str, int]]:
 
 
 def _indented(line: str) -> tuple[str, int, str]:
-    """Return a line of the listing as its number, how far it is indented, and its text."""
     mark, space, text = re.fullmatch(r"(\(?\d+\)?|)(\s*)(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
     return mark, max(0, len(mark + space) - 3), text
 

@@ -6,7 +6,6 @@
 The text to change must be there exactly once: a bug whose place is gone is an error, not a test that passes.
 """
 
-from __future__ import annotations
 import __future__
 
 import ast
@@ -47,10 +46,7 @@ def planted(
 
 
 def mutated(function: Callable[..., Any], *changes: Change, name: str = "") -> FunctionType:
-    """Return a function with changes to its text, at its lines of a file that is shown as its own, "x with NAME.py".
-
-    Raises ValueError for a text that is not there exactly once, and for a function whose text is not known.
-    """
+    """Return a function with changes to its text, in a file shown as "x with NAME.py". Raises ValueError as `planted` does."""
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
@@ -100,8 +96,7 @@ def _calling(function: FunctionType, part: FunctionType, mutant: FunctionType, w
     }  # fmt: skip
     if not others:
         return function
-    copy = FunctionType(
-        function.__code__, function.__globals__ | others, function.__name__, function.__defaults__, function.__closure__
-    )
+    rest = function.__name__, function.__defaults__, function.__closure__
+    copy = FunctionType(function.__code__, function.__globals__ | others, *rest)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

@@ -1,7 +1,5 @@
 """Random operands of runs that are looked at: what `flashsim step` and the gallery's lessons trace."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.problem.inputs import Array

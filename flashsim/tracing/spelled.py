@@ -1,7 +1,5 @@
 """What each line of a source computes, as a tree that the page fills in with one element's numbers."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from textwrap import dedent
@@ -58,7 +56,6 @@ def _tree(node: ast.expr) -> Tree:
 
 
 def _called(node: ast.Call) -> str:
-    """Return a function's name, without the module's or object's that it is of."""
     function = node.func
     return (
         function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""

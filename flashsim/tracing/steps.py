@@ -161,10 +161,7 @@ class _Follower:
         return int(risen.sum()), int((risen & (known > -np.inf)).sum())
 
     def region(self, event: TraceEvent) -> tuple[Span | None, Span | None]:
-        """Return which queries and which keys the blocks on chip are of, and one that is being stored.
-
-        Where several blocks stay on chip, they are those of the loops over i and j.
-        """
+        """Return which queries and which keys blocks on chip, and one being stored, are of: those of the loops over i and j."""
         spans: dict[str, list[Span]] = {"N_q": [], "N_k": []}
         stored = [event.name] if event.kind == "store" else []
         for name in (*(name for name, _ in event.resident), *stored):

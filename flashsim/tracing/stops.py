@@ -3,8 +3,6 @@
 In the user's own files, where nothing has a label, the file's line numbers are the labels.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import linecache
@@ -22,10 +20,7 @@ Loops = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Stop:
-    """A statement to stop before: its `label`, `file` and `line`, and the `loops` around it.
-
-    Loops are (variable, line), outermost first.
-    """
+    """A statement to stop before: its label, file and line, and the loops around it, (variable, line), outermost first."""
 
     label: str
     file: str
@@ -56,9 +51,8 @@ def find_stop(algorithm: Algorithm, line: str, at: Mapping[str, int]) -> Stop:
     around = ", ".join(variable for variable, _ in deepest.loops)
     strange = next(variable for variable in at if variable not in dict(deepest.loops))
     has = f"the loops around it are over {around}" if around else "there is no loop around it"
-    raise ValueError(
-        f"--at gives {strange}={at[strange] + 1}, but {label} of {function.name} is in no loop over {strange}: {has}"
-    )
+    where = f"{label} of {function.name} is in no loop over {strange}: {has}"
+    raise ValueError(f"--at gives {strange}={at[strange] + 1}, but {where}")
 
 
 def labels(algorithm: Algorithm) -> dict[str, list[Stop]]:

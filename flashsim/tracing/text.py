@@ -1,7 +1,5 @@
 """A trace in a terminal: the steps that the player shows, a few lines each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from flashsim.support.files import path_of, write_whole
 from flashsim.tracing.lesson import Lesson
 from flashsim.tracing.page import page_of
-from flashsim.tracing.perfetto import as_perfetto
 from flashsim.tracing.steps import Recording
-from flashsim.tracing.writing import as_json, as_npz, zipped
+from flashsim.tracing.writing import as_json, as_npz, as_perfetto, zipped
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,10 +47,7 @@ class Trace(Recording):
         return f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {sizes})"
 
     def _repr_html_(self) -> str:
-        """Return the player in a frame that may run its script and save pictures: no forms, no navigation, no origin.
-
-        A notebook that is not trusted drops the frame, and shows the words in it.
-        """
+        """Return the player in a frame that may run its script and save pictures; a notebook that is not trusted drops it."""
         page = html.escape(self.html(), quote=True)
         title = html.escape(f"Step player: {self.about.title}", quote=True)
         return (
@@ -67,7 +63,6 @@ def check_suffix(path: str | Path, only_as_a_page: str = "") -> Path:
     if only_as_a_page and path.suffix != ".html":
         raise ValueError(f"{path.name} holds one trace; {only_as_a_page} is a page: expected .html")
     if not path.name.endswith((".html", ".json.gz", ".npz", ".perfetto.json")):
-        raise ValueError(
-            f"{path.name} has no suffix that says a trace's format; expected .html, .json.gz, .npz or .perfetto.json"
-        )
+        expected = "expected .html, .json.gz, .npz or .perfetto.json"
+        raise ValueError(f"{path.name} has no suffix that says a trace's format; {expected}")
     return path

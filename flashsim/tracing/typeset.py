@@ -1,7 +1,5 @@
 """Symbols set as in print, as HTML: S_ij, m_i^new, e^{−3}, and the program's names for them. Pages get what is made here."""
 
-from __future__ import annotations
-
 import html
 import re
 from unicodedata import normalize

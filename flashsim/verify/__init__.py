@@ -5,8 +5,6 @@ A check that raises is a claim that fails. Nothing here is fitted to pass: count
 `flashsim.theory`, and rounding bounds in `flashsim.reference`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,10 +43,7 @@ def checks() -> list[Check]:
 
 
 def named(names: Sequence[str]) -> list[Check]:
-    """Return the checks of these names, or of names that begin so, or of this source: "theorem2" is all of Theorem 2's.
-
-    Raises ValueError for a name of none.
-    """
+    """Return the checks whose names or sources begin so: "theorem2" is all of Theorem 2's. ValueError for a name of none."""
     known = checks()
     bare = {check: (_bare(check.__name__), _bare(_said(check)[0])) for check in known}
     for name in names:
@@ -80,7 +75,6 @@ def run(
 
 
 def _said(check: Check) -> tuple[str, str]:
-    """Return the source and the claim."""
     said = " ".join((check.__doc__ or "").split())
     source, _, claim = said.partition(". ")
     return (source, claim) if claim else (check.__name__.replace("_", " ").strip(), said)

@@ -1,8 +1,6 @@
 """Appendices B and D: equation 4, the two observations of B.4, Rabe and Staats (B.5), block-sparse attention (D.1), and what the
 paper's tiling extends to (D.2)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -67,12 +65,9 @@ def D_in_d_vectors(full: bool) -> Claim:
     blocks = (32, 48)
     lengths = [2**p for p in range(7, 21 if full else 15)]
     peaks = {count("flash", N=N, d=64, M=10**6, blocks=blocks, direction="backward").sram.peak for N in lengths}
-    return Claim(
-        f"N {lengths[0]} … {lengths[-1]:,} at B_r, B_c = {blocks}",
-        f"peak {', '.join(f'{peak:,}' for peak in sorted(peaks))} elements at every N",
-        len(peaks) == 1,
-        {"peaks": sorted(peaks)},
-    )
+    tried = f"N {lengths[0]} … {lengths[-1]:,} at B_r, B_c = {blocks}"
+    measured = f"peak {', '.join(f'{peak:,}' for peak in sorted(peaks))} elements at every N"
+    return Claim(tried, measured, len(peaks) == 1, {"peaks": sorted(peaks)})
 
 
 def rabe_staats(full: bool) -> Claim:
@@ -127,12 +122,9 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
         run = forward("block_sparse", Q, K, V, M=M, block_mask=chosen)
         bound = error_bound(Q, K, V, mask=spread, **rounding("block_sparse", blocks))
         worst = max(worst, of_bound(run.O, attention(Q, K, V, mask=spread), bound))
-    return Claim(
-        f"{runs} inputs, forward and backward, causal; butterfly against the mask spread out",
-        f"{'the same' if same else 'NOT THE SAME'}; largest error {worst:.2f} of the bound",
-        bool(same) and worst <= 1.0,
-        {"same": bool(same), "worst_error_over_bound": worst},
-    )
+    tried = f"{runs} inputs, forward and backward, causal; butterfly against the mask spread out"
+    measured = f"{'the same' if same else 'NOT THE SAME'}; largest error {worst:.2f} of the bound"
+    return Claim(tried, measured, bool(same) and worst <= 1.0, {"same": bool(same), "worst_error_over_bound": worst})
 
 
 def kernel_products_right(full: bool) -> Claim:
@@ -161,11 +153,8 @@ def kernel_products_bounds(full: bool) -> Claim:
 def sparse_mlp_right(full: bool) -> Claim:
     """Appendix D.2. A block-sparse MLP, fused, unfused or in square tiles, equals the naive one, and loads only live
     blocks."""
-    names, tried = (
-        ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square"),
-        "MLPs of random block masks, N, d, f, o < 30",
-    )
-    return right_and_counted(names, 300 if full else 60, tried, **dict.fromkeys("Ndfo", 30))
+    names, below = ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square"), dict.fromkeys("Ndfo", 30)
+    return right_and_counted(names, 300 if full else 60, "MLPs of random block masks, N, d, f, o < 30", **below)
 
 
 def fusing_pays_from_d_squared(full: bool) -> Claim:
@@ -183,9 +172,7 @@ def fusing_pays_from_d_squared(full: bool) -> Claim:
                 middle = (low + high) // 2
                 low, high = (low, middle) if fusing_pays(middle) else (middle, high)
             ratios.append(high / fusing_border(d, d))
-    return Claim(
-        f"d 256 … {2048 if full else 512}, f = d and 4d, N = 2²⁰, M between d²/4 and 4d² by bisection",
-        f"from M = {min(ratios):.2f} d² to {max(ratios):.2f} d² on",
-        0.8 <= min(ratios) <= max(ratios) <= 1.25,
-        {"least": min(ratios), "most": max(ratios)},
-    )
+    tried = f"d 256 … {2048 if full else 512}, f = d and 4d, N = 2²⁰, M between d²/4 and 4d² by bisection"
+    measured = f"from M = {min(ratios):.2f} d² to {max(ratios):.2f} d² on"
+    holds = 0.8 <= min(ratios) <= max(ratios) <= 1.25
+    return Claim(tried, measured, holds, {"least": min(ratios), "most": max(ratios)})

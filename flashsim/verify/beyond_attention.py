@@ -1,7 +1,5 @@
 """Programs that are not attention, as their records say: on random shapes, against NumPy and closed forms; with their bugs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 
@@ -47,10 +45,7 @@ def linear_attention(full: bool) -> Claim:
 
 
 def unnoticed(program: Program, seeds: range = range(4)) -> Iterator[str]:
-    """Yield the bugs of a program's record that, planted, change neither its counts nor a number by more than rounding may.
-
-    Without a bug neither may change: else its name is yielded as "none".
-    """
+    """Yield the bugs of a program's record that change neither counts nor numbers; "none" if something is seen without one."""
     divided = {*program.blocks.values()}
     sizes = Sizes(**{symbol: 11 if symbol in divided else 6 for symbol in program.symbols})
     blocks = (4, 3, 2, 3)[: len(program.blocks)]  # ragged, and each its own

@@ -1,11 +1,9 @@
 """Runs beside naive attention and beside theory: how far each result is off, and whether each count is the closed form's."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,10 +32,7 @@ LARGEST_GRADIENT = 2**25  # elements of that matrix up to which gradients are co
 
 @dataclass(frozen=True)
 class Result:
-    """One pass of one algorithm over all heads: what it cost, how far from naive attention, whether theory agrees.
-
-    The errors are None where naive attention was too large to form.
-    """
+    """One pass over all heads: its cost, its error (None: naive attention is too large to form), whether theory agrees."""
 
     title: str
     hbm: Traffic
@@ -81,10 +76,7 @@ def run_all(
 
 
 def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a forward pass's options, with blocks that fit its backward pass too where that keeps them.
-
-    Block-sparse attention's does: its mask is on them.
-    """
+    """Return a forward pass's options; its blocks fit its backward pass too where that keeps them, as a block mask does."""
     asked = dict(options)
     if "block_mask" not in back.parts or asked.get("sizing") != "fit" or asked.get("blocks") is not None:
         return asked
@@ -106,20 +98,8 @@ def _agrees(run: Run, cost: Run | Gradients) -> bool | None:
     algorithm, plan = cost.plan.algorithm, run.plan
     if plan.mask.per_head or not _has_form(algorithm):
         return None
-    want = theory.exact(
-        algorithm,
-        **asdict(run.inputs.shape),
-        M=cost.sram.capacity,
-        heads=math.prod(run.inputs.leading),
-        kv_heads=math.prod(run.inputs.K.shape[:-2]),
-        gqa=run.gqa,
-        dtype=run.inputs.dtype.name,
-        blocks=(cost.blocks.B_r, cost.blocks.B_c),
-        direction=algorithm.direction,
-        mask=plan.mask,
-        dropout_p=plan.problem.dropout_p,
-        **plan.options,
-    )
+    problem, blocks = replace(run.problem, M=cost.sram.capacity, mask=plan.mask), (cost.blocks.B_r, cost.blocks.B_c)
+    want = theory.exact(algorithm, problem, blocks=blocks, direction=algorithm.direction, **plan.options)
     return (cost.hbm, cost.sram.peak, cost.blocks) == (want.hbm, want.sram.peak, want.blocks)
 
 
@@ -172,10 +152,8 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
             Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
         operands = Q, given.K[shared], given.V[shared], dO_h
         parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": p, "sink": sinks}
-        want, bound = (
-            reference.gradients(*operands, **parts),
-            reference.gradient_bounds(*operands, **rounded, **parts, C=C),
-        )
+        want = reference.gradients(*operands, **parts)
+        bound = reference.gradient_bounds(*operands, **rounded, **parts, C=C)
         yield dQ, want.dQ, bound.dQ
         for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
             off = off[0] if len(exact) == 1 else reference.group_bound(exact, off, stored=given.dtype)
@@ -190,9 +168,8 @@ def _sink(run: Run, head: tuple[int, ...]) -> Any:
 
 
 def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:
-    problem = run.problem
-    N_q, N_k, p = problem.shape.N_q, problem.shape.N_k, problem.dropout_p
-    return run.plan.attended(head), keep_mask(problem.seed, p, N_q, N_k, number) if p else None
+    shape, p = run.problem.shape, run.problem.dropout_p
+    return run.plan.attended(head), keep_mask(run.problem.seed, p, shape.N_q, shape.N_k, number) if p else None
 
 
 def _worst(compared: Iterable[Compared]) -> tuple[float, float] | None:

@@ -1,7 +1,5 @@
 """Beyond the paper: attention in a small cache (Saha and Ye), and what no schedule can beat."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -124,12 +122,9 @@ def q_outer_is_optimal(full: bool) -> Claim:
         best = best_of("q_outer", N=N, d=64, M=25_600)
         assert best is not None
         ratios.append(best.accesses / lower_bound(N=N, d=64, M=25_600).accesses)
-    return Claim(
-        "N 1,024 … 65,536, d = 64, M = 25,600, the best blocks that fit",
-        ", ".join(f"{ratio:.3f}" for ratio in ratios),
-        all(1 <= later < earlier for earlier, later in itertools.pairwise(ratios)) and ratios[-1] < 1.05,
-        {"ratios": ratios},
-    )
+    tried = "N 1,024 … 65,536, d = 64, M = 25,600, the best blocks that fit"
+    holds = all(1 <= later < earlier for earlier, later in itertools.pairwise(ratios)) and ratios[-1] < 1.05
+    return Claim(tried, ", ".join(f"{ratio:.3f}" for ratio in ratios), holds, {"ratios": ratios})
 
 
 def fourteen_is_the_constant_of_the_row_game(full: bool) -> Claim:
@@ -188,12 +183,10 @@ def nothing_below_the_optima(full: bool) -> Claim:
         bound = lower_bound(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=pairs, queries=any_key, keys=any_query)
         least = min(least, found.upper / bound.accesses)
         checked += _proves(check_optimum, found.certificate())
-    return Claim(
-        f"{wanted} problems of up to 3 × 3 rows, d < 6, full and causal; {checked} certificates",
-        f"optimum ÷ bound at least {least:.3f}",
-        least >= 1 and checked == wanted,
-        {"problems": wanted, "least": float(least), "certificates": checked},
-    )
+    tried = f"{wanted} problems of up to 3 × 3 rows, d < 6, full and causal; {checked} certificates"
+    measured = f"optimum ÷ bound at least {least:.3f}"
+    holds = least >= 1 and checked == wanted
+    return Claim(tried, measured, holds, {"problems": wanted, "least": float(least), "certificates": checked})
 
 
 def schedules_near_the_bound(full: bool) -> Claim:
@@ -208,9 +201,7 @@ def schedules_near_the_bound(full: bool) -> Claim:
         best = min(moved, key=lambda name: moved[name])
         worst = max(worst, moved[best] / lower_bound(N=4096, d=64, M=M).accesses)
         winners.append(best)
-    return Claim(
-        f"{len(winners)} M from d²/16 to 32 d², N = 4,096, d = 64, the best blocks that fit",
-        f"at most {worst:.3f} times the bound; best: {', '.join(dict.fromkeys(winners))}",
-        1 <= worst < 1.6 and tuple(dict.fromkeys(winners)) == names,
-        {"worst": worst, "best": winners},
-    )
+    tried = f"{len(winners)} M from d²/16 to 32 d², N = 4,096, d = 64, the best blocks that fit"
+    measured = f"at most {worst:.3f} times the bound; best: {', '.join(dict.fromkeys(winners))}"
+    holds = 1 <= worst < 1.6 and tuple(dict.fromkeys(winners)) == names
+    return Claim(tried, measured, holds, {"worst": worst, "best": winners})

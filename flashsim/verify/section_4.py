@@ -1,7 +1,5 @@
 """Section 4 and Appendix E: the approximations that the paper names; memory and speed, as far as counts can tell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -41,16 +39,12 @@ def approximations_cross(full: bool) -> Claim:
     }
     low, high = min(first["k = 256"].values()), max(first["k = 256"].values())
     paper = max(N for case, N in first["the paper's k"].items() if ", flash," in case)
-    return Claim(
-        f"Linformer, Performer, against flash, q_outer, d = 64, M = 100 and 192 KB, each {step}th N ≤ {last:,}",
-        f"fewer accesses than flash from N = {paper} on; with k = 256 from N = {low} to {high:,}",
-        paper <= 256 and 256 <= low <= high <= 2048,
-        first,
-    )
+    tried = f"Linformer, Performer, against flash, q_outer, d = 64, M = 100 and 192 KB, each {step}th N ≤ {last:,}"
+    measured = f"fewer accesses than flash from N = {paper} on; with k = 256 from N = {low} to {high:,}"
+    return Claim(tried, measured, paper <= 256 and 256 <= low <= high <= 2048, first)
 
 
 def _cross(method: str, name: str, M: int, k: Callable[[int], int], lengths: range) -> int:
-    """Return the first of the lengths from which on the method makes fewer accesses."""
     not_fewer = (
         N
         for N in lengths
@@ -61,7 +55,6 @@ def _cross(method: str, name: str, M: int, k: Callable[[int], int], lengths: ran
 
 
 def _footprint(moved: Traffic) -> int:
-    """Return the elements of all arrays in HBM, operands and results included."""
     return sum(array.size for array in moved.by_array.values())
 
 
@@ -71,14 +64,9 @@ def memory_footprint(full: bool) -> Claim:
     more, at least twice as much from N = 1,024 on."""
     lengths = [2**p for p in range(7, 17)]
     shape: dict[str, Any] = {"d": 64, "M": 25_600}
-    options: dict[str, dict[str, Any]] = {
-        "flash": {},
-        "block_sparse": {"block_mask": patterns.butterfly},
-        "standard": {},
-    }
-    flash, sparse, standard = (
-        [_footprint(count(name, N=N, **shape, **more).hbm) for N in lengths] for name, more in options.items()
-    )
+    flash, standard = ([_footprint(count(name, N=N, **shape).hbm) for N in lengths] for name in ("flash", "standard"))
+    butterfly = {**shape, "block_mask": patterns.butterfly}
+    sparse = [_footprint(count("block_sparse", N=N, **butterfly).hbm) for N in lengths]
     linformer, performer = (
         [_footprint(approximate.count(name, N=N, k=approximate.compressed(N), **shape).hbm) for N in lengths]
         for name in ("linformer", "performer_materialised")

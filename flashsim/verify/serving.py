@@ -1,7 +1,5 @@
 """What serving moves: pages, shared prefixes, packed batches, schedules, latents, sinks. Authors' claims, by counts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, sqrt
@@ -77,12 +75,9 @@ def page_waste(full: bool) -> Claim:
     kept = {p: pool_bytes(p, longer, w, 4) for p in range(1, 33)}
     best, root = min(kept, key=kept.__getitem__), sqrt(8 * sum(longer) / len(longer) / w)
     said = ", ".join(f"{share:.1%} with p = {page}" for page, share in waste.items())
-    return Claim(
-        "n = 373 … 628; 8 KV heads of d = 128 in float16, n = 1 … 4,095",
-        f"waste {said}; fewest bytes at p = {best}, √(8n/w) = {root:.1f}",
-        waste[16] < 0.02 and best == round(root),
-        {"waste": waste, "best": best},
-    )
+    tried = "n = 373 … 628; 8 KV heads of d = 128 in float16, n = 1 … 4,095"
+    measured = f"waste {said}; fewest bytes at p = {best}, √(8n/w) = {root:.1f}"
+    return Claim(tried, measured, waste[16] < 0.02 and best == round(root), {"waste": waste, "best": best})
 
 
 def pool_bytes(page: int, lengths: Sequence[int], row: int, word: int = 0) -> int:
@@ -353,12 +348,10 @@ def streaming(full: bool) -> Claim:
     step, anew = (count("q_outer", N_q=rows, **how) for rows in (1, 1024))
     moved, done = anew.hbm.accesses / step.hbm.accesses, anew.flops.matmul / step.flops.matmul
     said = ", ".join(f"{keys:,} at n = {n:,}" for n, keys in reads.items())
-    return Claim(
-        "one query, 4 sinks, a window of 1,020, tiles of 4 keys, d = 128; anew with M = 25,600",
-        f"keys read {said}; anew {moved:.1f}× the accesses, {done:.0f}× the FLOPs",
-        len({*reads.values()}) == 1 and reads[4096] <= 1024 + 2 * 4 and moved < 22.2 < done,
-        {"reads": reads, "moved": moved, "done": done},
-    )
+    tried = "one query, 4 sinks, a window of 1,020, tiles of 4 keys, d = 128; anew with M = 25,600"
+    measured = f"keys read {said}; anew {moved:.1f}× the accesses, {done:.0f}× the FLOPs"
+    holds = len({*reads.values()}) == 1 and reads[4096] <= 1024 + 2 * 4 and moved < 22.2 < done
+    return Claim(tried, measured, holds, {"reads": reads, "moved": moved, "done": done})
 
 
 def score_modifications(full: bool) -> Claim:

@@ -106,7 +106,7 @@ def exponents(tried: str, fits: Mapping[str, tuple[float, tuple[float, float]]])
     return Claim(tried, measured, holds, data)
 
 
-def exponents_of_accesses(flash: str, direction: str, last: int) -> Claim:
+def power_laws(flash: str, direction: str, last: int) -> Claim:
     """Return the claim that accesses are as N², d², M⁻¹; standard attention's as N², for N from 2¹³ to 2^`last`."""
 
     def moved(name: str, N: int, d: int, M: int) -> int:
@@ -132,7 +132,7 @@ def within(ratios: Sequence[tuple[float, float, float]], tried: str) -> Claim:
 
 
 def none_differs(tried: str, unequal: Sequence[str], data: Mapping[str, int]) -> Claim:
-    """Return the claim that nothing is `unequal`, which names what is."""
+    """Return the claim that nothing differs; `unequal` names what does."""
     measured = f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else "")
     return Claim(tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})
 
@@ -149,10 +149,7 @@ def drawn(
 
 
 def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) -> tuple[float, bool]:
-    """Run a program; return its largest error, as a share of the bound, and whether its counts are the closed form's.
-
-    What NumPy cannot hold, NaN, and what the memory refuses are errors without bound.
-    """
+    """Run a program; return its largest error as a share of the bound, ∞ if it fails, and whether counts are the form's."""
     operands, options = drawn(program, sizes, blocks, seed)
     try:
         run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
@@ -166,11 +163,7 @@ def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) 
 
 
 def right_and_counted(names: Iterable[str], runs: int, tried: str, **below: int) -> Claim:
-    """Return the claim that programs, tried in turn on random shapes, are the naive ones and cost what theory says.
-
-    tried  says, behind the number of runs, what they were
-    below  what lengths are less than, by symbol; the others less than 40
-    """
+    """Return the claim that programs on random shapes, lengths `below` 40, are the naive ones and cost what theory says."""
     rng, worst, equal, known = np.random.default_rng(15), 0.0, True, [programs()[name] for name in names]
     for number in range(runs):
         program = known[number % len(known)]

@@ -1,7 +1,5 @@
 """Theorem 5: the backward pass, exact and counted."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -14,16 +12,7 @@ from flashsim.masks.rules import Causal, Dense, Mask, SlidingWindow
 from flashsim.reference import of_bound
 from flashsim.run.api import backward, forward
 from flashsim.verify.comparison import backward_errors, forward_errors
-from flashsim.verify.shared import (
-    Claim,
-    accesses,
-    differs,
-    exponents_of_accesses,
-    in_range,
-    largest_N,
-    none_differs,
-    within,
-)
+from flashsim.verify.shared import Claim, accesses, differs, in_range, largest_N, none_differs, power_laws, within
 
 
 def masks(rng: np.random.Generator, N_q: int, N_k: int) -> dict[str, Mask | None]:
@@ -92,7 +81,7 @@ def theorem_5_flash_bounds(full: bool) -> Claim:
 
 def theorem_5_exponents(full: bool) -> Claim:
     """Theorem 5. Exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02."""
-    return exponents_of_accesses("flash", "backward", 18)
+    return power_laws("flash", "backward", 18)
 
 
 def theorem_5_standard(full: bool) -> Claim:

@@ -1,7 +1,5 @@
 """Theorems 1 and 2: exactness, the induction, FLOPs, memory; HBM accesses of the forward pass."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -13,16 +11,7 @@ from flashsim.reference import of_bound
 from flashsim.run.api import count, forward
 from flashsim.tracing.observers import InductionInvariant, InvariantBroken
 from flashsim.verify.comparison import forward_errors
-from flashsim.verify.shared import (
-    Claim,
-    accesses,
-    exponents_of_accesses,
-    in_range,
-    largest_N,
-    none_differs,
-    regimes,
-    within,
-)
+from flashsim.verify.shared import Claim, accesses, in_range, largest_N, none_differs, power_laws, regimes, within
 
 
 def theorem_1_right(full: bool) -> Claim:
@@ -93,15 +82,9 @@ def theorem_1_memory(full: bool) -> Claim:
     cases = list(in_range(full))
     flash = all(count("flash_basic", N=N, d=d, M=M).hbm.extra == 2 * N for N, d, M in cases)
     standard = all(count("standard", N=N, d=d, M=M).hbm.extra == 2 * N * N for N, d, M in cases)
-    return Claim(
-        f"{len(cases)} (N, d, M), N to {largest_N(full):,}",
-        f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in every case",
-        flash and standard,
-        {"cases": len(cases)},
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------- Theorem 2
+    tried = f"{len(cases)} (N, d, M), N to {largest_N(full):,}"
+    measured = f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in every case"
+    return Claim(tried, measured, flash and standard, {"cases": len(cases)})
 
 
 def theorem_2_counts(full: bool) -> Claim:
@@ -129,11 +112,8 @@ def theorem_2_counts(full: bool) -> Claim:
                 agree &= (run.hbm, run.sram, run.blocks) == (want.hbm, want.sram, want.blocks)
             if not agree:
                 unequal.append(f"{name} {shape} M={room} {policy}")
-    return none_differs(
-        f"{counted:,} counted and {simulated:,} simulated runs, ragged, N_q ≠ N_k, d_v ≠ d, three sizings",
-        unequal,
-        {"counted": counted, "simulated": simulated},
-    )
+    tried = f"{counted:,} counted and {simulated:,} simulated runs, ragged, N_q ≠ N_k, d_v ≠ d, three sizings"
+    return none_differs(tried, unequal, {"counted": counted, "simulated": simulated})
 
 
 def theorem_2_flash_bounds(full: bool) -> Claim:
@@ -147,7 +127,7 @@ def theorem_2_flash_bounds(full: bool) -> Claim:
 
 def theorem_2_exponents(full: bool) -> Claim:
     """Theorem 2. Exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02."""
-    return exponents_of_accesses("flash_basic", "forward", 19)
+    return power_laws("flash_basic", "forward", 19)
 
 
 def theorem_2_standard(full: bool) -> Claim:

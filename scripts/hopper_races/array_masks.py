@@ -1,7 +1,5 @@
 """Masks that are arrays, forward and backward."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Backward: deterministic or not, with dropout, under windows and block masks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import replace

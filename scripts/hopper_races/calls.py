@@ -1,7 +1,5 @@
 """What takes part in a race, how it is called, and its time."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the GPU's clock does meanwhile, and what a call costs the host."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """8 bits: rates, errors, and where the range of P̃ may lie."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Forward: decoding, sliding windows, block-sparse attention, d = 256, causal sections of heads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

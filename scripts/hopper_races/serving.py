@@ -1,7 +1,5 @@
 """What serves: keys in pages, and packed batches, beside FlashInfer, FlashAttention and PyTorch where they are."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial

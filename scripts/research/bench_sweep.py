@@ -4,8 +4,6 @@ python scripts/research/bench_sweep.py                       # 10,000 points of 
 python scripts/research/bench_sweep.py --points 2000 --json sweep.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -4,8 +4,6 @@ Places are drawn first, then a change possible there, so that a `*`, which can b
 elsewhere does not change what is drawn.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from contextlib import suppress

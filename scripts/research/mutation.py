@@ -13,8 +13,6 @@ Not used: mutmut 3 writes all mutants of a function into its file, where tests t
 own runner and pytest-timeout have limits by the clock on the wall: on a busy machine that is no kill.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

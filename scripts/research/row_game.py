@@ -9,8 +9,6 @@ dQ, dK and dV a write and a read. So the search takes the product that comes nex
 of price. Queries may be exchanged, and keys. It shares no code with the bound's proof, nor its ideas.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections import defaultdict

@@ -72,10 +72,7 @@ def example_orders(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tup
 
 
 CLUSTERED: dict[str, Any] = {
-    "returns": {"O": Kind("N", "e")},
-    "extras": {"O_parts": Kind("h·N", "e"), "L_parts": Kind("h·N", "1", "chip")},
-    "blocks": {"C": "N"},
-    "across": ("K", "V"),
-    "words": ("queries", "keys"),
+    "returns": {"O": Kind("N", "e")}, "extras": {"O_parts": Kind("h·N", "e"), "L_parts": Kind("h·N", "1", "chip")},
+    "blocks": {"C": "N"}, "across": ("K", "V"), "words": ("queries", "keys"),
 }
 """What the records of Reformer and SMYRF share."""

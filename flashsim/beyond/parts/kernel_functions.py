@@ -188,18 +188,12 @@ def gradient_example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> t
 
 PRODUCT: dict[str, Any] = {
     "source": "Dao et al. 2022, Appendix D.2",
-    "operands": {"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
-    "returns": {"Y": Kind("N", "e")},
-    "blocks": {"B_r": "N", "B_c": "n"},
-    "rows": kernel_rows,
-    "words": ("rows of X", "rows of Z"),
-    "example": example,
+    "operands": {"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")}, "returns": {"Y": Kind("N", "e")},
+    "blocks": {"B_r": "N", "B_c": "n"}, "rows": kernel_rows, "words": ("rows of X", "rows of Z"), "example": example,
 }
 """What the records of kernel products share."""
 LOG_SUM_EXP: dict[str, Any] = {
-    **PRODUCT,
-    "operands": {**PRODUCT["operands"], "V": Kind("n", "1")},
-    "returns": {"Y": Kind("N", "1", "chip")},
+    **PRODUCT, "operands": {**PRODUCT["operands"], "V": Kind("n", "1")}, "returns": {"Y": Kind("N", "1", "chip")},
     "logs": ("Y",),
 }
 """What those of log-sum-exps share."""

@@ -1,7 +1,5 @@
 """What the passes of cut cross-entropy share: which column of a tile is a row's label."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -70,16 +68,11 @@ def gradient_example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> t
 LOSS: dict[str, Any] = {
     "source": "Wijmans et al. 2024",
     "operands": {"X": Kind("N", "d"), "E": Kind("v", "d"), "y": Kind("N", "1", "words")},
-    "blocks": {"B_r": "N", "B_c": "v"},
-    "rows": logit_rows,
-    "words": ("rows of X", "rows of E"),
-    "example": example,
+    "blocks": {"B_r": "N", "B_c": "v"}, "rows": logit_rows, "words": ("rows of X", "rows of E"), "example": example,
 }
 """What the record of cut cross-entropy has in common with its gradients'."""
 GRADIENT: dict[str, Any] = {
-    **LOSS,
-    "operands": {**LOSS["operands"], "L": Kind("N", "1", "chip"), "g": Kind("N", "1")},
-    "direction": "backward",
+    **LOSS, "operands": {**LOSS["operands"], "L": Kind("N", "1", "chip"), "g": Kind("N", "1")}, "direction": "backward",
     "example": gradient_example,
 }
 """What the records of its gradients share."""

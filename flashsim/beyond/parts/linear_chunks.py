@@ -1,7 +1,5 @@
 """What the passes of linear attention share: the chunk's size, and its causal mask."""
 
-from __future__ import annotations
-
 from math import isqrt
 from typing import Any
 
@@ -26,12 +24,7 @@ def tril(A: Tile) -> Any:
 
 
 CHUNKED: dict[str, Any] = {
-    "source": "Yang et al. 2024, Section 2",
-    "operands": QKV,
-    "returns": {"O": Kind("N", "e")},
-    "blocks": {"C": "N"},
-    "line_1": lambda rows, sizes: (rows,),
-    "across": ("K", "V"),
-    "words": ("queries", "keys"),
+    "source": "Yang et al. 2024, Section 2", "operands": QKV, "returns": {"O": Kind("N", "e")}, "blocks": {"C": "N"},
+    "line_1": lambda rows, sizes: (rows,), "across": ("K", "V"), "words": ("queries", "keys"),
 }
 """What the records of linear attention share."""

@@ -95,12 +95,8 @@ def example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict
 
 
 SPARSE_MLP: dict[str, Any] = {
-    "source": "Appendix D.2",
-    "operands": {"X": Kind("N", "d"), "W1": Kind("d", "f"), "W2": Kind("f", "o")},
-    "returns": {"Y": Kind("N", "o")},
-    "blocks": {"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
-    "by": ("B_r", "B_f"),
-    "words": ("rows", "hidden columns"),
-    "example": example,
+    "source": "Appendix D.2", "operands": {"X": Kind("N", "d"), "W1": Kind("d", "f"), "W2": Kind("f", "o")},
+    "returns": {"Y": Kind("N", "o")}, "blocks": {"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"}, "by": ("B_r", "B_f"),
+    "words": ("rows", "hidden columns"), "example": example,
 }
 """What the records of the sparse MLP share."""

@@ -25,8 +25,6 @@ The listing is ours, after E. Wijmans et al., "Cut Your Losses in Large-Vocabula
 without values. One logit a row is picked, from the tile that passes; the others are only summed.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.labels import LOSS, at_label, unless_none, x_line_1
@@ -65,13 +63,10 @@ def cut_cross_entropy(hbm: HBM, sram: SRAM, X: Matrix, E: Matrix, y: Matrix, blo
 
 
 PROGRAM = Program(
-    **LOSS,
-    title="Cut cross-entropy",
-    run=cut_cross_entropy,
+    **LOSS, title="Cut cross-entropy", run=cut_cross_entropy,
     returns={"loss": Kind("N", "1", "chip"), "L": Kind("N", "1", "chip")},
-    extras={name: Kind("N", "1", "chip") for name in ("m", "l", "c")},
+    extras={name: Kind("N", "1", "chip") for name in ("m", "l", "c")}, follows=("m", "l", "c", "loss"),
     line_1=x_line_1,
-    follows=("m", "l", "c", "loss"),
     bugs=(
         Bug("labels counted from the tile", "j * B_c", "0"),
         Bug("labels counted by the wrong block size", "j * B_c", "j * B_r"),

@@ -20,8 +20,6 @@ The listing is ours, after Wijmans et al., as in `cut_cross_entropy`. They leave
 the sum, which is a block mask made of data, and not done here.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import at_most_0, exp
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.labels import GRADIENT, minus_label, x_line_1
@@ -54,9 +52,7 @@ def cut_cross_entropy_dx(
 
 
 PROGRAM = Program(
-    **GRADIENT,
-    title="Cut cross-entropy, gradient to X",
-    run=cut_cross_entropy_dx,
+    **GRADIENT, title="Cut cross-entropy, gradient to X", run=cut_cross_entropy_dx,
     returns={"dX": Kind("N", "d")},
     line_1=x_line_1,
     bugs=(

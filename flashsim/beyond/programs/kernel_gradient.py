@@ -18,8 +18,6 @@
 The listing is ours. K is not kept: line 9 computes its slopes anew, as Algorithm 4 computes S.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -50,12 +48,6 @@ def kernel_gradient(
 
 PROGRAM = Program(
     **PRODUCT | {"operands": {**PRODUCT["operands"], "dY": Kind("N", "e")}, "returns": {"dX": Kind("N", "d")}},
-    title="Gradient of a kernel product",
-    run=kernel_gradient,
-    line_1=x_line_1,
-    direction="backward",
-    bugs=(
-        Bug("dX of the last block alone", "dX_i + k.pull", "k.pull"),
-        Bug("the slope of log k", "k.pull(", "k.pull_log("),
-    ),
+    title="Gradient of a kernel product", run=kernel_gradient, line_1=x_line_1, direction="backward",
+    bugs=(Bug("dX of the last block alone", "dX_i + k.pull", "k.pull"), Bug("the slope of log k", "k.pull(", "k.pull_log(")),
 )

@@ -23,8 +23,6 @@ The listing is ours: FlashAttention's softmax without its values, as Sinkhorn's 
 row whose weights are all 0 has Y = −∞.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import LOG_SUM_EXP, KernelFunction, x_line_1
@@ -58,11 +56,8 @@ def kernel_logsumexp(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, bloc
 
 
 PROGRAM = Program(
-    **LOG_SUM_EXP,
-    title="Log-sum-exp under a kernel, rows outermost",
-    run=kernel_logsumexp,
-    extras={"l": Kind("N", "1", "chip"), "m": Kind("N", "1", "chip")},
+    **LOG_SUM_EXP, title="Log-sum-exp under a kernel, rows outermost", run=kernel_logsumexp,
+    extras={"l": Kind("N", "1", "chip"), "m": Kind("N", "1", "chip")}, follows=("m", "l"),
     line_1=x_line_1,
-    follows=("m", "l"),
     bugs=(Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),),
 )

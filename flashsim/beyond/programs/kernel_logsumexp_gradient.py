@@ -19,8 +19,6 @@
 The listing is ours. P is computed from Y as Algorithm 4 computes it from ℓ and m. A row with Y = −∞ has no gradient: dX = 0.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import at_most_0, exp, finite, log
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import LOG_SUM_EXP, KernelFunction, gradient_example, x_line_1
@@ -56,13 +54,9 @@ PROGRAM = Program(
     **LOG_SUM_EXP
     | {
         "operands": {**LOG_SUM_EXP["operands"], "Y": Kind("N", "1", "chip"), "dY": Kind("N", "1")},
-        "returns": {"dX": Kind("N", "d")},
-        "example": gradient_example,
+        "returns": {"dX": Kind("N", "d")}, "example": gradient_example,
     },
-    title="Gradient of a log-sum-exp under a kernel",
-    run=kernel_logsumexp_gradient,
-    line_1=x_line_1,
-    direction="backward",
+    title="Gradient of a log-sum-exp under a kernel", run=kernel_logsumexp_gradient, line_1=x_line_1, direction="backward",
     bugs=(
         Bug("dY of a whole block", "dY_i * P_ij", "P_ij * dY_i * dY_i.size"),
         Bug("the slope of k", "k.pull_log(", "k.pull("),

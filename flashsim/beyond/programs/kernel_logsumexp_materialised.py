@@ -24,8 +24,6 @@
 The listing is ours.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import log, logaddexp, logsumexp
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import LOG_SUM_EXP, KernelFunction, x_line_1
@@ -63,9 +61,7 @@ def kernel_logsumexp_materialised(
 
 
 PROGRAM = Program(
-    **LOG_SUM_EXP,
-    title="Log-sum-exp under a kernel, its matrix in HBM",
-    run=kernel_logsumexp_materialised,
+    **LOG_SUM_EXP, title="Log-sum-exp under a kernel, its matrix in HBM", run=kernel_logsumexp_materialised,
     extras={"S": Kind("N", "n")},
     line_1=x_line_1,
     bugs=(Bug("k in place of log k", "k.log(X_i, Z_j)", "k(X_i, Z_j)"),),

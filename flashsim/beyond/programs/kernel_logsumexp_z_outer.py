@@ -17,8 +17,6 @@
 The listing is ours.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import log, logaddexp, logsumexp
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import LOG_SUM_EXP, KernelFunction, z_line_1
@@ -47,9 +45,7 @@ def kernel_logsumexp_z_outer(
 
 
 PROGRAM = Program(
-    **LOG_SUM_EXP,
-    title="Log-sum-exp under a kernel, rows of Z outermost",
-    run=kernel_logsumexp_z_outer,
+    **LOG_SUM_EXP, title="Log-sum-exp under a kernel, rows of Z outermost", run=kernel_logsumexp_z_outer,
     line_1=z_line_1,
     bugs=(Bug("log V left out", "k.log(X_i, Z_j) + log(V_j.T)", "k.log(X_i, Z_j) + 0 * V_j.T"),),
 )

@@ -24,8 +24,6 @@
 The listing is ours, after Algorithm 0: it is what a program does that forms the matrix.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -62,9 +60,7 @@ def kernel_materialised(
 
 
 PROGRAM = Program(
-    **PRODUCT,
-    title="Kernel product, its matrix in HBM",
-    run=kernel_materialised,
+    **PRODUCT, title="Kernel product, its matrix in HBM", run=kernel_materialised,
     extras={"K": Kind("N", "n")},
     line_1=x_line_1,
     bugs=(Bug("K of another tile", "sram.load(K[i, j], V[j])", "sram.load(K[i, 0], V[j])"),),

@@ -20,8 +20,6 @@ its tiling extends to. Without a softmax nothing is rescaled. Line 8 is one elem
 x − z, which lose nothing where clouds lie far from the origin; ‖x‖² + ‖z‖² − 2x·z would cancel.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -48,9 +46,7 @@ def kernel_x_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
 
 
 PROGRAM = Program(
-    **PRODUCT,
-    title="Kernel product, rows outermost",
-    run=kernel_x_outer,
+    **PRODUCT, title="Kernel product, rows outermost", run=kernel_x_outer,
     line_1=x_line_1,
     bugs=(
         Bug("Y of the last block alone", "Y_i + K_ij @ V_j", "K_ij @ V_j"),

@@ -17,8 +17,6 @@
 The listing is ours. It is the order of Algorithm 1: what is read of Z and V once is paid for with Y, read and written T_c times.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, z_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -44,9 +42,7 @@ def kernel_z_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
 
 
 PROGRAM = Program(
-    **PRODUCT,
-    title="Kernel product, rows of Z outermost",
-    run=kernel_z_outer,
+    **PRODUCT, title="Kernel product, rows of Z outermost", run=kernel_z_outer,
     line_1=z_line_1,
     bugs=(Bug("Y read, and not added to", "Y_i + K_ij @ V_j", "K_ij @ V_j"),),
 )

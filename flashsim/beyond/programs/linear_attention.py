@@ -18,8 +18,6 @@ Without a softmax (QKᵀ)V = Q(KᵀV): all of the past is d × e numbers. So eac
 holds a state and a chunk: the traffic is the compulsory one. Queries and keys have been through their feature map.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.linear_chunks import CHUNKED, chunk_rows, tril
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -44,9 +42,7 @@ def linear_attention(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, bloc
 
 
 PROGRAM = Program(
-    **CHUNKED,
-    title="Linear attention, its state on chip",
-    run=linear_attention,
+    **CHUNKED, title="Linear attention, its state on chip", run=linear_attention,
     rows=chunk_rows,
     bugs=(
         Bug("keys ahead attended to", "tril(Q_i @ K_i.T)", "Q_i @ K_i.T"),

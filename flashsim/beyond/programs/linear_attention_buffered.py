@@ -21,8 +21,6 @@ each token, 2d·e. With a buffer a token moves d·e + d·e/C + (C + 1)(d + e)/2 
 least. While all tokens are in the first chunk, S is not needed at all.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from flashsim.algorithms.program import Bug, Program
@@ -72,18 +70,12 @@ def linear_attention_buffered(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Mat
 
 PROGRAM = Program(
     **{**CHUNKED, "source": "Zhong and Zou 2026", "line_1": line_1},
-    title="Linear attention, decoded, keys and values buffered",
-    run=linear_attention_buffered,
-    extras={"S": Kind("d", "e", "chip")},
-    rows=lambda M, sizes: sizes.N,
+    title="Linear attention, decoded, keys and values buffered", run=linear_attention_buffered,
+    extras={"S": Kind("d", "e", "chip")}, rows=lambda M, sizes: sizes.N,
     bugs=(
         Bug("the state transposed", "k_s.T @ v_s", "v_s.T @ k_s"),
         Bug("the state twice", "q_t @ S, over", "2 * q_t @ S, over"),
-        Bug(
-            "the state is written for each token",
-            "folds = i * C + c, c == C - 1 and i < T - 1",
-            "folds = i * C + c, i < T - 1",
-        ),
+        Bug("the state is written for each token", "c, c == C - 1 and i < T - 1", "c, i < T - 1"),
         Bug("the state is not written", "sram.store(state[0], S)", "pass"),
         Bug("the state keeps the last key alone", "S = on_chip(S + k_s.T", "S = on_chip(0 * S + k_s.T"),
         Bug("a token does not attend to itself", "sram.loop(c + 1)", "sram.loop(c)"),

@@ -22,8 +22,6 @@ K and V once more, and the states there and back: 2T·d·e, which for C ≥ d is
 chip, as nothing evicts it; it is part of line 1's sum.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.program import Bug, Program
 from flashsim.beyond.parts.linear_chunks import CHUNKED, chunk_rows, tril
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -54,9 +52,7 @@ def linear_attention_two_pass(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Mat
 
 
 PROGRAM = Program(
-    **CHUNKED,
-    title="Linear attention, its states through HBM",
-    run=linear_attention_two_pass,
+    **CHUNKED, title="Linear attention, its states through HBM", run=linear_attention_two_pass,
     extras={"S": Kind("T·d", "e", "chip")},
     rows=lambda M, sizes: chunk_rows(M - sizes.d * sizes.e, sizes),
     bugs=(

@@ -42,8 +42,6 @@ outermost, over k keys. The tall block is that of E: K is read once for each of 
 mixture holds late keys too.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.blocks import ceil_div
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import QKV, Bug, Program
@@ -110,16 +108,11 @@ def linformer(
 
 
 PROGRAM = Program(
-    title="Linformer",
-    source="Wang et al. 2020",
-    run=linformer,
+    title="Linformer", source="Wang et al. 2020", run=linformer,
     operands={**QKV, "E": Kind("k", "N"), "F": Kind("k", "N")},
     returns={"O": Kind("N", "e"), "L": Kind("N", "1", "chip")},
-    extras={"K_low": Kind("k", "d"), "V_low": Kind("k", "e")},
-    blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
-    line_1=line_1,
-    rows=kernel_rows,
-    words=("queries", "mixtures of keys"),
+    extras={"K_low": Kind("k", "d"), "V_low": Kind("k", "e")}, words=("queries", "mixtures of keys"),
+    blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"}, line_1=line_1, rows=kernel_rows,
     example=lambda rng, sizes, blocks: ({}, {"tau": float(rng.uniform(0.1, 1))}),
     bugs=(
         Bug("scores without τ", "tau * (Q_i @ K_low_b.T)", "Q_i @ K_low_b.T"),

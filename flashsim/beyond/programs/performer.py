@@ -42,8 +42,6 @@ over the keys, and the queries take a softmax over the features: φ never overfl
 It cannot be causal, as a feature holds late keys too.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.beyond.parts.kernel_functions import kernel_rows
@@ -106,16 +104,10 @@ def performer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, 
 
 
 PROGRAM = Program(
-    title="Performer",
-    source="Choromanski et al. 2021",
-    run=performer,
-    operands={**QKV, "W": Kind("k", "d")},
-    returns={"O": Kind("N", "e")},
-    extras={"S": Kind("k", "e"), "z": Kind("k", "1", "chip")},
-    blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
-    line_1=line_1,
-    rows=kernel_rows,
-    words=("queries", "features"),
+    title="Performer", source="Choromanski et al. 2021", run=performer,
+    operands={**QKV, "W": Kind("k", "d")}, returns={"O": Kind("N", "e")},
+    extras={"S": Kind("k", "e"), "z": Kind("k", "1", "chip")}, words=("queries", "features"),
+    blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"}, line_1=line_1, rows=kernel_rows,
     example=lambda rng, sizes, blocks: ({}, {"c": float(rng.uniform(0.1, 1))}),
     bugs=(
         Bug("features without −‖ck‖²/2", " - 0.5 * rowsum((c * K_j) * (c * K_j)).T", ""),

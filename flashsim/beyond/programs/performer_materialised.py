@@ -53,8 +53,6 @@ The listing is ours: `performer` with its scores stored, as frameworks store the
 itself would overflow 16-bit numbers, and from large K others too. So its logarithm is kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
@@ -131,9 +129,7 @@ def performer_materialised(
 
 
 PROGRAM = replace(
-    performer.PROGRAM,
-    name="performer_materialised",
-    title="Performer, its features in HBM",
+    performer.PROGRAM, name="performer_materialised", title="Performer, its features in HBM",
     run=performer_materialised,
     extras={"G": Kind("k", "N"), "A": Kind("N", "k"), "S": Kind("k", "e"), "z": Kind("k", "1", "chip")},
 )

@@ -45,8 +45,6 @@ keys of length 1; a row is a key to itself like any other; nothing is causal. Th
 to the last. Hashing and sorting come before, and are not counted.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.beyond.parts.clusters import CLUSTERED, example_buckets, places, shared_out
@@ -110,14 +108,8 @@ def reformer(
 
 
 PROGRAM = Program(
-    **CLUSTERED,
-    title="Reformer",
-    source="Kitaev et al. 2020",
-    run=reformer,
-    operands={
-        **QKV, "order": Kind("h", "N", "index"),
-        "home": Kind("N", "h", "words"),
-    },
+    **CLUSTERED, title="Reformer", source="Kitaev et al. 2020", run=reformer,
+    operands={**QKV, "order": Kind("h", "N", "index"), "home": Kind("N", "h", "words")},
     example=example_buckets,
     bugs=(
         Bug("scores without τ", "tau * (Q_i @ K_j.T)", "Q_i @ K_j.T"),
@@ -132,4 +124,4 @@ PROGRAM = Program(
         Bug("L without ℓ", "m_i + log(l_i)", "m_i"),
         Bug("rounds are not weighted", "exp(L_ia - finite(m_i_new)) * O_ia", "O_ia"),
     ),
-)  # fmt: skip
+)

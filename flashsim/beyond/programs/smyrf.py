@@ -34,8 +34,6 @@ counts as often. Not as in their paper: the last cluster may be smaller, where t
 and are not counted.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.beyond.parts.clusters import CLUSTERED, example_orders, places
@@ -89,14 +87,8 @@ def smyrf(
 
 
 PROGRAM = Program(
-    **CLUSTERED,
-    title="SMYRF",
-    source="Daras et al. 2020",
-    run=smyrf,
-    operands={
-        **QKV, "order_Q": Kind("h", "N", "index"),
-        "order_K": Kind("h", "N", "index"),
-    },
+    **CLUSTERED, title="SMYRF", source="Daras et al. 2020", run=smyrf,
+    operands={**QKV, "order_Q": Kind("h", "N", "index"), "order_K": Kind("h", "N", "index")},
     example=example_orders,
     bugs=(
         Bug("scores without τ", "tau * (Q_i @ K_i.T)", "Q_i @ K_i.T"),
@@ -108,4 +100,4 @@ PROGRAM = Program(
         Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),
         Bug("rounds are not weighted", "exp(L_ia - finite(m_i_new)) * O_ia", "O_ia"),
     ),
-)  # fmt: skip
+)

@@ -26,8 +26,6 @@ The listing is ours, after the paper's Appendix D.2, which names sparse MLPs as 
 blocks without a live one H is relu(0) = 0, which adds nothing: line 6 passes it by. With a bias it could not.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -71,21 +69,14 @@ def sparse_mlp_fused(
 
 
 PROGRAM = Program(
-    **SPARSE_MLP,
-    title="Sparse MLP, fused",
-    run=sparse_mlp_fused,
-    line_1=row_line_1,
-    rows=fused_rows,
+    **SPARSE_MLP, title="Sparse MLP, fused", run=sparse_mlp_fused,
+    line_1=row_line_1, rows=fused_rows,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("the first block of X for all", "X_i[c] @", "X_i[0] @"),
         Bug("Y of the last block alone", "Y_i[k] + H_ij", "H_ij"),
         Bug("the other weight's mask", "where=M1[:, j]", "where=M2[j]"),
-        Bug(
-            "tiles with a dead block left out",
-            "np.logical_and(M1.any(0), M2.any(1))",
-            "np.logical_and(M1.all(0), M2.any(1))",
-        ),
+        Bug("tiles with a dead block left out", "np.logical_and(M1.any(0), M2.any(1))", "np.logical_and(M1.all(0), M2.any(1))"),
         Bug("dead rows of W2 visited", "where=hidden", "where=M1.any(0)"),
         Bug("dead blocks of W1 loaded", "where=M1[:, j]", "where=M1[:, j] | True"),
     ),

@@ -28,8 +28,6 @@ The listing is ours; its tiles are `small_cache`'s. An element that is loaded ta
 width take part in M/d: more, from M = d² on.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -79,13 +77,9 @@ def sparse_mlp_square(
 
 
 PROGRAM = Program(
-    **SPARSE_MLP,
-    title="Sparse MLP, in square tiles",
-    run=sparse_mlp_square,
-    extras={"H": Kind("N", "f")},
-    line_1=square_line_1,
-    rows=square_rows,
-    follows=("H", "Y"),
+    **SPARSE_MLP, title="Sparse MLP, in square tiles", run=sparse_mlp_square,
+    extras={"H": Kind("N", "f")}, follows=("H", "Y"),
+    line_1=square_line_1, rows=square_rows,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("the first column's mask for all", "where=in_d[:, j]", "where=in_d[:, 0]"),

@@ -32,8 +32,6 @@ The listing is ours: `sparse_mlp_fused`, cut in two. Each pass knows its own mas
 Y_i is on chip at a time, not both: B_r is larger, for d = o twice.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from flashsim.algorithms.program import Bug, Program
@@ -83,13 +81,9 @@ def sparse_mlp_unfused(
 
 
 PROGRAM = Program(
-    **SPARSE_MLP,
-    title="Sparse MLP, unfused",
-    run=sparse_mlp_unfused,
-    extras={"H": Kind("N", "f")},
-    line_1=row_line_1,
-    rows=unfused_rows,
-    follows=("H", "Y"),
+    **SPARSE_MLP, title="Sparse MLP, unfused", run=sparse_mlp_unfused,
+    extras={"H": Kind("N", "f")}, follows=("H", "Y"),
+    line_1=row_line_1, rows=unfused_rows,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("H of the last block alone", "H_ij + X_i[c]", "X_i[c]"),

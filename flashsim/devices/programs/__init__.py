@@ -1,18 +1,14 @@
 """Attention over several devices, a file for each program, which ends in its record."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
 
 from flashsim.devices.record import DeviceProgram
+from flashsim.support.modules import modules_of
 
 
 @cache
 def programs(direction: str = "forward") -> Mapping[str, DeviceProgram]:
     """Return the programs of one direction, by name."""
-    modules = (import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__))
-    found = [module.PROGRAM for module in modules]
+    found = [module.PROGRAM for module in modules_of(__name__)]
     return {program.name: program for program in found if program.direction == direction}

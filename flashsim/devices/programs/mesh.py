@@ -21,8 +21,6 @@
 Sources: "Attention2D" (Elango), "Mesh-Attention" (Chen et al.). Parts travel in the type that the chip computes in.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram

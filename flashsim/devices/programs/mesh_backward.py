@@ -24,8 +24,6 @@ Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the til
 that the chip computes in.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
@@ -114,10 +112,6 @@ def mesh_backward(
 
 
 PROGRAM = DeviceProgram(
-    name="mesh",
-    direction="backward",
-    title="Mesh of devices, backward",
-    run=mesh_backward,
-    columns=True,
-    layout="striped",
+    name="mesh", title="Mesh of devices, backward", run=mesh_backward, layout="striped",
+    direction="backward", columns=True,
 )

@@ -23,8 +23,6 @@ are kept in the type that the chip computes in: in 16 bits the error would grow 
 the other: row n·h + r of Q is row r of head h.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram

@@ -25,8 +25,6 @@ Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the til
 that the chip computes in.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum

@@ -24,8 +24,6 @@ Source: "Tree Attention: Topology-aware Decoding for Long-Context Attention on G
 in the type that the chip computes in, whatever the number of keys: so words sent do not grow with N.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram

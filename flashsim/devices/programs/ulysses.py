@@ -19,8 +19,6 @@ Source: "DeepSpeed Ulysses" (Jacobs et al.). Devices may have unequally many hea
 heads share it. Heads lie one below the other, so that what goes to a device is one message an array. L stays where it is made.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram

@@ -9,8 +9,6 @@ to be shown. The chapter is "FlashAttention: Theory and Practice"; its m is the 
 yet divided by s.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -18,13 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.learn.examples import (
-    exp_overflow,
-    kernel_product,
-    not_bit_for_bit,
-    prefill,
-    same_curve,
-)
+from flashsim.learn.examples import exp_overflow, kernel_product, not_bit_for_bit, prefill, same_curve
 
 __all__ = ["EXAMPLES", "Example", "as_json"]
 

@@ -4,8 +4,6 @@ In flashsim: Algorithm 1, line 10, exp(S_ij − m̃_ij), and line 11, exp(m_i �
 exponential is above 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -4,8 +4,6 @@ In flashsim: flashsim.kernels.product, whose order "x_outer" is flashsim/beyond/
 The distances are those of flashsim/beyond/parts/kernel_functions.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ In flashsim: Algorithm 0 against Algorithm 1 (flashsim.forward), and flashsim.re
 rounding may lead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ transformer of flashsim.learn.examples.transformer. Its bugs are planted by flas
 flashsim.gpu.kernel_bugs. `flashsim plot same_curve` draws it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -194,10 +192,7 @@ def train(setup: Setup) -> Curve:
 
 
 def setups(steps: int) -> list[Setup]:
-    """Return all that train, in either dtype standard attention first; the GPU's where there is one.
-
-    Only Algorithm 4 trains to the end with its bugs, the others' first steps are enough to see them.
-    """
+    """Return all that train, standard attention first in either dtype. A few steps show most bugs."""
     standard: Tiled = ("standard", None)
     flash: Tiled = ("flash", (32, 16))
     q_outer: Tiled = ("q_outer", (16, 32))

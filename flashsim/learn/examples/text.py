@@ -1,7 +1,5 @@
 """How the examples show numbers: rounded, with a true minus sign."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ returns O, of that shape, and a function that turns dO into dQ, dK, dV: causal a
 In flashsim: `same_curve`, which trains it with one attention after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

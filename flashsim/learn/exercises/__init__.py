@@ -1,7 +1,5 @@
 """Exercises: files with holes, and what grades them. Each file in this folder that has a NUMBER is one."""
 
-from __future__ import annotations
-
 import pkgutil
 from functools import cache
 from importlib import import_module

@@ -52,14 +52,11 @@ class Apart(Work):
         root = str(Path(__file__).parents[3])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "utf8", "-m", "flashsim.learn.exercises.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=self._folder.name,
+            [sys.executable, "-X", "utf8", "-m", "flashsim.learn.exercises.child"], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=self._folder.name,
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
-        )
+        )  # fmt: skip
         self._timer = threading.Timer(limits.seconds, self._stop)
         self._timer.start()
         given = {"memory": limits.memory, "size": limits.size, "seconds": limits.seconds + 1}

@@ -1,7 +1,5 @@
 """Exercise 10: one tile of Algorithm 4."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

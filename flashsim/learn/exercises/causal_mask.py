@@ -1,7 +1,5 @@
 """Exercise 7: the causal mask of one tile."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -55,7 +53,6 @@ def grade(work: Work) -> str:
 
 
 def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> Iterator[tuple[Array, int, int, int, int, int, int]]:
-    """Yield what `causal` takes for each tile of scores."""
     S = np.random.default_rng(N_k).normal(size=(N_q, N_k))
     for i in range(-(-N_q // B_r)):
         for j in range(-(-N_k // B_c)):

@@ -1,7 +1,5 @@
 """Exercise 8: tiles that a causal mask empties are not loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np
@@ -67,17 +65,14 @@ def _tiles(B_r: int, B_c: int, N_q: int, N_k: int) -> list[Tile]:
 
 
 def _scores(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int) -> int:
-    """Return how many scores of a tile count."""
     return int(np.tri(N_q, N_k, N_k - N_q, int)[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c].sum())
 
 
 def _reads(tiles: Iterable[Tile]) -> int:
-    """Return the elements of K and V that are read for these tiles."""
     return sum(2 * D * min(B_c, N_k - j * B_c) for _, j, _, B_c, _, N_k in tiles)
 
 
 def _wrongs(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int, cut: bool) -> dict[str, bool]:
-    """Return what each mistake says of a tile."""
     first, last = i * B_r, min((i + 1) * B_r, N_q if cut else N_q + B_r) - 1  # queries
     key, last_key = j * B_c, min((j + 1) * B_c, N_k) - 1
     more = N_k - N_q

@@ -5,8 +5,6 @@
 It is asked on its standard input, and answers on its standard output. What the file prints goes nowhere.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exercise 11: the largest blocks that fit M."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from flashsim.learn.exercises.judging import WHOLE, explained, is_whole, pair
@@ -87,7 +85,6 @@ def grade(work: Work) -> str:
 
 
 def _wrongs(M: int, d: int) -> dict[str, int]:
-    """Return the B_c that each mistake leads to."""
     best = largest(M, lambda n: elements(n, d))
     return {
         "This is the paper's line 1. It leaves no room for S_ij and the columns.": -(-M // (4 * d)),

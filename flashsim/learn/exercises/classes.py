@@ -1,7 +1,5 @@
 """What a class handed in, graded: each file in a process of its own, each verdict the grader's."""
 
-from __future__ import annotations
-
 import csv
 import io
 import time

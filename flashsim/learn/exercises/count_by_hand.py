@@ -1,7 +1,5 @@
 """Exercise 12: Algorithm 1's accesses, predicted."""
 
-from __future__ import annotations
-
 from flashsim.learn.exercises.judging import expect_count, pair
 from flashsim.learn.exercises.work import Work
 from flashsim.run.api import count

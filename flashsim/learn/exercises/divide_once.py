@@ -1,23 +1,11 @@
 """Exercise 6: queries outside, O in SRAM, divided at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from flashsim.learn.exercises.inner_loop import (
-    FACTOR,
-    INVERSE,
-    PROBLEMS,
-    SCALED_P,
-    Problem,
-    State,
-    over,
-    scaled,
-    scaled_sum,
-)
+from flashsim.learn.exercises.inner_loop import FACTOR, INVERSE, PROBLEMS, SCALED_P, Problem, over, scaled, scaled_sum
 from flashsim.learn.exercises.judging import Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work, Wrong
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -126,7 +114,7 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
         inverse = before.l / a
     l, O = before.l, before.O * before.l
     P_sum, PV = P.sum(1, keepdims=True), P @ V
-    sums = State(want.m, want.l, want.O * want.l)
+    sums = want._replace(O=want.O * want.l)
     early = "O_i is divided by l_i within the inner loop, so each later turn divides again. Divide once, after it."
     undone = "O_i is multiplied by l_i, as in Algorithm 1. Here it is a sum already, and was never divided."
     mistakes = {

@@ -1,14 +1,14 @@
-"""A student's file graded, and what has been reached so far, kept beside the files."""
-
-from __future__ import annotations
+"""A student's file graded, or played beside the right algorithm; and what has been reached so far, kept beside the files."""
 
 import json
 import re
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flashsim.algorithms import FORWARD, Algorithm
 from flashsim.learn.exercises import exercise, exercises
 from flashsim.learn.exercises.record import Exercise
 from flashsim.learn.exercises.work import Work, Wrong, hint_on_return
@@ -28,7 +28,7 @@ class Grade:
 
 
 def grade(path: Path, which: str | None = None) -> Grade:
-    """Grade a student's file, of this exercise or of that which it says. Raises ValueError for one that is not an exercise's."""
+    """Grade a student's file, of this exercise or of the one that it names. Raises ValueError for a file of no exercise."""
     found = exercise_of(path, which)
     try:
         return Grade(found, True, found.grade(Work(path)))
@@ -37,7 +37,7 @@ def grade(path: Path, which: str | None = None) -> Grade:
 
 
 def exercise_of(path: Path, which: str | None = None) -> Exercise:
-    """Return the exercise that a file is of, by its name or else its first lines; or that asked for. Raises ValueError."""
+    """Return the exercise of a file: the one asked for, or by its name, or by its first lines. Raises ValueError."""
     if not path.is_file():
         for found in exercises().values():
             if str(path) in (str(found.number), f"{found.number:02}", found.name):
@@ -70,9 +70,6 @@ def start(which: str, folder: Path, *, overwrite: bool = False, as_notebook: boo
     return write_whole(path, found.as_notebook() if as_notebook else found.fresh())
 
 
-# ------------------------------------------------------------------------------------------------------------ progress
-
-
 def progress(folder: Path, own: Exercise | None = None) -> dict[str, dict[str, Any]]:
     """Return what was reached in a folder: for each exercise's name, whether it is solved, and the hints shown."""
     try:
@@ -97,3 +94,36 @@ def keep(folder: Path, of: Exercise, **changes: Any) -> None:
     reached[name] |= changes
     with suppress(OSError):
         write_whole(folder / PROGRESS, json.dumps(reached, indent=1) + "\n")
+
+
+def played(path: Path) -> tuple[Algorithm, Algorithm]:
+    """Return a student's file as an algorithm, and the right one, of the same name. ValueError if it cannot be played."""
+    exercise = exercise_of(path)
+    if exercise.whole is None:
+        ones = ", ".join(str(one.number) for one in exercises().values() if one.whole)
+        raise ValueError(
+            f"{path} is of exercise {exercise.number}, which is not a whole algorithm; {ones} can be played"
+        )
+    right = FORWARD[exercise.right]
+    (name,) = re.findall(r"^def (\w+)\(hbm, sram, ", exercise.text, re.MULTILINE)
+    with _refusing(path):
+        function = Work(path).function(name)
+
+    def call(*args: Any) -> Any:
+        with _refusing(path):
+            return function(*args)
+
+    run = exercise.whole(call)
+    mine = replace(
+        right, run=run, title=f"{path.name}, beside {right.title}", parts=(), returns=(), saves=(), operands=()
+    )
+    return mine, right
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Wrong as wrong:
+        said = " ".join(f"{wrong.seen} {wrong.hint}".split())
+        raise ValueError(f"{path} cannot be played yet: {said}") from None

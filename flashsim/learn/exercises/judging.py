@@ -1,7 +1,5 @@
 """How a student's results are judged: numbers up to rounding, counts with ==, and a typical mistake by what it leads to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq
@@ -17,7 +15,7 @@ ROUNDING = 1e-9  # relative; the exercises compute in float64, on numbers of ord
 
 
 def numbers(given: Any) -> Array | None:
-    """Return an array of real numbers; None for what is none."""
+    """Return an array of real numbers; None for anything else."""
     try:
         found = np.asarray(given)
     except (TypeError, ValueError):
@@ -26,7 +24,7 @@ def numbers(given: Any) -> Array | None:
 
 
 def same(got: Any, want: Any) -> bool:
-    """Say whether two arrays are equal up to rounding; NaN equals NaN. What is not an array of numbers is equal to none."""
+    """Say whether two arrays are equal up to rounding; NaN equals NaN. What is not an array of numbers equals nothing."""
     found, wanted = numbers(got), numbers(want)
     if found is None or wanted is None or found.shape != wanted.shape:
         return False
@@ -111,10 +109,7 @@ class Stage:
 
 @dataclass
 class Turns:
-    """An observer that keeps, at the end of each turn of the inner of two loops, matrices of HBM and what was computed on chip.
-
-    In `seen` are the loops' indices, the outer one's first, with the values by name.
-    """
+    """An observer that keeps, for each turn of the inner of two loops, both indices, and by name matrices of HBM and tiles."""
 
     matrices: Sequence[str] = ()
     tiles: Sequence[str] = ()

@@ -1,7 +1,5 @@
 """Exercise 1: load, compute, store."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.learn.exercises.judging import Stage, expect, expect_count

@@ -1,7 +1,5 @@
 """Exercise 9: two parts of the keys, merged."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.learn.exercises.inner_loop import over

@@ -4,8 +4,6 @@ A value is a list, its kind first: ["plain", 3], ["array", "<f8", [2, 3], bytes 
 type, text].
 """
 
-from __future__ import annotations
-
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -68,7 +66,7 @@ def fits(number: int) -> bool:
 
 
 def unpacked(value: Any, memory: Callable[[list[Any]], Any] | None = None) -> Any:
-    """Return the value that was packed; `memory` reads what is of a memory. Raises ValueError or TypeError for what is none."""
+    """Return the value that was packed; `memory` reads parts of a memory. Raises ValueError or TypeError for anything else."""
     match value:
         case ["plain", None | bool() | int() | float() | str() as plain]:
             return plain

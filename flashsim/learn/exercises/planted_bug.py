@@ -1,7 +1,5 @@
 """Exercise 13: a bug planted in Algorithm 1's text."""
 
-from __future__ import annotations
-
 import inspect
 
 from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
@@ -22,9 +20,8 @@ def _function() -> str:
     """Return the text of the function with the bug, from line 5 on as `inner_loop` calls it."""
     source = inspect.getsource(flash_basic)
     loops = source[source.index("    for j in sram.loop") : source.index("    # line 15")]
-    return "def flash(hbm, sram, Q, K, V, O, l, m, blocks):\n    on_chip = sram.on_chip\n" + changed(
-        loops, [BUG], "Algorithm 1"
-    )
+    head = "def flash(hbm, sram, Q, K, V, O, l, m, blocks):\n    on_chip = sram.on_chip\n"
+    return head + changed(loops, [BUG], "Algorithm 1")
 
 
 TEXT = f'''

@@ -1,7 +1,5 @@
 """What an exercise is."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -54,7 +52,7 @@ class Exercise:
 
     @property
     def heading(self) -> str:
-        """The first line of the student's file, by which it is known again."""
+        """The first line of the student's file. It says later which exercise the file is of."""
         return f"Exercise {self.number}: {self.title}"
 
     def fresh(self) -> str:

@@ -1,7 +1,5 @@
 """Exercise 14: the inner step of a ring of devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -82,7 +80,6 @@ def _ring(step: Callable[..., Any], P: int, n: int) -> None:
 
 
 def _judged(at: str, given: tuple[Array, ...], first: tuple[int, int], got: tuple[Any, ...]) -> tuple[Array, ...]:
-    """Compare m, l and O with what they are to be, and with what mistakes lead to; return them."""
     Q, K, V, O, l, m = given
     n = len(Q)
 

@@ -1,7 +1,5 @@
 """Exercise 2: what stands outside the loop is loaded once."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.learn.exercises.judging import Stage, expect, expect_count

@@ -1,7 +1,5 @@
 """Exercise 3: softmax of one tile, safely."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.learn.exercises.judging import expect

@@ -1,7 +1,5 @@
 """A student's file: run, its holes found, its functions called so that an error is said at the student's own line."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 import re
@@ -58,10 +56,7 @@ def read(path: Path) -> str:
 
 
 def hint_on_return(path: Path) -> str:
-    """Return a hint on the first `return` that ends a loop in its first turn; "" where there is none.
-
-    The text alone is looked at, as what is handed in may be anything.
-    """
+    """Return a hint on the first `return` in the text that ends a loop in its first turn; "" where there is none."""
     open_blocks: list[tuple[int, str]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), 1):
         first = re.match(r"(\s*)(\w+)", line)
@@ -97,10 +92,7 @@ class Work:
         self._calling(lambda: exec(compile(tree, self.file, "exec"), self._names), {})
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return the student's function of that name; an error in it is raised as Wrong.
-
-        Called with `when`, a dictionary of what an error's text may hold, it gives these hints besides the general ones.
-        """
+        """Return the student's function of that name. Its errors become Wrong; `when` has hints by text of an error."""
         found = self._names.get(name)
         if not callable(found):
             raise Wrong(f"The file defines no function {name}.", "Keep the function's name as it was.")
@@ -142,7 +134,6 @@ def _holes(tree: ast.AST) -> list[int]:
 
 
 def _check_imports(tree: ast.AST, modules: Collection[str]) -> None:
-    """Raise Wrong for an import of a module that is none of these, nor a part of one."""
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []

@@ -1,7 +1,5 @@
 """The gallery's files: the lessons' pages, the playground, and the index, which alone knows the lessons' order."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator
 from dataclasses import replace
@@ -47,7 +45,7 @@ def _entry(number: int, page: Page) -> str:
 
 
 TITLE = "<title>FlashAttention, step by step: lessons</title>"
-"""By which our index.html is known among others of that name."""
+"""It tells our index.html from others of that name."""
 
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:

@@ -1,12 +1,11 @@
 """Looking things up in a trace, for what a lesson says of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.run.api import Tally, count
 from flashsim.tracing import Step, Trace
 
 MOVES = {"read": "load", "write": "store", "initialize": "init"}
@@ -74,6 +73,13 @@ def pair(step: Step, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
 def moved(trace: Trace, *names: str) -> int:
     """Return the accesses to these arrays in the whole run; to all of them without names."""
     return sum(a.reads + a.writes for a in trace.about.arrays if not names or a.name in names)
+
+
+def counted(name: str, trace: Trace, **changed: Any) -> Tally:
+    """Return the count of an algorithm with a trace's sizes, but for those `changed`."""
+    about, blocks = trace.about, trace.about.blocks
+    same = {"N": about.shape.N_q, "d": about.shape.d, "M": about.M, "dtype": about.stored}
+    return count(name, **{**same, "blocks": (blocks.B_r, blocks.B_c), **changed})
 
 
 def output(trace: Trace, array: str = "O") -> NDArray[Any]:

@@ -13,8 +13,6 @@
 The algorithms of `flashsim.algorithms` do this with blocks of queries and keys.
 """
 
-from __future__ import annotations
-
 from flashsim.algorithms.notation import exp, maximum
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Blocks

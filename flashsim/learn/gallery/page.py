@@ -1,21 +1,19 @@
 """A lesson's page: how its traces are made, what there is to say of them, and how it all is shown."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 from flashsim import tracing
 from flashsim.learn.gallery.looking import number_at
-from flashsim.learn.gallery.thumbnail import thumbnail
-from flashsim.tracing import Lesson, Moment, Stop, Trace
+from flashsim.tracing import Lesson, Moment, Step, Stop, Trace
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.sample import gradient, operands
 
@@ -28,7 +26,7 @@ class Page:
     order    where it stands among the others, which are read in order of these numbers
     about    what it is about, in a line
     run      the options of `flashsim step` that make the same traces; none where Python makes them
-    record   makes its traces: one, or two that are shown side by side
+    record   makes its trace, or two that are shown side by side
     teach    returns what there is to say of the traces, as marked text (`parts_of`)
     alone    whether its page stands alone, and leads to no others
     """
@@ -38,7 +36,7 @@ class Page:
     order: int
     about: str
     run: Mapping[str, Any]
-    record: Callable[[], tuple[Trace, ...]]
+    record: Callable[[], Trace | tuple[Trace, ...]]
     teach: Callable[..., str]
     alone: bool = False
 
@@ -58,7 +56,9 @@ class Page:
     @cached_property
     def traces(self) -> tuple[Trace, ...]:
         """The traces, with the command in them."""
-        return tuple(replace(trace, about=replace(trace.about, command=self.command)) for trace in self.record())
+        made = self.record()
+        traces = (made,) if isinstance(made, Trace) else made
+        return tuple(replace(trace, about=replace(trace.about, command=self.command)) for trace in traces)
 
     @cached_property
     def lesson(self) -> Lesson:
@@ -82,6 +82,28 @@ class Page:
     def size(self) -> str:
         """The page's size, in words."""
         return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
+
+
+SIDE = 76  # of a small picture, in pixels
+FILLS = {"current": "var(--mark)", "done": "var(--done)", "ahead": "var(--panel)", "skipped": "var(--ground)"}
+
+
+def thumbnail(trace: Trace, at: Step) -> str:
+    """Return the score matrix by tiles at a step as SVG: done, current, ahead, or, smaller, never visited."""
+    blocks = trace.about.blocks
+    last = {step.tile: step.number for step in trace.steps}
+    wide, tall = SIDE / blocks.T_c, SIDE / max(blocks.T_r, blocks.T_c / 4)
+    height, tiles = blocks.T_r * tall, []
+    for i, j in product(range(blocks.T_r), range(blocks.T_c)):
+        late = "done" if last.get((i, j), 0) < at.number else "ahead"
+        fate = "skipped" if (i, j) not in last else "current" if (i, j) == at.tile else late
+        edge = min(wide, tall) / 3 if fate == "skipped" else 1
+        tiles.append(
+            f'<rect x="{j * wide + edge / 2:.4g}" y="{i * tall + edge / 2:.4g}" width="{wide - edge:.4g}" '
+            f'height="{tall - edge:.4g}" fill="{FILLS[fate]}" stroke="var(--{"current" if fate == "current" else "faint"})"/>'
+        )
+    size = f'width="{SIDE + 2}" height="{height + 2:g}" viewBox="-1 -1 {SIDE + 2} {height + 2:g}"'
+    return f'<svg {size} aria-hidden="true">{"".join(tiles)}</svg>'
 
 
 MARK = re.compile(r"(?m)^ *\[(.+?)\]\s")
@@ -125,23 +147,24 @@ def traces_of(
 
 
 def _option(name: str, value: Any) -> str:
-    """Return an option as it is typed: --causal, --M 64, --blocks 3 3, --block-mask butterfly."""
     words = () if value is True else value if isinstance(value, tuple) else (getattr(value, "__name__", value),)
     return " ".join([f"--{name.replace('_', '-')}", *map(str, words)])
 
 
 def body_of(function: Callable[..., object]) -> str:
-    """Return a function's lines without its head, its docstring and its last statement, a return; with what they import."""
+    """Return a function's lines without its head, with what they import; what it returns is the trace, where that has no name."""
     source = dedent(inspect.getsource(function))
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.FunctionDef)
-    *body, last = tree.body[1 if ast.get_docstring(tree) else 0 :]
-    lines = dedent("\n".join(source.splitlines()[body[0].lineno - 1 : last.lineno - 1])).strip()
-    used = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    last = tree.body[-1]
+    assert isinstance(last, ast.Return)
+    named = isinstance(last.value, ast.Tuple)
+    lines = dedent("\n".join(source.splitlines()[tree.body[0].lineno - 1 : last.lineno - named])).strip()
+    used = {node.id for statement in tree.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
     groups: dict[bool, list[str]] = {False: [], True: []}  # others' modules, and flashsim's
     for statement in ast.parse(Path(inspect.getfile(function)).read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             statement.names = [alias for alias in statement.names if (alias.asname or alias.name) in used]
             line = ast.unparse(statement)
             groups["flashsim" in line] += [line] if statement.names else []
-    return "\n\n".join(filter(None, (*map("\n".join, groups.values()), lines)))
+    return "\n\n".join(filter(None, (*map("\n".join, groups.values()), lines.replace("return ", "trace = "))))

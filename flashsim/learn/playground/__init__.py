@@ -3,8 +3,6 @@
 Its formulas are `flashsim.theory`'s, translated to JavaScript (`flashsim.learn.playground.javascript`): nothing is written twice.
 """
 
-from __future__ import annotations
-
 from flashsim.learn.playground.page import page
 
 __all__ = ["page"]

@@ -66,7 +66,6 @@ def _js(text: str, values: Mapping[str, Any]) -> str:
 
 
 def _written(form: str) -> Callable[[Any, Any], Symbol]:
-    """Return what writes two numbers as JavaScript of this form."""
     return lambda one, other: Symbol(form.format(js(one), js(other)))
 
 
@@ -96,10 +95,7 @@ def js(value: Any) -> str:
 
 
 def traced(form: Form) -> dict[str, tuple[str, str]]:
-    """Return (reads, writes) of each array in the object `s` of symbols, where some tiles are computed.
-
-    These are `s.tiles`: their rows are `s.tiles.A` in all, their columns `s.tiles.C`.
-    """
+    """Return (reads, writes) of each array in symbols of `s`, where the tiles have `s.tiles.A` rows, `s.tiles.C` columns."""
     s: Any = SimpleNamespace(**{name: Symbol(f"s.{name}") for name in (*SYMBOLS, "B_r", "B_c")})
     tiles = _traced_tiles("s.tiles")
     if form.traffic is None:

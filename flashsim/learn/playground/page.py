@@ -1,7 +1,5 @@
 """The playground's page: one file that loads nothing, under the same policy as the player's."""
 
-from __future__ import annotations
-
 import html
 import json
 from functools import partial
@@ -34,13 +32,9 @@ def page() -> str:
     css = f"\n{read('typeset.css')}{_read('playground.css')}\n"
     js = f"\n{lighter(script(passes) + read('magnify.js') + read('elements.js') + _read('playground.js'))}\n"
     parts = {
-        "css": css,
-        "js": js,
-        "policy": policy(css, js),
-        "algorithms": _choices(passes),
-        "steps": str(STEPS),
+        "css": css, "js": js, "policy": policy(css, js), "algorithms": _choices(passes), "steps": str(STEPS),
         "typeset": _symbols(passes),
-    }
+    }  # fmt: skip
     return filled(_read("playground.html"), parts)
 
 
@@ -103,11 +97,8 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
     M = check_M(None, float_dtype(DEFAULT_DTYPE).itemsize)
     reference = {"N_q": REFERENCE_N, "N_k": REFERENCE_N, "d": REFERENCE_D, "M": M}
     sizes = ", ".join(f"{size}: {value}n" for size, value in reference.items())
-    measured = (
-        "the paper’s Figure 2, an A100’s 192 KB of float16: with mask, dropout and backward pass it measured "
-        f"{FACTOR:.1f} times."
-    )
-    figure = json.dumps({"share": SHARE, "steps": STEPS, "said": measured}, ensure_ascii=False)
+    measured = "the paper’s Figure 2, an A100’s 192 KB of float16: with mask, dropout and backward pass it measured"
+    figure = json.dumps({"share": SHARE, "steps": STEPS, "said": f"{measured} {FACTOR:.1f} times."}, ensure_ascii=False)
     given = f"const REFERENCE = {{ {sizes} }}, FIGURE_2 = {figure};"
     constants = f"{given}\nconst symbolsOf = {name}, clippedSum = {clipped};\nconst FORMS = [\n  {listed},\n];"
     return f'"use strict";\n{_read("runtime.js")}\n{translated.text}\n{constants}'
@@ -124,7 +115,6 @@ def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
 
 
 def _symbols(passes: list[tuple[Algorithm, Form]]) -> str:
-    """Return arrays' names and formulas, set in print, as HTML that the script takes up."""
     texts = {name: named(name) for _, form in passes for name in form.formulas}
     for _, form in passes:
         for formula in (text.replace(" * ", " · ") for pair in form.formulas.values() for text in pair):

@@ -71,16 +71,9 @@ def turns(todo: Iterable[Pair], steps: Iterable[tuple[Pair, Sequence[Unit]]]) ->
 
 
 def row_game(
-    hbm: HBM,
-    sram: SRAM,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    blocks: Blocks,
-    tau: float,
-    MASK: MaskFunction,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
     schedule: Sequence[Turn],
-) -> tuple[Matrix, Matrix]:
+) -> tuple[Matrix, Matrix]:  # fmt: skip
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM.
 
     A mask is in the schedule, which has allowed products alone: MASK is not asked.
@@ -147,12 +140,10 @@ def row_game(
 
 
 REPLAY = Algorithm(
-    name="row_game",
-    title="An optimum of the row game",
-    run=row_game,
+    name="row_game", title="An optimum of the row game",
+    run=row_game, line_1=lambda rows, d: (1, 1),
     returns=("O", "L"),
     options=(Option("schedule", (), Schedule, help="turns"),),
-    line_1=lambda rows, d: (1, 1),
     rounds=every_block,
-)
+)  # fmt: skip
 """`flashsim.forward(REPLAY, Q, K, V, M=M, blocks=(1, 1), schedule=turns)`."""

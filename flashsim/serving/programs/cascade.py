@@ -29,8 +29,6 @@ Sources: "Cascade Inference" of FlashInfer's authors (Ye et al.), "Hydragen: Hig
 Prefixes" (Juravsky et al.); the listing is ours. Where both states are empty, L_i = L_i^new = −∞, z is 0: O = 0, L = −∞.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,15 +41,7 @@ from flashsim.serving.record import ServingProgram
 
 
 def cascade(
-    hbm: HBM,
-    sram: SRAM,
-    batch: Batch,
-    Q: Matrix,
-    K_p: Matrix,
-    V_p: Matrix,
-    K: Matrix,
-    V: Matrix,
-    levels: Levels,
+    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K_p: Matrix, V_p: Matrix, K: Matrix, V: Matrix, levels: Levels
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (R, d), K_p, V_p, node after node, and K, V, suffix after suffix; return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau = sram.on_chip, batch.B_r, batch.B_c, batch.tau
@@ -120,24 +110,12 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="cascade",
-    title="Shared prefixes, merged",
-    run=cascade,
-    options=check_options,
-    operands=operands,
+    name="cascade", title="Shared prefixes, merged", run=cascade, options=check_options, operands=operands,
     bugs=(
         Bug("parts are merged unweighted", "exp(L_n - finite(m_i)) * O_n", "O_n"),
-        Bug(
-            "empty and empty is NaN",
-            "L_i = on_chip(m_i + log(z_i), over=L_i)",
-            "L_i = on_chip(m_i - m_i + L_i, over=L_i)",
-        ),
+        Bug("empty and empty is NaN", "L_i = on_chip(m_i + log(z_i), over=L_i)", "L_i = on_chip(m_i - m_i + L_i, over=L_i)"),
         Bug("logarithms to the base of 2", "m_i + log(z_i)", "m_i + log(z_i) / log(z_i - z_i + 2)"),
-        Bug(
-            "positions of a suffix counted from its prefix",
-            "if last else S_ij  # line 7",
-            "if False else S_ij  # line 7",
-        ),
+        Bug("positions of a suffix counted from its prefix", "if last else S_ij  # line 7", "if False else S_ij  # line 7"),
         Bug("L of the level above is lost", "sram.store(L_r[i], L_i)", "sram.store(L_r[i], L_n)"),
         Bug("the prefix is causal, too", "if last else n\n", "if True else n\n"),
         Bug(

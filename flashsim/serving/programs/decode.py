@@ -25,8 +25,6 @@ Source: "Lean Attention: Hardware-Aware Scalable Attention Mechanism for the Dec
 after Stream-K (Osama et al.); the listing is ours. What a schedule says is in registers: it is not read through HBM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from itertools import accumulate
 from typing import Any
@@ -119,10 +117,7 @@ def check_options(batch: Batch, *, schedule: Any = "stream_k", workers: Any, spl
 
 
 PROGRAM = ServingProgram(
-    name="decode",
-    title="Decoding by a schedule",
-    run=decode,
-    options=check_options,
+    name="decode", title="Decoding by a schedule", run=decode, options=check_options,
     operands=lambda batch, options: batch.shapes(),
     bugs=(
         Bug("parts are added unweighted", "exp(m_k - finite(m_i_new)) * O_k", "O_k"),

@@ -22,8 +22,6 @@ Sources: "FP8 Formats for Deep Learning" (Micikevicius et al., 2022); `k_descale
 sequence and head, as here without G. The listing is ours. P̃ stays in the chip's precision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
@@ -45,7 +43,7 @@ FORMATS = {"e4m3": ("float8_e4m3fn", 448.0), "e5m2": ("float8_e5m2", 57344.0)}
 
 def fp8(
     hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, k_scale: Matrix, V: Matrix, v_scale: Matrix, group: int
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (R, d), K (n, d), V (n, d_v), k_scale, v_scale (Σ ⌈n_s/G⌉, 1); return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau, G = sram.on_chip, batch.B_r, batch.B_c, batch.tau, group
     O, L = hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
@@ -102,11 +100,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="fp8",
-    title="Keys and values in floats of 8 bits",
-    run=fp8,
-    options=check_options,
-    operands=operands,
+    name="fp8", title="Keys and values in floats of 8 bits", run=fp8, options=check_options, operands=operands,
     stored={"K": "float8_e4m3fn", "V": "float8_e4m3fn", "k_scale": "float32", "v_scale": "float32"},  # e5m2 is as large
     bugs=(
         Bug("scales are ignored", " * of_keys(k_j, own)", ""),
@@ -115,4 +109,4 @@ PROGRAM = ServingProgram(
         Bug("groups are counted across sequences", "groups[s] + g for", "sum(batch.keys[:s]) // G + g for"),
         Bug("the tile's first scale is all keys'", "of_keys(v_j, own)", "of_keys(v_j, 0 * own)"),
     ),
-)  # fmt: skip
+)

@@ -20,8 +20,6 @@ Sources: "DeepSeek-V2" (DeepSeek-AI, 2024), section 2.1; FlashMLA's "A Deep-Dive
 The listing is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,11 +74,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="mla",
-    title="Latent attention, absorbed",
-    run=mla,
-    options=check_options,
-    operands=operands,
+    name="mla", title="Latent attention, absorbed", run=mla, options=check_options, operands=operands,
     bugs=(
         Bug("the scale is that of C's columns", "tau * (Q_i", "Q_i.shape[1] ** -0.5 * (Q_i"),
         Bug("the value is the last columns of C", "C_j[:, :u]", "C_j[:, -u:]"),
@@ -89,4 +83,4 @@ PROGRAM = ServingProgram(
         Bug("no mask: drafted tokens see what comes after them", "batch.mask(S_ij, s, i, j * B_c, n)", "S_ij"),
         Bug("all keys are read for all rows", "batch.seen(s, i, n)", "n"),
     ),
-)  # fmt: skip
+)

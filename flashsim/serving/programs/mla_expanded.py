@@ -27,8 +27,6 @@
 Source: "DeepSeek-V2" (DeepSeek-AI, 2024), section 2.1; the listing is ours. W, one of the two at a time, is on chip whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -98,10 +96,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="mla_expanded",
-    title="Latent attention, not absorbed",
-    run=mla_expanded,
-    options=check_options,
+    name="mla_expanded", title="Latent attention, not absorbed", run=mla_expanded, options=check_options,
     operands=operands,
     shared=("C",),
     bugs=(
@@ -111,4 +106,4 @@ PROGRAM = ServingProgram(
         Bug("W is loaded anew for each tile", "C_j[:, :u] @ W.T", "C_j[:, :u] @ sram.load(w[0]).T"),
         Bug("another sequence's keys", "X.rows(*batch.cols(s)).divide(B_c) for X in (K", "X.rows(0, n).divide(B_c) for X in (K"),
     ),
-)  # fmt: skip
+)

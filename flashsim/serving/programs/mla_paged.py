@@ -7,8 +7,6 @@
 Source: FlashMLA, whose cache has pages of 64 rows, which splits share out. The listing is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +19,7 @@ from flashsim.serving.record import ServingProgram
 
 def mla_paged(
     hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, C: Matrix, table: Matrix, lengths: Matrix, page: int, tail: str, splits: int
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (R, w), a pool C (pages·p, w), words `table` and `lengths`; return O (R, u), L (R, 1)."""
     V = paged.FirstColumns(C, batch.d_v)
     if splits > 1:
@@ -40,11 +38,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="mla_paged",
-    title="Latent attention in pages",
-    run=mla_paged,
-    options=check_options,
-    operands=operands,
+    name="mla_paged", title="Latent attention in pages", run=mla_paged, options=check_options, operands=operands,
     line_1=paged.line_1,
     bugs=(
         Bug("the value has the columns of rope, too", "batch.d_v", "batch.d"),

@@ -50,16 +50,8 @@ TAILS = ("rows", "page")
 
 
 def paged(
-    hbm: HBM,
-    sram: SRAM,
-    batch: Batch,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix | FirstColumns,
-    table: Matrix,
-    lengths: Matrix,
-    page: int,
-    tail: str,
+    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix | FirstColumns, table: Matrix, lengths: Matrix,
+    page: int, tail: str,
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (R, d), pools K (pages·p, d), V (pages·p, d_v), words `table` and `lengths`; return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau = sram.on_chip, batch.B_r, batch.B_c, batch.tau
@@ -148,24 +140,13 @@ def line_1(rows: int, batch: Batch, page: int = 0, **_: Any) -> tuple[int, int]:
 
 
 PROGRAM = ServingProgram(
-    name="paged",
-    title="Paged attention",
-    run=paged,
-    options=check_options,
-    operands=operands,
-    line_1=line_1,
+    name="paged", title="Paged attention", run=paged, options=check_options, operands=operands, line_1=line_1,
     bugs=(
         Bug("the last page's tail is not masked", "batch.mask(S_ic, s, i, j * page + c * B_c, n)", "S_ic"),
         Bug("keys are counted from the page", "s, i, j * page + c * B_c, n", "s, i, c * B_c, n"),
         Bug("another sequence's table", "table[s, j]), K", "table[s - 1, j]), K"),
-        Bug(
-            "the pool is read as if it were contiguous",
-            "X.rows(b * page, b * page + r)",
-            "X.rows(j * page, j * page + r)",
-        ),
-        Bug(
-            "a word more for each page", "check_word(", "sram.word(table[s, j]) - sram.word(table[s, j]) + check_word("
-        ),
+        Bug("the pool is read as if it were contiguous", "X.rows(b * page, b * page + r)", "X.rows(j * page, j * page + r)"),
+        Bug("a word more for each page", "check_word(", "sram.word(table[s, j]) - sram.word(table[s, j]) + check_word("),
         Bug("all pages are read for all rows", "ceil_div(e_i, page)", "ceil_div(n, page)"),
         Bug("whole pages whatever is filled", 'page if tail == "page" else min(page, n - j * page)', "page"),
     ),

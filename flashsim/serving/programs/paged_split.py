@@ -26,8 +26,6 @@ The listing is ours: paged attention (paged.py), cut and merged as FlashDecoding
 empty leaves (0, 0, −∞), which changes nothing when merged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,17 +41,8 @@ from flashsim.support.sizes import ceil_div
 
 
 def paged_split(
-    hbm: HBM,
-    sram: SRAM,
-    batch: Batch,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix | paged.FirstColumns,
-    table: Matrix,
-    lengths: Matrix,
-    page: int,
-    tail: str,
-    splits: int,
+    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix | paged.FirstColumns, table: Matrix,
+    lengths: Matrix, page: int, tail: str, splits: int,
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (R, d), pools K (pages·p, d), V (pages·p, d_v), words `table` and `lengths`; return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau, R, d_v = sram.on_chip, batch.B_r, batch.B_c, batch.tau, Q.shape[0], V.shape[1]
@@ -131,20 +120,12 @@ def check_options(batch: Batch, *, page: Any, tail: Any = "rows", splits: Any) -
 
 
 PROGRAM = ServingProgram(
-    name="paged_split",
-    title="Paged attention in splits",
-    run=paged_split,
-    options=check_options,
-    operands=paged.operands,
-    line_1=paged.line_1,
+    name="paged_split", title="Paged attention in splits", run=paged_split, options=check_options,
+    operands=paged.operands, line_1=paged.line_1,
     bugs=(
         Bug("a run begins where the one before it began", "min(k * run, pages)", "min(max(k - 1, 0) * run, pages)"),
         Bug("pages are counted from the run", "table[s, j]), K", "table[s, j - k * run]), K"),
-        Bug(
-            "ℓ and m exchanged",
-            "O_parts, d_v), (l_parts, 1), (m_parts, 1))]",
-            "O_parts, d_v), (m_parts, 1), (l_parts, 1))]",
-        ),
+        Bug("ℓ and m exchanged", "O_parts, d_v), (l_parts, 1), (m_parts, 1))]", "O_parts, d_v), (m_parts, 1), (l_parts, 1))]"),
         Bug("n of the sequence before", "sram.word(lengths[s, 0])", "sram.word(lengths[s - 1, 0])"),
     ),
 )

@@ -45,7 +45,7 @@ from flashsim.support.sizes import ceil_div
 def quantised(
     hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, k_scale: Matrix, k_zero: Matrix, V: Matrix, v_scale: Matrix,
     v_zero: Matrix, bits: int, group: int,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (R, d), K (n, ⌈d·bits/8⌉), V alike, k_… (Σ ⌈n_s/G⌉, d), v_… (n, ⌈d_v/G⌉); return O (R, d_v), L (R, 1)."""
     on_chip, B_r, B_c, tau, G = sram.on_chip, batch.B_r, batch.B_c, batch.tau, group
     O, L = hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
@@ -112,11 +112,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="quantised",
-    title="Quantised keys and values",
-    run=quantised,
-    options=check_options,
-    operands=operands,
+    name="quantised", title="Quantised keys and values", run=quantised, options=check_options, operands=operands,
     stored={"K": "uint8", "V": "uint8"},
     bugs=(
         Bug("scales of keys are the first group's", "(groups[s] + g for g in ends[j])", "(groups[s], groups[s] + 1)"),
@@ -126,4 +122,4 @@ PROGRAM = ServingProgram(
         Bug("V takes the scales of K's columns", "np.arange(batch.d_v)[None] // G", "np.arange(batch.d_v)[None] * 0"),
         Bug("zeros are forgotten", "restored(packed, v_j", "restored(packed, (v_j[0], 0 * v_j[1])"),
     ),
-)  # fmt: skip
+)

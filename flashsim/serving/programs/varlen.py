@@ -23,8 +23,6 @@ The listing is ours, after the flash_attn_varlen_func of FlashAttention's kernel
 O = 0, L = −∞ written. Query heads that share a KV head have their rows in turn, so row a of one is row g·a here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
@@ -84,18 +82,11 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="varlen",
-    title="Packed batches",
-    run=varlen,
-    operands=operands,
+    name="varlen", title="Packed batches", run=varlen, operands=operands,
     bugs=(
         Bug("positions counted from the first sequence", "s, i, j * B_c, n), over", "s, i, c + j * B_c, n), over"),
         Bug("keys to the longest's end", "n = c_next - c", "n = min(max(batch.keys), K.shape[0] - c)"),
-        Bug(
-            "a sequence without keys is skipped",
-            "n = c_next - c\n",
-            "n = c_next - c\n            if n == 0: continue\n",
-        ),
+        Bug("a sequence without keys is skipped", "n = c_next - c\n", "n = c_next - c\n            if n == 0: continue\n"),
         Bug(
             "L to the next sequence's rows",
             "sram.store(L_s[i], L_i)",
@@ -103,10 +94,6 @@ PROGRAM = ServingProgram(
         ),
         Bug("a row of head 1 at that of head 0", "X.rows(g * a, g * a_next)", "X.rows(a, a + g * (a_next - a))"),
         Bug("the end is read of the wrong words", "word(cu_k[s + 1, 0])", "word(cu_q[s + 1, 0])"),
-        Bug(
-            "causal at the top left",
-            "batch.seen(s, i, n)",
-            "n * (i + 1) // (i + 1) - n + batch.seen(s, i, batch.queries[s])",
-        ),
+        Bug("causal at the top left", "batch.seen(s, i, n)", "n * (i + 1) // (i + 1) - n + batch.seen(s, i, batch.queries[s])"),
     ),
 )

@@ -34,8 +34,6 @@
 The listing is ours. Keys that no query sees, and those of a sequence without queries, have gradients 0, which are written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,17 +49,8 @@ from flashsim.support.sizes import ceil_div
 
 
 def varlen_backward(
-    hbm: HBM,
-    sram: SRAM,
-    batch: Batch,
-    Q: Matrix,
-    K: Matrix,
-    V: Matrix,
-    cu_q: Matrix,
-    cu_k: Matrix,
-    O: Matrix,
-    dO: Matrix,
-    L: Matrix,
+    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix, cu_q: Matrix, cu_k: Matrix, O: Matrix,
+    dO: Matrix, L: Matrix,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on the forward pass's operands, O, dO (R, d_v) and L (R, 1); return dQ, dK, dV of the shapes of Q, K, V."""
     on_chip, B_r, B_c, tau, g, word = sram.on_chip, batch.B_r, batch.B_c, batch.tau, batch.group, sram.word
@@ -137,13 +126,9 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = ServingProgram(
-    name="varlen",
-    direction="backward",
-    title="Packed batches, backward",
-    run=varlen_backward,
-    operands=operands,
-    returns=("dQ", "dK", "dV"),
+    name="varlen", direction="backward", title="Packed batches, backward", run=varlen_backward, operands=operands,
     line_1=lambda rows, batch: (rows, rows),
+    returns=("dQ", "dK", "dV"),
     bugs=(
         Bug("τ twice in dK", "tau * product(dS_ij.T, Q_i)", "tau * tau * product(dS_ij.T, Q_i)"),
         Bug("D of another sequence", "D_i = on_chip(rowsum(dO_i * O_i))", "D_i = on_chip(rowsum(dO_i * O_i) * (s == 0))"),
@@ -152,4 +137,4 @@ PROGRAM = ServingProgram(
         Bug("every tile masked as the first", "i, j * B_c, c_next - c)  # line 11", "i, 0, c_next - c)  # line 11"),
         Bug("every row block for every key block", "[e > j * B_c for j in", "[e >= 0 * j for j in"),
     ),
-)  # fmt: skip
+)

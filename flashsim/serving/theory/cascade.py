@@ -7,8 +7,6 @@
 D counts the level of suffixes.
 """
 
-from __future__ import annotations
-
 from flashsim.serving.batch import Batch
 from flashsim.serving.checks import Levels
 from flashsim.serving.theory.form import Moved, ServingForm, row_blocks, sequences, tile_peak, whole

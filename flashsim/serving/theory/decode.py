@@ -8,8 +8,6 @@ Fixed: P = t. Stream-K: workers' shares of ΣT tiles begin at w·⌊ΣT/G⌋ + m
 inside the problem.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.serving.batch import Batch

@@ -1,7 +1,5 @@
 """`ServingForm`, a program's closed forms; and row blocks, with what they see, from positions alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ writes  O: R·d_v   L: R
 peak    (b + c)(d + d_v) + b·c + 3b + 2r; without a tile b(d + d_v + 2)
 """
 
-from __future__ import annotations
-
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import Moved, ServingForm, moves
 from flashsim.serving.theory.quantised import tiles

@@ -7,8 +7,6 @@
 In a batch w is d, and u is d_v.
 """
 
-from __future__ import annotations
-
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, tile_peak, whole
 

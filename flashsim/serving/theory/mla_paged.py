@@ -6,8 +6,6 @@ peak    paged.py's, with w columns for a key in place of d + d_v; or merging
 In a batch w is d, and u is d_v.
 """
 
-from __future__ import annotations
-
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory import paged, paged_split
 from flashsim.serving.theory.form import Moved, ServingForm

@@ -7,8 +7,6 @@
 With B_c = p, k_i = cover(e_i, p); with tail = "page", ⌈e_i/p⌉·p.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim.serving.batch import Batch

@@ -7,8 +7,6 @@
 All else is as in paged.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.serving.batch import Batch

@@ -6,8 +6,6 @@ writes  O: R·d_v   L: R
 peak    b(d + d_v + 3) + b·c + c(d + d_v + ⌈d·bits/8⌉ + ⌈d_v·bits/8⌉ + 2⌈d_v/G⌉) + 2r·d; without a tile b(d + d_v + 2)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from flashsim.serving.batch import Batch

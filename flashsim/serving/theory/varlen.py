@@ -7,8 +7,6 @@
 b is how many sequences there are.
 """
 
-from __future__ import annotations
-
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, tile_peak, whole
 

@@ -8,8 +8,6 @@ With A = Σ b_i·⌈e_i/B_c⌉, the rows of live tiles, and C = Σ cover(e_i, B_
     peak    4 words, and 2c·w + b(w + 2) + 2b·c for dK and dV, c·w + b(2d + d_v + 2) + 2b·c for dQ; w = d + d_v
 """
 
-from __future__ import annotations
-
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import Moved, ServingForm, sequences, whole
 
@@ -21,18 +19,11 @@ def moved(p: Batch) -> dict[str, Moved]:
     C = sum(whole(s.cover(p.B_c)) for s in every)
     T, T_c = [len(s.b) for s in every], [-(-s.n // p.B_c) for s in every]
     return {
-        "Q": Moved((R + A) * d),
-        "K": Moved((n + C) * d),
-        "V": Moved((n + C) * d_v),
-        "cu_q": Moved(4 * len(T) * max(T) + 2 * sum(T_c)),
-        "cu_k": Moved(2 * len(T) * max(T_c) + 2 * sum(T)),
-        "O": Moved(R * d_v),
-        "dO": Moved((2 * R + A) * d_v),
-        "L": Moved(R + A, chip=True),
-        "D": Moved(R + A, R, ("Q", 1), chip=True),
-        "dQ": Moved(0, R * d, ("Q", d), role="output"),
-        "dK": Moved(0, n * d, ("K", d), role="output"),
-        "dV": Moved(0, n * d_v, ("K", d_v), role="output"),
+        "Q": Moved((R + A) * d), "K": Moved((n + C) * d), "V": Moved((n + C) * d_v),
+        "cu_q": Moved(4 * len(T) * max(T) + 2 * sum(T_c)), "cu_k": Moved(2 * len(T) * max(T_c) + 2 * sum(T)),
+        "O": Moved(R * d_v), "dO": Moved((2 * R + A) * d_v), "L": Moved(R + A, chip=True),
+        "D": Moved(R + A, R, ("Q", 1), chip=True), "dQ": Moved(0, R * d, ("Q", d), role="output"),
+        "dK": Moved(0, n * d, ("K", d), role="output"), "dV": Moved(0, n * d_v, ("K", d_v), role="output"),
     }
 
 

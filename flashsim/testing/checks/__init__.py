@@ -4,8 +4,6 @@ Some compare with the oracle; others compare the kernel with itself on a problem
 bug that kernel and oracle share. A check may first change the case, so that it applies: `fit`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from flashsim.testing.checks.check import CHECKS, Check, Comparison, Trial, of_gradients

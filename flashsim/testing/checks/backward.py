@@ -1,7 +1,5 @@
 """The backward pass; and dropout, in both."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a check is: a function that yields comparisons of what a kernel returns on a case with what it should return."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,13 +46,9 @@ def of_gradients(
 
 
 def of_outputs(
-    what: str,
-    got: Output,
-    want: Output | Solution,
-    budgets: Sequence[Array | float],
-    at: Sequence[Array],
+    what: str, got: Output, want: Output | Solution, budgets: Sequence[Array | float], at: Sequence[Array],
     problem: Problem,
-) -> Comparisons:
+) -> Comparisons:  # fmt: skip
     """Yield what to compare of O, and of lse if both have one, each being {} in `what`; `at` are those of O and of lse."""
     yield Comparison(what.format("O"), got.O, want.O, budgets[0], at[0], problem)
     if got.lse is not None and want.lse is not None:

@@ -1,7 +1,5 @@
 """The kernel against itself: on another problem with the same answer, in other memory, once more."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """O and the log-sum-exp against the oracle's; what is masked has no say in them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Which known bug a failing kernel has: by experiment, by a model with that bug that gives the same wrong numbers, or, failing
 those, by what the failing cases have in common."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 

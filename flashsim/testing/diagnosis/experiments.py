@@ -1,7 +1,5 @@
 """Bugs that show when something about the call is changed: strides, what lies around the arrays, NaN, dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

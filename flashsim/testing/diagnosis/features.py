@@ -1,7 +1,5 @@
 """What the failing cases have in common, where no known bug fits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Which suspects, models of bugs, answer with the same wrong numbers as a kernel."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

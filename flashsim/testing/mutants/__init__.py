@@ -13,8 +13,6 @@ serve, and `OUTSIDE` those that the frozen kit was tried on.
 Each is an attribute of this module as well, built: `flashsim.testing.mutants.causal_top_left` is such a kernel.
 """
 
-from __future__ import annotations
-
 from flashsim.testing.mutants.early import EARLY
 from flashsim.testing.mutants.late import LATE
 from flashsim.testing.mutants.mutant import BASES, Implementation, Mutant

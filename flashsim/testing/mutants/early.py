@@ -1,7 +1,5 @@
 """Bugs that real attention kernels had, the first half."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.testing.mutants.mutant import SPEC, Mutant

@@ -1,7 +1,5 @@
 """Bugs that real attention kernels had, the second half."""
 
-from __future__ import annotations
-
 from flashsim.testing.mutants.mutant import Mutant
 
 # fmt: off

@@ -1,7 +1,5 @@
 """A mutant: a correct attention with a bug, a change to its text, compiled in its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -16,16 +14,9 @@ from flashsim.testing.spec import Spec
 from flashsim.tracing.planting import Change, changed, execute
 
 SPEC = Spec(
-    dtypes=("float32", "float16", *(("bfloat16",) if find_spec("ml_dtypes") else ())),
-    block=(8, 4),
-    causal="bottom_right",
-    lse="natural",
-    gqa=True,
-    masks=True,
-    scale=True,
-    d_v=True,
-    zero_keys=True,
-)
+    dtypes=("float32", "float16", *(("bfloat16",) if find_spec("ml_dtypes") else ())), block=(8, 4),
+    causal="bottom_right", lse="natural", gqa=True, masks=True, scale=True, d_v=True, zero_keys=True,
+)  # fmt: skip
 
 
 class Implementation:

@@ -6,8 +6,6 @@ the merge alone. Weights of 8 bits are scaled by 2⁸, and the maximum is raised
 2^(8 + 0.75) ≤ 448.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Each was written before any check was run on it, by an author who knows the checks.
 """
 
-from __future__ import annotations
-
 from flashsim.testing.mutants.mutant import FP8, SERVED, Mutant
 
 # fmt: off

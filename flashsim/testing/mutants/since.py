@@ -1,7 +1,5 @@
 """Bugs met since the strategies were frozen, written by authors who know the strategies, before any check ran on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flashsim.testing.mutants.mutant import SPEC, Mutant
@@ -28,7 +26,7 @@ SINCE: tuple[Mutant, ...] = (
            "The keys are split into as many parts as keep the machine busy, so the batch decides how a sequence is summed.",
            ("Dao-AILab/flash-attention#1897", "Dao-AILab/flash-attention#2450", "vllm-project/vllm#58131"), "split",
            # each sequence is computed alone, as NumPy itself sums in another order where an axis has length 1
-           (("    seed: int = 0,\n) -> tuple", "    seed: int = 0,\n    batch: int = 0,\n) -> tuple"),
+           (("seed: int = 0,\n) -> tuple", "seed: int = 0, batch: int = 0,\n) -> tuple"),
             ("    group = H_q // H_kv\n",
              "    group = H_q // H_kv\n"
              "    if not batch and dropout_p == 0:\n"

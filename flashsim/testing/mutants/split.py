@@ -4,8 +4,6 @@ Each part gives its own output and log-sum-exp, as if there were no other keys. 
 weight exp(lse of the part − lse of all). The backward pass is the unfused one.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -20,16 +18,9 @@ PART = 8
 
 @np.errstate(all="ignore")
 def forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Array | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-) -> tuple[Array, Array]:
+    q: Array, k: Array, v: Array, *,
+    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
+) -> tuple[Array, Array]:  # fmt: skip
     """Return O, in the inputs' dtype, and the natural log-sum-exp of each row's scores."""
     B, H_q, N_q, d = q.shape
     H_kv, N_k, d_v = v.shape[1:]

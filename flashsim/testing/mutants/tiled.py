@@ -5,8 +5,6 @@ GPU, inputs are flat memory, found by offsets; a tile always has its full size, 
 only tiles on a boundary are masked. B_r ≠ B_c, so that the two cannot stand for each other.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -30,16 +28,9 @@ def keep(shape: tuple[int, ...], dropout_p: float, seed: int) -> Array:
 
 @np.errstate(all="ignore")
 def forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Array | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-) -> tuple[Array, Array]:
+    q: Array, k: Array, v: Array, *,
+    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
+) -> tuple[Array, Array]:  # fmt: skip
     """Return O, in the inputs' dtype, and the natural log-sum-exp of each row's scores."""
     B, H_q, N_q, d = q.shape
     H_kv, N_k, d_v = v.shape[1:]
@@ -93,17 +84,9 @@ def forward(
 
 @np.errstate(all="ignore")
 def backward(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Array | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-) -> tuple[Array, Array, Array]:
+    q: Array, k: Array, v: Array, do: Array, *,
+    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return the gradients of Σ dO ∘ O with respect to q, k and v, in the inputs' dtype."""
     B, H_q, N_q, d = q.shape
     H_kv, N_k, d_v = v.shape[1:]

@@ -1,7 +1,5 @@
 """Attention and its gradients as a textbook has them: the whole matrix of scores, all heads at once. Correct; bugs go in here."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,16 +12,9 @@ __all__ = ["backward", "forward", "keep"]
 
 @np.errstate(all="ignore")
 def forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Array | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-) -> tuple[Array, Array]:
+    q: Array, k: Array, v: Array, *,
+    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
+) -> tuple[Array, Array]:  # fmt: skip
     """Return O, in the inputs' dtype, and the natural log-sum-exp of each row's scores."""
     Q, K, V = widened(q, k, v)
     ok = allowed(q, k, causal, mask)
@@ -44,17 +35,9 @@ def forward(
 
 @np.errstate(all="ignore")
 def backward(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Array | None = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-) -> tuple[Array, Array, Array]:
+    q: Array, k: Array, v: Array, do: Array, *,
+    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return the gradients of Σ dO ∘ O with respect to q, k and v, in the inputs' dtype."""
     Q, K, V = widened(q, k, v)
     dO = do.astype(Q.dtype)

@@ -6,8 +6,6 @@ something else than was asked for; of a `Reading` it makes another, which holds 
 of a `Backward` it makes dq, dk, dv. With `over`, the function has a parameter, and there is a suspect for each value.
 """
 
-from __future__ import annotations
-
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects.family import FA, Suspect
 from flashsim.testing.suspects.gradients import GRADIENTS

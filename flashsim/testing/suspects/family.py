@@ -1,7 +1,5 @@
 """A family of suspects: one known bug, for each value of its parameter; and the three kinds of families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,15 +39,12 @@ class Family:
         corners = ("the top left (j ≤ i)", "the bottom right (j ≤ i + N_k − N_q)")
         there, here = corners if spec.causal != "top_left" else corners[::-1]
         values = [()] if self.over is None else self.over(spec)
-        return [
-            Suspect(
-                self.name,
-                self.says.format(*given, there=there, here=here),
-                self.threads,
-                partial(lambda given, question: self.answers(question, *given), given),
-            )
-            for given in (value if isinstance(value, tuple) else (value,) for value in values)
-        ]
+
+        def suspect(*given: Any) -> Suspect:
+            says = self.says.format(*given, there=there, here=here)
+            return Suspect(self.name, says, self.threads, lambda question: self.answers(question, *given))
+
+        return [suspect(*value) if isinstance(value, tuple) else suspect(value) for value in values]
 
 
 def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, over: Over | None = None) -> Family:
@@ -70,13 +65,9 @@ def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, o
 
 
 def computes(
-    name: str,
-    says: str,
-    compute: Callable[..., Answer | None],
-    *threads: str,
-    over: Over | None = None,
+    name: str, says: str, compute: Callable[..., Answer | None], *threads: str, over: Over | None = None,
     literally: bool = False,
-) -> Family:
+) -> Family:  # fmt: skip
     """Return bugs of the softmax: (question, ...) -> Answer, or None where it has none. `literally`: see `Question.forward`."""
 
     def answers(question: Question, *given: Any) -> list[Arrays]:

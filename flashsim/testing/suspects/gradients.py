@@ -1,7 +1,5 @@
 """The backward pass goes wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

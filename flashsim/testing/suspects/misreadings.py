@@ -1,7 +1,5 @@
 """Kernels that compute attention of something else than was asked for, in both passes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

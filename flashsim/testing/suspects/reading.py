@@ -1,7 +1,5 @@
 """Attention step by step, forward and backward, as a kernel may have taken the problem: what the suspects change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

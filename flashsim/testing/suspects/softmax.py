@@ -1,7 +1,5 @@
 """The softmax goes wrong, at once or block by block, its log-sum-exp does, or what a row without keys is given."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 Its docstring says in a line what it is about; `Page` says what TITLE, ORDER, `teach`, and RUN or `record` are.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from functools import cache, partial
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Algorithm 1’s own block sizes fill M, and leave no room for S, ℓ and m."""
 
-from __future__ import annotations
-
 from flashsim.learn.gallery.looking import first
 from flashsim.run.api import count
 from flashsim.tracing import Trace
@@ -21,15 +19,14 @@ def teach(trace: Trace) -> str:
     return f"""
         Line 1 sets B_c = ⌈M/4d⌉ and B_r = min(⌈M/4d⌉, d): for M = {M} and d = {d}, blocks of {B_c} and {B_r} rows.
 
-        » Four
-        of them, K_j, V_j, Q_i and O_i, take {" + ".join(map(str, held.values()))} = {sum(held.values())} elements. This
+        » Four of them, K_j, V_j, Q_i and O_i, take {" + ".join(map(str, held.values()))} = {sum(held.values())} elements. This
         is all of M. The paper leaves out constants, and so also ℓ, m, and the tile S_ij itself.
 
         Watch SRAM’s bar pass the dashed line at M, in red stripes, from line 8 on. At its fullest it holds {about.peak}
         elements, {round(100 * about.peak / M, 1):g}% of M. So flashsim reports this peak, and does not refuse the run. By
-        default the commands take the largest blocks of line 1’s shape for which everything fits, here
-        {fit.blocks.B_r} × {fit.blocks.B_c}, and enforce M, and so do the other lessons. The asymptotic claims
-        stay true, because only a constant divides M.
+        default the commands take the largest blocks of line 1’s shape for which everything fits, here {fit.blocks.B_r} ×
+        {fit.blocks.B_c}, and enforce M, and so do the other lessons. The asymptotic claims stay true, because only a constant
+        divides M.
 
         [read Q @ line 8] K, V, Q, O, ℓ, m are loaded: {trace.events[full.last].occupancy} elements on a chip for {M}.
         [over M @ line 9] S_ij is made, and {used} elements are on a chip for {M}: {used - M} too many.

@@ -1,7 +1,5 @@
 """States in HBM: more elements move, but chunks need not wait for each other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,9 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "Linear attention, side by side", 135
 
 
-def record() -> tuple[Trace, ...]:
-    """Record the twelve queries and keys of `linear_attention`, in the same chunks."""
+def record() -> Trace:
     Q, K, V = np.random.default_rng(53).integers(-2, 4, size=(3, 12, 2)) + 0.0
-    trace = flashsim.trace(linear.attention, Q, K, V, chunk=3, M=64, state="in_hbm")
-    return (trace,)
+    return flashsim.trace(linear.attention, Q, K, V, chunk=3, M=64, state="in_hbm")
 
 
 def teach(trace: Trace) -> str:
@@ -36,13 +32,11 @@ def teach(trace: Trace) -> str:
         So this program makes two passes. The first pass, lines 4 to 8, reads only K and V, and writes S as it is before each
         chunk.
 
-        » The second pass,
-        lines 9 to 14, loads a chunk with its own S, and lines 10 to 13 need nothing from another chunk, so all chunks could
-        run at once. Only the first pass is still sequential, and it has one of a chunk’s four products.
+        » The second pass, lines 9 to 14, loads a chunk with its own S, and lines 10 to 13 need nothing from another chunk, so
+        all chunks could run at once. Only the first pass is still sequential, and it has one of a chunk’s four products.
 
         The price is traffic: K and V twice, and each state there and back, 2 · {T} · {d * e} elements. Here that is
-        {moved(trace)} accesses where one pass makes {one}; at N = 65,536, d = 64 and M = 25,600, {times:.1f} times as
-        many.
+        {moved(trace)} accesses where one pass makes {one}; at N = 65,536, d = 64 and M = 25,600, {times:.1f} times as many.
 
         » The longer the chunks, the fewer the states.
 

@@ -1,7 +1,5 @@
 """One pass over a row’s scores, with a running maximum and a running sum."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import flashsim
@@ -12,11 +10,9 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "Online softmax", 10
 
 
-def record() -> tuple[Trace, ...]:
-    """Record one query and four keys, one in each turn."""
+def record() -> Trace:
     Q, K, V = (np.array(columns, np.float32).T for columns in ([[1]], [[2, 5, 1, 4]], [[10, 20, 30, 40]]))
-    trace = flashsim.trace(one_row, Q, K, V, scale=1.0, blocks=(1, 1), M=12)
-    return (trace,)
+    return flashsim.trace(one_row, Q, K, V, scale=1.0, blocks=(1, 1), M=12)
 
 
 def teach(trace: Trace) -> str:
@@ -29,21 +25,21 @@ def teach(trace: Trace) -> str:
     O_end = output(trace).item()
     written = ", ".join(map(short, scores))
     return f"""
-        The softmax of a row seems to need two passes: one for the largest score m, one for the sum ℓ of e^{{S − m}}.
-        Online softmax takes one. It keeps the largest score so far and the sum so far, and when a larger score comes,
-        what was summed before is multiplied by e^{{m − m^new}}, as if the new maximum had been known from the start.
+        The softmax of a row seems to need two passes: one for the largest score m, one for the sum ℓ of e^{{S − m}}. Online
+        softmax takes one. It keeps the largest score so far and the sum so far, and when a larger score comes, what was summed
+        before is multiplied by e^{{m − m^new}}, as if the new maximum had been known from the start.
 
         Here one query meets the scores {written}, one in each turn. Watch m, ℓ, O, old → new, and the factor beside m.
 
         » The factor is 1 in every turn except one. There m rises from {short(old)} to {short(new)}, and the old ℓ and O are
-        multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of
-        e^{{S − {short(max(scores))}}} over all of them. `flashsim example prefill` prints such steps in a terminal.
+        multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of e^{{S −
+        {short(max(scores))}}} over all of them. `flashsim example prefill` prints such steps in a terminal.
 
         [first maximum] m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet.
         [rescale] m rises from {short(old)} to {short(new)}; the factor is e^{{{short(old - new)}}} =
         {short(np.exp(old - new))}.
-        [line 5 @ {total.number}] ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum
-        shrinks, and the new score is added.
+        [line 5 @ {total.number}] ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum shrinks,
+        and the new score is added.
         [maximum stays] {short(scores[dict(still.loops)["j"]])} is less than {short(new)}: the factor is 1.
         [line 9] Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted.
 

@@ -1,10 +1,7 @@
 """The fewest accesses of all schedules of four rows, beside the best tiles."""
 
-from __future__ import annotations
-
 import flashsim
-from flashsim.learn.gallery.looking import every, first, moved
-from flashsim.run.api import count
+from flashsim.learn.gallery.looking import counted, every, first, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
@@ -12,7 +9,6 @@ TITLE, ORDER = "What is optimal", 45  # after the lessons on the algorithms, as 
 
 
 def record() -> tuple[Trace, ...]:
-    """Record the optimum of N = 4, and the best tiles there."""
     Q, K, V = operands(4, 2)
     trace = flashsim.trace(flashsim.optimum(N=4, d=2, M=15).replay, Q, K, V)
     versus = flashsim.trace("q_outer", Q, K, V, M=15, blocks=(1, 1))
@@ -35,18 +31,18 @@ def teach(trace: Trace, tiles: Trace) -> str:
     at = next(
         step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
     )
-    snake = count("snake", N=N, d=d, M=trace.about.M, blocks=(1, 1)).hbm.accesses
+    snake = counted("snake", trace, blocks=(1, 1)).hbm.accesses
     gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
     return f"""
-        What is the least that any schedule can move? For a small problem a search can find it: N = {N}, d = {d},
-        and M = {trace.about.M}, in which two rows of K and V fit beside one of Q and O. Whole rows move, and S stays on
-        chip. The search goes through all schedules of this kind, with or without loops. It finds {moved(trace)} elements:
-        no schedule moves fewer. Beside it are the best tiles of `q_outer`, which move {moved(tiles)}.
+        What is the least that any schedule can move? For a small problem a search can find it: N = {N}, d = {d}, and M =
+        {trace.about.M}, in which two rows of K and V fit beside one of Q and O. Whole rows move, and S stays on chip. The
+        search goes through all schedules of this kind, with or without loops. It finds {moved(trace)} elements: no schedule
+        moves fewer. Beside it are the best tiles of `q_outer`, which move {moved(tiles)}.
 
-        » The optimum turns around. When a row of Q is done, the last rows of K and V are still on chip, and the next row
-        of Q begins with them. `q_outer` begins again with K_1, which was evicted long ago. So K is loaded {loads["K"]} times
-        instead of {N * N}, and V {loads["V"]} times. {least} elements are compulsory: each row of Q, K and V once, O and L.
+        » The optimum turns around. When a row of Q is done, the last rows of K and V are still on chip, and the next row of Q
+        begins with them. `q_outer` begins again with K_1, which was evicted long ago. So K is loaded {loads["K"]} times instead
+        of {N * N}, and V {loads["V"]} times. {least} elements are compulsory: each row of Q, K and V once, O and L.
 
         `snake` does this, and moves {snake}. The optimum also fills the room that is left, with rows of K or V.
 
@@ -55,8 +51,8 @@ def teach(trace: Trace, tiles: Trace) -> str:
 
         [line 11] The first product: four rows are on chip, and one element for S_ij.
         [{at.label} @ {at.number}] {gone} had to go first: no room is left. It will have to be loaded again.
-        [line 11 @ {second.number}] Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which Q_{before[0] + 1}
-        has just used: nothing of K and V is loaded.
+        [line 11 @ {second.number}] Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which Q_{before[0] + 1} has just
+        used: nothing of K and V is loaded.
         [write O @ {first(trace, "write O", second.number).number}] The second row of O is done.
         [last step] {moved(trace)} accesses; the tiles beside it made {moved(tiles)}, with the same M.
 

@@ -1,7 +1,5 @@
 """Keys and values in pages: a table is read, word by word, to find them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import flashsim
@@ -12,14 +10,12 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "Pages: a cache that a table names", 82
 
 
-def record() -> tuple[Trace, ...]:
-    """Record two sequences of 5 and 3 keys, on five pages of a pool of six."""
+def record() -> Trace:
     rng = np.random.default_rng(3)
     Q = [rng.normal(size=(2, 1, 4)) for _ in range(2)]
     K, V = rng.normal(size=(2, 1, 12, 4))
     table, lengths = [[4, 1, 2], [5, 0, -1]], [5, 3]
-    trace = flashsim.trace(serving.paged, Q, K, V, table, lengths, page=2, M=100, blocks=(2, 2))
-    return (trace,)
+    return flashsim.trace(serving.paged, Q, K, V, table, lengths, page=2, M=100, blocks=(2, 2))
 
 
 def teach(trace: Trace) -> str:
@@ -31,17 +27,17 @@ def teach(trace: Trace) -> str:
     real = serving.count("paged", queries=1, keys=[2048], d=128, dtype="float16", page=16, M=10**6).hbm.by_array
     share = real["table"].bytes / (real["K"].bytes + real["V"].bytes)
     return f"""
-        A server does not know how long an answer will be. Room for the longest one would mostly stay empty. So keys and
-        values lie in pages; here one pool has the pages of {moved(trace, "lengths")} sequences. A table says which sequence
-        has which pages. The program reads the table through the same memory, and this is counted.
+        A server does not know how long an answer will be. Room for the longest one would mostly stay empty. So keys and values
+        lie in pages; here one pool has the pages of {moved(trace, "lengths")} sequences. A table says which sequence has which
+        pages. The program reads the table through the same memory, and this is counted.
 
-        » The order of pages in the pool means nothing. The first sequence
-        reads pages {", ".join(map(str, pages[:3]))}, in this order; page 3 belongs to no sequence. The table’s column gives
-        the position of a key, not the place of the page: the mask and the softmax see keys 0, 1, 2 … as before.
+        » The order of pages in the pool means nothing. The first sequence reads pages {", ".join(map(str, pages[:3]))}, in this
+        order; page 3 belongs to no sequence. The table’s column gives the position of a key, not the place of the page: the
+        mask and the softmax see keys 0, 1, 2 … as before.
 
-        Each row block reads a word for each page, {words} in all, and {keys} rows of K and as many of V. With pages of
-        16 rows of 128 numbers in float16 the table is {share:.2%} of the bytes of K and V. So if a paged kernel is slower,
-        the table’s bytes are not the reason.
+        Each row block reads a word for each page, {words} in all, and {keys} rows of K and as many of V. With pages of 16 rows
+        of 128 numbers in float16 the table is {share:.2%} of the bytes of K and V. So if a paged kernel is slower, the table’s
+        bytes are not the reason.
 
         The last page is seldom full. Only the filled rows are loaded here. A kernel that loads the whole page must mask the
         rest, whatever it holds, because NaN · 0 is NaN.

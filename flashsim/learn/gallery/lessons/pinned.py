@@ -1,7 +1,5 @@
 """K and V pinned on chip where blocks of Q leave room."""
 
-from __future__ import annotations
-
 import flashsim
 from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
@@ -11,7 +9,6 @@ TITLE, ORDER = "Spare room: rows that stay", 44
 
 
 def record() -> tuple[Trace, ...]:
-    """Record both with the same M and the same blocks."""
     Q, K, V = operands(6, 2)
     trace = flashsim.trace("q_outer_pinned", Q, K, V, M=24, blocks=(2, 1))
     versus = flashsim.trace("q_outer", Q, K, V, M=24, blocks=(2, 1))
@@ -32,14 +29,14 @@ def teach(trace: Trace, plain: Trace) -> str:
     saved = moved(plain) - moved(trace)
     assert saved == (T_r - 1) * len(pinned) * 2 * d
     return f"""
-        With Q outermost each block of Q meets all keys, so each row of K and V is loaded as often as there are blocks
-        of Q: {T_r} times here. Larger blocks of Q would help, as long as they fit. With M = {about.M} elements {rows} rows
-        fit, and a third row, which needs a row of O too, does not. But some room is left over.
+        With Q outermost each block of Q meets all keys, so each row of K and V is loaded as often as there are blocks of Q:
+        {T_r} times here. Larger blocks of Q would help, as long as they fit. With M = {about.M} elements {rows} rows fit, and a
+        third row, which needs a row of O too, does not. But some room is left over.
 
         `q_outer_pinned` fills this room with rows of K and V before the loops (line 4): here with {len(pinned)} of each.
 
-        » This saves {T_r - 1} of {T_r} loads of K_1 and V_1, {saved} elements: {moved(trace)} instead of
-        {moved(plain)}. Beside it is `q_outer`, with the same M and the same blocks.
+        » This saves {T_r - 1} of {T_r} loads of K_1 and V_1, {saved} elements: {moved(trace)} instead of {moved(plain)}. Beside
+        it is `q_outer`, with the same M and the same blocks.
 
         The pinned rows are only a part of K and V. So pinning helps if K and V are short, and hardly if they are long.
 

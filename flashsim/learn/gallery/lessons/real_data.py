@@ -1,7 +1,5 @@
 """A head of a real model, whose maxima jump as one reads on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +32,10 @@ def steepest() -> tuple[int, int, int]:
     return block, int(head), int(row)
 
 
-def record() -> tuple[Trace, ...]:
-    """Record the rows around the steepest rise, `steepest`, as queries."""
+def record() -> Trace:
     sample = qkv.load_sample().astype(np.dtype(np.float32))
     Q, K, V = sample.Q[2, 160:192], sample.K[2], sample.V[2]
-    trace = flashsim.trace("flash_basic", Q, K, V, blocks=(8, 64), M=6_144)
-    return (trace,)
+    return flashsim.trace("flash_basic", Q, K, V, blocks=(8, 64), M=6_144)
 
 
 def teach(trace: Trace) -> str:
@@ -63,19 +59,17 @@ def teach(trace: Trace) -> str:
     still = next(s for s in every(trace, "maximum stays", rise.number) if s.rows == rise.rows)
     assert still.cols is not None
     return f"""
-        These numbers come from a model: head {head} in layer 0 of all-MiniLM-L6-v2, which reads the Gettysburg
-        Address, {len(S)} tokens. This head looks for the token before: {previous} of {len(S) - 1} queries have their
-        largest score there. So when a row’s own neighbourhood comes on chip, its maximum jumps, here by
-        {short(new - old)}, the most in any head for blocks of {block} keys (for blocks of {smaller} it is
-        {short(rises(smaller).max())}).
+        These numbers come from a model: head {head} in layer 0 of all-MiniLM-L6-v2, which reads the Gettysburg Address,
+        {len(S)} tokens. This head looks for the token before: {previous} of {len(S) - 1} queries have their largest score
+        there. So when a row’s own neighbourhood comes on chip, its maximum jumps, here by {short(new - old)}, the most in any
+        head for blocks of {block} keys (for blocks of {smaller} it is {short(rises(smaller).max())}).
 
         The page shows tokens {start} to {start + WINDOW - 1} as queries, rows 0 to {WINDOW - 1}, and all keys. Row
         {row - start} is token {row}, “{tokens[row]}”, after “{tokens[row - 1]}”.
 
-        » Watch its line in m, ℓ, O when keys
-        {rise.cols[0]} to {rise.cols[1] - 1} arrive: the factor is {short(factor)}. So everything from the {rise.cols[0]}
-        keys before becomes smaller than float32 can add, and O is replaced. Without the factors of lines 11 and 12 it would
-        count in full.
+        » Watch its line in m, ℓ, O when keys {rise.cols[0]} to {rise.cols[1] - 1} arrive: the factor is {short(factor)}. So
+        everything from the {rise.cols[0]} keys before becomes smaller than float32 can add, and O is replaced. Without the
+        factors of lines 11 and 12 it would count in full.
 
         [first maximum @ {begun.number}] Keys 0 to {block - 1}: row {row - start} gets its first maximum,
         {short(pair(begun, "m")[1][at, 0])}.
@@ -84,11 +78,11 @@ def teach(trace: Trace) -> str:
         rescaled.
         [write O @ {written.number}] Row {row - start} of O: its first value goes from {short(O_old[at, 0])} to
         {short(O_new[at, 0])}.
-        [maximum stays @ {still.number}] Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this block finds a
-        larger score; all factors are 1.
+        [maximum stays @ {still.number}] Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this block finds a larger score;
+        all factors are 1.
 
-        [asks @ {rise.number}] Row {row - start} has met {rise.cols[0]} keys, and looks for the token before it, which
-        comes now. What becomes of all that it has gathered?
+        [asks @ {rise.number}] Row {row - start} has met {rise.cols[0]} keys, and looks for the token before it, which comes
+        now. What becomes of all that it has gathered?
         [choices] it counts as before | it counts for half | it counts for next to nothing
         [right] {"it counts for next to nothing" if factor < 0.01 else "it counts as before"}
         [because] Its maximum rises by {short(new - old)}, so the factor is {short(factor)}.

@@ -1,7 +1,5 @@
 """A ring of four devices: keys and values go round, queries stay."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flashsim import devices
@@ -12,11 +10,9 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "A ring of devices", 86
 
 
-def record() -> tuple[Trace, ...]:
-    """Record device 1 of 4, each with a quarter of 16 rows."""
+def record() -> Trace:
     Q, K, V = np.random.default_rng(0).normal(size=(3, 16, 2))
-    trace = trace_of("ring", Q, K, V, P=4, rank=1, layout="contiguous", blocks=(2, 2), M=64)
-    return (trace,)
+    return trace_of("ring", Q, K, V, P=4, rank=1, layout="contiguous", blocks=(2, 2), M=64)
 
 
 def teach(trace: Trace) -> str:
@@ -34,19 +30,19 @@ def teach(trace: Trace) -> str:
     return f"""
         A sequence that is too long for one device is divided: {P} devices have {n} rows of Q, K and V each. Every query must
         meet every key. So the queries stay, and the keys and values go round a ring, one device further in each of {P} steps.
-        The page plays device 1. Below its curves is a lane for each device: what its steps do, and the messages between
-        them. All devices run the same program side by side.
+        The page plays device 1. Below its curves is a lane for each device: what its steps do, and the messages between them.
+        All devices run the same program side by side.
 
-        Line 3 posts K and V to the next device before anything is computed, and line 15 waits for what comes. In
-        between, the messages are in flight, drawn thick, while the device works on the keys that it has. If this work takes
-        longer than the messages, the messages cost no time.
+        Line 3 posts K and V to the next device before anything is computed, and line 15 waits for what comes. In between, the
+        messages are in flight, drawn thick, while the device works on the keys that it has. If this work takes longer than the
+        messages, the messages cost no time.
 
-        » A device sends {words} words over its link, {P - 1} times its {n} rows of K and V. Its {moved(trace)} HBM accesses
-        are counted separately; {spare} of them are for O, ℓ and m, which go to HBM between steps, because the chip is needed
-        for the next row block.
+        » A device sends {words} words over its link, {P - 1} times its {n} rows of K and V. Its {moved(trace)} HBM accesses are
+        counted separately; {spare} of them are for O, ℓ and m, which go to HBM between steps, because the chip is needed for
+        the next row block.
 
-        [line 3] K and V are on their way to device 2; from device 0 come others, into K_0 and V_0, which read as NaN until
-        line 15.
+        [line 3] K and V are on their way to device 2; from device 0 come others, into K_0 and V_0, which read as NaN until line
+        15.
         [line 8] Meanwhile the device attends to its own keys, as `q_outer` does.
         [line 13] O_i, ℓ_i and m_i are written unfinished, in the precision of the chip: more keys will come.
         [line 15] Device 0's keys are here, and this device's own keys have arrived at device 2. They are not needed here any

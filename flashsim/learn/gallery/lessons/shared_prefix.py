@@ -1,7 +1,5 @@
 """A prefix that sequences share is read once for all of them, and merged with the keys of each sequence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -14,13 +12,11 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "A prefix, shared", 84
 
 
-def record() -> tuple[Trace, ...]:
-    """Record three sequences with 2, 1 and 3 keys of their own behind 6 that they share."""
+def record() -> Trace:
     rng = np.random.default_rng(5)
     Q = [rng.normal(size=(1, 1, 4)) for _ in range(3)]
     suffixes = [tuple(rng.normal(size=(2, 1, n, 4))) for n in (2, 1, 3)]
-    trace = flashsim.trace(serving.cascade, Q, suffixes, prefix=rng.normal(size=(2, 1, 6, 4)), M=100, blocks=(3, 3))
-    return (trace,)
+    return flashsim.trace(serving.cascade, Q, suffixes, prefix=rng.normal(size=(2, 1, 6, 4)), M=100, blocks=(3, 3))
 
 
 def teach(trace: Trace) -> str:
@@ -38,20 +34,19 @@ def teach(trace: Trace) -> str:
         apart = serving.count("cascade", keys=[32_768 + 128] * b, **how).hbm.accesses
         saved[B_r] = apart / serving.count("cascade", keys=[128] * b, prefix=32_768, **how).hbm.accesses
     return f"""
-        Three answers to one long question begin with the same keys: {prefix} here, and {", ".join(map(str, lengths))} of
-        their own. Rows of all three are stacked, so one pass over the prefix serves them all. Each then attends to its
-        own keys alone, and the two results are merged.
+        Three answers to one long question begin with the same keys: {prefix} here, and {", ".join(map(str, lengths))} of their
+        own. Rows of all three are stacked, so one pass over the prefix serves them all. Each then attends to its own keys
+        alone, and the two results are merged.
 
-        » Merging needs no scores, only each side’s
-        log-sum-exp L: it says how much weight the softmax gave to that side’s keys in all. For the first row the prefix
-        has L = {short(L[0, 0])}, and its own keys {short(L_new[0, 0])}: so the prefix counts for
-        {weight[0, 0]:.0%} of its O. This is why a kernel must return the right L, to the base of e, although nobody
+        » Merging needs no scores, only each side’s log-sum-exp L: it says how much weight the softmax gave to that side’s keys
+        in all. For the first row the prefix has L = {short(L[0, 0])}, and its own keys {short(L_new[0, 0])}: so the prefix
+        counts for {weight[0, 0]:.0%} of its O. This is why a kernel must return the right L, to the base of e, although nobody
         sees it in O.
 
-        The prefix’s {prefix} keys are read {shared // prefix} time, {shared} rows of K, not {3 * prefix}. Merging costs
-        O and L three times more. Here this is a loss, {moved(trace)} accesses instead of {alone.hbm.accesses}, because the
-        prefix is so short. With {b} sequences and a prefix of 32,768 it gains {saved[16]:.1f}-fold with row blocks of
-        16, {saved[64]:.1f}-fold with those of 64. It does not gain {b}-fold, because each row block reads the prefix again.
+        The prefix’s {prefix} keys are read {shared // prefix} time, {shared} rows of K, not {3 * prefix}. Merging costs O and L
+        three times more. Here this is a loss, {moved(trace)} accesses instead of {alone.hbm.accesses}, because the prefix is so
+        short. With {b} sequences and a prefix of 32,768 it gains {saved[16]:.1f}-fold with row blocks of 16,
+        {saved[64]:.1f}-fold with those of 64. It does not gain {b}-fold, because each row block reads the prefix again.
 
         [read K_p] The prefix’s first keys, for all {len(lengths)} rows at once.
         [write O] O and L of the prefix alone, as if there were nothing else.

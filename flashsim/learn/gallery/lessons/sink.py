@@ -1,7 +1,5 @@
 """A key whose value is 0: a query gives it the weight that no other key should have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,9 @@ from flashsim.tracing import Trace
 TITLE, ORDER = "A sink: weight that goes nowhere", 57
 
 
-def record() -> tuple[Trace, ...]:
-    """Record 6 causal queries and keys, and a sink."""
+def record() -> Trace:
     Q, K, V = np.random.default_rng(3).normal(size=(3, 6, 4))
-    trace = flashsim.trace("q_outer", Q, K, V, mask=flashsim.Causal() & flashsim.Sink(1.0), M=64, blocks=(3, 2))
-    return (trace,)
+    return flashsim.trace("q_outer", Q, K, V, mask=flashsim.Causal() & flashsim.Sink(1.0), M=64, blocks=(3, 2))
 
 
 def teach(trace: Trace) -> str:
@@ -32,18 +28,18 @@ def teach(trace: Trace) -> str:
     sizes: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
     plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(s)))
     return f"""
-        Softmax weights sum to 1, so a query must attend to something, even if no key is relevant. Trained models then put
-        this weight on the first token, whatever it is. A learnable sink is a better place for it: a logit s for each head,
-        here s = {short(s)}, which is added to the sum that divides the weights. It acts as one more key, whose value is 0.
+        Softmax weights sum to 1, so a query must attend to something, even if no key is relevant. Trained models then put this
+        weight on the first token, whatever it is. A learnable sink is a better place for it: a logit s for each head, here s =
+        {short(s)}, which is added to the sum that divides the weights. It acts as one more key, whose value is 0.
 
-        » Nothing is added to the loop. Statistics begin with ℓ = 1 and m = s (line 6) instead of ℓ = 0 and m = −∞, as if
-        the sink’s key had been read first. All other lines are unchanged, and rescaling treats the sink like any key.
+        » Nothing is added to the loop. Statistics begin with ℓ = 1 and m = s (line 6) instead of ℓ = 0 and m = −∞, as if the
+        sink’s key had been read first. All other lines are unchanged, and rescaling treats the sink like any key.
 
         The first query sees one key only. Without a sink that key has weight 1, whatever its score; here the sink takes
         {shares[0]:.0%} of it. L = m + log ℓ includes the sink, so its weight is e^{{s − L}} in every row:
         {", ".join(f"{share:.0%}" for share in shares)} in the first row block. The backward pass takes this L, and is
-        unchanged, too. The sink’s own gradient needs a last pass over O, dO and L, {sunk / plain - 1:.1%} more accesses at
-        N = {sizes["N"]:,}. Forward, it costs {words} words here, one for each of the {blocks.T_r} row blocks.
+        unchanged, too. The sink’s own gradient needs a last pass over O, dO and L, {sunk / plain - 1:.1%} more accesses at N =
+        {sizes["N"]:,}. Forward, it costs {words} words here, one for each of the {blocks.T_r} row blocks.
 
         [read Q] The first row block.
         [read sink] The sink’s logit, one word: it becomes m of every row.
@@ -56,6 +52,6 @@ def teach(trace: Trace) -> str:
         [asks @ write O] All keys of a query have scores far below s. What is its O?
         [choices] about 0 | about the mean of the values | NaN
         [right] about 0
-        [because] The sink takes all the weight, and its value is 0. Without a sink the weights would have to sum to 1 over these
-        keys.
+        [because] The sink takes all the weight, and its value is 0. Without a sink the weights would have to sum to 1 over
+        these keys.
         """

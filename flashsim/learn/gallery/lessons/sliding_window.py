@@ -1,9 +1,6 @@
 """A band of tiles: only the keys of the window."""
 
-from __future__ import annotations
-
-from flashsim.learn.gallery.looking import moved
-from flashsim.run.api import count
+from flashsim.learn.gallery.looking import counted, moved
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Sliding window", 55
@@ -11,25 +8,20 @@ RUN = {"algorithm": "sliding_window", "N": 16, "d": 4, "blocks": (2, 2), "M": 64
 
 
 def teach(trace: Trace) -> str:
-    about = trace.about
-    blocks = about.blocks
+    blocks = trace.about.blocks
     visited = {s.tile for s in trace.steps if s.tile is not None}
     every = blocks.T_r * blocks.T_c
     most = max(sum(i == row for row, _ in visited) for i in range(blocks.T_r))
-    twice = count(
-        "sliding_window", N=2 * about.shape.N_q, d=about.shape.d, M=about.M, dtype=about.stored,
-        blocks=(blocks.B_r, blocks.B_c), window=4,
-    )  # fmt: skip
+    twice = counted("sliding_window", trace, N=2 * trace.about.shape.N_q, window=4)
     KV = sum(twice.hbm.by_array[name].reads for name in "KV") / moved(trace, "K", "V")
     return f"""
-        Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its
-        windows reach. It visits {len(visited)} of {every} tiles, at most {most} in a row of tiles, for a sequence of any
-        length.
+        Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its windows
+        reach. It visits {len(visited)} of {every} tiles, at most {most} in a row of tiles, for a sequence of any length.
 
         » Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would be 4 times.
 
-        Watch the band of tiles go down the diagonal. Tiles on its two sides are partial: line 10 puts −∞ where a key is
-        outside of the window. Tiles inside are full, and left as they are.
+        Watch the band of tiles go down the diagonal. Tiles on its two sides are partial: line 10 puts −∞ where a key is outside
+        of the window. Tiles inside are full, and left as they are.
 
         [partial tile] A tile on the side of the band: line 10 puts −∞ outside of the window.
         [tiles skipped @ line 19] Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.
