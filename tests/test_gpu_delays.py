@@ -54,10 +54,8 @@ RACES = {  # a group of kernels, its file, and what is to happen before those wh
     "of 8 bits, V_j is free before O_i's product is done": (
         "8-bits",
         "hopper_fp8.cu",
-        "if (!maxima) finish<0>(O_i);\n"
-        "            if (upper) sram.V_j.free(n - 1).arrive_once_a_warp();",
-        "if (upper) sram.V_j.free(n - 1).arrive_once_a_warp();\n"
-        "            if (!maxima) finish<0>(O_i);",
+        "if (!maxima) finish<0>(O_i);\n            if (upper) sram.V_j.free(n - 1).arrive_once_a_warp();",
+        "if (upper) sram.V_j.free(n - 1).arrive_once_a_warp();\n            if (!maxima) finish<0>(O_i);",
     ),
 }
 
