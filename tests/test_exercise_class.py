@@ -96,6 +96,7 @@ CHEATS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", CHEATS.values(), ids=CHEATS)
 def test_nothing_but_the_grader_says_solved(text: str, tmp_path: Path) -> None:
     (path := tmp_path / "05_inner_loop.py").write_text(text, encoding="utf-8")

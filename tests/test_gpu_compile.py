@@ -112,9 +112,9 @@ def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, a
 
     The compiler may move them below what waits for a product: then nothing overlaps, though results are the same.
 
-    Of one commit .ci/run compiles an eighth (see the next test): every file, and each of its functions, for each
+    Of one commit .ci/run compiles a sixteenth (see the next test): every file, and each of its functions, for each
     architecture, in some types, widths and masks. What only another of these has, as a branch that does not compile, a spill
-    or a product that waits, is seen within the next seven commits; `pytest -m packages` sees all.
+    or a product that waits, is seen within the next fifteen commits; `pytest -m packages` sees all.
     """
     compiled = compile_file(variant.file, variant.functions, dict(variant.defines), arch)
     assert set(compiled.resources) == set(variant.functions)
@@ -192,13 +192,13 @@ def test_exponentials_that_the_compiler_moves_are_noticed(monkeypatch: pytest.Mo
     assert found[function][1] > _alone(function)
 
 
-@pytest.mark.parametrize("k", range(12))
-def test_each_turn_compiles_each_function_for_each_architecture_and_eight_of_them_all(k: int) -> None:
+@pytest.mark.parametrize("k", range(20))
+def test_each_turn_compiles_each_function_for_each_architecture_and_sixteen_of_them_all(k: int) -> None:
     groups: dict[str, list[tuple[Variant, str]]] = {}
     for build in BUILDS:
         groups.setdefault(_group(*build), []).append(build)
     each = [*enumerate(groups.values())]
-    turns = [[build for at, group in each for build in turn(group, k + later + at, 8)] for later in range(8)]
+    turns = [[build for at, group in each for build in turn(group, k + later + at, 16)] for later in range(16)]
     assert {build for of in turns for build in of} == {*BUILDS}
     found = {(v.file, name, arch) for v, arch in turns[0] for name in _symbols(v.functions)}
     assert found == {

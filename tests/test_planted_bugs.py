@@ -306,6 +306,7 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
             yield "poison"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [*BACKWARD.values(), *map(FORWARD.__getitem__, ALONE)], ids=lambda one: one.title)
 def test_the_original_is_not_accused_on_masks_and_dropout(algorithm: Algorithm) -> None:
     assert list(on_variants(algorithm)) == []

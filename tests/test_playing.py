@@ -38,6 +38,7 @@ def shown(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "--N 10 --d 3 --blocks 4 3"])
 @pytest.mark.parametrize("name", sorted(PLAYED.keys() & SOLUTIONS.keys()))
 def test_a_solution_parts_nowhere(name: str, options: str, shown: Any) -> None:
@@ -46,6 +47,7 @@ def test_a_solution_parts_nowhere(name: str, options: str, shown: Any) -> None:
     assert page.locator(".source:visible .changed").count() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "parts"),
     [

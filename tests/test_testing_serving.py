@@ -96,6 +96,7 @@ def test_8_bits_are_near_what_they_stand_for_and_judged_as_stored(dtype: str, sc
         assert set(problem.options) == {"q_descale", "k_descale", "v_descale"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECT)
 def test_correct_kernels_that_serve_pass(name: str) -> None:
     kernel = CORRECT[name]

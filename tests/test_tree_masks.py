@@ -577,6 +577,7 @@ def counted(name: str, draft: Draft) -> None:
         same(flashsim.backward(back, run, dO), theory.exact(back, **asked, direction="backward"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKED)
 def test_the_original_is_not_accused(name: str) -> None:
     assert list(objections(name)) == []
