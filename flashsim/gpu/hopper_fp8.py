@@ -21,10 +21,8 @@ from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
-EVENTS = (
-    "mended",
-    "S again",
-)  # halves of tiles of which a warp raised m: without their scores, or from them, computed again
+EVENTS = ("mended", "S again")
+"""Halves of tiles of which a warp raised m: without their scores, or from their scores, which were computed again."""
 BLOCKS = (192, 128)  # B_r, B_c
 WARPGROUP = 64  # rows of B_r
 THREADS, ROUNDS = 512, 256  # of both kernels
