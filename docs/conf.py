@@ -46,7 +46,7 @@ SECTIONS = {
             "docs/gpu-tried",
             "docs/speed",
             "docs/checked",
-        ),
+        )
     ],
     "Questions": ["docs/questions"],
     "Figures": ["docs/figures", "figures/kit_matrix"],

@@ -125,8 +125,7 @@ def measured(engine: Any, mesh: Any, whole: list[Any], causal: bool, rounds: int
         handed.append(links.bytes - handed[0])
         moved[name] = engine.everyone_s((handed, model(program, part.share, engine.rank)))
         each = {
-            X: {"float64": error(Y[[*SAMPLE]], right[X][:, rows]), "one GPU": error(Y, one[X][:, rows])}
-            for X, Y in found.items()
+            X: {"float64": error(Y[[*SAMPLE]], right[X][:, rows]), "one GPU": error(Y, one[X][:, rows])} for X, Y in found.items()
         }
         everyone = engine.everyone_s(each)
         errors[name] = {X: {of: max(one[X][of] for one in everyone) for of in each[X]} for X in each}
@@ -141,9 +140,7 @@ def measured(engine: Any, mesh: Any, whole: list[Any], causal: bool, rounds: int
             "direction": direction,
             **sizes,
             "ms": ms,
-            "bytes": {
-                name: {"handed": [h[n] for h, _ in of], "model": [m[n] for _, m in of]} for name, of in moved.items()
-            },
+            "bytes": {name: {"handed": [h[n] for h, _ in of], "model": [m[n] for _, m in of]} for name, of in moved.items()},
             "errors": {name: {X: of[X] for X in kept} for name, of in errors.items()},
             **note,
         }

@@ -331,8 +331,7 @@ def print_table(table: dict[str, ScoreStatistics]) -> None:
     print(f"{'':10}{'min S':>9}{'max S':>9}{'min m':>10}{columns}")
     for name, row in table.items():
         cells = "".join(
-            f"   |{b.largest_rise:9.2f}{b.mean_rising_blocks:9.3f}{b.mean_total_rise:9.3f} "
-            for b in row.by_key_block.values()
+            f"   |{b.largest_rise:9.2f}{b.mean_rising_blocks:9.3f}{b.mean_total_rise:9.3f} " for b in row.by_key_block.values()
         )
         print(f"{name:10}{row.score_min:9.2f}{row.score_max:9.2f}{row.smallest_row_max:10.3f}{cells}")
     print(

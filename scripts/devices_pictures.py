@@ -64,9 +64,7 @@ def measured(record: Mapping[str, Any], causal: bool) -> float:
     for (N, before), (longer, after) in pairwise(over):
         if before > 1 >= after:
             return float(N * (longer / N) ** (math.log(before) / math.log(before / after)))
-    raise ValueError(
-        f"messages take {over[0][1]:.2f} to {over[-1][1]:.2f} times as long as kernels; expected 1 between"
-    )
+    raise ValueError(f"messages take {over[0][1]:.2f} to {over[-1][1]:.2f} times as long as kernels; expected 1 between")
 
 
 @styled

@@ -90,9 +90,7 @@ def kernels() -> Iterator[tuple[str, ...]]:
 
 def steps() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of `hopper`'s ideas, in the words of Tiles' docstring, from the rung before to the peers."""
-    records = [
-        json.loads((ROOT / "figures" / f"gpu_ladder{of}.json").read_text(encoding="utf-8")) for of in ("", "_causal")
-    ]
+    records = [json.loads((ROOT / "figures" / f"gpu_ladder{of}.json").read_text(encoding="utf-8")) for of in ("", "_causal")]
     rates = [{step["name"]: f"{step['tflops']:.0f}" for step in record["steps"]} for record in records]
     said = dict(re.findall(r"^    (\w+) +(.*)$", Tiles.__doc__ or "", re.MULTILINE))
     about = {name: rung.about for name, rung in ladder().items()} | CONTESTANTS | {"hopper, plain": "wgmma and TMA"}
@@ -166,10 +164,7 @@ def several_gpus() -> Iterator[tuple[str, ...]]:
     for direction, causal in devices_pictures.CASES:
         for result in devices_pictures.results_of(record, direction, causal):
             if result["N"].bit_count() == 1:
-                ratios = (
-                    f"{devices_pictures.times_one(result, name):.2f}" if name in result["ms"] else "–"
-                    for name in others
-                )
+                ratios = (f"{devices_pictures.times_one(result, name):.2f}" if name in result["ms"] else "–" for name in others)
                 which = f"{direction}{', causal' * causal}"
                 yield which, f"{result['N']:,}", f"{devices_pictures.median(result, 'one GPU'):.3f}", *ratios
 

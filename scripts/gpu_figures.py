@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from devices_pictures import plot_devices
-from gpu_pictures import (
-    plot_figure_1,
-    plot_figure_3,
-    plot_front,
-    plot_ladder,
-    plot_peak_memory,
-    plot_runtime,
-    plot_times,
-)
+from gpu_pictures import plot_figure_1, plot_figure_3, plot_front, plot_ladder, plot_peak_memory, plot_runtime, plot_times
 
 from flashsim.drawing.style import drawn
 from flashsim.plots.saving import figure_of
@@ -51,9 +43,7 @@ def main() -> None:
         drawings = DRAWN.get(path.stem, {path.stem: plot_ladder} if ladder else DRAWN["gpu_bench"])
         record = read_record(path, "machine", "steps" if plot_ladder in drawings.values() else "results")
         if not ladder and isinstance(record["results"], list):  # a picture has a place for each setting once
-            others = [
-                r for r in record["results"] if isinstance(r, dict) and r.get("distribution", "normal") != "normal"
-            ]
+            others = [r for r in record["results"] if isinstance(r, dict) and r.get("distribution", "normal") != "normal"]
             normal = [r for r in record["results"] if r not in others]
             record["results"] = normal or record["results"]
         for name, plot in drawings.items():

@@ -153,10 +153,7 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
         dress(panel, x=2, y=10)
         for name, rates in _by_length(record, lambda _, t: t["tflops"], d, direction, causal).items():
             panel.plot(
-                *zip(*rates.items(), strict=True),
-                label=LOOKS[name].label,
-                gid=f"{direction} {causal} {name}",
-                **LOOKS[name].line,
+                *zip(*rates.items(), strict=True), label=LOOKS[name].label, gid=f"{direction} {causal} {name}", **LOOKS[name].line
             )
         panel.set_title(f"{direction}{', causal' if causal else ''}\nd = {d}, {heads[d]} heads")
         ticks(panel.xaxis, LogLocator(4), _in_k)
@@ -262,10 +259,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     if len(alike) > 1:
         last = max(max(drawn[name]) for name in alike)
         apart = max(
-            drawn[name][N] / drawn[other][N]
-            for name in alike
-            for other in alike
-            for N in drawn[name].keys() & drawn[other]
+            drawn[name][N] / drawn[other][N] for name in alike for other in alike for N in drawn[name].keys() & drawn[other]
         )
         said = f"{len(alike)} on one line,\nwithin {apart - 1:.0%}"
         y = max(drawn[name].get(last, 0) for name in alike)
@@ -294,9 +288,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """
     ax = canvas(ax, 2.8)
     results = {r["direction"]: r for r in record["results"] if r["dropout_p"]}
-    ms = {
-        direction: {t["name"]: t["median"] for t in r["timings"] if not t["failed"]} for direction, r in results.items()
-    }
+    ms = {direction: {t["name"]: t["median"] for t in r["timings"] if not t["failed"]} for direction, r in results.items()}
     names = [name for name in LOOKS if name in ms["forward"] and name in ms["backward"]]
     total = {name: ms["forward"][name] + ms["backward"][name] for name in names}
     for row, name in enumerate(names):
@@ -321,13 +313,9 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     ax.invert_yaxis()
     ax.set_xlim(0, 1.52 * max(total.values()))
     one = results["forward"]
-    ax.set_xlabel(
-        f"ms, forward and (hatched) backward\nB = {one['B']}, H = {one['H']}, N = {one['N']:,}, d = {one['d']}"
-    )
+    ax.set_xlabel(f"ms, forward and (hatched) backward\nB = {one['B']}, H = {one['H']}, N = {one['N']:,}, d = {one['d']}")
     ax.set_title(
-        f"GPT-2 medium, as in Figure 1 (right):\ncausal, dropout {one['dropout_p']}, {record['machine']['gpu']}",
-        x=-0.42,
-        pad=26,
+        f"GPT-2 medium, as in Figure 1 (right):\ncausal, dropout {one['dropout_p']}, {record['machine']['gpu']}", x=-0.42, pad=26
     )
     return ax
 
@@ -365,10 +353,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
             {"marker": "o", "color": ORANGE},
             lambda step: step["seen"]["l2_reads"] + step["seen"]["l2_writes"],
         ),
-        "counted, DRAM": (
-            {"marker": "D", "color": BLUE},
-            lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"],
-        ),
+        "counted, DRAM": ({"marker": "D", "color": BLUE}, lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"]),
     }
     for name, (look, of) in kinds.items():
         moved.plot([*map(of, own.values())], [*own], linestyle="none", label=name, gid=name, **look)

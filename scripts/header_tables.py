@@ -76,9 +76,7 @@ def backward_of_256(results: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 def eight_bits(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield the rows of 8 bits."""
-    yield from by_length(
-        [r for r in results if r["case"] == "fp8"], "hopper_fp8", ["hopper_fp8, keys of V contiguous", "hopper"]
-    )
+    yield from by_length([r for r in results if r["case"] == "fp8"], "hopper_fp8", ["hopper_fp8, keys of V contiguous", "hopper"])
 
 
 def by_length(results: list[dict[str, Any]], own: str, peers: list[str]) -> Iterator[list[str]]:
@@ -115,10 +113,7 @@ def decoding(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     for name in ("hopper_decode", "torch_cudnn", "fa4", "copy"):
         both = [[cases[*shape, N_q] for N_q in (1, 8)] for shape in shapes]
         moved = "copied" if name == "copy" else "bytes"
-        yield [
-            LABELS.get(name, name),
-            *(" / ".join(f"{r[moved] / r['ms'][name] / 1e6:.0f}" for r in of) for of in both),
-        ]
+        yield [LABELS.get(name, name), *(" / ".join(f"{r[moved] / r['ms'][name] / 1e6:.0f}" for r in of) for of in both)]
 
 
 def masked_backward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
@@ -162,11 +157,7 @@ def paged(results: list[dict[str, Any]]) -> Iterator[list[str]]:
         )
         copied = " / ".join(f"{r['copied'] / r['ms']['copy'] / 1e6:.0f}" if r else "–" for r in of)
         queries = f", {N} queries" * (N > 1)
-        yield [
-            f"{b} × {'up to ' * (how == 'ragged')}{n * (1 + (how == 'ragged')):,}{queries}",
-            *map(" / ".join, rates),
-            copied,
-        ]
+        yield [f"{b} × {'up to ' * (how == 'ragged')}{n * (1 + (how == 'ragged')):,}{queries}", *map(" / ".join, rates), copied]
 
 
 def varlen(results: list[dict[str, Any]]) -> Iterator[list[str]]:
@@ -175,9 +166,7 @@ def varlen(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     yield ["TFLOP/s, full / causal", "hopper", "FlashAttention-4", "PyTorch"]
     for d, name in dict.fromkeys(key[:2] for key in sorted(cases, key=lambda key: -key[0])):
         both = [cases.get((d, name, causal), {}) for causal in (False, True)]
-        rates = (
-            " / ".join(f"{r[who]:.0f}" if who in r else "–" for r in both) for who in ("hopper, varlen", "fa4", "torch")
-        )
+        rates = (" / ".join(f"{r[who]:.0f}" if who in r else "–" for r in both) for who in ("hopper, varlen", "fa4", "torch"))
         yield [f"d = {d}, {name}", *rates]
 
 

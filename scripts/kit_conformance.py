@@ -145,9 +145,7 @@ def expected(record: Record) -> str:
 
 def table(records: dict[str, Record]) -> Table:
     """Return the records as a table."""
-    made = Table(
-        title="Correct attentions under flashsim.testing", caption="worst: error ÷ budget, over checks to pass"
-    )
+    made = Table(title="Correct attentions under flashsim.testing", caption="worst: error ÷ budget, over checks to pass")
     for heading, justify in (
         ("name", "left"), ("implementation", "left"), ("version", "left"), ("examples", "right"), ("checks", "right"),
         ("tried", "right"), ("worst", "right"), ("expected failures", "left"), ("seconds", "right"), ("verdict", "left"),
@@ -205,9 +203,7 @@ def main() -> None:
     with Progress(*columns, console=stderr) as progress, ThreadPoolExecutor(args.jobs) as threads:
         given = {name: examples_for(name, args.examples) for name in names}
         tasks = {name: progress.add_task(name, total=given[name], start=False) for name in names}
-        futures = {
-            name: threads.submit(in_process, name, given[name], args.seed, progress, tasks[name]) for name in names
-        }
+        futures = {name: threads.submit(in_process, name, given[name], args.seed, progress, tasks[name]) for name in names}
         records = {name: future.result() for name, future in futures.items()}
     Console(width=None if sys.stdout.isatty() else 190).print(table(records))
     if args.json:

@@ -153,11 +153,7 @@ def main() -> None:
         kept = read_record(record, "command", "machine", "data")
         _write(options.output, kept["data"], kept["command"], kept["machine"])
         return
-    known = (
-        {row["name"]: row for row in read_record(record, "data")["data"]["mutants"]}
-        if options.new or options.fill
-        else {}
-    )
+    known = {row["name"]: row for row in read_record(record, "data")["data"]["mutants"]} if options.new or options.fill else {}
     known |= {row["name"]: row for row in read_record(rows, "mutants")["mutants"]} if rows.exists() else {}
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("mutants", total=None)

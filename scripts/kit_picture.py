@@ -23,9 +23,7 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
     """Draw the share of cases in which a check notices a bug: a row a bug, a column a check."""
     checks = list(data["checks"])
     mutants = sorted(data["mutants"], key=lambda row: (list(PARTS).index(row["part"]), row["written"] == "after"))
-    shares = np.array(
-        [[row["failed"].get(name, 0) / max(row["tried"].get(name, 0), 1) for name in checks] for row in mutants]
-    )
+    shares = np.array([[row["failed"].get(name, 0) / max(row["tried"].get(name, 0), 1) for name in checks] for row in mutants])
     height = 2.0 + 0.165 * len(mutants)
     figure = Figure(figsize=(7.2, height), layout="constrained")
     ax = figure.subplots()
@@ -47,8 +45,7 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
         ax.text(len(checks) + 2.0, y + 0.52, first, color=VERMILLION if missed else "black", **small)
     missed_then = data["missed_when_frozen"]
     labels = [
-        row["name"].replace("_", " ")
-        + (" ●" if row["name"] in missed_then else " ○" if row["written"] == "after" else "")
+        row["name"].replace("_", " ") + (" ●" if row["name"] in missed_then else " ○" if row["written"] == "after" else "")
         for row in mutants
     ]
     ax.set_yticks(np.arange(len(mutants)) + 0.5, labels, fontsize=7.5)

@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = [run(asked, processes) for asked, processes in runs]
     cases = [case for _, suite in done for case in suite.iter("testcase")]
     outcomes = {
-        kind: [str(case.get("name")) for case in cases if case.find(kind) is not None]
-        for kind in ("failure", "error", "skipped")
+        kind: [str(case.get("name")) for case in cases if case.find(kind) is not None] for kind in ("failure", "error", "skipped")
     }
     soak = ["--soak"] * options.soak
     record = {

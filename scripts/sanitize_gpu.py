@@ -80,17 +80,7 @@ def main() -> int:
 
 def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
     """Run all launches under a tool: its errors, None if it did not come to an end, and the last it said."""
-    command = [
-        sanitizer,
-        "--tool",
-        tool,
-        *TOOLS[tool],
-        "--report-api-errors",
-        "no",
-        sys.executable,
-        "-c",
-        CODE.format(""),
-    ]
+    command = [sanitizer, "--tool", tool, *TOOLS[tool], "--report-api-errors", "no", sys.executable, "-c", CODE.format("")]
     start = time.monotonic()
     log = os.environ.get("SANITIZER_LOG")
     try:
@@ -106,8 +96,7 @@ def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
         "errors": int(summary[1]) if summary and whole else None,
         "of": Counter(
             re.findall(
-                r"(?:at|access by|in) [^\n]*?(?:\b|_Z\d+)((?:hopper|merge|prepare|round_|transpose|tensor_core)[a-z_]*)",
-                said,
+                r"(?:at|access by|in) [^\n]*?(?:\b|_Z\d+)((?:hopper|merge|prepare|round_|transpose|tensor_core)[a-z_]*)", said
             )
         ),
         "instructions": _instructions(said),
@@ -174,10 +163,7 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             call = partial(gpu.forward, q, k, v, kernel="hopper", dropout_p=p, **asked)
             yield f"hopper, d = {d}, {name}{', dropout' * (p > 0)}", call
         if d == hopper.WIDEST:
-            written = (
-                _normal(*q.shape),
-                _normal(*q.shape[:3], dtype="float32"),
-            )  # O and L: initcheck misses what TMA writes
+            written = (_normal(*q.shape), _normal(*q.shape[:3], dtype="float32"))  # O and L: initcheck misses what TMA writes
             for mask in ("full", "causal", "window"):
                 call = partial(gpu.backward, q, k, v, *written, do, kernel="hopper", **ways[mask])
                 yield f"hopper_backward_wide, {mask}", call

@@ -62,9 +62,7 @@ class UsualTest:
             want += reference.gradients(q, k, v, np.ones_like(q), **how) if gradients else []
             got = [built(q, k, v, **options)[0]]
             got += built.backward(q, k, v, np.ones_like(q), **options) if gradients else []
-        return not all(
-            np.allclose(np.asarray(a, float), b, TOLERANCE, TOLERANCE) for a, b in zip(got, want, strict=True)
-        )
+        return not all(np.allclose(np.asarray(a, float), b, TOLERANCE, TOLERANCE) for a, b in zip(got, want, strict=True))
 
 
 TEXTBOOK = UsualTest((1, 2, 64, 32), ("float32", "float16"), (False, True), gradients=True, dropout=True)
@@ -72,9 +70,7 @@ COURSE = {  # what a course's tests compare, one 128 × 128 shape, float32
     "O": UsualTest((1, 1, 128, 128)),
     "O and the gradients": UsualTest((1, 1, 128, 128), gradients=True),
     "the same, causal too": UsualTest((1, 1, 128, 128), causal=(False, True), gradients=True),
-    "the same, with dropout's mask too": UsualTest(
-        (1, 1, 128, 128), causal=(False, True), gradients=True, dropout=True
-    ),
+    "the same, with dropout's mask too": UsualTest((1, 1, 128, 128), causal=(False, True), gradients=True, dropout=True),
 }
 
 N, D, B_R, DRAWS, M = 1024, 64, 64, 20, 1 << 20

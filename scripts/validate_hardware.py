@@ -23,9 +23,7 @@ def main() -> int:
     """Measure, or draw, and print the table; return 1 if a pass is off by more than its tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="draw the record that is there; needs no GPU")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("figures/validate_hardware"), help="stem of the files"
-    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("figures/validate_hardware"), help="stem of the files")
     options = parser.parse_args()
     command = shlex.join(["python", "scripts/validate_hardware.py", *sys.argv[1:]])
     record_file = options.output.with_suffix(".json")

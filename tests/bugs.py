@@ -81,11 +81,11 @@ SPARSE: Bugs = [
     ("block mask transposed", "block_mask.column(j)", "[block_mask.column(i)[j] for i in range(blocks.T_r)]", {"exact"}),
     ("block mask inverted", "block_mask.column(j)", "~block_mask.column(j)", {"exact"}),
     ("nothing skipped", ", where=block_mask.column(j)", "", {"exact", "counts"}),
-]  # fmt: skip
+]
 SPARSE_4: Bugs = [
     ("block mask transposed", "block_mask.column(j)", "[block_mask.column(i)[j] for i in range(blocks.T_r)]", {"gradients"}),
     ("nothing skipped", ", where=block_mask.column(j)", "", {"gradients", "counts"}),
-]  # fmt: skip
+]
 FLASH_4: Bugs = [
     ("dS from the dropped P", "gated(P_ij, dP", "gated(P_dropped_ij, dP", {"gradients"}),
     ("dV from the undropped P", "product(P_dropped_ij.T, dO_i)", "P_ij.T @ dO_i", {"gradients"}),
@@ -110,7 +110,7 @@ FLASH_4: Bugs = [
     ("last, ragged block of keys dropped", "loop(blocks.T_c)", "loop(blocks.T_c - 1)", {"gradients", "counts"}),
     ("R not restored", "dropout.restore()", "pass", {"counts"}),
     ("dK returned first", "    return dQ, dK, dV", "    return dK, dQ, dV", {"refused", "counts"}),
-]  # fmt: skip
+]
 UNSEEN_WITH_ONES = [
     ("D = rowsum(O)", "rowsum(dO_i * O_i)", "rowsum(O_i)"),
     ("dO's columns reversed in dP", "dO_i @ V_j.T", "dO_i[:, ::-1] @ V_j.T"),
@@ -137,7 +137,7 @@ WHOLE_ROWS: Bugs = [
 CLOSED_FORM: Bugs = [
     ("L of the largest key", "logaddexp(log_L_i, logsumexp(S_masked_ij))", "(log_L_i + 0 * logsumexp(S_masked_ij))", {"exact"}),
     ("0·NaN", "product(P_dropped_ij, v_j)", "(P_dropped_ij @ v_j)", {"poison"}),
-]  # fmt: skip
+]
 CLOSED_FORM_BACK: Bugs = [
     ("dq without τ", "dq_i + tau * product", "dq_i + product", {"gradients"}),
     ("dk without τ", "dk_j + tau * product(dS", "dk_j + product(dS", {"gradients"}),
@@ -145,12 +145,7 @@ CLOSED_FORM_BACK: Bugs = [
     ("dv from the undropped P", "P_ij * dropout_by_key(P_ij, i, j), over=P_ij", "P_ij * 1, over=P_ij", {"gradients"}),
 ]
 COMBINED: Bugs = [
-    (
-        "combined without ℓ_ij",
-        "exp(m_ij - finite(m_i_new)) * l_ij * O_ij",
-        "exp(m_ij - finite(m_i_new)) * O_ij",
-        {"exact"},
-    ),
+    ("combined without ℓ_ij", "exp(m_ij - finite(m_i_new)) * l_ij * O_ij", "exp(m_ij - finite(m_i_new)) * O_ij", {"exact"}),
     ("running output not rescaled", "exp(m_i - finite(m_i_new)) * O_i +", "O_i +", {"exact"}),
     ("divided by ℓ_ij = 0", "/ nonzero(l_ij))  # summarise", "/ l_ij)  # summarise", {"exact"}),
 ]

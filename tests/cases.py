@@ -362,9 +362,7 @@ def unnoticed(by: set[str], objections: Iterator[str]) -> set[str]:
     return left
 
 
-def on_each(
-    cases: Iterable[Case], objections: Callable[..., Iterator[str]], algorithm: Algorithm, *more: Any
-) -> Iterator[str]:
+def on_each(cases: Iterable[Case], objections: Callable[..., Iterator[str]], algorithm: Algorithm, *more: Any) -> Iterator[str]:
     """Run on each case, and yield the checks that object: "refused", too, where that is an error."""
     with np.errstate(all="ignore"):
         for case in cases:
@@ -391,9 +389,7 @@ def operands(N: int, d: int, e: int, seed: int = 0, dtype: str = "float64") -> t
     return Q, K, V
 
 
-def with_trace(
-    call: Callable[..., Any], *given: Any, observers: Sequence[Observer] = (), **options: Any
-) -> tuple[Any, Trace]:
+def with_trace(call: Callable[..., Any], *given: Any, observers: Sequence[Observer] = (), **options: Any) -> tuple[Any, Trace]:
     """What a call returns that takes observers, and its trace."""
     recorder = Recorder()
     run = call(*given, observers=[*observers, recorder], **options)

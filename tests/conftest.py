@@ -36,9 +36,7 @@ settings.load_profile("flashsim")
 FUZZ_EXAMPLES = 30
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first takes half the time
 DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}  # viewports
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # as in a shell's background job; processes started here inherit it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background job; processes started here inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -65,9 +63,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Headless Chromium from the system, driven by Playwright; without either, skip and say what is missing."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
-    )
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
     chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
     if chromium is None:
         pytest.skip("no Chromium on this system: apt-get install chromium-headless-shell")
@@ -122,6 +118,4 @@ def turn(group: list[Any], k: int, n: int) -> list[Any]:
 def pytest_configure(config: pytest.Config) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     examples = config.getoption("--fuzz")
-    settings.register_profile(
-        "fuzz", settings.get_profile("flashsim"), max_examples=examples, suppress_health_check=slow
-    )
+    settings.register_profile("fuzz", settings.get_profile("flashsim"), max_examples=examples, suppress_health_check=slow)

@@ -43,11 +43,7 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("exp(m - m_new) * l", "exp(m_new - m) * l", "rescaled by the inverse"),
         ("rowsum(exp(s - m_new))", "rowsum(exp(s - rowmax(s)))", "against its own maximum"),
         ("exp(m - m_new) * l + ", "", "Where is the old l?"),
-        (
-            "exp(m - m_new) * l + rowsum(exp(s - m_new))",
-            "exp(m - m_new) * (l + rowsum(exp(s - m_new)))",
-            "multiplies both",
-        ),
+        ("exp(m - m_new) * l + rowsum(exp(s - m_new))", "exp(m - m_new) * (l + rowsum(exp(s - m_new)))", "multiplies both"),
         ("rowsum(exp(s - m_new))", "rowsum(exp(s - m))", "against the old m"),
     ],
     "inner_loop": [
@@ -67,11 +63,7 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("on_chip(rowmax(S_ij))", "on_chip(S_ij.max(axis=1))", "The shapes do not meet"),
         ("maximum(m_i, m_tilde)", "max(m_i, m_tilde)", "maximum(a, b)"),
         ("exp(S_ij - m_tilde)", "exp(S_ij - m_i)", "against the old m_i"),
-        (
-            "exp(m_i - m_new) * l_i + exp(m_tilde - m_new) * l_tilde",
-            "l_i + l_tilde",
-            "Neither l_i nor l~_ij is rescaled",
-        ),
+        ("exp(m_i - m_new) * l_i + exp(m_tilde - m_new) * l_tilde", "l_i + l_tilde", "Neither l_i nor l~_ij is rescaled"),
         ("exp(m_i - m_new) * l_i", "exp(m_new - m_i) * l_i", "rescaled by the inverse"),
         ("exp(m_tilde - m_new) * l_tilde", "exp(m_new - m_tilde) * l_tilde", "rescaled by the inverse"),
         ("l_i * exp(m_i - m_new) * O_i", "l_i * exp(m_new - m_i) * O_i", "rescaled by the inverse"),
@@ -199,10 +191,6 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("exp(S - m_new)", "exp(S - rowmax(S))", "own maximum"),
         ("l_new = exp(m - m_new) * l + ", "l_new = ", "The old l is missing"),
         ("exp(m - m_new) * O +", "O +", "The old O is not scaled"),
-        (
-            "O_new = exp(m - m_new) * O + P_tilde @ V",
-            "O_new = (exp(m - m_new) * O + P_tilde @ V) / l_new",
-            "divided by l",
-        ),
+        ("O_new = exp(m - m_new) * O + P_tilde @ V", "O_new = (exp(m - m_new) * O + P_tilde @ V) / l_new", "divided by l"),
     ],
 }

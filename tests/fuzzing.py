@@ -52,9 +52,7 @@ def outcome(call: Callable[..., Any], /, *values: Any, **named: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = call(*values, **named)
-        assert not any(value is never for value in (*values, *named.values()) for never in NEVER), (
-            "nonsense was accepted"
-        )
+        assert not any(value is never for value in (*values, *named.values()) for never in NEVER), "nonsense was accepted"
     except (ValueError, TypeError, MemoryModelError) as error:
         if not raised_by_flashsim(error):
             raise

@@ -36,10 +36,7 @@ BLOCKS = dict.fromkeys(FORWARD, (4, 3))
 BLOCKS["memory_efficient"] = (1, 64)
 BLOCKS["small_cache"] = (16, 16)  # a column at a time: slow in Python with smaller tiles
 BLOCKS["small_cache_hybrid"] = (16, 8)
-BLOCKS["streamed"] = BLOCKS["hybrid_streamed"] = (
-    128,
-    64,
-)  # a column at a time, and log L rounded as in memory_efficient
+BLOCKS["streamed"] = BLOCKS["hybrid_streamed"] = (128, 64)  # a column at a time, and log L rounded as in memory_efficient
 BLOCKS["tiles_streamed"] = (1024, 64)  # an element at a time
 AMPLE = 10**6  # elements of SRAM
 
@@ -126,9 +123,7 @@ def _run(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 def _own_forward(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
     run = _run(name, q, k, v, **options)
-    return (
-        run.O if FORWARD[name].lse else (run.O, run.lse)
-    )  # where S or its statistics were stored, so is their rounding
+    return run.O if FORWARD[name].lse else (run.O, run.lse)  # where S or its statistics were stored, so is their rounding
 
 
 def _own_backward(name: str, q: Array, k: Array, v: Array, do: Array, **options: Any) -> tuple[Array, Array, Array]:
@@ -301,16 +296,12 @@ def _triton() -> Subject:
         scale = 1 / math.sqrt(d) if scale is None else scale
         group, B_r, B_c = H // k.shape[1], 16, 16
         kernel[(-(-N_q // B_r), B * H)](
-            q, k, v, o, lse, scale, N_q, k.shape[2], group, causal, d=d, d_padded=triton.next_power_of_2(d),
-            B_r=B_r, B_c=B_c,
-        )  # fmt: skip
+            q, k, v, o, lse, scale, N_q, k.shape[2], group, causal, d=d, d_padded=triton.next_power_of_2(d), B_r=B_r, B_c=B_c
+        )
         return o, lse
 
     spec = Spec(
-        dtypes=(
-            "float32",
-            "float16",
-        ),  # the interpreter takes bfloat16 for whole numbers (triton-lang/triton#4972, #11584)
+        dtypes=("float32", "float16"),  # the interpreter takes bfloat16 for whole numbers (triton-lang/triton#4972, #11584)
         block=(16, 16),
         causal="bottom_right",
         lse="natural",
@@ -330,9 +321,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "numpy_split": Implementation("NumPy, keys in parts, merged", partial(_numpy, "split")),
     "torch_sdpa": Implementation("PyTorch SDPA, default backend, CPU", partial(_sdpa, None), ("torch",)),
     "torch_sdpa_math": Implementation("PyTorch SDPA, MATH, CPU", partial(_sdpa, "MATH"), ("torch",)),
-    "torch_sdpa_flash": Implementation(
-        "PyTorch SDPA, FLASH_ATTENTION, CPU", partial(_sdpa, "FLASH_ATTENTION"), ("torch",)
-    ),
+    "torch_sdpa_flash": Implementation("PyTorch SDPA, FLASH_ATTENTION, CPU", partial(_sdpa, "FLASH_ATTENTION"), ("torch",)),
     "jax": Implementation("jax.nn.dot_product_attention, CPU", _jax, ("jax",)),
     "jax_pallas": Implementation("JAX Pallas GPU kernel, interpret=True", _pallas, ("jax",), share=0.1),
     "triton": Implementation("Triton kernel, TRITON_INTERPRET=1", _triton, ("triton", "torch"), share=0.1),

@@ -49,9 +49,7 @@ def flash_attn_with_kvcache(
 ) -> Any:
     B, N = q.shape[:2]
     ends, packed = np.arange(B + 1) * N, q.reshape(B * N, *q.shape[2:])
-    O, lse = vllm_flash_attn_varlen_func(
-        packed, k_cache, v_cache, N, ends, 999, cache_seqlens, block_table, True, **how
-    )
+    O, lse = vllm_flash_attn_varlen_func(packed, k_cache, v_cache, N, ends, 999, cache_seqlens, block_table, True, **how)
     return O.reshape(B, N, *O.shape[1:]), lse.reshape(-1, B, N).swapaxes(0, 1)
 
 
@@ -62,9 +60,9 @@ def vllm_flash_attn_varlen_func(
     of = [(row[: -(-n // k.shape[1])], n) for row, n in zip(block_table, seqused_k, strict=True)]
     keys, values = (np.concatenate([a[u].reshape(-1, *a.shape[2:])[:n] for u, n in of]) for a in (k, v))
     ends = np.append(0, np.cumsum(seqused_k))
-    return flash_attn_varlen_func(
-        q, keys, values, cu_seqlens_q, ends, max_seqlen_q, max_seqlen_k, return_attn_probs=True, **how
-    )[:2]
+    return flash_attn_varlen_func(q, keys, values, cu_seqlens_q, ends, max_seqlen_q, max_seqlen_k, return_attn_probs=True, **how)[
+        :2
+    ]
 
 
 def single_prefill(q: Any, k: Any, v: Any, how: Any) -> tuple[Array, Array]:

@@ -78,9 +78,7 @@ def tried(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     asked: dict[str, Any] = {"dtype": "float16", "causal": False, "scale": None, "overlap": True, "layout": None} | case
     (H_q, H_kv), N, d, P = asked["heads"], asked["N"], 64, engine.size
     rng = np.random.default_rng(0)
-    whole = [
-        torch.tensor(rng.normal(size=(H, N, d))).to(getattr(torch, asked["dtype"])) for H in (H_q, H_kv, H_kv, H_q)
-    ]
+    whole = [torch.tensor(rng.normal(size=(H, N, d))).to(getattr(torch, asked["dtype"])) for H in (H_q, H_kv, H_kv, H_q)]
     default = "contiguous" if asked["name"] == "ulysses" else "zigzag"
     rows = devices.positions(asked["layout"] or default, N, P)[engine.rank]
     q, k, v, do = (X[:, rows].to(engine.device) for X in whole)
@@ -187,9 +185,7 @@ def main() -> None:
         tiles.pause = lambda device: None
         torch.set_num_threads(1)
     found: dict[str, Any] = {
-        "cases": [
-            tried(engine, case) for case in CASES if case["heads"][1] % engine.size == 0 or case["name"] == "ring"
-        ]
+        "cases": [tried(engine, case) for case in CASES if case["heads"][1] % engine.size == 0 or case["name"] == "ring"]
     }
     found["refused"] = refused(engine)
     found["kit"] = kit(engine, int(sys.argv[2]))

@@ -31,9 +31,7 @@ def links(text: str) -> list[str]:
 
 def pictures(text: str) -> list[tuple[str, str]]:
     """Return the pictures of a page: what everybody sees, and what a phone sees in its place, if that is another."""
-    shown = re.findall(
-        r'!\[[^\]]*\]\(([^)]+)\)|(?:<source media="\(max-width[^"]*" srcset="([^"]+)">)?<img src="([^"]+)"', text
-    )
+    shown = re.findall(r'!\[[^\]]*\]\(([^)]+)\)|(?:<source media="\(max-width[^"]*" srcset="([^"]+)">)?<img src="([^"]+)"', text)
     return [(plain or desk, phone) for plain, phone, desk in shown]
 
 

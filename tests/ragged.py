@@ -43,8 +43,7 @@ def attention_gradients(Q: Array, K: Array, V: Array, dO: Array, causal: bool) -
         P = np.where(seen, np.exp(scale * Q @ k.swapaxes(1, 2) - lse[..., None]), 0)
     dS = P * (dO @ v.swapaxes(1, 2) - (dO * O).sum(2, keepdims=True))
     dK, dV = (
-        X.reshape(len(K), len(Q) // len(K), *X.shape[1:]).sum(1)
-        for X in (scale * dS.swapaxes(1, 2) @ Q, P.swapaxes(1, 2) @ dO)
+        X.reshape(len(K), len(Q) // len(K), *X.shape[1:]).sum(1) for X in (scale * dS.swapaxes(1, 2) @ Q, P.swapaxes(1, 2) @ dO)
     )
     return scale * dS @ k, dK, dV
 
@@ -88,8 +87,7 @@ def arrays(rng: np.random.Generator) -> tuple[list[Array], list[Array], list[Arr
     N, n = lengths(rng)
     H, g, d, d_v = (int(rng.integers(1, end)) for end in (3, 4, 5, 5))
     Q, K, V = (
-        [rng.normal(size=(heads, length, width)) for length in of]
-        for heads, of, width in ((g * H, N, d), (H, n, d), (H, n, d_v))
+        [rng.normal(size=(heads, length, width)) for length in of] for heads, of, width in ((g * H, N, d), (H, n, d), (H, n, d_v))
     )
     return Q, K, V, {"queries": N, "keys": n, "d": d, "d_v": d_v, "heads": g * H, "kv_heads": H, "dtype": "float64"}
 
@@ -159,9 +157,7 @@ def cascade(rng: np.random.Generator) -> Drawn:
 
 def packed(rng: np.random.Generator, sequences: list[Array], before: int) -> tuple[Array, list[int]]:
     """Sequences end to end, with NaN in rows before and behind them; and where they begin."""
-    apart = [
-        np.full((len(sequences[0]), rows, sequences[0].shape[2]), np.nan) for rows in (before, int(rng.integers(3)))
-    ]
+    apart = [np.full((len(sequences[0]), rows, sequences[0].shape[2]), np.nan) for rows in (before, int(rng.integers(3)))]
     ends = before + np.cumsum([0, *(X.shape[1] for X in sequences)])
     return np.concatenate([apart[0], *sequences, apart[1]], axis=1), ends.tolist()
 

@@ -118,9 +118,7 @@ def test_the_induction_holds_after_every_outer_step(case: Case) -> None:
     Q, K, V = case.inputs()
     run = flashsim.forward("flash_basic", Q, K, V, **arguments(case, "blocks"), observers=[steps])
     assert [step.j for step in steps.steps] == list(range(run.blocks.T_c))
-    assert [step.keys for step in steps.steps] == [
-        min((j + 1) * run.blocks.B_c, case.N_k) for j in range(run.blocks.T_c)
-    ]
+    assert [step.keys for step in steps.steps] == [min((j + 1) * run.blocks.B_c, case.N_k) for j in range(run.blocks.T_c)]
 
 
 def test_scale_multiplies_the_scores() -> None:
@@ -148,13 +146,7 @@ def test_bytes_count_each_array_at_its_own_item_size() -> None:
     assert {a.itemsize for a in flashsim.forward("standard", x, x, x, M=64).hbm.by_array.values()} == {2}
 
 
-@given(
-    N_q=st.integers(1, 30),
-    N_k=st.integers(1, 30),
-    d=st.integers(1, 9),
-    d_v=st.integers(1, 9),
-    extra=st.integers(0, 500),
-)
+@given(N_q=st.integers(1, 30), N_k=st.integers(1, 30), d=st.integers(1, 9), d_v=st.integers(1, 9), extra=st.integers(0, 500))
 @FEW
 @pytest.mark.parametrize("name", FORWARD)
 def test_fit_is_the_largest_that_fits_and_its_least_m_is_the_least(
@@ -278,9 +270,7 @@ def probes_and_flags(function: ast.FunctionDef) -> list[str]:
         ast.unparse(node)
         for node in ast.walk(function)
         if isinstance(node, ast.If | ast.IfExp | ast.Match | ast.Try)
-        or (
-            isinstance(node, ast.Attribute) and node.attr in ("peek", "traffic", "reads", "writes", "peak", "observers")
-        )
+        or (isinstance(node, ast.Attribute) and node.attr in ("peek", "traffic", "reads", "writes", "peak", "observers"))
         or (isinstance(node, ast.Name) and node.id == "print")
     ]
 

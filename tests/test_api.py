@@ -82,9 +82,7 @@ def test_errors_say_whose_order_of_axes_they_speak_of() -> None:
             "flash", heads, heads, heads, mask=np.ones((6, 2, 6), bool), **last
         ),
         r"dO has shape \(6, 2, 4\); .* \(2, 6, 4\)": lambda: flashsim.backward("flash", run, np.ones((2, 6, 4))),
-        r"dO has shape \(2, 5, 4\); .* \(2, 6, 4\)": lambda: flashsim.trace(
-            "flash", heads, heads, heads, dO=heads[1:], **last
-        ),
+        r"dO has shape \(2, 5, 4\); .* \(2, 6, 4\)": lambda: flashsim.trace("flash", heads, heads, heads, dO=heads[1:], **last),
     }
     for said, call in calls.items():
         with pytest.raises(ValueError, match=said) as caught:
@@ -205,9 +203,7 @@ def test_what_is_too_large_is_said_to_be_larger_than_what_the_type_holds() -> No
 def test_a_scale_that_the_chip_s_type_does_not_hold_is_refused(name: str) -> None:
     """It would be ∞ there, and ∞ · 0 NaN."""
     Q = np.zeros((2, 1), np.float32)
-    bad(
-        r"scale is -1e\+39; expected one that float32 holds, which ends at 3.4e.38", Q, Q, Q + 1, name=name, scale=-1e39
-    )
+    bad(r"scale is -1e\+39; expected one that float32 holds, which ends at 3.4e.38", Q, Q, Q + 1, name=name, scale=-1e39)
     assert np.array_equal(flashsim.forward(name, Q, Q, Q + 1, scale=3e38).O, Q + 1)
     wide = Q.astype(np.float64)
     assert np.array_equal(flashsim.forward(name, wide, wide, wide + 1, scale=-1e39).O, wide + 1)
@@ -280,9 +276,7 @@ def test_counts_that_differ_by_dtype_alone_say_so() -> None:
     run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 4))
     sizes: dict[str, Any] = {"M": 200, "blocks": (4, 4)}
     counted = flashsim.count("flash", N=8, d=4, **sizes).hbm
-    with pytest.warns(
-        UserWarning, match=r"dtypes differ: bytes of an element, Q 4 and 8, K 4 and 8, .*count\(…, dtype=…\)"
-    ):
+    with pytest.warns(UserWarning, match=r"dtypes differ: bytes of an element, Q 4 and 8, K 4 and 8, .*count\(…, dtype=…\)"):
         assert counted != run.hbm
     stored = Traffic({**counted.by_array, "O": replace(counted.by_array["O"], itemsize=2)})  # as a bug might
     with pytest.warns(UserWarning, match=r"equal, but the dtypes differ: bytes of an element, O 4 and 2$"):
@@ -301,11 +295,7 @@ def test_results_say_who_chose_their_blocks(how: dict[str, Any], who: str) -> No
         how["sizing"].enforced = True
     Q = np.ones((16, 4), np.float32)
     run = flashsim.forward("flash", Q, Q, Q, M=200, **how)
-    found: list[Any] = [
-        run,
-        flashsim.backward("flash", run, Q, M=400),
-        flashsim.count("flash", N=16, d=4, M=200, **how),
-    ]
+    found: list[Any] = [run, flashsim.backward("flash", run, Q, M=400), flashsim.count("flash", N=16, d=4, M=200, **how)]
     if who != "<lambda>":
         found.append(flashsim.theory.exact("flash", N=16, d=4, M=200, **how))
     for result in found:

@@ -52,15 +52,7 @@ def test_linformers_numbers_are_its_formulas_within_their_bound(
 @pytest.mark.parametrize("phi", approximate.PHI)
 @given(**{**sizes, "scale": st.sampled_from([None, 0.0, 0.7])})
 def test_performers_numbers_are_its_formulas_within_their_bound(
-    phi: str,
-    N: int,
-    d: int,
-    e: int,
-    k: int,
-    blocks: tuple[int, int, int, int],
-    seed: int,
-    dtype: str,
-    scale: float | None,
+    phi: str, N: int, d: int, e: int, k: int, blocks: tuple[int, int, int, int], seed: int, dtype: str, scale: float | None
 ) -> None:
     given = *operands(N, d, e, seed, dtype), approximate.features(k, d, seed=seed, dtype=dtype)
     run = approximate.performer(*given, scale=scale, phi=phi, blocks=blocks)
@@ -104,9 +96,7 @@ def test_performer_overflows_nowhere_where_features_would() -> None:
 def test_with_many_features_it_is_attention() -> None:
     Q, K, V = (x / 2 for x in operands(6, 4, 3))
     want = reference.attention(Q, K, V)
-    few, many = (
-        abs(approximate.performer(Q, K, V, approximate.features(k, 4), M=10**6).O - want).max() for k in (8, 5_000)
-    )
+    few, many = (abs(approximate.performer(Q, K, V, approximate.features(k, 4), M=10**6).O - want).max() for k in (8, 5_000))
     assert many < 0.02 < few
 
 
@@ -131,9 +121,7 @@ def test_linformer_whose_mixtures_are_the_keys_is_attention() -> None:
 
 def test_each_method_is_linear_in_N() -> None:
     for method in approximate.METHODS:
-        once, twice = (
-            approximate.count(method, N=N, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm for N in (2048, 4096)
-        )
+        once, twice = (approximate.count(method, N=N, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm for N in (2048, 4096))
         more = twice.accesses - once.accesses
         again = approximate.count(method, N=6144, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm
         assert again.accesses - twice.accesses == more
@@ -168,19 +156,10 @@ def test_bad_input_is_named() -> None:
         with pytest.raises(ValueError, match=match):
             approximate.linformer(Q, K, V, E, F, **wrong)
     refused(
-        (
-            r"E has shape \(4, 4\); expected \(k, N\) with N = 5, as Q has",
-            lambda: approximate.linformer(Q, K, V, E[:, :4], F),
-        ),
-        (
-            r"F has shape \(3, 5\); expected \(k, N\) with k = 4, as E has",
-            lambda: approximate.linformer(Q, K, V, E, F[:3]),
-        ),
+        (r"E has shape \(4, 4\); expected \(k, N\) with N = 5, as Q has", lambda: approximate.linformer(Q, K, V, E[:, :4], F)),
+        (r"F has shape \(3, 5\); expected \(k, N\) with k = 4, as E has", lambda: approximate.linformer(Q, K, V, E, F[:3])),
         (r"scale is -1.0; expected at least 0", lambda: approximate.performer(Q, K, V, E[:, :2], scale=-1)),
-        (
-            r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has",
-            lambda: approximate.performer(Q, K, V, E[:, :3]),
-        ),
+        (r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has", lambda: approximate.performer(Q, K, V, E[:, :3])),
         ("phi", lambda: approximate.performer(Q, K, V, E[:, :2], phi="stored")),
         ("seed is -1", lambda: approximate.features(3, 2, seed=-1)),
         ("method", lambda: approximate.count("longformer", N=4, d=2, k=2)),

@@ -106,12 +106,7 @@ def test_backward_may_take_other_blocks_than_forward(name: str) -> None:
     case = Case("gaussian", 13, 22, 4, 3, "float64", 1, 3, 5, "all together", 0.3)
     Q, K, V = case.inputs()
     run = flashsim.forward(forward_of(name), Q, K, V, M=10**4, blocks=(3, 5), **case.options)
-    choices: tuple[dict[str, Any], ...] = (
-        {},
-        {"M": 300, "sizing": "fit"},
-        {"blocks": (7, 2)},
-        {"sizing": "paper", "M": 64},
-    )
+    choices: tuple[dict[str, Any], ...] = ({}, {"M": 300, "sizing": "fit"}, {"blocks": (7, 2)}, {"sizing": "paper", "M": 64})
     want = gradients(Q, K, V, case.dO(), **case.oracle)
     seen = set()
     for choice in choices:
@@ -125,17 +120,13 @@ def test_backward_may_take_other_blocks_than_forward(name: str) -> None:
 
 @pytest.mark.parametrize("name", BACKWARD)
 @given(
-    case=cases(
-        16, ("float32", "float64", "bfloat16"), tuple(MASKS), DROPOUTS, ("gaussian", "all equal", "outliers", "ties")
-    ),
+    case=cases(16, ("float32", "float64", "bfloat16"), tuple(MASKS), DROPOUTS, ("gaussian", "all equal", "outliers", "ties")),
     power=st.integers(0, 18),
     blocks=st.tuples(st.integers(1, 18), st.integers(1, 18)),
 )
 @example(case=Case("gaussian", 13, 13, 7, 7, "float32", 0, 1, 8, "padding"), power=4, blocks=(5, 1))
 @example(case=Case("gaussian", 13, 13, 7, 7, "float32", 0, 1, 8, "padding"), power=5, blocks=(5, 1))
-def test_weights_are_at_most_1_however_large_the_scores(
-    name: str, case: Case, power: int, blocks: tuple[int, int]
-) -> None:
+def test_weights_are_at_most_1_however_large_the_scores(name: str, case: Case, power: int, blocks: tuple[int, int]) -> None:
     """Whatever the backward pass's tiles: S may be rounded otherwise in them, and by more than the whole softmax."""
     Q, K, V = case.inputs()
     Q, K, dO = Q * Q.dtype.type(10.0**power), K * K.dtype.type(10.0**power), case.dO()
@@ -174,10 +165,7 @@ def test_real_data_with_its_padding(name: str) -> None:
     sample, attend = load_sample(padded=True), sample_mask()
     heads = (0, 7)
     Q, K, V = (np.ascontiguousarray(a[heads, :]) for a in (sample.Q, sample.K, sample.V))
-    slow = "stream" in name or name in (
-        "memory_efficient",
-        "q_outer_stored",
-    )  # an element or a pair at a time, in Python
+    slow = "stream" in name or name in ("memory_efficient", "q_outer_stored")  # an element or a pair at a time, in Python
     step = 16 if slow else 2
     Q, K, V, attend = Q[:, ::step], K[:, ::step], V[:, ::step], attend[::step]
     length = int(attend.sum())

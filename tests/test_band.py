@@ -62,9 +62,7 @@ def test_kinds_are_those_of_looking_at_every_tile() -> None:
         assert band is not None
         kinds, want = band.kinds(blocks, shape, group), looked_at(mask, shape, blocks)
         about = mask, shape, blocks, group
-        assert {kind: count for kind, (count, _) in kinds.items()} == {k: len(tiles) for k, tiles in want.items()}, (
-            about
-        )
+        assert {kind: count for kind, (count, _) in kinds.items()} == {k: len(tiles) for k, tiles in want.items()}, about
         assert all(at in want[kind] for kind, (_, at) in kinds.items()), about
 
 

@@ -51,9 +51,7 @@ def asked(case: Case, bias: Array, name: str) -> dict[str, Any]:
     return {"mask": rule, "dropout_p": case.dropout_p, "M": room, "blocks": blocks}
 
 
-SOME = cases(
-    20, masks=("none", "causal", "packed entry", "dense"), dropouts=(0.0, 0.3), regimes=("gaussian", "outliers")
-)
+SOME = cases(20, masks=("none", "causal", "packed entry", "dense"), dropouts=(0.0, 0.3), regimes=("gaussian", "outliers"))
 
 
 @pytest.mark.parametrize("name", TAKE)
@@ -74,9 +72,7 @@ def test_it_is_added_to_the_scores_within_rounding(name: str, case: Case, kind: 
 @pytest.mark.parametrize("name", LEARN)
 @given(case=SOME, kind=st.sampled_from(KINDS))
 @FEW
-def test_its_gradient_is_right_within_rounding_and_counted_as_theory_says(
-    name: str, case: Case, kind: tuple[bool, bool]
-) -> None:
+def test_its_gradient_is_right_within_rounding_and_counted_as_theory_says(name: str, case: Case, kind: tuple[bool, bool]) -> None:
     (Q, K, V), dO, bias = case.inputs(), case.dO(), of(case, *kind)
     options = asked(case, bias, name)
     if name == "block_sparse":
@@ -172,8 +168,7 @@ def test_the_pass_that_adds_dS_up_takes_as_many_rows_as_fit() -> None:
     """Algorithm 3 with M = 17: two rows of four dS and the four of dB, so that six rows take three tiles."""
     mask = Bias(np.zeros((1, 4)))
     counted, exact = (
-        count("standard", N_q=6, N_k=4, d=2, M=17, mask=mask, direction="backward")
-        for count in (flashsim.count, theory.exact)
+        count("standard", N_q=6, N_k=4, d=2, M=17, mask=mask, direction="backward") for count in (flashsim.count, theory.exact)
     )
     assert counted.hbm.by_array["dB"].reads == exact.hbm.by_array["dB"].reads == 3 * 4
 
@@ -231,10 +226,7 @@ def test_what_is_no_bias_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ("S_ij + self._of_bias", "S_ij - self._of_bias"),
-        ("_block(self._bias_tiles, i, j)", "_block(self._bias_tiles, i, 0)"),
-    ],
+    [("S_ij + self._of_bias", "S_ij - self._of_bias"), ("_block(self._bias_tiles, i, j)", "_block(self._bias_tiles, i, 0)")],
 )
 def test_a_bias_that_is_added_wrongly_is_noticed(before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swap(TileMask.__call__, before, after, monkeypatch)
@@ -246,8 +238,7 @@ def test_a_bias_that_is_added_wrongly_is_noticed(before: str, after: str, monkey
 
 
 @pytest.mark.parametrize(
-    ("function", "before", "after"),
-    [(BiasGradient.add, "dB_ij + summed", "summed + 0"), (Bias.summed, "(0, 1)", "(1,)")],
+    ("function", "before", "after"), [(BiasGradient.add, "dB_ij + summed", "summed + 0"), (Bias.summed, "(0, 1)", "(1,)")]
 )
 def test_a_gradient_that_is_added_up_wrongly_is_noticed(
     function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch
@@ -266,7 +257,7 @@ def test_a_gradient_that_is_added_up_wrongly_is_noticed(
         (gather.bias_gradient, "by_head(dB, group)", "dB", "flash", (4, 6, 7)),
         (launch.Cost.with_sums, "replace(a, size=0)", "a", "flash", (6, 7)),
     ],
-)  # fmt: skip
+)
 def test_a_gradient_of_parts_that_is_summed_wrongly_is_noticed(
     function: Any, before: str, after: str, name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,8 +286,6 @@ def test_the_pass_that_sums_a_grouped_gradient_may_hold_the_most() -> None:
 def test_the_docs_say_which_backward_passes_make_no_gradient_of_a_bias() -> None:
     page = (Path(__file__).parents[1] / "docs" / "conventions.md").read_text(encoding="utf-8")
     _, _, said = page.partition("## Which algorithms make the gradient of a bias")
-    but, none = re.findall(
-        r"All algorithms with a backward pass make it, except (.*?)\. (.*?) have\s+no", said, re.DOTALL
-    )[0]
+    but, none = re.findall(r"All algorithms with a backward pass make it, except (.*?)\. (.*?) have\s+no", said, re.DOTALL)[0]
     assert set(re.findall(r"`(\w+)`", but)) == {name for name, each in BACKWARD.items() if not each.gives_dS}
     assert set(re.findall(r"`(\w+)`", none)) == FORWARD.keys() - BACKWARD.keys()

@@ -39,12 +39,7 @@ def test_with_every_tile_it_is_algorithm_2_and_4_bit_for_bit(case: Case) -> None
     options = {**tiled(case), **case.options}
     flash = flashsim.forward("flash", Q, K, V, **options)
     want = flashsim.backward("flash", flash, case.dO())
-    for block_mask in (
-        None,
-        np.ones(grid(case), bool),
-        np.ones(grid(case), int),
-        lambda T_r, T_c: np.ones((T_r, T_c), bool),
-    ):
+    for block_mask in (None, np.ones(grid(case), bool), np.ones(grid(case), int), lambda T_r, T_c: np.ones((T_r, T_c), bool)):
         sparse = flashsim.forward("block_sparse", Q, K, V, block_mask=block_mask, **options)
         got = flashsim.backward("block_sparse", sparse, case.dO())
         for values in ("O", "l", "m", "hbm", "sram", "blocks"):
@@ -112,9 +107,7 @@ def test_skipping_dead_tiles_changes_counts_alone(case: Case) -> None:
     assert (np.abs(a - b) <= 3 * full.blocks.T_c * u * np.abs(b)).all()
     assert live.hbm.accesses <= full.hbm.accesses
     assert live.sram.peak <= full.sram.peak
-    tally = flashsim.count(
-        "block_sparse", **case.shape, **tiled(case), mask=options["mask"], block_mask="live", dtype=case.dtype
-    )
+    tally = flashsim.count("block_sparse", **case.shape, **tiled(case), mask=options["mask"], block_mask="live", dtype=case.dtype)
     assert tally.hbm == live.hbm
 
 

@@ -97,9 +97,7 @@ def arguments(case: str, N_q: int, N_k: int) -> dict[str, Any]:
     return asked
 
 
-def run_both_ways(
-    name: str, observer: L2, asked: dict[str, Any], shape: tuple[int, int, int, int], M: int
-) -> list[Any]:
+def run_both_ways(name: str, observer: L2, asked: dict[str, Any], shape: tuple[int, int, int, int], M: int) -> list[Any]:
     Q, K, V = inputs(*shape)
     runs: list[Any] = [flashsim.forward(name, Q, K, V, M=M, observers=[observer], **asked)]
     if name in BACKWARD:
@@ -238,9 +236,7 @@ def test_blocks_are_where_they_say_whatever_came_before() -> None:
 # ---------------------------------------------------------------------------------------------------- properties of LRU
 
 
-accesses = st.lists(
-    st.builds(Access, st.sampled_from("AB"), st.integers(0, 60), st.integers(1, 20), st.booleans()), max_size=60
-)
+accesses = st.lists(st.builds(Access, st.sampled_from("AB"), st.integers(0, 60), st.integers(1, 20), st.booleans()), max_size=60)
 
 
 @settings(deadline=None)
@@ -324,9 +320,7 @@ def pycachesim(trace: Sequence[Access], lines: int, line: int) -> tuple[int, int
     Its stores do not count hits and do not refresh what they hit, as if each store had its load before it; so each
     store is given one.
     """
-    cachesim: Any = pytest.importorskip(
-        "cachesim", reason="pycachesim, the independent cache simulator, is not installed"
-    )
+    cachesim: Any = pytest.importorskip("cachesim", reason="pycachesim, the independent cache simulator, is not installed")
     memory = cachesim.MainMemory()
     cache = cachesim.Cache("L2", 1, lines, 4 * line, "LRU", write_back=True, write_allocate=True)
     memory.load_to(cache)
@@ -409,9 +403,7 @@ PLANTED = [NeverRefreshed, MostRecentFirst, OneLineTooMany, NeverDirty]
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bugs_are_noticed_by_what_pycachesim_counted(bug: Callable[..., L2]) -> None:
     wrong = [
-        key
-        for key, want in RECORDED.items()
-        if counts(replay(whole_lines(*key[:3]), key[2] * key[3], key[2], of=bug)) != want
+        key for key, want in RECORDED.items() if counts(replay(whole_lines(*key[:3]), key[2] * key[3], key[2], of=bug)) != want
     ]
     assert wrong
 

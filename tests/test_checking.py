@@ -254,9 +254,7 @@ def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
 def test_an_argument_that_there_is_not_is_told_with_the_nearest_that_there_is(call: Callable[..., Any]) -> None:
     name = "forward" if call in RUNS else call.__name__
     for given, meant in (("caual", "; did you mean 'causal'?"), ("split", "; did you mean 'splits'?"), ("zzz", "$")):
-        with pytest.raises(
-            TypeError, match=f"{name} takes no argument '{given}'{re.escape(meant) if meant != '$' else '$'}"
-        ):
+        with pytest.raises(TypeError, match=f"{name} takes no argument '{given}'{re.escape(meant) if meant != '$' else '$'}"):
             call(**{given: True})
 
 
@@ -294,9 +292,7 @@ def test_an_option_of_another_algorithm_may_be_left_at_its_default() -> None:
 def test_a_record_and_its_form_have_the_same_options() -> None:
     for form in (form for each in theory.form.forms().values() for form in each.values()):
         record = FORWARD[chosen(form.name, form.direction).forward_pass]
-        assert [(o.name, o.default, o.check) for o in form.options] == [
-            (o.name, o.default, o.check) for o in record.options
-        ]
+        assert [(o.name, o.default, o.check) for o in form.options] == [(o.name, o.default, o.check) for o in record.options]
 
 
 @pytest.mark.parametrize(
@@ -325,14 +321,8 @@ def test_a_record_and_its_form_have_the_same_options() -> None:
         ("Causal's offset: dtype float64; expected whole numbers", lambda: flashsim.Causal(0.5)),
         ("Causal's offset runs from 2305.* to", lambda: flashsim.Causal(2**61 + 1)),
         ("SlidingWindow's offset is .*; expected an array", lambda: flashsim.SlidingWindow(1, 1, [[1], [1, 2]])),
-        (
-            "QueryPadding's lengths run from 7 to 7; expected 0 to N_q = 6",
-            lambda: forward(mask=flashsim.QueryPadding(7)),
-        ),
-        (
-            r"Causal's offset has shape \(2,\); expected .* leading axes \(\)",
-            lambda: forward(mask=flashsim.Causal([0, 1])),
-        ),
+        ("QueryPadding's lengths run from 7 to 7; expected 0 to N_q = 6", lambda: forward(mask=flashsim.QueryPadding(7))),
+        (r"Causal's offset has shape \(2,\); expected .* leading axes \(\)", lambda: forward(mask=flashsim.Causal([0, 1]))),
         (r"Causal's offset has shape \(2,\)", lambda: count(mask=flashsim.Causal([0, 1]))),
         ("KeyPadding's lengths is a masked array", lambda: flashsim.KeyPadding(np.ma.masked_array([1, 2]))),
         ("KeyPadding's lengths is .*; expected an array", lambda: flashsim.KeyPadding([[1], [1, 2]])),
@@ -401,6 +391,4 @@ def test_checks_know_neither_simulator_nor_theory() -> None:
     for module in (checking, flashsim.problem.inputs):
         with open(str(module.__file__)) as file:
             imported = set(re.findall(r"from (flashsim\S*) import", file.read()))
-        assert imported <= {f"flashsim.problem.{name}" for name in ("arguments", "dlpack", "shapes")} | {
-            "flashsim.support.sizes"
-        }
+        assert imported <= {f"flashsim.problem.{name}" for name in ("arguments", "dlpack", "shapes")} | {"flashsim.support.sizes"}

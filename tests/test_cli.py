@@ -80,12 +80,7 @@ def test_run_on_the_bundled_sample(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    for part in (
-        "Gettysburg",
-        "12 heads, N = 331, d = 32, float32",
-        "M = 25,600 elements (100 KB of float32)",
-        "by array",
-    ):
+    for part in ("Gettysburg", "12 heads, N = 331, d = 32, float32", "M = 25,600 elements (100 KB of float32)", "by array"):
         assert part in out
     assert "Standard attention moves 4.87× the elements that FlashAttention does. The factor" in out
     assert "follows M/d², here 25 (" in out
@@ -177,9 +172,7 @@ def test_a_bfloat16_file_is_read_though_nothing_has_imported_its_type() -> None:
     save_file(given | {"other": np.ones(3, bfloat16)}, "mine.safetensors")
     ran = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True, check=True)
     without, read = ran.stdout.splitlines()
-    assert without.startswith(
-        "mine.safetensors cannot be read as .safetensors: bfloat16 needs the package ml_dtypes: pip"
-    )
+    assert without.startswith("mine.safetensors cannot be read as .safetensors: bfloat16 needs the package ml_dtypes: pip")
     assert read == ("{'N': 3, 'N_q': 3, 'd': 2, 'd_v': 2, 'dtype': 'bfloat16'} [[0.0, 0.25], [0.5, 0.75], [1.0, 1.25]]")
 
 
@@ -216,9 +209,7 @@ def test_every_command_has_the_same_algorithm_and_sizing_if_it_is_told_none(caps
 
 
 @pytest.mark.parametrize("command", ["standard", "standard --backward", "small_cache", "q_outer --backward"])
-def test_count_speaks_of_the_paper_s_blocks_only_where_there_are_some(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_count_speaks_of_the_paper_s_blocks_only_where_there_are_some(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["count", *command.split(), "--N", "64", "--d", "8", "--M", "2000", "--sizing", "paper"]) == 0
     assert ("Blocks as in" in capsys.readouterr().out) is (command == "q_outer --backward")
 
@@ -271,9 +262,7 @@ def test_options_as_they_were_once_spelled(capsys: pytest.CaptureFixture[str]) -
             told.append(capsys.readouterr().out)
         assert told[0] == told[1]
     assert main(["count", "--help"]) == 0
-    assert "_k" not in capsys.readouterr().out.partition("examples:")[0].replace("N_k − N_q", "").replace(
-        "split_kv", ""
-    )
+    assert "_k" not in capsys.readouterr().out.partition("examples:")[0].replace("N_k − N_q", "").replace("split_kv", "")
 
 
 def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:

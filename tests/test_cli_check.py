@@ -443,9 +443,7 @@ def test_a_check_has_its_name_where_python_drops_docstrings() -> None:
     assert [line.split() for line in done.stdout.partition("\n\n")[0].splitlines()] == [[name, name] for name in CHECKS]
 
 
-def test_a_package_that_is_missing_is_said_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     assert main(["check", "my_kernels:attention", "--wrap", "jax"]) == 2
     assert "error: argument --wrap: jax needs the package jax: pip install jax\n" in capsys.readouterr().err

@@ -46,12 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:300])
         Path("junk.safetensors").write_bytes(b"\xff" * 40)
         Path("latin").write_bytes(b"p '\xe9'\n")
-        for name, text in {
-            "odd": "n,d\n8,4\n",
-            "empty": "N,d\n",
-            "twice": "N,d,N\n8,4,9\n",
-            "ragged": "N,d\n8,4,5\n",
-        }.items():
+        for name, text in {"odd": "n,d\n8,4\n", "empty": "N,d\n", "twice": "N,d,N\n8,4,9\n", "ragged": "N,d\n8,4,5\n"}.items():
             Path(f"{name}.csv").write_text(text, encoding="utf-8")
         Path("__pycache__").mkdir()  # where what is imported is compiled, unless Python is told not to
         Path("folder").mkdir()
@@ -66,9 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("binary.py").write_bytes(b"\xff\xfe\x00")
         within = "    def attention(hbm, sram, Q, K, V, blocks):\n        return Q\n    return attention\n"
         Path("inner.py").write_text(f"def make():\n{within}made = make()\n", encoding="utf-8")
-        Path("kernels.py").write_text(
-            "import os\nenviron = os.environ\ndef attention(q, k, v): return q\n", encoding="utf-8"
-        )
+        Path("kernels.py").write_text("import os\nenviron = os.environ\ndef attention(q, k, v): return q\n", encoding="utf-8")
         yield
 
 

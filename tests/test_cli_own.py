@@ -117,9 +117,7 @@ def test_run_backward_takes_the_pass_in_the_same_file(capsys: pytest.CaptureFixt
     flash, *mine = numbers.values()
     assert [found["accesses"] for found in mine] == 2 * [flash["accesses"]]
     assert [found["error_of_rounding_bound"] for found in mine] == 2 * [flash["error_of_rounding_bound"]]
-    wrong = said(
-        capsys, "run", "--qkv", "small.npz", "--M", "256", "--backward", "--algorithm", "twice.py:RECORD", status=1
-    )
+    wrong = said(capsys, "run", "--qkv", "small.npz", "--M", "256", "--backward", "--algorithm", "twice.py:RECORD", status=1)
     assert "backward" in wrong
 
 
@@ -174,9 +172,7 @@ def test_count_says_whose_shape_blocks_have_and_that_tune_looks_for_others(capsy
 
 
 def test_tune_tries_it_too(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(
-        capsys, "tune", "--N", "16", "--d", "2", "--M", "100", "--algorithm", "mine.py:two_sweeps", "rabe_staats"
-    )
+    out = said(capsys, "tune", "--N", "16", "--d", "2", "--M", "100", "--algorithm", "mine.py:two_sweeps", "rabe_staats")
     assert re.search(r"two_sweeps +two_sweeps", out)
     assert re.search(r"rabe_staats +Appendix B.5, Rabe and Staats", out)
 

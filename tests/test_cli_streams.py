@@ -103,9 +103,7 @@ def test_names_that_are_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("\\xff.npz\n")
     assert "Saved \\xfe.png, \\xfe.svg, \\xfe.json" in out
     assert json.loads(Path(target).read_text(encoding="utf-8"))["source"] == "\\xff.npz"
-    assert json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))["command"].startswith(
-        "flashsim run --qkv '\\xff"
-    )
+    assert json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))["command"].startswith("flashsim run --qkv '\\xff")
     assert main(["step", "--qkv", given, "-o", f"{stem}.html"]) == 0
     assert main(["step", "--qkv", given, "-o", f"{stem}.json.gz"]) == 0
     capsys.readouterr()
@@ -132,11 +130,7 @@ class Broken(io.TextIOWrapper):
 )
 @pytest.mark.parametrize(("number", "status"), [(errno.EPIPE, 141), (errno.ENOSPC, 2)])
 def test_a_stream_that_fails(
-    command: tuple[str, ...],
-    number: int,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...], number: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", Broken(number))
@@ -227,9 +221,7 @@ def test_ctrl_c_ends_with_130_and_leaves_no_file_in_part(
 
 def test_a_real_ctrl_c() -> None:
     code = "import sys; from flashsim.cli import main; print('ready', flush=True); sys.exit(main(['verify', '--full']))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout
         running.stdout.readline()
         time.sleep(0.3)
@@ -241,18 +233,11 @@ def test_a_real_ctrl_c() -> None:
 # ---------------------------------------------------------------------------------------- before the work, and after
 
 
-def test_targets_are_checked_before_the_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_targets_are_checked_before_the_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def work(*_: object, **__: object) -> None:
         raise AssertionError("it has worked first")
 
-    for where, name in (
-        (comparison, "run_all"),
-        (verify, "checks"),
-        (testing, "check_attention"),
-        (plots, "run_figure"),
-    ):
+    for where, name in ((comparison, "run_all"), (verify, "checks"), (testing, "check_attention"), (plots, "run_figure")):
         monkeypatch.setattr(where, name, work)
     for command in (
         "run --json none/x",

@@ -38,9 +38,7 @@ def rows(capsys: pytest.CaptureFixture[str], *command: str) -> list[dict[str, st
 
 def test_where_does_flash_beat_standard(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "flash", "standard", "--N", "1:200:1", "--d", "64")
-    least = {
-        name: [flashsim.count(name, N=N, d=64).hbm.accesses for N in (33, 34, 200)] for name in ("flash", "standard")
-    }
+    least = {name: [flashsim.count(name, N=N, d=64).hbm.accesses for N in (33, 34, 200)] for name in ("flash", "standard")}
     assert [mine < other for mine, other in zip(*least.values(), strict=True)] == [False, True, True]
     assert "flash moves fewer than standard from N = 34 on (tried: N = 1 to 200, 200 values)" in out
     assert "20 of 200 shown" in out
@@ -61,19 +59,7 @@ def test_when_does_q_outer_beat_flash(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_answers_differ_by_what_else_varies(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(
-        capsys,
-        "flash",
-        "standard",
-        "block_sparse",
-        "--N",
-        "1:200:1",
-        "--d",
-        "64",
-        "128",
-        "--M",
-        "6400",
-        "--sizing",
-        "paper",
+        capsys, "flash", "standard", "block_sparse", "--N", "1:200:1", "--d", "64", "128", "--M", "6400", "--sizing", "paper"
     )
     fewer = [
         N for N in range(1, 201)
@@ -143,18 +129,11 @@ def test_files_are_written_with_how_they_were_made(capsys: pytest.CaptureFixture
     ]  # fmt: skip
     assert "Saved a.csv, a.png, a.svg, a.json" not in printed(capsys, *command[:-4], "-o", "b", "--y", "traffic")
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
-    assert (
-        record["command"]
-        == "flashsim sweep flash standard --N 8:64:x2 --d 4 --csv a.csv --json a.json -o b --y traffic"
-    )
+    assert record["command"] == "flashsim sweep flash standard --N 8:64:x2 --d 4 --csv a.csv --json a.json -o b --y traffic"
     assert (record["flashsim"], record["points"], record["cross_checked"]) == (flashsim.__version__, 8, 8)
     assert len(Path("a.csv").read_text(encoding="utf-8").splitlines()) == 9
     drawn = json.loads(Path("b.json").read_text(encoding="utf-8"))
-    assert (drawn["command"], drawn["data"]["y"], len(drawn["data"]["lines"])) == (
-        record["command"],
-        "traffic_bytes",
-        2,
-    )
+    assert (drawn["command"], drawn["data"]["y"], len(drawn["data"]["lines"])) == (record["command"], "traffic_bytes", 2)
     assert main(["sweep", *command]) == 2
     assert "argument --json: a.json is what -o writes too" in capsys.readouterr().err
 
@@ -180,9 +159,7 @@ def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
     assert Path("old.csv").read_text(encoding="utf-8") == "before"
 
 
-SWEPT = [
-    "sweep", "flash", "standard", "--N", "8:247:1", "--d", "4", "--check", "0", "--resume", "kept", "--csv", "a.csv",
-]  # fmt: skip
+SWEPT = ["sweep", "flash", "standard", "--N", "8:247:1", "--d", "4", "--check", "0", "--resume", "kept", "--csv", "a.csv"]
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, Terminated])
@@ -248,8 +225,7 @@ def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("names", "longest"),
-    [(["flash", "standard"], 300), (["small_cache", "swept.py:two_sweeps", "formed.py:two_sweeps"], 100)],
+    ("names", "longest"), [(["flash", "standard"], 300), (["small_cache", "swept.py:two_sweeps", "formed.py:two_sweeps"], 100)]
 )
 def test_processes_find_the_same(names: list[str], longest: int, capsys: pytest.CaptureFixture[str]) -> None:
     Path("swept.py").write_text(TWO_SWEEPS, encoding="utf-8")

@@ -144,8 +144,7 @@ def test_rounds_bring_reformer_nearer_to_attention() -> None:
     K = Q / np.linalg.norm(Q, axis=1, keepdims=True)
     want = reference.attention(Q, K, V)
     few, many = (
-        abs(approximate.reformer(Q, K, V, approximate.lsh_buckets(Q, rounds, 8), C=16).O - want).mean()
-        for rounds in (1, 16)
+        abs(approximate.reformer(Q, K, V, approximate.lsh_buckets(Q, rounds, 8), C=16).O - want).mean() for rounds in (1, 16)
     )
     assert many < few / 2
 
@@ -198,10 +197,7 @@ def test_bad_input_is_named(method: str) -> None:
     refused(
         (r"K has shape \(4, 2\); expected \(N, d\) with N = 5, as Q has", lambda: door(Q, K[:4], V, *rounds)),
         ("Q has shape", lambda: door(Q[0], K, V, *rounds)),
-        (
-            r"O overflows float32, .* Scale Q and K and V down, or",
-            lambda: door(*np.full((3, 5, 2), 1e30, np.float32), *rounds),
-        ),
+        (r"O overflows float32, .* Scale Q and K and V down, or", lambda: door(*np.full((3, 5, 2), 1e30, np.float32), *rounds)),
         (r"M = 20 elements is too small", lambda: approximate.count(method, N=5, d=2, rounds=1, C=3, M=20)),
         (
             r"rounds · N is 137,438,953,472; expected at most 268,435,456, .* `exact` has no such",

@@ -53,9 +53,7 @@ def test_a_block_mask_of_live_tiles_leaves_out_what_is_masked_alone() -> None:
 def test_blocks_are_chosen_for_both_passes_where_they_were_left_to_fit(sizes: dict[str, Any]) -> None:
     asked = {"M": 100, "block_mask": "live"}
     back = BACKWARD["block_sparse"]
-    assert isinstance(
-        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, {**asked, "sizing": "fit"})["sizing"], Fixed
-    )
+    assert isinstance(comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, {**asked, "sizing": "fit"})["sizing"], Fixed)
     assert comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, asked | sizes) == asked | sizes
 
 

@@ -64,9 +64,7 @@ def agrees(tally: devices.DevicesTally) -> None:
 
 @pytest.mark.parametrize("name", FORWARD)
 @given(problems())
-def test_numbers_are_one_device_s_and_counts_are_theory_s(
-    name: str, drawn: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
+def test_numbers_are_one_device_s_and_counts_are_theory_s(name: str, drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
     arrays, how = drawn
     Q, K, V = (arrays[X] for X in "QKV")
     how["columns"] = some_columns(name, how["P"], arrays)
@@ -85,9 +83,7 @@ def test_numbers_are_one_device_s_and_counts_are_theory_s(
 
 @pytest.mark.parametrize("name", sorted(programs("backward")))
 @given(problems())
-def test_gradients_are_one_device_s_and_counts_are_theory_s(
-    name: str, drawn: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
+def test_gradients_are_one_device_s_and_counts_are_theory_s(name: str, drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
     arrays, how = drawn
     Q, K, V, dO = arrays.values()
     run = devices.forward("ring", Q, K, V, **how)
@@ -172,9 +168,7 @@ def test_equal_heads_and_row_blocks_are_counted_once(name: str, causal: bool) ->
     assert time.process_time() - began < 3  # half a second on a quiet machine
     agrees(many)
     few = devices.count(name, **asked, heads=8, columns=2 if name == "mesh" else None)
-    reads = [
-        sum(one.hbm.by_array[X].reads for X in one.hbm.by_array if X[0] == "K") for one in (*many.devices, *few.devices)
-    ]
+    reads = [sum(one.hbm.by_array[X].reads for X in one.hbm.by_array if X[0] == "K") for one in (*many.devices, *few.devices)]
     assert {more / less for more, less in zip(reads[:8], reads[8:], strict=True)} == {8}
 
 
@@ -198,19 +192,14 @@ def test_words_by_hand() -> None:
 def test_ring_beats_ulysses_where_groups_are_large() -> None:
     """Ring ÷ Ulysses = P·H_kv / (H_q + max(H_kv, P)) words: 0.89 with 64 and 8 heads on 8 devices, P/2 without groups."""
     for H_kv, ratio in ((8, Fraction(8 * 8, 64 + 8)), (64, Fraction(8 * 64, 64 + 64))):
-        of = {
-            name: devices.count(name, N=16, d=2, P=8, heads=64, kv_heads=H_kv, M=100).words
-            for name in ("ring", "ulysses")
-        }
+        of = {name: devices.count(name, N=16, d=2, P=8, heads=64, kv_heads=H_kv, M=100).words for name in ("ring", "ulysses")}
         assert Fraction(of["ring"], of["ulysses"]) == ratio
 
 
 def test_the_figure_has_what_is_counted() -> None:
     data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 16), devices=4)
     of = data["of_shared"]
-    points = [(data, at, P, 2) for at, P in enumerate(data["P"])] + [
-        (of, at, 4, H) for at, H in enumerate((1, 2, 4, 8))
-    ]
+    points = [(data, at, P, 2) for at, P in enumerate(data["P"])] + [(of, at, 4, H) for at, H in enumerate((1, 2, 4, 8))]
     for lines, at, P, H_kv in points:
         for name, words in lines["words"].items():
             tally = devices.count(name, N=64, d=2, heads=8, kv_heads=H_kv, P=P, layout="contiguous", M=100)
@@ -313,16 +302,10 @@ def sends_to_itself(device: Device) -> None:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (
-            changes_what_it_sends,
-            r"sends Y to rank \d, and it was changed before rank \d, at line \d+ of test_devices.py, waited",
-        ),
+        (changes_what_it_sends, r"sends Y to rank \d, and it was changed before rank \d, at line \d+ of test_devices.py, waited"),
         (writes_where_it_receives, r"receives Y from rank \d, and it was written to before"),
         (is_never_received, r"wait for ever: rank 0, at line \d+ .* with X to be received by rank 1, which has ended"),
-        (
-            receives_from_nobody,
-            r"wait for ever: rank 0, .*; rank 1, .*; rank 2, at line \d+ .* for a message from rank 1",
-        ),
+        (receives_from_nobody, r"wait for ever: rank 0, .*; rank 1, .*; rank 2, at line \d+ .* for a message from rank 1"),
         (waits_for_nothing, r"rank 0, at line \d+ .* posts a message, and ends without waiting for it"),
         (waits_twice, "expected a ticket of its own, once"),
         (sends_another_shape, r"sends X\[0:1\] \(1, 2\) float64 to rank \d, .* which expects Y \(2, 2\) float64"),

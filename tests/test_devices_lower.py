@@ -80,11 +80,7 @@ def test_no_backward_program_sends_less(name: str, data: st.DataObject) -> None:
 
 def test_how_near_backward_programs_come() -> None:
     """A device of the mesh sends 7d(√P − 1)n, and L and D; the bound is 6.49d√P n, less 7dn for own rows."""
-    for name, P, heads, columns, ratio in (
-        ("mesh", 16, 1, 4, 1.110),
-        ("mesh", 64, 1, 8, 1.093),
-        ("ulysses", 16, 16, 1, 1.154),
-    ):
+    for name, P, heads, columns, ratio in (("mesh", 16, 1, 4, 1.110), ("mesh", 64, 1, 8, 1.093), ("ulysses", 16, 16, 1, 1.154)):
         sent, bound = backward_of(name, share_of(65_536, P, heads, 128, 128), columns)
         assert round(sent / bound.words, 3) == ratio
 
@@ -167,19 +163,15 @@ def test_a_certificate_that_says_too_much_is_refused() -> None:
     """Whatever case of λ binds: the corner, the curve, an end of it, one's own rows."""
     bounds = [
         lower_words(share)
-        for share in (
-            share_of(64, 8, 16), share_of(64, 8), share_of(64, 9), share_of(60, 4, 2), share_of(8, 4, d=1, d_v=1),
-        )
-    ]  # fmt: skip
+        for share in (share_of(64, 8, 16), share_of(64, 8), share_of(64, 9), share_of(60, 4, 2), share_of(8, 4, d=1, d_v=1))
+    ]
     for bound in bounds:
         check(bound.certificate())
         near = round(bound.up * 1.07) + 1
         for change in ({"words": bound.words + 1}, {"up": near}):
             with pytest.raises(ValueError, match=r"proves|too large"):
                 check(bound.certificate() | change)
-    wrong: list[dict[str, Any]] = [
-        {"n": 1}, {"W": 1}, {"q": 1}, {"pairs": 10**9}, {"P": 0}, {"kind": "lower bound"}, {"up": 0.5},
-    ]  # fmt: skip
+    wrong: list[dict[str, Any]] = [{"n": 1}, {"W": 1}, {"q": 1}, {"pairs": 10**9}, {"P": 0}, {"kind": "lower bound"}, {"up": 0.5}]
     for other in wrong:
         with pytest.raises(ValueError, match=r"too few|no such|not a certificate|expected a whole"):
             check(bounds[0].certificate() | other)

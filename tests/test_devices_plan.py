@@ -48,9 +48,7 @@ def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
                 assert theory.mesh_total(share, C, direction) == sent
             rows = [np.concatenate([*share.where[p : p + C]]) for p in range(0, found.P, C)]
             cols = [np.concatenate([*share.where[c::C]]) for c in range(C)]
-            assert most_work(tally.program, share, C) == g * H_kv * max(
-                allowed(share, r, c) for r in rows for c in cols
-            )
+            assert most_work(tally.program, share, C) == g * H_kv * max(allowed(share, r, c) for r in rows for c in cols)
 
 
 def test_thousands_of_devices_take_a_second() -> None:
@@ -125,9 +123,7 @@ def test_the_command_prints_plans_beside_the_bound(capsys: pytest.CaptureFixture
     arguments = ["devices", "--plan", "--P", "4:8:x2", "--N", "4096", "--d", "64", "--flops", "1e14", "--link", "1e11"]
     assert main(arguments) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:1] in ("4", "8")]
-    assert [row[1].rstrip(",") for row in rows] == [
-        "ring", "TASP", "StarTrail", "mesh", "ring", "TASP", "StarTrail", "mesh",
-    ]  # fmt: skip
+    assert [row[1].rstrip(",") for row in rows] == ["ring", "TASP", "StarTrail", "mesh", "ring", "TASP", "StarTrail", "mesh"]
     found = plan("mesh", P=4, N=4096, d=64, flops=1e14, link=1e11)
     assert found.seconds is not None
     assert rows[3][-4:] == [f"{found.most_words:,}", "1.008", f"{found.room:,}", f"{found.seconds * 1e3:.3f}"]
@@ -153,11 +149,7 @@ def test_the_figure_of_time_has_plans_over_the_arithmetic_alone() -> None:
 
 def test_the_error_of_a_ring_grows_with_hops_where_unfinished_rows_are_kept_in_16_bits() -> None:
     kept = plots.FIGURES["hops"].data(N=96, d=8, P=(1, 12))["kept"]
-    assert (
-        kept["float32"][0]
-        == pytest.approx(kept["float32"][1], rel=0.02)
-        == pytest.approx(kept["bfloat16"][0], rel=0.02)
-    )
+    assert kept["float32"][0] == pytest.approx(kept["float32"][1], rel=0.02) == pytest.approx(kept["bfloat16"][0], rel=0.02)
     assert kept["bfloat16"][1] > 1.8 * kept["float32"][1]
 
 

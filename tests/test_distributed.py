@@ -157,9 +157,7 @@ def test_faults_are_said_in_time(engine: str, tmp_path: Path) -> None:
     short, long = ((tmp_path / f"message {rank}").read_text() for rank in (1, 0))
     assert re.match(r"in time: rank 1, at line \d+ of faults.py, received 32 bytes from rank 0; expected 64", short)
     from_gloo = "received 96 bytes from rank 2; expected 64"
-    assert re.match(
-        rf"in time: rank 0, at line \d+ of faults.py, {'lost its message' if engine == 'mpi' else from_gloo}", long
-    )
+    assert re.match(rf"in time: rank 0, at line \d+ of faults.py, {'lost its message' if engine == 'mpi' else from_gloo}", long)
 
 
 def test_a_process_has_the_gpu_of_its_number_or_is_told_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +178,6 @@ def test_without_a_launcher_the_error_says_how_to_start_it() -> None:
     from flashsim.devices import distributed
 
     with pytest.raises(
-        ValueError,
-        match=r"engine is None; expected 'torch' or 'nccl' or 'mpi', .*torchrun --standalone --nproc-per-node 4",
+        ValueError, match=r"engine is None; expected 'torch' or 'nccl' or 'mpi', .*torchrun --standalone --nproc-per-node 4"
     ):
         distributed.engine()

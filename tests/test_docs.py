@@ -233,9 +233,7 @@ def test_what_is_set_beside_the_papers_figure_2_is_counted() -> None:
                        text_of(ROOT / "docs" / "paper.md"), re.MULTILINE)  # fmt: skip
     fit, paper = (FIGURES["traffic"].data(sizing=sizing)["model"] for sizing in ("fit", "paper"))
     of = zip(fit["standard"]["by_M"], fit["flash"]["by_M"], paper["flash"]["by_M"], strict=True)
-    counted = [
-        (str(a["KB"]), *(f"{at['bytes'] / 1e9:.3g}" for at in (a, b, c)), f"{c['peak'] / c['M']:.0%}") for a, b, c in of
-    ]
+    counted = [(str(a["KB"]), *(f"{at['bytes'] / 1e9:.3g}" for at in (a, b, c)), f"{c['peak'] / c['M']:.0%}") for a, b, c in of]
     assert found == counted
 
 
@@ -270,9 +268,7 @@ def record(name: str) -> Any:
 
 
 def test_speeds_are_the_benchmarked_ones() -> None:
-    measured = re.findall(
-        r"^\| [^|]+ \| ([\d.]+) \| [≤≥] [\d.]+ \|$", text_of(ROOT / "docs" / "speed.md"), re.MULTILINE
-    )
+    measured = re.findall(r"^\| [^|]+ \| ([\d.]+) \| [≤≥] [\d.]+ \|$", text_of(ROOT / "docs" / "speed.md"), re.MULTILINE)
     values = [row["value"] for row in record("bench_cpu")["rows"] if "interpret=True" not in row["what"]]
     order = [*values[:5], values[6], values[5]]  # the page puts Triton first
     assert len(measured) == len(order)
@@ -302,9 +298,7 @@ def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
     late = [row["name"] for row in data["mutants"] if row["written"] == "after"]
     own = [row for row in data["mutants"] if row["part"] != "serving"]
     assert [row["name"] for row in own] == [mutant.name for mutant in ALL]
-    assert {row["name"] for row in data["mutants"]} - {row["name"] for row in own} <= {
-        mutant.name for mutant in SERVING
-    }
+    assert {row["name"] for row in data["mutants"]} - {row["name"] for row in own} <= {mutant.name for mutant in SERVING}
     assert all(None not in row["first"] for row in data["mutants"]), "a bug that some seed does not show"
     assert all(any(row["failed"].get(check) for row in data["mutants"]) for check in CHECKS), "a check that never fails"
     assert f"[{len(ALL)} small attentions]" in page
@@ -314,9 +308,7 @@ def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
 
     kit = record("kit_conformance")
     subjects = kit["implementations"]
-    assert (
-        set(IMPLEMENTATIONS) - set(FORWARD) <= set(subjects) <= set(IMPLEMENTATIONS)
-    )  # a new algorithm may come later
+    assert set(IMPLEMENTATIONS) - set(FORWARD) <= set(subjects) <= set(IMPLEMENTATIONS)  # a new algorithm may come later
     assert all(subject["ok"] for subject in subjects.values())
     assert f"with {kit['examples']:,} examples each" in page
     fewer = [name for name, subject in subjects.items() if subject["examples"] < kit["examples"]]
@@ -332,9 +324,7 @@ def test_numbers_about_usual_tests_are_the_recorded_ones() -> None:
         [what, *(f"{of[at]:.2f}" for at in ("rms", "largest_median", "largest")), str(of["beyond_2"])]
         for what, of in data["errors"].items()
     ]
-    assert f"N = {data['N']:,}, d = {data['d']}, B_r = {data['B_r']}, in {data['draws']} draws" in said(
-        "docs/kernels.md"
-    )
+    assert f"N = {data['N']:,}, d = {data['d']}, B_r = {data['B_r']}, in {data['draws']} draws" in said("docs/kernels.md")
 
 
 @pytest.mark.slow

@@ -345,9 +345,7 @@ def two_steps() -> same_curve.SameCurve:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_each_example_s_text_fits_a_terminal_and_says_where_the_step_is(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_example_s_text_fits_a_terminal_and_says_where_the_step_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed_by(capsys, name)
     assert max(map(len, out.splitlines())) <= 80
     assert not any(line != line.rstrip() for line in out.splitlines())
@@ -387,9 +385,7 @@ def test_the_transformer_s_gradients_are_slopes_of_its_loss(name: str) -> None:
     attend = same_curve.Setup("standard", None, "float64", 0).attend()
     _, gradients = loss_and_gradients(weights, tokens, attend)
     way = rng.normal(size=weights[name].shape)
-    there, back = (
-        loss_and_gradients({**weights, name: weights[name] + h * way}, tokens, attend)[0] for h in (1e-6, -1e-6)
-    )
+    there, back = (loss_and_gradients({**weights, name: weights[name] + h * way}, tokens, attend)[0] for h in (1e-6, -1e-6))
     assert (there - back) / 2e-6 == pytest.approx((gradients[name] * way).sum(), rel=1e-6)
 
 
@@ -409,25 +405,16 @@ def test_in_float32_a_bug_shows_in_the_first_steps_and_drift_is_none() -> None:
 
     def shown(step: int, by: float) -> int | None:
         losses = [loss + by if at >= step - 1 else loss for at, loss in enumerate(right)]
-        curves = (
-            same_curve.Curve(name, "float32", "", tuple(of)) for name, of in (("standard", right), ("gpu", losses))
-        )
+        curves = (same_curve.Curve(name, "float32", "", tuple(of)) for name, of in (("standard", right), ("gpu", losses)))
         (found,) = same_curve.distances(tuple(curves))
         return found.shows
 
-    assert [shown(2, 2e-5), shown(10, -2e-5), shown(11, 1.0), shown(2, 5e-6), shown(2, math.nan)] == [
-        2,
-        10,
-        None,
-        None,
-        2,
-    ]
+    assert [shown(2, 2e-5), shown(10, -2e-5), shown(11, 1.0), shown(2, 5e-6), shown(2, math.nan)] == [2, 10, None, None, 2]
 
 
 def test_curves_that_differ_are_said_to() -> None:
     first, wrong = (
-        same_curve.Curve(name, "float64", "", losses)
-        for name, losses in (("standard", (4.0, 3.0)), ("flash", (4.0, math.nan)))
+        same_curve.Curve(name, "float64", "", losses) for name, losses in (("standard", (4.0, 3.0)), ("flash", (4.0, math.nan)))
     )
     run = same_curve.SameCurve(
         10, 5, 2, (first, wrong, replace(first, dtype="float32")), tuple(same_curve.distances((first, wrong)))
@@ -456,10 +443,7 @@ def test_the_recorded_curves_agree_and_show_a_bug_that_the_eye_does_not_see() ->
     for at in data["distances"]:
         assert at["shows"] == (2 if at["bug"] else None), at
         assert at["bug"] or at["all"] <= 1e-12 or at["dtype"] == "float32", at
-    right, ends = (
-        data["curves"][0],
-        {at["bug"]: at["end"] for at in data["distances"] if at["bug"] and at["steps"] == 300},
-    )
+    right, ends = (data["curves"][0], {at["bug"]: at["end"] for at in data["distances"] if at["bug"] and at["steps"] == 300})
     end = float(np.mean(right["losses"][-20:]))
     assert ends[same_curve.SCALED_TWICE.what] == pytest.approx(end, rel=0.02)
     assert ends[same_curve.NO_D.what] > end + 0.2

@@ -58,9 +58,7 @@ def test_a_solution_is_judged_apart_as_it_is_here(name: str, tmp_path: Path) -> 
 
 
 def wrong_answers() -> list[tuple[str, str]]:
-    return [
-        (name, SOLUTIONS[name].replace(before, after)) for name, kinds in MISTAKES.items() for before, after, _ in kinds
-    ]
+    return [(name, SOLUTIONS[name].replace(before, after)) for name, kinds in MISTAKES.items() for before, after, _ in kinds]
 
 
 @pytest.mark.parametrize(

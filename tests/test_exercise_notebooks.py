@@ -74,9 +74,7 @@ def test_the_first_notebooks_run_with_holes_and_solved(tmp_path: Path, monkeypat
         text, holes, check, *hints = nbformat.reads(json.dumps(made(number, tmp_path)), as_version=4).cells
         solved = {**holes, "source": holes.source.partition("\n")[0] + SOLUTIONS[name]}
         cells += [text, holes, check, *hints, solved, check]
-    whole = nbformat.v4.new_notebook(
-        cells=[nbformat.from_dict({**cell, "id": f"cell-{at}"}) for at, cell in enumerate(cells)]
-    )
+    whole = nbformat.v4.new_notebook(cells=[nbformat.from_dict({**cell, "id": f"cell-{at}"}) for at, cell in enumerate(cells)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Jupyter's own
         nbclient.NotebookClient(whole, timeout=30, resources={"metadata": {"path": str(tmp_path)}}).execute()

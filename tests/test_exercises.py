@@ -171,9 +171,7 @@ def test_arrays_that_make_no_sense_are_no_traceback(name: str, returned: str, sa
 @pytest.mark.parametrize("name", ["inner_loop", "planted_bug", "divide_once"])
 def test_turns_that_no_loop_of_the_memory_made_are_not_called_right(name: str, tmp_path: Path) -> None:
     """Wrong numbers behind `range` would be seen by nobody: what is judged are the turns of sram.loop."""
-    found = grade(
-        written(tmp_path, name, solved(name).replace("sram.loop(", "range(").replace("exp(m_i", "exp(0 * m_i"))
-    )
+    found = grade(written(tmp_path, name, solved(name).replace("sram.loop(", "range(").replace("exp(m_i", "exp(0 * m_i")))
     assert not found.solved
     assert "0 turns of the inner loop" in found.said
     assert "sram.loop" in found.hint
@@ -303,9 +301,7 @@ def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
     assert grade(written(tmp_path, "divide_once", text)).solved
 
 
-@pytest.mark.parametrize(
-    ("name", "returned"), [("inner_loop", "m[i], m_new)"), ("divide_once", "sram.store(O[i], O_i)")]
-)
+@pytest.mark.parametrize(("name", "returned"), [("inner_loop", "m[i], m_new)"), ("divide_once", "sram.store(O[i], O_i)")])
 def test_a_return_within_the_loop_is_told(name: str, returned: str, tmp_path: Path) -> None:
     *before, last = SOLUTIONS[name].rstrip().splitlines()
     assert returned in last

@@ -57,16 +57,8 @@ FORGOTTEN = {
     "changed in place": (SCORES, "S = Q_i @ K_j.T\n            S *= 1\n            S = on_chip(S)", "S (4×5)"),
     "a copy": (SCORES, "K_T = K_j.T.copy()\n            S = on_chip(Q_i @ K_T)", "K_T (4×5)"),
     "a column": ("m_new = on_chip(maximum(m_i, rowmax(S)))", "m_new = maximum(m_i, rowmax(S))", "m_new (4×1)"),
-    "in the turn before": (
-        "sram.load(K[j], V[j])",
-        "sram.load(K[j], V[j]); X = 0 if i + j == 0 else X + Q_i",
-        "X (4×4)",
-    ),
-    "after the loop": (
-        "O_i = on_chip(O_i / l_i, over=O_i)",
-        "x = O_i / l_i\n        O_i = on_chip(1 * x, over=O_i)",
-        "x (4×4)",
-    ),
+    "in the turn before": ("sram.load(K[j], V[j])", "sram.load(K[j], V[j]); X = 0 if i + j == 0 else X + Q_i", "X (4×4)"),
+    "after the loop": ("O_i = on_chip(O_i / l_i, over=O_i)", "x = O_i / l_i\n        O_i = on_chip(1 * x, over=O_i)", "x (4×4)"),
 }
 
 

@@ -58,12 +58,7 @@ def arguments(draw: st.DrawFn, valid: Mapping[str, st.SearchStrategy[Any]]) -> d
 
 HEADS = [((), ()), ((2,), (2,)), ((4,), (2,)), ((2, 2), (2, 1))]
 small = st.integers(1, 9)
-BLOCK_MASKS = [
-    None,
-    "live",
-    patterns.butterfly,
-    lambda T_r, T_c: [[(i + j) % 2 for j in range(T_c)] for i in range(T_r)],
-]
+BLOCK_MASKS = [None, "live", patterns.butterfly, lambda T_r, T_c: [[(i + j) % 2 for j in range(T_c)] for i in range(T_r)]]
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "M": st.sampled_from([None, 10_000, 200, 9]),
     "sizing": st.sampled_from(["paper", "fit", flashsim.Fit(), flashsim.Paper(enforced=True)]),
@@ -173,10 +168,7 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
             rounded = reference.backward_rounding(backward, run.blocks, got.blocks)
             for head, _, oracle in oracles(run, case, asked):
                 arrays = (Q[head], K[head], V[head], dO[head])
-                want, bounds = (
-                    reference.gradients(*arrays, **oracle),
-                    reference.gradient_bounds(*arrays, **rounded, **oracle),
-                )
+                want, bounds = (reference.gradients(*arrays, **oracle), reference.gradient_bounds(*arrays, **rounded, **oracle))
                 for part in ("dQ", "dK", "dV"):
                     found = getattr(got, part)[head]
                     assert of_bound(found, getattr(want, part), getattr(bounds, part)) <= 1, (backward, part)
@@ -264,10 +256,7 @@ machine = st.sampled_from(list(machines.MACHINES.values()))
 floats = st.sampled_from(["float16", "float32", np.float64])
 q = st.sampled_from([X, X[None], X[:2], X.astype(np.float32), X.tolist(), X.astype(">f8")])
 attends = st.sampled_from([None, np.eye(5, dtype=bool), np.zeros((5, 5), bool), [[True] * 5]])
-data = {
-    "Q": q, "K": q, "V": q, "scale": st.sampled_from([None, 0.5]), "mask": attends, "keep": attends,
-    "dropout_p": fraction,
-}  # fmt: skip
+data = {"Q": q, "K": q, "V": q, "scale": st.sampled_from([None, 0.5]), "mask": attends, "keep": attends, "dropout_p": fraction}
 bound = {**data, "steps": small, "stores": st.none() | small, "logs_rounded": small, "C": st.sampled_from([1.0, 2.0])}
 record = st.just(flashsim.Blocks(2, 3, 2, 2))
 forward = st.sampled_from(sorted(FORWARD))

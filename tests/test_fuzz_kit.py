@@ -67,19 +67,14 @@ def attention(
     else:
         O, l, m = reference.attention_with_statistics(q, k, v, scale=scale, mask=allowed, bias=bias)
     empty = ~allowed.any(axis=-1, keepdims=True)
-    fill = {"nan": np.nan, "mean": v.astype(float).mean(axis=2, keepdims=True) if N_k else 0.0}.get(
-        spec.empty_rows, 0.0
-    )
+    fill = {"nan": np.nan, "mean": v.astype(float).mean(axis=2, keepdims=True) if N_k else 0.0}.get(spec.empty_rows, 0.0)
     O = np.where(empty, fill, O).astype(q.dtype)
     O = O.swapaxes(1, 2) if spec.layout == "BNHD" else O
     return O if spec.lse is None else (O, (m + np.log(l)) / (math.log(2) if spec.lse == "base2" else 1))
 
 
 VALID_SPEC: dict[str, st.SearchStrategy[Any]] = {
-    **{
-        name: st.sampled_from([value for value in values if name != "stores"] or ["output"])
-        for name, values in CHOICES.items()
-    },
+    **{name: st.sampled_from([value for value in values if name != "stores"] or ["output"]) for name, values in CHOICES.items()},
     "dtypes": st.lists(st.sampled_from(FLOATS), min_size=1, max_size=3).map(tuple) | st.sampled_from(FLOATS),
     "block": st.tuples(small, small),
     **dict.fromkeys(("gqa", "masks", "scale", "cross", "d_v", "deterministic", "bias"), st.booleans()),

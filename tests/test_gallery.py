@@ -192,8 +192,7 @@ def broken(page: Page) -> list[str]:
         f"it has {len(steps)} moments; expected at least 3": len(steps) >= 3,
         f"its moments are at steps {steps}; expected each at another": len(set(steps)) == len(steps),
         "it asks nothing; expected at least one question": bool(lesson.stops),
-        f"it has {len(page.traces[0].steps)} steps; expected at most {MOST_STEPS}": len(page.traces[0].steps)
-        <= MOST_STEPS,
+        f"it has {len(page.traces[0].steps)} steps; expected at most {MOST_STEPS}": len(page.traces[0].steps) <= MOST_STEPS,
     }
     for stop in lesson.stops:
         said = f"its question {stop.asks!r}"
@@ -474,9 +473,7 @@ def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
         assert words.format(*moved) in said
     (trace,) = traces("cross_entropy")
     X, E, y = (
-        np.concatenate(
-            [e.value for e in {e.name: e for e in trace.events if e.kind == "load" and e.array == name}.values()]
-        )
+        np.concatenate([e.value for e in {e.name: e for e in trace.events if e.kind == "load" and e.array == name}.values()])
         for name in "XEy"
     )
     want = flashsim.reference.cross_entropy(X, E, y[:, 0].astype(int))
@@ -549,9 +546,7 @@ def test_a_lesson_goes_with_a_page(tmp_path: Path) -> None:
 def test_symbols_are_set_and_all_else_is_escaped() -> None:
     found = typeset("m_i^new of B_r rows, a factor e^{−3}, 10^{−14} & <b>; row’s `S_ij` L6-v2 A")
     assert plain(found) == "mnewi of Br rows, a factor e−3, 10−14 & <b>; row’s S_ij L6-v2 A"
-    assert found.startswith(
-        '<span class="symbol"><i>m</i><span class="ss"><sup>new</sup><sub><i>i</i></sub></span></span> of '
-    )
+    assert found.startswith('<span class="symbol"><i>m</i><span class="ss"><sup>new</sup><sub><i>i</i></sub></span></span> of ')
     assert "10<sup>−14</sup> &amp; &lt;" in found
     assert found.endswith("row’s <code>S_ij</code> L6-v2 A")
     assert typeset("loss_i of loss") == '<span class="symbol"><i>loss</i><sub><i>i</i></sub></span> of loss'
@@ -627,9 +622,7 @@ def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str)
             assert page.locator(".hbm .active").count() > 0
         if link.event == "last step":
             assert page.evaluate("player.t === player.length - 1")
-            said = (
-                "times this run's" if name == "optimum" else "equal the prediction."
-            )  # a search's schedule has no closed form
+            said = "times this run's" if name == "optimum" else "equal the prediction."  # a search's schedule has no closed form
             assert said in page.locator(".versus").first.text_content()
 
 
@@ -706,10 +699,7 @@ FITS = """(() => {
 })()"""
 CUT = """[...document.querySelectorAll(".two :is(.pairs, .memory .scroll)")]
   .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.innerText)"""
-SEEN = (
-    ".now", ".listing .on, .source .on", ".grid", ".pairs thead th:nth-child(-n + 4)",
-    ".pairs tbody tr:first-child > *",
-)  # fmt: skip
+SEEN = (".now", ".listing .on, .source .on", ".grid", ".pairs thead th:nth-child(-n + 4)", ".pairs tbody tr:first-child > *")
 
 
 @pytest.mark.slow
@@ -863,9 +853,7 @@ def test_no_text_answers_its_question_before_it_is_asked(name: str) -> None:
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_index_promises_a_question_where_the_page_asks_one(name: str) -> None:
     lesson = gallery.pages()[name].lesson
-    promised = re.findall(
-        r'#t=(\d+)"(?:(?!</li>).)*<summary>the page asks first</summary>', lesson.html(f"{name}.html")
-    )
+    promised = re.findall(r'#t=(\d+)"(?:(?!</li>).)*<summary>the page asks first</summary>', lesson.html(f"{name}.html"))
     stops = {stop.step for stop in lesson.stops}
     assert {*map(int, promised)} == stops & {moment.step for moment in lesson.moments}
 
@@ -885,9 +873,7 @@ def test_a_page_tells_what_answers_its_question_once_it_has_asked(page: Any) -> 
 def test_the_index_folds_what_a_lesson_asks_before_it_shows(name: str) -> None:
     lesson = gallery.pages()[name].lesson
     asked = min((stop.step for stop in lesson.stops), default=None)
-    seen = re.sub(
-        r"<details><summary>(the page asks first|after the question)</summary>.*?</details>", "", article(name)
-    )
+    seen = re.sub(r"<details><summary>(the page asks first|after the question)</summary>.*?</details>", "", article(name))
     assert asked is not None
     assert {moment.step for moment in lesson.moments if typeset(moment.words) in seen} == {
         moment.step for moment in lesson.moments if moment.step < asked
@@ -948,10 +934,7 @@ def test_right_answers_are_right() -> None:
     line_1 = traces("line_1")[0].about
     assert right_answers("line_1") == ["all of it"]
     assert 2 * line_1.shape.d * (line_1.blocks.B_r + line_1.blocks.B_c) == line_1.M
-    twice = [
-        theory.exact("sliding_window", N=n, d=4, M=64, blocks=(2, 2), window=4).hbm.by_array["K"].reads
-        for n in (16, 32)
-    ]
+    twice = [theory.exact("sliding_window", N=n, d=4, M=64, blocks=(2, 2), window=4).hbm.by_array["K"].reads for n in (16, 32)]
     assert right_answers("sliding_window") == [f"{round(twice[1] / twice[0])} times"]
     assert right_answers("decoding") == ["never"]
     assert right_answers("missing_rescale") == ["O"]

@@ -196,13 +196,7 @@ def bounded(rung: Kernel, problem: Given) -> dict[str, Any]:
 
 
 def assert_near(
-    rung: Kernel,
-    problem: Given,
-    found: Result,
-    mask: Any = None,
-    keep: Any = None,
-    p: float = 0.0,
-    scale: float | None = None,
+    rung: Kernel, problem: Given, found: Result, mask: Any = None, keep: Any = None, p: float = 0.0, scale: float | None = None
 ) -> None:
     """Hold results against the reference, in float64 on the same numbers, and its bounds."""
     q, k, v = problem.q, problem.full(problem.k), problem.full(problem.v)
@@ -254,9 +248,7 @@ def skip_unless(rung: Kernel, dtype: str, shape: tuple[int, ...], causal: bool =
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("rung", RUNGS, ids=by_name)
-def test_results_lie_within_rounding_of_the_reference(
-    rung: Kernel, shape: tuple[int, ...], dtype: str, causal: bool
-) -> None:
+def test_results_lie_within_rounding_of_the_reference(rung: Kernel, shape: tuple[int, ...], dtype: str, causal: bool) -> None:
     skip_unless(rung, dtype, shape, causal)
     problem = given(shape, dtype, outliers=shape[3] == 1000)
     found = run(rung, problem, backward=rung.backward is not None, causal=causal)
@@ -323,16 +315,7 @@ COUNTED = {  # B, H_q, H_kv, N_q, N_k, d, blocks
 def tally(name: str, shape: tuple[Any, ...], direction: str = "forward", **asked: Any) -> dict[str, tuple[int, int]]:
     B, H_q, H_kv, N_q, N_k, d, blocks = shape
     counted = flashsim.count(
-        name,
-        N_q=N_q,
-        N_k=N_k,
-        d=d,
-        heads=B * H_q,
-        kv_heads=B * H_kv,
-        blocks=blocks,
-        M=10**9,
-        direction=direction,
-        **asked,
+        name, N_q=N_q, N_k=N_k, d=d, heads=B * H_q, kv_heads=B * H_kv, blocks=blocks, M=10**9, direction=direction, **asked
     )
     return {array: (a.reads, a.writes) for array, a in counted.hbm.by_array.items()}
 
@@ -368,12 +351,7 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
     asked: dict[str, Any] = {"causal": masked.startswith("causal"), "dropout_p": dropout_p}
     dense = np.ones((sizes[3], sizes[4]), bool)
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
-    run_with = {
-        **asked,
-        "mask": cupy.asarray(dense) if "dense" in masked else None,
-        "kernel": rung.name,
-        "blocks": blocks,
-    }
+    run_with = {**asked, "mask": cupy.asarray(dense) if "dense" in masked else None, "kernel": rung.name, "blocks": blocks}
     model_with = {**asked, "mask": dense if "dense" in masked else None}
     unwritten = {"R"} if rung.name == "hopper" else set()  # the seed comes with the call, and is not written
     o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **run_with)
@@ -527,9 +505,7 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
 
     hopper = cupy.cuda.Device().compute_capability == "90"
     fast = "hopper" if hopper else "tensor_core"
-    half, single, small = (
-        cupy.ones((1, 2, 70, d), dtype) for d, dtype in ((64, "float16"), (64, "float32"), (32, "float16"))
-    )
+    half, single, small = (cupy.ones((1, 2, 70, d), dtype) for d, dtype in ((64, "float16"), (64, "float32"), (32, "float16")))
     wide = cupy.ones((1, 2, 70, 68), "float16")[..., :64]
     mask = cupy.ones((70, 70), bool)
     for X, asked, wanted, why in (
@@ -580,10 +556,7 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
         ("q has shape", lambda: gpu.forward(q[0, 0, 0, 0], q, q)),
         ("(256, 64)", lambda: gpu.forward(half, half, half, kernel="hopper", blocks=(64, 64))),
         ("multiples of 16", lambda: gpu.forward(*(wide[..., 1:65] for _ in "qkv"), kernel="hopper")),
-        (
-            "blocks is given",
-            lambda: gpu.backward(half, half, half, half, q[..., 0], half, kernel="hopper", blocks=(128, 128)),
-        ),
+        ("blocks is given", lambda: gpu.backward(half, half, half, half, q[..., 0], half, kernel="hopper", blocks=(128, 128))),
         ("kernel is 'tensor'", lambda: gpu.forward(q, q, q, kernel="tensor")),
         ("q is a numpy.ndarray not on a GPU", lambda: forward(q.get(), q, q)),
         ("k is a list", lambda: forward(q, [1], q)),
@@ -593,10 +566,7 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
         ("d = 48", lambda: forward(q[..., :48], q[..., :48], q[..., :48])),
         ("k has shape", lambda: forward(q, q[..., :32], q[..., :32])),
         ("v has shape", lambda: forward(q, q, q[:, :, :4])),
-        (
-            "q has 2 heads",
-            lambda: forward(q, cupy.zeros((1, 3, 8, 64), "float32"), cupy.zeros((1, 3, 8, 64), "float32")),
-        ),
+        ("q has 2 heads", lambda: forward(q, cupy.zeros((1, 3, 8, 64), "float32"), cupy.zeros((1, 3, 8, 64), "float32"))),
         ("q has strides", lambda: forward(cupy.zeros((1, 2, 8, 128), "float32")[..., ::2], q, q)),
         ("every axis", lambda: forward(q, q[:, :, :0], q[:, :, :0])),
         ("causal is 1", lambda: forward(q, q, q, causal=1)),

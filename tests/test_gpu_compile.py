@@ -104,8 +104,7 @@ BUILDS = [(variant, arch) for variant in VARIANTS for arch in variant.architectu
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    ("variant", "arch"),
-    [pytest.param(*of, id=f"{_id(of[0])}-{of[1]}", marks=pytest.mark.turns(_group(*of))) for of in BUILDS],
+    ("variant", "arch"), [pytest.param(*of, id=f"{_id(of[0])}-{of[1]}", marks=pytest.mark.turns(_group(*of))) for of in BUILDS]
 )
 def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, arch: str, tmp_path: Path) -> None:
     """And, where there is nvdisasm, that exponentials stand where products are under way.
@@ -156,9 +155,7 @@ KEPT_ABOVE = "        if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();"  # 
 def _exponentials(compiled: compiling.Compiled, folder: Path) -> dict[str, tuple[int, int]]:
     """Of each function with wgmma, how many exponentials stand in its code where a product is under way, and where none is."""
     (folder / "compiled.cubin").write_bytes(compiled.cubin)
-    text = subprocess.run(
-        [NVDISASM, "-c", folder / "compiled.cubin"], capture_output=True, text=True, check=True
-    ).stdout
+    text = subprocess.run([NVDISASM, "-c", folder / "compiled.cubin"], capture_output=True, text=True, check=True).stdout
     codes = dict(code.split(":\n", 1) for code in re.split(r"^\.text\.(?=\w+:\n)", text, flags=re.MULTILINE)[1:])
     found = {}
     for function, name in compiled.names.items():
@@ -241,11 +238,7 @@ def test_a_kernels_listing_is_the_simulators() -> None:
 SHARED = {  # bytes that the launchers ask for, in the order of the headers' tables
     "hopper.cu": [
         tiles.shared_bytes(d)
-        for d, tiles in [
-            (256, hopper.DEEP),
-            (128, hopper.WIDE),
-            *((64, of) for of in (hopper.FINE, hopper.PAIR, hopper.SMALL)),
-        ]
+        for d, tiles in [(256, hopper.DEEP), (128, hopper.WIDE), *((64, of) for of in (hopper.FINE, hopper.PAIR, hopper.SMALL))]
     ],
     "hopper_backward.cu": [hopper_backward.shared_bytes(d, False) for d in (128, 64)],
     "hopper_backward_wide.cu": [*hopper_backward_wide.SHARED],
@@ -259,15 +252,7 @@ def test_headers_of_hoppers_kernels_say_what_they_take_and_do(file: str) -> None
     """Tiles, roles, shared memory, registers, the order of events, what moves and what binds; and the numbers are the code's."""
     header, code = (KERNELS / file).read_text(encoding="utf-8").split('#include "', 1)
     assert len(header.splitlines()) <= 30
-    for topic in (
-        "B_r × B_c",
-        "shared memory",
-        "registers",
-        "Order of events",
-        "HBM, in elements",
-        "Roofline",
-        PROMISE,
-    ):
+    for topic in ("B_r × B_c", "shared memory", "registers", "Order of events", "HBM, in elements", "Roofline", PROMISE):
         assert topic in header, topic
     said = [int(KB) for KB in re.findall(r" = (\d+) KB", header)]
     for KB, asked in zip(said, SHARED[file], strict=True):
@@ -352,9 +337,7 @@ def test_who_has_no_home_keeps_cubins_in_a_temporary_folder(monkeypatch: pytest.
 @pytest.mark.parametrize("bug", same_curve.ON_GPU, ids=lambda bug: bug.what)
 def test_a_planted_bug_compiles_to_other_code_and_leaves_none_behind(bug: same_curve.Bug) -> None:
     def compiled() -> bytes:
-        return compile_file(
-            bug.file, ("algorithm_4<float, 32, 32, 64, Causal, NoDropout>",), {"COUNT": 0}, "sm_80"
-        ).cubin
+        return compile_file(bug.file, ("algorithm_4<float, 32, 32, 64, Causal, NoDropout>",), {"COUNT": 0}, "sm_80").cubin
 
     right = compiled()
     with kernel_bugs.planted(bug.file, (bug.before, bug.after)):
@@ -432,9 +415,7 @@ def test_the_plan_names_the_fastest_rung_and_why_no_faster_one(
         ("backward", "90", 128, "algorithm_2: does not take float8_e4m3fn"),
     ],
 )
-def test_the_plan_says_why_the_only_rung_that_is_left_will_refuse(
-    direction: str, capability: str, d: int, why: str
-) -> None:
+def test_the_plan_says_why_the_only_rung_that_is_left_will_refuse(direction: str, capability: str, d: int, why: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     shape = (2, 4, 512, d)
     plan = settling._plan(direction, np.dtype(ml_dtypes.float8_e4m3fn), shape, shape, True, (), capability)
@@ -472,9 +453,7 @@ def test_mask_objects_become_what_kernels_know(mask: Any, causal: bool, wanted: 
 
 def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
     q = np.zeros((1, 1, 50, 64))
-    with pytest.raises(
-        ValueError, match=r"mask is KeyPadding\(30\); on a GPU expected an array, SlidingWindow or Causal"
-    ):
+    with pytest.raises(ValueError, match=r"mask is KeyPadding\(30\); on a GPU expected an array, SlidingWindow or Causal"):
         rule_of(q, q, False, KeyPadding(30), None)
     with pytest.raises(ValueError, match=r"block_mask is 'live'; expected an array, or a function"):
         rule_of(q, q, False, None, None, "live")
@@ -527,9 +506,7 @@ def test_hoppers_tiles() -> None:
     assert hopper.choose_tiles(64, "CAUSAL", blocks=(128, 64)) == hopper.PAIR
     assert hopper.choose_tiles(64, "LISTED", dropout=True) == hopper.SMALL._replace(sums=False, mends=False)
     assert hopper.choose_tiles(128, "WINDOW") == hopper.WIDE
-    with pytest.raises(
-        ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128, with a window"
-    ):
+    with pytest.raises(ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128, with a window"):
         hopper.choose_tiles(128, "WINDOW", blocks=(64, 64))
     assert hopper.choose_tiles(256, "LISTED") == hopper.DEEP._replace(sums=False, mends=False)
     assert hopper.choose_tiles(128, "CAUSAL") in hopper.steps(128).values()
@@ -584,9 +561,7 @@ def test_without_cupy_everything_says_so(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 @needs_nvrtc
-def test_without_a_gpu_info_says_what_there_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_info_says_what_there_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def no_gpu() -> int:
         raise MissingGPU("no GPU: none")
 

@@ -186,8 +186,7 @@ def test_the_page_says_what_was_measured() -> None:
     ) in page
     assert {most("ulysses", "one GPU", (X,)) for X in ("O", "dK", "dV")} == {"0.0e+00"}
     ratios = [
-        [a / b for c in RECORD["counters"] for a, b in zip(c[end], c["model"], strict=True)]
-        for end in ("sent", "received")
+        [a / b for c in RECORD["counters"] for a, b in zip(c[end], c["model"], strict=True)] for end in ("sent", "received")
     ]
     sent, received = (f"{min(each):.4f} to {max(each):.4f}" for each in ratios)
     assert f"sent {sent} times as much, and received {received} times" in page
@@ -218,12 +217,9 @@ def test_the_page_says_what_was_measured() -> None:
 def test_messages_hide_where_the_lines_cross() -> None:
     ms = {2048: (4.0, 1.0), 8192: (1.0, 4.0)}  # messages, kernels of two steps
     results = [
-        {
-            "N": N, "causal": False, "direction": "forward", "ms": {"messages alone": [m], "kernels alone": [k]},
-            "bytes": {},
-        }
+        {"N": N, "causal": False, "direction": "forward", "ms": {"messages alone": [m], "kernels alone": [k]}, "bytes": {}}
         for N, (m, k) in ms.items()
-    ]  # fmt: skip
+    ]
     record = {"machine": {"gpus": 2}, "results": results}
     assert devices_pictures.measured(record, False) == pytest.approx(2048 * 4 ** (3 / 4))  # 8 falls to 1/2
     with pytest.raises(ValueError, match=r"8\.00 to 8\.00 times"):

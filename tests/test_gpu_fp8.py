@@ -23,9 +23,7 @@ OFFSET = 2  # the kernel's
 LAGS = 9 - OFFSET  # powers of two by which m lags so far that it is raised
 ROWS, KEYS = 16, 64  # of a warp; of a half of a tile
 HALF, LEAST = 2.0**-4, 2.0**-10  # rounding to e4m3: of a normal number, relative; of a subnormal one, absolute
-PRODUCTS = (
-    2.0**-7
-)  # of sums in tensor cores, which keep fewer bits of 8-bit products than fp32 has: S's, as P's, and O's
+PRODUCTS = 2.0**-7  # of sums in tensor cores, which keep fewer bits of 8-bit products than fp32 has: S's, as P's, and O's
 SHAPES = [  # B, H_q, H_kv, N_q, N_k, d
     (1, 1, 1, 1, 1, 128),
     (2, 3, 3, 128, 128, 128),
@@ -274,9 +272,7 @@ def stale(rows: int) -> None:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("shape", TOGETHER)
-def test_no_row_block_reads_v_before_it_is_transposed_and_counters_end_at_0(
-    shape: tuple[int, ...], causal: bool
-) -> None:
+def test_no_row_block_reads_v_before_it_is_transposed_and_counters_end_at_0(shape: tuple[int, ...], causal: bool) -> None:
     B, H, H_kv, N_q, N_k = shape
     cupy = import_cupy()
     numbers = cupy.asarray(np.arange(256, dtype=np.uint8).view(hopper_fp8.dtype()).astype(np.float32))
@@ -328,13 +324,9 @@ def test_counts_are_the_simulators_and_v_is_transposed_once_or_taken_as_it_is(ca
         given = on_gpu(rounded(shape), keys_contiguous)
         *_, counted = gpu.forward(*given, causal=causal, return_lse=True, count=True)
         wanted = tally("q_outer", (*shape, hopper_fp8.BLOCKS), causal=causal)
-        if (
-            causal
-        ):  # a warpgroup of the first row block has no rows, none of the last: as if 64 queries came before all others
+        if causal:  # a warpgroup of the first row block has no rows, none of the last: as if 64 queries came before all others
             padded = *shape[:3], 260 + 64, *shape[4:]
-            wanted |= {
-                X: a for X, a in tally("q_outer", (*padded, hopper_fp8.BLOCKS), causal=True).items() if X in "KV"
-            }
+            wanted |= {X: a for X, a in tally("q_outer", (*padded, hopper_fp8.BLOCKS), causal=True).items() if X in "KV"}
         once = 2 * 2 * N_k * 128
         turned = {} if keys_contiguous else {"V transposed": (once, once)}
         assert moved(counted) == {name: a for name, a in wanted.items() if name != "R"} | turned

@@ -135,10 +135,7 @@ def test_gradients_of_windows_and_block_masks_count(shape: tuple[int, ...], wind
     blocks = hopper_backward.choose_blocks(d)
     sees = mask.whole(Shape(N_q, N_k, d, d), ())
     live = np.array(
-        [
-            [sees[r : r + blocks[0], c : c + blocks[1]].any() for c in range(0, N_k, blocks[1])]
-            for r in range(0, N_q, blocks[0])
-        ]
+        [[sees[r : r + blocks[0], c : c + blocks[1]].any() for c in range(0, N_k, blocks[1])] for r in range(0, N_q, blocks[0])]
     )
     wanted = counted_backward(shape, live)
     assert moved(counted) == wanted
@@ -355,9 +352,7 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
     places = 2 * import_cupy().cuda.Device().attributes["MultiProcessorCount"]
     reads, writes = Counter[str](), Counter[str]()
     blocks = hopper_decode.grid(B * H_kv, T_c, group * N_q, places)
-    merged = blocks // hopper_decode.cluster(
-        B * H_kv, blocks
-    )  # what a cluster's blocks have leaves the chip as one part
+    merged = blocks // hopper_decode.cluster(B * H_kv, blocks)  # what a cluster's blocks have leaves the chip as one part
     for t in hopper_decode.parts(B * H_kv, T_c, merged):
         one = (1, group, 1, N_q, N_k, d, (64, 64))
         split: dict[str, Any] = {"splits": t} if t > 1 else {}

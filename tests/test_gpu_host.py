@@ -170,9 +170,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         def __init__(self, arguments: Sequence[Any]) -> None:
             super().__init__(arguments)
             table = (ctypes.c_void_p * len(arguments)).from_address(self.at)  # as the driver reads it
-            kept[self.at] = [
-                ctypes.string_at(at or 0, value.nbytes) for at, value in zip(table, arguments, strict=True)
-            ]
+            kept[self.at] = [ctypes.string_at(at or 0, value.nbytes) for at, value in zip(table, arguments, strict=True)]
 
     kept: dict[int, list[bytes]] = {}
     cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
@@ -248,11 +246,7 @@ CALLS: dict[str, tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]
     ),
     "hopper_decode": (_forward, {"kernel": "hopper_decode", "N": (3, 20_000)}, [{"return_lse": True}]),
     "hopper_fp8": (_forward, {"kernel": "hopper_fp8", "dtype": ml_dtypes.float8_e4m3fn}, [{"return_lse": True}]),
-    "backward": (
-        _backward,
-        {"kernel": "hopper"},
-        [{"deterministic": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}],
-    ),
+    "backward": (_backward, {"kernel": "hopper"}, [{"deterministic": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}]),
 }
 
 
@@ -271,9 +265,7 @@ LIBRARIES: dict[str, Callable[[Array], Any]] = {"CuPy": lambda x: x, "PyTorch": 
 
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_call_keeps_is_never_another_calls(
-    name: str, library: Callable[[Array], Any], launches: Launches
-) -> None:
+def test_what_a_call_keeps_is_never_another_calls(name: str, library: Callable[[Array], Any], launches: Launches) -> None:
     """Every variation after every other: the launches are those of a call that has nothing to remember."""
     call, always, more = CALLS[name]
     always = dict(always)
@@ -301,9 +293,7 @@ def test_what_a_call_keeps_is_never_another_calls(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_stream(
-    name: str, launches: Launches
-) -> None:
+def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_stream(name: str, launches: Launches) -> None:
     call, always, _ = CALLS[name]
     X = arrays(**{key: always[key] for key in ("N", "dtype") if key in always}, strided=("v",))
     asked = {key: value for key, value in always.items() if key == "kernel"}
@@ -338,9 +328,7 @@ def test_a_launch_has_the_addresses_strides_and_dtype_of_its_arrays(launches: La
     assert function == hopper.WIDE.function("float16", 128, "FULL", False)
     assert (grid, threads, stream) == (4, 384, 0)
     for tensor_map, array, rows in ((Q, X["q"], 128), (K, X["k"], 128), (V, X["v"], 128)):
-        kind, pointer, *dims, row, half, head, _batch, columns, box_rows, halves, _, _ = struct.unpack(
-            "<16Q", tensor_map
-        )
+        kind, pointer, *dims, row, half, head, _batch, columns, box_rows, halves, _, _ = struct.unpack("<16Q", tensor_map)
         assert (kind, pointer) == (6, array.data.ptr)
         assert dims == [64, array.shape[2], 2, array.shape[1], 1]
         assert (row, half, head) == (array.strides[2], 128, array.strides[1])
@@ -429,9 +417,7 @@ class TensorLike:
     ],
     ids=["dtype", "elements", "place"],
 )
-def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(
-    given: TensorLike, message: str, launches: Launches
-) -> None:
+def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(given: TensorLike, message: str, launches: Launches) -> None:
     with pytest.raises(ValueError, match=message):
         hopper_fp8.to_fp8(given)
     assert not launches
@@ -440,9 +426,7 @@ def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any], launches: Launches) -> None:
     """DLPack may give such axes the stride of one element."""
-    plain, odd = (
-        [library(Array((1, 1, 70, 64), "float16", 2**24, strides)) for _ in "qkv"] for strides in ((), (2, 2, 128, 2))
-    )
+    plain, odd = ([library(Array((1, 1, 70, 64), "float16", 2**24, strides)) for _ in "qkv"] for strides in ((), (2, 2, 128, 2)))
     assert gpu.plan(*plain) == gpu.plan(*odd) == settling.Plan("hopper", gpu.plan(*plain).why)
     for arrays in (plain, odd):
         gpu.forward(*arrays)
@@ -452,9 +436,7 @@ def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any],
 
 
 @pytest.mark.parametrize("heads_kv", [(1, 2), (3, 7), (31, 2), (9, 7), (62, 1), (1, 125), (5, 100), (300, 13)])
-def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
-    launches: Launches, heads_kv: tuple[int, int]
-) -> None:
+def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(launches: Launches, heads_kv: tuple[int, int]) -> None:
     """Counts end where all of their heads' tiles have been transposed, and all of their heads' row blocks have seen it."""
     (B, H_kv), group, N_q, N_k = heads_kv, 3, 300, 700
     kind = ml_dtypes.float8_e4m3fn
@@ -634,10 +616,7 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
 ) -> None:
     """The two kernels of the backward pass, on a stream that is captured in turns."""
     runtime, X = sys.modules["cupy"].cuda.runtime, arrays()
-    launch, capturing = (
-        runtime.graphLaunch,
-        iter([True, True, False, False, True, False]),
-    )  # not asked in the first call
+    launch, capturing = (runtime.graphLaunch, iter([True, True, False, False, True, False]))  # not asked in the first call
     launched: list[int] = []
 
     def launch_graph(graph: int, stream: int) -> None:
@@ -682,9 +661,7 @@ def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warn
             assert {one.filename for one in warned} == {__file__}
     assert len(ran) == 4
     assert not launches
-    with pytest.raises(
-        ValueError, match=r"window is given; tensor_core, which runs in hopper's place as the GPU has .* 80"
-    ):
+    with pytest.raises(ValueError, match=r"window is given; tensor_core, which runs in hopper's place as the GPU has .* 80"):
         gpu.forward(q, k, v, kernel="hopper", mask=flashsim.SlidingWindow(9, 3))
     with pytest.raises(ValueError, match=r"d = 256, which tensor_core does not take, and the GPU has"):
         gpu.forward(*(Array((1, 1, 9, 256), "float16") for _ in "qkv"), kernel="hopper")

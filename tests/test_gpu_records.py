@@ -86,9 +86,7 @@ def test_the_counters_of_a_pass_are_those_between_its_markers() -> None:
         (1000, 1011, False, 0.011),
     ],
 )
-def test_writes_may_lack_what_the_l2_holds_and_nothing_else(
-    reads: int, writes: int, agrees: bool, error: float
-) -> None:
+def test_writes_may_lack_what_the_l2_holds_and_nothing_else(reads: int, writes: int, agrees: bool, error: float) -> None:
     each = Pass("standard", "S", "DRAM", 1000, 1000, 0.01, lambda: None)
     row = _row(each, {"reads": reads, "writes": writes}, 60)
     assert row["error"] == pytest.approx(error)
@@ -117,9 +115,7 @@ def test_a_rung_takes_part_in_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize("N", [64, 300, 1024])
-def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(
-    N: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(N: int, monkeypatch: pytest.MonkeyPatch) -> None:
     setting, called = Setting(N, 64), []
     monkeypatch.setattr(contestants, "torch_if_there", lambda: None)
     monkeypatch.setattr(contestants, "arrays", lambda *_: [np.zeros((1, 1, N, 64), np.float16)] * 4)
@@ -172,9 +168,7 @@ def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(monkey
 
     makers = [(name, partial(partial, call, name)) for name in calls]
     timed = list(benchmark.race(Setting(1024, 64), makers, 7))
-    assert [(t.name, t.failed) for t in timed] == [
-        ("standard", "MemoryError: full"), ("hopper", ""), ("torch_flash", "")
-    ]  # fmt: skip
+    assert [(t.name, t.failed) for t in timed] == [("standard", "MemoryError: full"), ("hopper", ""), ("torch_flash", "")]
     assert [t.median for t in timed][1:] == [2.0, 2.0]
     assert len(freed) == 3  # before either's second try, and at the end
 
@@ -333,13 +327,9 @@ def test_the_front_is_drawn_backward() -> None:
     """From the record of cases: the rates of each contestant that has a look, without dropout."""
     record = figure("gpu_hopper_backward")
     axes = plot_front(record)
-    assert [ax.get_title(loc="left") for ax in axes][1:3] == [
-        "backward\nd = 128, 16 heads",
-        "backward, causal\nd = 64, 32 heads",
-    ]
+    assert [ax.get_title(loc="left") for ax in axes][1:3] == ["backward\nd = 128, 16 heads", "backward, causal\nd = 64, 32 heads"]
     drawn = {
-        str(line.get_gid()): dict(np.column_stack([line.get_xdata(), line.get_ydata()]).tolist())
-        for line in axes[1].get_lines()
+        str(line.get_gid()): dict(np.column_stack([line.get_xdata(), line.get_ydata()]).tolist()) for line in axes[1].get_lines()
     }
     wanted = [r for r in record["results"] if (r["d"], r["causal"], r["dropout_p"]) == (128, False, 0)]
     assert drawn["backward False hopper"] == {r["N"]: r["tflops"]["hopper"] for r in wanted}
@@ -365,8 +355,7 @@ def test_a_contestant_pays_from_where_it_is_faster_for_good() -> None:
                 {
                     "N": N,
                     "timings": [
-                        {"name": name, "median": t, "failed": ""}
-                        for name, t in zip(("one", "other"), both, strict=True)
+                        {"name": name, "median": t, "failed": ""} for name, t in zip(("one", "other"), both, strict=True)
                     ],
                 }
                 for N, both in ms.items()
@@ -381,16 +370,7 @@ def test_a_contestant_pays_from_where_it_is_faster_for_good() -> None:
 def test_the_picture_of_predicted_and_measured() -> None:
     def row(group: str, B_c: int | None, size: float, agrees: bool | None = True) -> dict[str, Any]:
         sizes = {f"{kind}_{way}": size for kind in ("predicted", "measured") for way in ("reads", "writes")}
-        return {
-            "group": group,
-            "B_c": B_c,
-            "ms": 1.0,
-            "error": 0.004,
-            "within": 0.01,
-            "agrees": agrees,
-            "level": "DRAM",
-            **sizes,
-        }
+        return {"group": group, "B_c": B_c, "ms": 1.0, "error": 0.004, "within": 0.01, "agrees": agrees, "level": "DRAM", **sizes}
 
     rows = [
         row("standard", None, 2e9),
@@ -401,9 +381,7 @@ def test_the_picture_of_predicted_and_measured() -> None:
     assert axes[0].get_title(loc="left").endswith("DRAM within 0.4%, SM ↔ L2 within 4.0%")
     legend = axes[1].get_legend()
     assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "traffic, predicted", "traffic, counted", "runtime (right)"
-    ]  # fmt: skip
+    assert [text.get_text() for text in legend.get_texts()] == ["traffic, predicted", "traffic, counted", "runtime (right)"]
     shown = {line.get_gid() for ax in figure_of(axes).get_axes() for line in ax.get_lines()}
     assert {"standard", "algorithm_1", "on chip", "predicted bytes", "measured bytes", "ms"} <= shown
 
@@ -498,9 +476,7 @@ PAGE, TRIED = (
 
 
 def figure(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(
-        (Path(__file__).parent.parent / "figures" / f"{name}.json").read_text(encoding="utf-8")
-    )
+    record: dict[str, Any] = json.loads((Path(__file__).parent.parent / "figures" / f"{name}.json").read_text(encoding="utf-8"))
     return record
 
 
@@ -561,9 +537,7 @@ def test_the_pages_words_on_hopper_are_the_recorded_ones() -> None:
         rate = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
         ratios[r["d"]].append(rate["hopper"] / max(rate["fa4"], rate["torch_cudnn"]))
     first, second = (f"{min(ratios[d]):.2f} to {max(ratios[d]):.2f} times" for d in (128, 64))
-    words = (
-        f"it runs at {first} the rate of the faster of FlashAttention-4 and cuDNN where d = 128, and at {second} where"
-    )
+    words = f"it runs at {first} the rate of the faster of FlashAttention-4 and cuDNN where d = 128, and at {second} where"
     assert words in " ".join(PAGE.split())
     assert f"A peer is faster in none of these {sum(map(len, ratios.values()))} rows" in " ".join(PAGE.split())
     assert min(map(min, ratios.values())) >= 1
@@ -576,9 +550,7 @@ def test_the_page_says_which_card_and_build_made_its_numbers() -> None:
     assert f"16,384 tokens, H·d = 2048, float16; {card['gpu_hopper']})" in page
     assert f"--only fp8 host`, {card['gpu_hopper_fp8']})" in page
     assert f"These numbers are {card['gpu_clocks']}." in page
-    assert all(
-        f"| [{made[name]['commit'][:7]}](../figures/{name}.json) |" in page for name in ("gpu_hopper_fp8", "gpu_clocks")
-    )
+    assert all(f"| [{made[name]['commit'][:7]}](../figures/{name}.json) |" in page for name in ("gpu_hopper_fp8", "gpu_clocks"))
 
 
 def beside_the_faster_peer(name: str, case: str = "") -> dict[tuple[int, int, bool], float]:
@@ -616,18 +588,12 @@ def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
     assert window["bytes"] / window["ms"]["hopper"] >= 0.8 * window["copied"] / window["ms"]["copy"]
     eight = figure("gpu_hopper_fp8")["results"]
     ratios_8 = [
-        rate / r["tflops"]["hopper"]
-        for r in eight
-        if r["case"] == "fp8"
-        for name, rate in r["tflops"].items()
-        if "fp8" in name
+        rate / r["tflops"]["hopper"] for r in eight if r["case"] == "fp8" for name, rate in r["tflops"].items() if "fp8" in name
     ]
     assert min(ratios_8) >= 1.3
     *narrow, widest = (r["tflops"]["hopper_fp8"] / r["tflops"]["hopper"] for r in eight if r["case"] == "fp8 by spread")
     assert min(narrow) >= 1.3 > widest
-    assert f"with scores of a standard deviation of 9 they are {widest:.2f} times as fast as 16" in " ".join(
-        said.split()
-    )
+    assert f"with scores of a standard deviation of 9 they are {widest:.2f} times as fast as 16" in " ".join(said.split())
 
 
 def test_the_pages_words_on_decoding_and_windows_are_the_recorded_ones() -> None:
@@ -673,9 +639,7 @@ def test_the_pages_words_on_the_backward_pass_are_the_recorded_ones() -> None:
     wide = [r["tflops"] for r in figure("gpu_hopper_backward_wide")["results"]]
     beside = [rate["hopper"] / rate["torch_cudnn"] for rate in wide]
     unfused = [rate["hopper"] / rate["standard"] for rate in wide if "standard" in rate]
-    words = (
-        f"at {min(beside):.2f} to {max(beside):.2f} times cuDNN's rate, and at {min(unfused):.1f} to {max(unfused):.1f}"
-    )
+    words = f"at {min(beside):.2f} to {max(beside):.2f} times cuDNN's rate, and at {min(unfused):.1f} to {max(unfused):.1f}"
     assert words in said
 
 
@@ -686,9 +650,7 @@ def test_the_pages_words_on_8_bits_are_the_recorded_ones() -> None:
     ratios = [rate["hopper_fp8"] / rate["hopper"] for rate in rates]
     assert f"at {min(ratios):.2f} to {max(ratios):.2f} times `hopper`'s rate" in said
     full, causal = (r["tflops"] for r in results if r["case"] == "fp8" and r["N"] == 1024)
-    short = (
-        f"{full['hopper_fp8'] / full['hopper']:.2f} times, and {causal['hopper_fp8'] / causal['hopper']:.2f} causally"
-    )
+    short = f"{full['hopper_fp8'] / full['hopper']:.2f} times, and {causal['hopper_fp8'] / causal['hopper']:.2f} causally"
     assert f"At N = 1024 it is {short}." in said
     keys = [r["tflops"] for r in results if r["case"] == "fp8"]
     given = [rate["hopper_fp8, keys of V contiguous"] / rate["hopper"] for rate in keys]
@@ -716,17 +678,14 @@ def test_the_table_of_shifts_is_the_recorded_one() -> None:
             wanted.append(" / ".join(f"{of['tflops, N = 4096'][f'{offset},{limit}']:.0f}" for of in both))
         assert cells == f"| {' | '.join(wanted)} |", offset
     said = " ".join(TRIED.split())
-    full, causal = (
-        100 - 100 * of["8,0"] / of["2,6"] for of in (found["captured", c]["tflops, N = 4096"] for c in (False, True))
-    )
+    full, causal = (100 - 100 * of["8,0"] / of["2,6"] for of in (found["captured", c]["tflops, N = 4096"] for c in (False, True)))
     assert f"8, 0 costs {full:.0f}% of the rate, causally {causal:.0f}%" in said
     for name, words in (("normal", "with normal numbers"), ("captured", "with captured ones")):
         short = [found[name, causal]["tflops, N = 1024"] for causal in (False, True)]
         gains = " / ".join(f"{of['2,6'] / of['4,4']:.2f}" for of in short)
         assert re.search(f"{gains} (of 4, 4's rate )?{words}", said), name
     inputs = {
-        name: " / ".join(f"{100 * found[name, c]['of inputs']:.1f}" for c in (False, True))
-        for name in ("captured", "wide")
+        name: " / ".join(f"{100 * found[name, c]['of inputs']:.1f}" for c in (False, True)) for name in ("captured", "wide")
     }
     assert f"changes captured data's O by {inputs['captured']}%, and wide ones' by {inputs['wide']}%" in said
 
@@ -745,9 +704,7 @@ def test_the_pages_words_on_sections_are_the_recorded_ones() -> None:
     assert "8 heads instead of what fits are {} and, for d = 256, {} (".format(*gains[2:]) in tried
     times = (short[name] for name in ("copy of as much", "64", "torch_cudnn"))
     assert "takes {:.0f} µs, this call {:.0f} and cuDNN's {:.0f}".format(*times) in page
-    assert all(
-        abs(short[f"loop, {name}"] - short[graph]) < 1 for name, graph in (("hopper", "64"), ("torch_cudnn",) * 2)
-    )
+    assert all(abs(short[f"loop, {name}"] - short[graph]) < 1 for name, graph in (("hopper", "64"), ("torch_cudnn",) * 2))
     assert "both calls take as long as from Python's loop" in page
     assert all(min(of, key=of.__getitem__) != "1" for of in us.values())
 
@@ -758,9 +715,7 @@ def test_the_table_of_scales_in_8_bits_is_the_recorded_one() -> None:
     found = {(r["distribution"], r["causal"]): r["errors"] for r in record["results"]}
     for name in ("captured", "normal", "outliers"):
         both = [found[name, causal] for causal in (False, True)]
-        cells = (
-            " / ".join(f"{100 * of[way]:.2f}" for of in both) for way in ("none", "head", "128 rows", "row", "turned")
-        )
+        cells = (" / ".join(f"{100 * of[way]:.2f}" for of in both) for way in ("none", "head", "128 rows", "row", "turned"))
         (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| {name}") and line.count("|") == 7)
         assert row.endswith(f" | {' | '.join(cells)} |"), name
     script = importlib.import_module("scripts.fp8_scales")
@@ -788,8 +743,7 @@ def test_the_table_of_gradients_in_8_bits_is_the_recorded_one() -> None:
     exact = script.gradients(given, [np.asarray] * 4, True)
     off = {
         way: [
-            np.linalg.norm(x - of) / np.linalg.norm(of)
-            for x, of in zip(script.gradients(given, how, True), exact, strict=True)
+            np.linalg.norm(x - of) / np.linalg.norm(of) for x, of in zip(script.gradients(given, how, True), exact, strict=True)
         ]
         for way, how in script.WAYS.items()
     }
@@ -1043,9 +997,7 @@ def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:
 def test_the_page_says_that_the_sanitizer_found_nothing() -> None:
     found = figure("gpu_sanitizer")["tools"]
     assert {name: tool["errors"] for name, tool in found.items()} == dict.fromkeys(found, 0)
-    assert f"finds nothing in the kernels on wgmma with {', '.join([*found][:-1])} and {[*found][-1]}" in " ".join(
-        PAGE.split()
-    )
+    assert f"finds nothing in the kernels on wgmma with {', '.join([*found][:-1])} and {[*found][-1]}" in " ".join(PAGE.split())
 
 
 def test_a_soak_is_recorded_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -1124,9 +1076,7 @@ def test_the_pages_words_on_figure_3_are_the_recorded_ones() -> None:
     record, said = figure("gpu_figure_3"), " ".join(PAGE.split())
     window, butterfly = ({name: pays_from(record, sparse, name) for name in EXACT} for sparse in SPARSE)
     assert window["hopper"] == butterfly["hopper"]
-    assert (
-        f"faster than `hopper` on all keys from N = {window['hopper']} on, and faster than FlashAttention-2 and" in said
-    )
+    assert f"faster than `hopper` on all keys from N = {window['hopper']} on, and faster than FlashAttention-2 and" in said
     shortest, longest = record["results"][0], record["results"][-1]
     assert {of[name] for of in (window, butterfly) for name in EXACT if name != "hopper"} == {shortest["N"]}
     ms = {t["name"]: t["median"] for t in longest["timings"]}

@@ -160,9 +160,7 @@ def test_packed_batches_are_attention_and_their_counts_are_the_simulators(
         assert near((O[:, rows], lse[:, rows]), q[:, rows], k[:, keys], v[:, keys], causal), s
         alone = gpu.varlen(Q[:, rows], K[:, keys], V[:, keys], [0, N[s]], [0, n[s]], causal=causal)
         assert (alone == O[:, rows]).all(), s
-    again, _, counted = gpu.varlen(
-        Q, K, V, cupy.asarray(cu_q), cupy.asarray(cu_k), causal=causal, count=True, return_lse=True
-    )
+    again, _, counted = gpu.varlen(Q, K, V, cupy.asarray(cu_q), cupy.asarray(cu_k), causal=causal, count=True, return_lse=True)
     assert (again == O).all()
     tiles = hopper.varlen_tiles(d, causal)
     asked: dict[str, Any] = {"d": d, "heads": H_q, "kv_heads": H_q, "M": 10**9, "blocks": (tiles.B_r, tiles.B_c)}
@@ -259,9 +257,7 @@ def among_others(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float |
 
     def ends_to_end(X: Any) -> tuple[Any, list[int]]:
         rows = [
-            part
-            for b, own in enumerate(X)
-            for part in (cupy.full_like(own, np.nan, shape=(len(own), b % 3, own.shape[2])), own)
+            part for b, own in enumerate(X) for part in (cupy.full_like(own, np.nan, shape=(len(own), b % 3, own.shape[2])), own)
         ]
         return cupy.concatenate(rows, axis=1), np.cumsum([0, *[x.shape[1] for x in rows]]).tolist()
 
@@ -304,9 +300,7 @@ def test_row_blocks_that_see_most_keys_come_first() -> None:
         assert [sorted(set(listed[a:b].tolist())) for a, b in pairwise(ends)] == groups
 
 
-@pytest.mark.parametrize(
-    ("heads", "longest", "t"), [(256, 8192, 1), (64, 8192, 2), (8, 131_072, 32), (512, 8192, 1), (1, 0, 1)]
-)
+@pytest.mark.parametrize(("heads", "longest", "t"), [(256, 8192, 1), (64, 8192, 2), (8, 131_072, 32), (512, 8192, 1), (1, 0, 1)])
 def test_heads_are_cut_where_they_do_not_fill_the_machine(heads: int, longest: int, t: int) -> None:
     assert hopper_paged.parts(heads, longest, 8, 264) == t
 
@@ -332,9 +326,7 @@ def test_errors_name_sequence_and_page() -> None:
     from flashsim.serving.checks import check_mapped, check_pages
 
     table, n = np.array([[1, 0], [3, 4]], np.uint32), np.array([20, 17], np.uint32)
-    with pytest.raises(
-        ValueError, match=r"table\[1, 1\] is 4, but sequence 1 has keys on its page 1; expected one of 4"
-    ):
+    with pytest.raises(ValueError, match=r"table\[1, 1\] is 4, but sequence 1 has keys on its page 1; expected one of 4"):
         check_mapped(table, n, 16, 4)
     with pytest.raises(ValueError, match=r"lengths\[1\] is 33; expected at most 32, as table has 2 pages of 16"):
         check_pages(table, [20, 33], 2, 16)

@@ -85,16 +85,10 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
 
     group, H_kv = int(rng.integers(1, 4)), int(rng.integers(1, 3))
     few = rung.unsuited is not None  # queries, and keys enough to be split
-    N_q, N_k, d = (
-        min(length(), 64 // group) if few else length(),
-        length(9000 if few else 700),
-        rng.choice(rung.head_dims),
-    )
+    N_q, N_k, d = (min(length(), 64 // group) if few else length(), length(9000 if few else 700), rng.choice(rung.head_dims))
     shape = (int(rng.integers(1, 4)), group * H_kv, H_kv, N_q, N_k, int(d))
     asked: dict[str, Any] = {"scale": float(rng.choice([d**-0.5, -0.1, 0.05 if rung.output else 1.0]))}
-    own = rung.why_not is None or not rung.why_not(
-        capability(current_device()), int(d)
-    )  # else another runs in its place
+    own = rung.why_not is None or not rung.why_not(capability(current_device()), int(d))  # else another runs in its place
     kind = rng.random()
     if "window" in rung.takes and own and kind < 0.2:
         asked["window"] = tuple(int(rng.integers(-1, 300)) for _ in range(2))
@@ -128,9 +122,7 @@ def checked(case: Drawn, seed: int, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rung", "part"),
-    [(rung, part) for part in range(PARTS) for rung in tests.RUNGS],
-    ids=lambda x: getattr(x, "name", x),
+    ("rung", "part"), [(rung, part) for part in range(PARTS) for rung in tests.RUNGS], ids=lambda x: getattr(x, "name", x)
 )
 def test_random_shapes_lie_within_rounding_of_the_reference(rung: Kernel, part: int) -> None:
     """Into outputs of NaN between guard bands, forward and backward, 200 in all.

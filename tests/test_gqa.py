@@ -28,15 +28,7 @@ from flashsim.masks.rules import as_mask
 from flashsim.problem.inputs import Inputs
 from flashsim.problem.qkv import QKV
 from flashsim.problem.shapes import Shape
-from flashsim.reference import (
-    attention,
-    backward_rounding,
-    error_bound,
-    gradient_bounds,
-    gradients,
-    group_bound,
-    rounding,
-)
+from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, group_bound, rounding
 from flashsim.run import gather, launch
 from flashsim.run import interleaving as groups
 from flashsim.tracing.about import tiles_of
@@ -134,9 +126,7 @@ class Shared:
         rng = np.random.default_rng(self.seed)
         lead = () if self.batches is None else (self.batches,)
         sizes = (self.g, self.N_q, self.d), (1, self.N_k, self.d), (1, self.N_k, self.d_v), (self.g, self.N_q, self.d_v)
-        Q, K, V, dO = (
-            rng.normal(size=(*lead, share * self.H_kv, *size)).astype(DTYPES[self.dtype]) for share, *size in sizes
-        )
+        Q, K, V, dO = (rng.normal(size=(*lead, share * self.H_kv, *size)).astype(DTYPES[self.dtype]) for share, *size in sizes)
         return Q, K, V, dO
 
     def masked(self) -> Masked:
@@ -147,10 +137,7 @@ class Shared:
 
     def options(self, name: str) -> dict[str, Any]:
         """As `forward` takes them; Algorithm 1 has neither mask nor dropout."""
-        how: dict[str, Any] = {
-            "blocks": (self.B_r, self.B_c),
-            "M": 4 * room_for(self.B_r, self.B_c, self.d, self.d_v, self.N_k),
-        }
+        how: dict[str, Any] = {"blocks": (self.B_r, self.B_c), "M": 4 * room_for(self.B_r, self.B_c, self.d, self.d_v, self.N_k)}
         if name in DROPPING:
             how |= {"mask": self.masked()[0], "dropout_p": self.dropout_p, "seed": self.seed}
         return how
@@ -216,9 +203,7 @@ def of_output(case: Shared, name: str, run: flashsim.Run) -> float:
     """O's error, as a part of its bound."""
     Q, K, V, _ = case.inputs()
     operands, oracle = (Q, repeated(K, case.g), repeated(V, case.g)), case.oracle(name)
-    return of_bound(
-        run.O, attention(*operands, **oracle), error_bound(*operands, **rounding(name, run.blocks), **oracle)
-    )
+    return of_bound(run.O, attention(*operands, **oracle), error_bound(*operands, **rounding(name, run.blocks), **oracle))
 
 
 def of_gradients(case: Shared, back: str, run: flashsim.Run, got: flashsim.Gradients) -> float:
@@ -448,9 +433,7 @@ def test_live_tiles_of_groups_by_hand() -> None:
 def test_blocks_that_fit_a_group_whose_heads_have_masks_of_their_own() -> None:
     X, shared = np.zeros((2, 8, 3)), np.zeros((1, 8, 3))
     how: dict[str, Any] = {"M": 100, "gqa": "grouped", "sizing": "fit"}
-    fit, same_for_both = (
-        flashsim.forward("q_outer", X, shared, shared, mask=KeyPadding(n), **how) for n in ([2, 7], 7)
-    )
+    fit, same_for_both = (flashsim.forward("q_outer", X, shared, shared, mask=KeyPadding(n), **how) for n in ([2, 7], 7))
     assert fit.blocks == same_for_both.blocks
     assert fit.sram.peak <= 100
 

@@ -57,6 +57,4 @@ def test_a_process_that_is_killed_is_said_in_a_line(capsys: pytest.CaptureFixtur
     """As Linux does where memory runs out."""
     assert guarded("flashsim verify", lambda: len(list(in_any_order(os._exit, [1, 1], 2)))) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(
-        "flashsim verify: error: one of 2 processes ended too early: it was killed, perhaps for want"
-    )
+    assert said.startswith("flashsim verify: error: one of 2 processes ended too early: it was killed, perhaps for want")

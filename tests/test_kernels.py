@@ -369,7 +369,7 @@ def test_counts_by_hand() -> None:
         ({"M": 3}, "M = 3 elements is too small for 'kernel_x_outer' even with blocks of one row"),
         ({"blocks": (0, 1)}, "blocks, B_r, is 0; expected at least 1"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_refused_by_name(wrong: dict[str, Any], message: str) -> None:
     X, Z, V = clouds()
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
@@ -439,9 +439,7 @@ def test_inputs_are_not_modified() -> None:
 
 
 def test_numbers_are_keops() -> None:
-    keops = pytest.importorskip(
-        "pykeops.numpy", reason="PyKeOps is not installed: pip install pykeops (it needs a C++ compiler)"
-    )
+    keops = pytest.importorskip("pykeops.numpy", reason="PyKeOps is not installed: pip install pykeops (it needs a C++ compiler)")
     X, Z, V = clouds(N=30, n=40)
     x, z = keops.LazyTensor(X[:, None, :]), keops.LazyTensor(Z[None, :, :])
     squares = ((x - z) ** 2).sum(-1)

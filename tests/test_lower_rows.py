@@ -62,9 +62,7 @@ def a_schedule(rng: random.Random, N_q: int, N_k: int, m: int) -> tuple[list[tup
     return events + [(-1, row) for row in chip], {product: rng.choice(at) for product, at in moments.items()}
 
 
-def loads(
-    events: list[tuple[int, Row]], moments: dict[Any, int], seen: Counter[str]
-) -> tuple[dict[int, float], set[Stay]]:
+def loads(events: list[tuple[int, Row]], moments: dict[Any, int], seen: Counter[str]) -> tuple[dict[int, float], set[Stay]]:
     """Return what steps 3 to 6 load on each coming and going, and the stays that are needed."""
     at_time: dict[Row, int] = {}
     stays: dict[Row, list[Stay]] = defaultdict(list)
@@ -145,8 +143,7 @@ def test_the_proof_holds_of_random_schedules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("N_q", "N_k", "m", "rows"),
-    [(1, 1, 5, 7), (1, 2, 5, 11), (2, 2, 7, 15), pytest.param(2, 2, 5, 20, marks=pytest.mark.slow)],
+    ("N_q", "N_k", "m", "rows"), [(1, 1, 5, 7), (1, 2, 5, 11), (2, 2, 7, 15), pytest.param(2, 2, 5, 20, marks=pytest.mark.slow)]
 )
 def test_the_fewest_of_all_schedules(N_q: int, N_k: int, m: int, rows: int) -> None:
     """With one pair or two each row comes once: at 2 × 2, twice the constant would be refuted, 28·4/4 − 6 = 22."""

@@ -39,9 +39,7 @@ def test_presets_are_complete_and_say_their_sources() -> None:
             assert machine.peak_for("float16") == machine.peak_for("bfloat16") >= machine.peak_for("float32")
         assert machine.M("float32") * 2 == machine.M("float16") == machine.sram_per_sm // 2
     ridges = {name: round(machine.ridge("bfloat16")) for name, machine in MACHINES.items()}
-    assert ridges == {
-        "A100-40GB": 201, "H100": 295, "H200": 206, "B200": 281, "MI300X": 247, "TPU v5p": 166, "M2": 36,
-    }  # fmt: skip
+    assert ridges == {"A100-40GB": 201, "H100": 295, "H200": 206, "B200": 281, "MI300X": 247, "TPU v5p": 166, "M2": 36}
     assert MACHINES["H200"].l2_share("float32") == 60 * 2**20 // 132 // 4
     with pytest.raises(ValueError, match="M2 has no float64 arithmetic; it has float16, bfloat16, float32"):
         MACHINES["M2"].ridge("float64")
@@ -225,9 +223,7 @@ def test_dram_bytes_take_each_array_at_its_own_size() -> None:
 
 # --------------------------------------------------------------------------------------------------- machines of one's own
 
-MINE = {
-    "name": "mine", "sram_per_sm": "96KB", "sms": 40, "l2": "32MB", "hbm": "24GB", "bandwidth": 6e11, "peak": {"fp16": 1e14}
-}  # fmt: skip
+MINE = {"name": "mine", "sram_per_sm": "96KB", "sms": 40, "l2": "32MB", "hbm": "24GB", "bandwidth": 6e11, "peak": {"fp16": 1e14}}
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -61,9 +61,7 @@ def test_live_tiles_are_those_with_an_allowed_entry(case: Case) -> None:
     row_ends, col_ends = np.minimum(rows + case.B_r, case.N_q), np.minimum(cols + case.B_c, case.N_k)
     live = as_mask(mask, False, shape, ()).live(rows, row_ends, cols, col_ends, shape, ())
     want = np.ones((case.N_q, case.N_k), bool) if allowed is None else allowed
-    tiles = np.array(
-        [[want[i : i + case.B_r, j : j + case.B_c].any() for j in cols[0].tolist()] for i in rows[:, 0].tolist()]
-    )
+    tiles = np.array([[want[i : i + case.B_r, j : j + case.B_c].any() for j in cols[0].tolist()] for i in rows[:, 0].tolist()])
     assert (live | ~tiles).all()
     if case.mask in OF_POSITIONS:
         assert np.array_equal(live, tiles)
@@ -212,9 +210,7 @@ POISON = (np.nan, np.inf, -np.inf)
     where=st.sampled_from(("K", "V", "K and V")),
 )
 @FEW
-def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(
-    name: str, case: Case, poison: float, where: str
-) -> None:
+def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(name: str, case: Case, poison: float, where: str) -> None:
     Q, K, V = case.inputs()
     dO, oracle = case.dO(), case.oracle
     dead = ~oracle["mask"].any(axis=0)
@@ -281,8 +277,7 @@ HEADS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(  # each name with a third of the kinds, and the other way round: heads do not know of loops
-    ("name", "kind"),
-    [(name, kind) for at, name in enumerate(MASKED) for kind in [*HEADS][at % 3 :: 3]],
+    ("name", "kind"), [(name, kind) for at, name in enumerate(MASKED) for kind in [*HEADS][at % 3 :: 3]]
 )
 def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
     rng = np.random.default_rng(0)
@@ -395,10 +390,7 @@ def test_poison_in_a_query_that_attends_to_nothing_reaches_no_other(name: str) -
 
 AN_ARRAY, BOOLEANS = "returned an array of", "expected booleans of shape (4, 2)"
 OWN_MASKS = {
-    "numbers to add": (
-        "np.where(rows[:, None] >= cols, 0.0, -np.inf)",
-        f"{AN_ARRAY} float64 of shape (4, 2); expected",
-    ),
+    "numbers to add": ("np.where(rows[:, None] >= cols, 0.0, -np.inf)", f"{AN_ARRAY} float64 of shape (4, 2); expected"),
     "nothing": ("None", f"returned None; {BOOLEANS}, True = attend, such as rows[:, None] >= cols"),
     "one of a tile": ("True", f"returned True; {BOOLEANS}"),
     "columns down": ("rows >= cols[:, None]", f"{AN_ARRAY} bool of shape (2, 4); {BOOLEANS}"),

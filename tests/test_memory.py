@@ -97,7 +97,7 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda on: on.Q.divide(0), ValueError, "at least 1"),
     (lambda on: operator.setitem(on.rows, 1, np.zeros((2, 2))), NotOnChip, r"^Q\[1\] is in HBM: write .*store\(Q\[1\], …\)$"),
     (lambda on: operator.setitem(on.rows[0], 1, 0.0), NotOnChip, r"^Q\[0\] is in HBM: write .*store\(Q\[0\], …\)$"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[each[2] for each in REFUSED])
@@ -404,9 +404,7 @@ def ignored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_what_an_observer_raises_reaches_the_caller_whatever_it_was_told(
-    error: type[BaseException], ignored: list[Any]
-) -> None:
+def test_what_an_observer_raises_reaches_the_caller_whatever_it_was_told(error: type[BaseException], ignored: list[Any]) -> None:
     heard: list[Event] = []
     nested([heard.append])
     for n in range(len(heard)):

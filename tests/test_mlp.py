@@ -128,10 +128,7 @@ def test_fusing_pays_from_the_derived_border_on(d: int, o: int, strides: tuple[i
 def test_a_mask_may_be_a_function_of_the_numbers_of_blocks() -> None:
     X, W1, W2 = operands(40, 64, 64, 64)
     run = mlp.run(X, W1, W2, patterns.butterfly, patterns.butterfly, M=3000)
-    assert (
-        run.hbm
-        == mlp.count(N=40, d=64, f=64, mask1=patterns.butterfly, mask2=patterns.butterfly, M=3000, dtype="float64").hbm
-    )
+    assert run.hbm == mlp.count(N=40, d=64, f=64, mask1=patterns.butterfly, mask2=patterns.butterfly, M=3000, dtype="float64").hbm
     assert run.hbm.accesses < mlp.run(X, W1, W2, M=3000).hbm.accesses
 
 
@@ -153,7 +150,7 @@ def test_bad_input_is_named() -> None:
         ((X, W1, W2), {"M": 3}, "M = 3 elements is too small"),
         ((X, W1.T, W2), {}, "W1 has shape"),
         ((wide.T, wide, wide.T), {}, "Y overflows float32"),
-    ]  # fmt: skip
+    ]
     for arrays, how, match in calls:
         with pytest.raises(ValueError, match=match):
             mlp.run(*arrays, **how)
@@ -172,10 +169,7 @@ def test_the_output_is_as_wide_as_the_input_by_default(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@given(
-    sizes=st.fixed_dictionaries({name: st.integers(1, 30) for name in "Ndfo"}),
-    blocks=st.tuples(*[st.integers(1, 9)] * 4),
-)
+@given(sizes=st.fixed_dictionaries({name: st.integers(1, 30) for name in "Ndfo"}), blocks=st.tuples(*[st.integers(1, 9)] * 4))
 def test_without_masks_blocks_that_are_alike_are_counted_once(
     way: dict[str, Any], sizes: dict[str, Any], blocks: tuple[int, int, int, int]
 ) -> None:

@@ -56,13 +56,9 @@ def test_results_show_in_a_line() -> None:
     assert repr(tally) == f"Tally('flash': {costs}"
     gradients = flashsim.backward("flash", run, run.O, M=1000)
     assert repr(gradients).startswith("Gradients('flash': dQ (9, 4) float32, dK (9, 4) float32, dV (9, 4) float32, ")
-    assert repr(run.hbm).startswith(
-        f"Traffic({run.hbm.accesses:,} accesses, {run.hbm.reads:,} of them reads: Q 72, K 36,"
-    )
+    assert repr(run.hbm).startswith(f"Traffic({run.hbm.accesses:,} accesses, {run.hbm.reads:,} of them reads: Q 72, K 36,")
     traced = flashsim.trace("flash", Q, K, V, blocks=(4, 5))
-    assert re.fullmatch(
-        r"Trace\('flash', forward: \d+ events, N_q = 9, N_k = 9, d = 4, d_v = 4, blocks 4 × 5\)", repr(traced)
-    )
+    assert re.fullmatch(r"Trace\('flash', forward: \d+ events, N_q = 9, N_k = 9, d = 4, d_v = 4, blocks 4 × 5\)", repr(traced))
 
 
 def test_a_peak_above_m_says_by_how_much() -> None:
@@ -79,10 +75,7 @@ def test_results_are_tables_in_a_notebook() -> None:
         traffic = shown if isinstance(shown, flashsim.machine.traffic.Traffic) else shown.hbm
         found = re.findall(r"<tr>(.*?)</tr>", shown._repr_html_())[1:]
         rows = [tuple(re.findall(r"<td>(.*?)</td>", row)) for row in found]
-        assert rows[-1] == (
-            "total",
-            *(f"{n:,}" for n in (traffic.reads, traffic.writes, traffic.accesses, traffic.bytes)),
-        )
+        assert rows[-1] == ("total", *(f"{n:,}" for n in (traffic.reads, traffic.writes, traffic.accesses, traffic.bytes)))
         assert {row[0]: row[1] for row in rows[:-1]} == {name: f"{a.reads:,}" for name, a in traffic.by_array.items()}
     assert f"peak {run.sram.peak} of M" in run._repr_html_()
     named = flashsim.Tally("<b>", tally.hbm, tally.sram, tally.blocks, tally.flops)
@@ -196,8 +189,7 @@ def test_a_proof_s_box_is_the_largest_that_a_phase_allows(sizes: int) -> None:
     c = (at.Y - made) / (2 * i)  # what is left is V and O
     most = int(np.argmax(np.where(c > 0, i * i * c, 0)))
     front, side, _ = [
-        [tuple(map(float, corner.split(","))) for corner in (face.get("points") or "").split()]
-        for face in svg.iter("polygon")
+        [tuple(map(float, corner.split(","))) for corner in (face.get("points") or "").split()] for face in svg.iter("polygon")
     ]
     assert (front[1][0] - front[0][0]) / (2 * (side[1][0] - side[0][0])) == pytest.approx(i[most] / c[most], rel=0.02)
     products = float(i[most] ** 2 * c[most])
@@ -216,9 +208,7 @@ def test_words_of_a_proof_s_picture_are_within_it(browser: Any) -> None:
     page = browser.new_page()
     large = flashsim.theory.lower_bound(N=10**6, d=128, M=10**5)
     pictures = [proved(at)._repr_html_() for at in range(len(SIZES))]
-    page.set_content(
-        "".join([*pictures, picture(large, 2 * large.accesses, "hybrid_streamed in blocks of 1,000 × 1,000")])
-    )
+    page.set_content("".join([*pictures, picture(large, 2 * large.accesses, "hybrid_streamed in blocks of 1,000 × 1,000")]))
     ends = page.evaluate("[...document.querySelectorAll('svg text')].map(t => t.getBBox().x + t.getBBox().width)")
     page.close()
     assert len(ends) > 5 * len(SIZES) - 5

@@ -156,9 +156,7 @@ def test_schedules_are_run_with_real_numbers(problem: dict[str, Any], dtype: str
     assert run.sram.peak <= found.M
     assert found.off(run) <= 1
     products = {step.tile for step in run_trace.steps if step.label == "line 11"}
-    assert products == set(
-        zip(*np.nonzero(found.allowed), strict=True)
-    )  # the player's picture shows the product's own tile
+    assert products == set(zip(*np.nonzero(found.allowed), strict=True))  # the player's picture shows the product's own tile
 
 
 def test_a_schedule_that_spills_O_brings_it_back() -> None:
@@ -338,9 +336,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert message in capsys.readouterr().err
 
 
-def test_an_interrupted_search_tells_its_bounds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_search_tells_its_bounds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stopped(search: Search, *_: Any) -> None:
         search.lower += 8
         raise KeyboardInterrupt

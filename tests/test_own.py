@@ -132,9 +132,7 @@ FORTH = replace(
     saves=("R", "q_sums"),
 )
 OF_BACK = (*BACKWARD["flash"].operands, "q_sums")
-BACK = replace(
-    BACKWARD["flash"], name="back", of=FORTH, run=and_its_gradients, operands=OF_BACK, matrices=FORTH.matrices
-)
+BACK = replace(BACKWARD["flash"], name="back", of=FORTH, run=and_its_gradients, operands=OF_BACK, matrices=FORTH.matrices)
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
@@ -236,15 +234,9 @@ def mine(hbm, sram, Q, K, V, blocks):
 """
 TURNS = "sram.loop takes a number of turns, such as blocks.T_c, or a range"
 MISTAKES = {
-    "forgot to load": (
-        "S = on_chip(Q[i] @ K_0.T)",
-        "Q[0] (4×4) is in HBM. Bring a block on chip first: sram.load(Q[0])",
-    ),
+    "forgot to load": ("S = on_chip(Q[i] @ K_0.T)", "Q[0] (4×4) is in HBM. Bring a block on chip first: sram.load(Q[0])"),
     "forgot on_chip": ("sram.store(O[i], Q_i[:, :3] * 2)", "is not on chip. It was never registered with on_chip"),
-    "stored too little": (
-        "S = on_chip(V_0[:1] * 2); sram.store(O[i], S)",
-        "a 1×3 tile cannot be stored to O[0], which is 4×3",
-    ),
+    "stored too little": ("S = on_chip(V_0[:1] * 2); sram.store(O[i], S)", "a 1×3 tile cannot be stored to O[0], which is 4×3"),
     "a block of the wrong size": (
         "S = on_chip(exp(Q_i @ K_0.T)); O_i = on_chip(S @ V_0); sram.store(O.divide(2)[i], O_i)",
         "a 4×3 tile cannot be stored to O[0], which is 2×3",

@@ -88,9 +88,7 @@ def on_regimes(algorithm: Algorithm, M: int = 96) -> Iterator[str]:
 
 def each(*tables: tuple[Any, ...]) -> list[Any]:
     """Return a parameter for each bug of (algorithm, …, bugs): what is before bugs, and the bug."""
-    return [
-        pytest.param(*before, *bug[1:], id=f"{before[0].title}: {bug[0]}") for *before, bugs in tables for bug in bugs
-    ]
+    return [pytest.param(*before, *bug[1:], id=f"{before[0].title}: {bug[0]}") for *before, bugs in tables for bug in bugs]
 
 
 @pytest.mark.parametrize(("name", "M"), [("flash_basic", 96), ("standard", 96), ("standard", 20)])

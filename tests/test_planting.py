@@ -76,9 +76,7 @@ def test_a_mutant_keeps_its_lines_and_shows_its_text() -> None:
 
 
 def test_a_method_is_changed_in_its_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        SlidingWindow, "band", mutated(SlidingWindow.band, ("self.right + moved", "self.right - 1 + moved"))
-    )
+    monkeypatch.setattr(SlidingWindow, "band", mutated(SlidingWindow.band, ("self.right + moved", "self.right - 1 + moved")))
     window = SlidingWindow(2, 1)
     assert not window.whole(Shape(3, 3, 1, 1), ())[0, 1]
 

@@ -47,9 +47,7 @@ FRAME = {"width": 960, "height": 480}
 Opener = Callable[..., Any]
 
 
-def recorded(
-    name: str | Algorithm = "flash", n: int = 12, d: int = 4, blocks: tuple[int, int] = (3, 4), **options: Any
-) -> Trace:
+def recorded(name: str | Algorithm = "flash", n: int = 12, d: int = 4, blocks: tuple[int, int] = (3, 4), **options: Any) -> Trace:
     rng = np.random.default_rng(0)
     Q, K, V = (rng.standard_normal((n, d)).astype(np.float32) * 2 for _ in range(3))
     return flashsim.trace(name, Q, K, V, sizing=Fixed(*blocks, enforced=False), M=4 * d * max(blocks), **options)
@@ -71,9 +69,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     complaints: list[str] = []
     requests: list[str] = []
 
-    def opened(
-        trace: Trace, *, at: str = "", versus: Trace | None = None, text: str | None = None, **options: Any
-    ) -> Any:
+    def opened(trace: Trace, *, at: str = "", versus: Trace | None = None, text: str | None = None, **options: Any) -> Any:
         path = tmp_path / f"page{len(contexts)}.html"
         path.write_text(trace.html(versus=versus) if text is None else text, encoding="utf-8")
         context = browser.new_context(**{"viewport": DESK, **options})
@@ -138,9 +134,7 @@ def state(page: Any) -> str:
     )
 
 
-PAYLOAD = (
-    """<img src=x onerror="window.ran=1"><svg onload=window.ran=1>'"></title></script><script>window.ran=1</script>"""
-)
+PAYLOAD = """<img src=x onerror="window.ran=1"><svg onload=window.ran=1>'"></title></script><script>window.ran=1</script>"""
 
 
 def hostile(thing: Any) -> Any:
@@ -165,9 +159,7 @@ ALL_THAT_OPENS = """(() => {
 
 
 @both_directions
-def test_a_script_in_any_text_of_a_trace_is_shown_and_not_run(
-    open_page: Opener, tmp_path: Path, direction: str
-) -> None:
+def test_a_script_in_any_text_of_a_trace_is_shown_and_not_run(open_page: Opener, tmp_path: Path, direction: str) -> None:
     trace = RECORDED[direction](n=6)
     trace = replace(trace, about=replace(trace.about, command="flashsim step", notes=("a note",), options="causal"))
     data = hostile(json.loads(json.dumps(as_json(trace))))
@@ -227,9 +219,7 @@ def test_shown_gradients_are_the_tensors(open_page: Opener, name: str) -> None:
     run = flashsim.forward(name.removesuffix("_two_pass"), Q, K, V, sizing=Fixed(3, 4, enforced=False), M=64)
     made, made_trace = with_trace(flashsim.backward, name, run, dO)
     shown = {array: np.full((12, 4), np.nan, np.float32) for array in ("dQ", "dK", "dV")}
-    for at, tips in zip(
-        made_trace.steps, each_step(open_page(made_trace), TIPS.format(".pairs td[data-tip]")), strict=True
-    ):
+    for at, tips in zip(made_trace.steps, each_step(open_page(made_trace), TIPS.format(".pairs td[data-tip]")), strict=True):
         inside = made_trace.events[at.first : at.last + 1]
         for array in {event.name[:2] for event in inside if event.kind == "compute"} & set(shown):
             if (at.rows if array == "dQ" else at.cols) is None:  # zeros, before a load says of which rows
@@ -473,8 +463,7 @@ def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
         press(page, "Tab")
         reached.add(page.evaluate("(now => now.id || now.className || now.innerText)(document.activeElement)"))
     controls = page.eval_on_selector_all(
-        "button, input, select, [tabindex]",
-        "all => all.filter(e => e.offsetParent).map(e => e.id || e.className || e.innerText)",
+        "button, input, select, [tabindex]", "all => all.filter(e => e.offsetParent).map(e => e.id || e.className || e.innerText)"
     )
     assert set(controls) - reached == set()
     unnamed = page.eval_on_selector_all(
@@ -576,9 +565,7 @@ def test_what_is_said_of_the_reference_names_it_and_its_mask(
     size: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "M": 25_600, "sizing": "fit"}
     standard = flashsim.theory.exact("standard", **size).accesses
     its = flashsim.theory.exact(name, **size, **asked)
-    sizes = (
-        f"; at N = {REFERENCE_N:,}, d = {REFERENCE_D}, M = 25,600 {said_as}it is {standard / its.accesses:.2f} times."
-    )
+    sizes = f"; at N = {REFERENCE_N:,}, d = {REFERENCE_D}, M = 25,600 {said_as}it is {standard / its.accesses:.2f} times."
     assert paging._wins(recorded(name, **options)) == f"{sizes} The factor follows M/d²"
 
 
@@ -724,9 +711,7 @@ def test_by_tile_the_second_run_has_made_the_same(open_page: Opener) -> None:
             assert any(e.kind == "compute" for e in second.events[its.first : its.last + 1])
 
 
-@pytest.mark.parametrize(
-    ("bug", "direction"), [("no_rescale", "forward"), ("last_block", "forward"), ("overwrite", "backward")]
-)
+@pytest.mark.parametrize(("bug", "direction"), [("no_rescale", "forward"), ("last_block", "forward"), ("overwrite", "backward")])
 def test_a_run_and_its_bug_are_at_the_same_line(open_page: Opener, bug: str, direction: str) -> None:
     right, wrong = RECORDED[direction](), RECORDED[direction](with_bug("flash", bug, direction))
     places = {(s.label, s.loops): s.number for s in wrong.steps}
@@ -1040,8 +1025,7 @@ SAID = """Array.from({length: player.length}, (_, t) => (player.go(t), [...docum
 
 
 @pytest.mark.parametrize(
-    ("name", "direction"),
-    [("flash_basic", "forward"), ("q_outer", "forward"), ("standard", "forward"), ("flash", "backward")],
+    ("name", "direction"), [("flash_basic", "forward"), ("q_outer", "forward"), ("standard", "forward"), ("flash", "backward")]
 )
 def test_a_formula_s_numbers_give_its_result(open_page: Opener, name: str, direction: str) -> None:
     """What is written between the first and the last sign of equality, computed here, is what stands after the last."""
@@ -1204,9 +1188,7 @@ def test_a_film_has_a_frame_for_each_step(tmp_path: Path, capsys: pytest.Capture
     assert not (tmp_path / "no.gif").exists()
 
 
-def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, list[Any]] = {"tiles": [], "arrows": [], "values": []}
 
     class Tile(Rectangle):

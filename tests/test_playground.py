@@ -86,10 +86,7 @@ def test_sliders_and_numbers_redraw_at_once(page: Any) -> None:
     exact = theory.exact("flash", N=12, d=4, M=128, blocks=(4, 4))
     assert page.inner_text("#peak") == f": at most {exact.sram.peak} of M = 128, {exact.sram.peak / 1.28:.1f}%"
     assert page.inner_text("#tiles") == ": 3 × 3 tiles of 4 × 4, visited column by column"
-    assert page.locator("#accesses tbody tr").all_inner_texts()[-1].split("\t")[1:3] == [
-        str(exact.reads),
-        str(exact.writes),
-    ]
+    assert page.locator("#accesses tbody tr").all_inner_texts()[-1].split("\t")[1:3] == [str(exact.reads), str(exact.writes)]
     page.focus("input[type=range][aria-label^='B_c,']")
     page.keyboard.press("ArrowRight")
     assert "3 × 2 tiles of 4 × 6" in page.inner_text("#tiles")

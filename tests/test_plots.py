@@ -608,11 +608,7 @@ GPU_PICTURES: Any = runpy.run_path(str(ROOT / "scripts" / "gpu_figures.py"))["DR
 
 @pytest.mark.parametrize(
     ("record", "draw_it"),
-    [
-        pytest.param(record, draw_it, id=name)
-        for record, pictures in GPU_PICTURES.items()
-        for name, draw_it in pictures.items()
-    ],
+    [pytest.param(record, draw_it, id=name) for record, pictures in GPU_PICTURES.items() for name, draw_it in pictures.items()],
 )
 def test_a_gpu_s_picture_names_it_and_is_readable_on_a_phone(record: str, draw_it: Any) -> None:
     """One printed column, 3.5 inches: on a phone 8 points are 11 pixels."""
@@ -626,9 +622,7 @@ def test_a_gpu_s_picture_names_it_and_is_readable_on_a_phone(record: str, draw_i
 def keys(figure: Figure) -> dict[str, Any]:
     """Return what each word of the figure's keys stands beside."""
     legends = [*figure.legends, *(legend for ax in figure.axes if (legend := ax.get_legend()) is not None)]
-    return {
-        text.get_text(): handle for key in legends for text, handle in zip(key.texts, key.legend_handles, strict=True)
-    }
+    return {text.get_text(): handle for key in legends for text, handle in zip(key.texts, key.legend_handles, strict=True)}
 
 
 def test_grey_bands_and_the_colours_of_bars_have_keys() -> None:
@@ -663,9 +657,7 @@ def words(figure: Figure) -> list[str]:
         for name in plots.FIGURES
     ],
 )
-def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for points, few in (("lower.LENGTHS", slice(2)), ("saved._PARTS", slice(None, None, 4))):  # each is tuned anew
         module, _, of = points.partition(".")
         monkeypatch.setattr(f"flashsim.plots.{points}", getattr(import_module(f"flashsim.plots.{module}"), of)[few])
@@ -778,10 +770,7 @@ def test_approximations_are_drawn_where_closed_forms_cross(monkeypatch: pytest.M
     assert (512, tally.hbm.extra + 2 * 4 * 512) in xy(axes[2], "smyrf extra")
     with pytest.raises(ValueError, match="C is 37; expected clusters that fit in M = 4,096 elements, d = 16"):
         plots.FIGURES["approximate"].data(d=16, k=64, M=4096, C=37)
-    for M, words in (
-        (1, "M is 1; expected at least 33 elements, which 'standard' needs"),
-        (100, "cuts N = 8,192 into 8,192 × "),
-    ):
+    for M, words in ((1, "M is 1; expected at least 33 elements, which 'standard' needs"), (100, "cuts N = 8,192 into 8,192 × ")):
         with pytest.raises(ValueError, match=words):
             plots.FIGURES["approximate"].data(d=16, k=64, M=M)
     window = flashsim.count("sliding_window", N=512, window=(32, 31), sizing="fit", **shape)

@@ -43,15 +43,11 @@ def test_a_run_has_the_problem_that_it_was_asked(gqa: str) -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     one = Problem.of(N=8, d=2)
-    with pytest.raises(
-        ValueError, match=r"^N is 8, and a problem is given, which has its own; expected one of the two$"
-    ):
+    with pytest.raises(ValueError, match=r"^N is 8, and a problem is given, which has its own; expected one of the two$"):
         flashsim.count("flash", one, N=8)
     with pytest.raises(ValueError, match=r"^mask is array\(.*, and a problem is given"):
         flashsim.prove(one, mask=np.ones((8, 8), bool))
-    with pytest.raises(
-        ValueError, match=r"^problem is 8; expected a flashsim.Problem, or lengths by name: N=1024, d=64$"
-    ):
+    with pytest.raises(ValueError, match=r"^problem is 8; expected a flashsim.Problem, or lengths by name: N=1024, d=64$"):
         tune(8)  # type: ignore[arg-type]
     X = np.ones((2, 8, 2))
     each = flashsim.forward("flash", X, X, X, mask=np.ones((2, 8, 8), bool)).problem

@@ -74,9 +74,7 @@ def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject
     operands = {name: a.astype(program.operands[name].dtype(dtype)) for name, a in operands.items()}
     want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options)
     run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
-    tally = count_program(
-        program, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options, index=index_of(program, operands)
-    )
+    tally = count_program(program, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options, index=index_of(program, operands))
     assert run.hbm == tally.hbm == want.hbm
     assert all(a.itemsize == program.kinds[name].dtype(dtype).itemsize for name, a in run.hbm.by_array.items())
     assert run.sram == tally.sram == want.sram
@@ -89,9 +87,7 @@ def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject
 @pytest.mark.parametrize("instead", ["None", "Q", "(O, O)", 'HBM().empty("O", (5, 5), float)'])
 def test_what_is_returned_must_be_what_the_record_says(instead: str) -> None:
     program = planted(programs()["linear_attention"], ("return O  # line 11", f"return {instead}  # line 11"))
-    with pytest.raises(
-        MemoryModelError, match=r"'linear_attention' returned .*; expected matrices in HBM, {'O': \(5, 5\)}"
-    ):
+    with pytest.raises(MemoryModelError, match=r"'linear_attention' returned .*; expected matrices in HBM, {'O': \(5, 5\)}"):
         small(program)
 
 
@@ -149,9 +145,7 @@ def test_the_blocks_that_are_chosen_are_theorys(program: Program, data: st.DataO
     M = data.draw(st.integers(1, 3_000), label="M")
     want = exact_program(program.name, sizes, M=M, sizing=sizing, options=options)
     if sizing == "fit" and want.sram.peak > M:
-        with pytest.raises(
-            ValueError, match=f"M = {M:,} elements is too small .* needs at least M = {want.sram.peak:,}$"
-        ):
+        with pytest.raises(ValueError, match=f"M = {M:,} elements is too small .* needs at least M = {want.sram.peak:,}$"):
             count_program(program, sizes, M=M, options=options)
         return
     assume(sizing == "fit" or max(sizes.values()) <= M)
@@ -324,9 +318,7 @@ def test_in_a_notebook_a_run_is_a_table() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_an_argument_that_there_is_not_is_named(
-    module: Any, sizes: dict[str, int], wrong: Sequence[str], asked: str
-) -> None:
+def test_an_argument_that_there_is_not_is_named(module: Any, sizes: dict[str, int], wrong: Sequence[str], asked: str) -> None:
     for name in wrong:
         with pytest.raises(TypeError, match=rf"^{asked} takes no argument '{name}'"):
             getattr(module, asked)(**sizes, **{name: (2,)})

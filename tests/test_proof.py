@@ -68,9 +68,7 @@ def compiled(sources: Path) -> tuple[Path, dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.packages
 def test_the_proof_compiles_and_assumes_nothing(compiled: tuple[Path, dict[str, str]]) -> None:
-    assert compiled[1] == {
-        part: "Closed under the global context\n" * (5 if part == "certificate" else 0) for part in PARTS
-    }
+    assert compiled[1] == {part: "Closed under the global context\n" * (5 if part == "certificate" else 0) for part in PARTS}
 
 
 PROBLEMS: list[dict[str, Any]] = [
@@ -120,9 +118,7 @@ def test_rocq_checks_certificates_and_refuses_more(compiled: tuple[Path, dict[st
         ("model", "phases", "[&& Q i c \\in chip, K k c", "[&& K k c"),
     ],
 )
-def test_a_wrong_constant_or_rule_does_not_pass(
-    part: str, fails: str, old: str, new: str, stated: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_constant_or_rule_does_not_pass(part: str, fails: str, old: str, new: str, stated: Path, tmp_path: Path) -> None:
     """Where its words still make sense, a proof that needs it fails: its own, or a rule's in the part after."""
     folder = Path(shutil.copytree(stated, tmp_path / "proofs"))
     text = (folder / f"{part}.v").read_text()

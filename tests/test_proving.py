@@ -223,9 +223,7 @@ def most_that(held: dict[str, Any]) -> tuple[int, int]:
 def most_of_a_phase_backward(Y: int, delta: int) -> float:
     """Return the most terms of a phase backward, by trying every A and c of lower_backward's proof."""
     return max(
-        math.sqrt((Y - A - c) * (A**3 / (12 * math.sqrt(3) * delta**2) + A * c))
-        for A in range(Y + 1)
-        for c in range(Y + 1 - A)
+        math.sqrt((Y - A - c) * (A**3 / (12 * math.sqrt(3) * delta**2) + A * c)) for A in range(Y + 1) for c in range(Y + 1 - A)
     )
 
 
@@ -376,10 +374,7 @@ def test_what_is_no_certificate(module: Any, held: Any) -> None:
 
 @pytest.mark.parametrize(
     ("holds", "given", "most"),
-    [
-        (most_in_a_phase, (60, 8, 40, 9, 11), brute(60, 8, 40, 9, 11)),
-        (most_in_a_phase_backward, (120, 6), most_backward(120, 6)),
-    ],
+    [(most_in_a_phase, (60, 8, 40, 9, 11), brute(60, 8, 40, 9, 11)), (most_in_a_phase_backward, (120, 6), most_backward(120, 6))],
     ids=PASSES,
 )
 def test_what_takes_too_many_cells_is_not_shown(
@@ -536,9 +531,7 @@ def proved_by_command(target: Path, capsys: pytest.CaptureFixture[str], *how: st
         (["--direction", "backward"], ("1,792,005", "dK = dSᵀ Q", "no backward schedule moves fewer than 1792005")),
     ],
 )
-def test_the_command_proves(
-    how: list[str], said: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_proves(how: list[str], said: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = " ".join(proved_by_command(tmp_path / "proof.json", capsys, *how).split())
     assert all(part in told for part in said)
     run: list[str] = [sys.executable, str(certificate.__file__), str(tmp_path / "proof.json")]

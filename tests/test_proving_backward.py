@@ -34,9 +34,7 @@ def test_the_constant() -> None:
 
 
 @given(data=st.data(), N=st.integers(1, 4), d=st.integers(1, 3), d_v=st.integers(1, 3))
-def test_no_set_of_entries_gives_more_terms_than_the_proof_allows(
-    data: st.DataObject, N: int, d: int, d_v: int
-) -> None:
+def test_no_set_of_entries_gives_more_terms_than_the_proof_allows(data: st.DataObject, N: int, d: int, d_v: int) -> None:
     """Draw what a phase touches, count the terms it can take one by one, and hold them against G² of as many entries."""
 
     def some(width: int) -> set[tuple[int, int]]:

@@ -74,10 +74,7 @@ def test_counts_by_hand() -> None:
 def test_what_dq_costs_by_hand() -> None:
     """N = 8, d = 2, tiles of 4 × 2, T_r = 2, T_c = 4: additions read and write dQ T_c times; two passes write it once."""
     shape: dict[str, Any] = {"N": 8, "d": 2, "M": 200, "blocks": (4, 2), "direction": "backward"}
-    added, twice = (
-        flashsim.count("q_outer", **shape).hbm.by_array,
-        flashsim.count("q_outer_two_pass", **shape).hbm.by_array,
-    )
+    added, twice = (flashsim.count("q_outer", **shape).hbm.by_array, flashsim.count("q_outer_two_pass", **shape).hbm.by_array)
     assert (added["dQ"].reads, added["dQ"].writes) == (4 * 16, 5 * 16)
     assert (twice["dQ"].reads, twice["dQ"].writes) == (0, 16)
     assert (added["K"].reads, twice["K"].reads) == (16, 16 + 2 * 16)
@@ -129,13 +126,7 @@ def taken_for_full(mask: Mask, shape: Shape, B_r: int, B_c: int) -> list[bool]:
 def test_full_tiles_are_those_where_positions_allow_all(data: st.DataObject) -> None:
     N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 20)) for _ in range(4))
     length, left, right = data.draw(st.integers(0, N_k)), data.draw(st.integers(-1, 9)), data.draw(st.integers(-1, 9))
-    masks = (
-        Causal(),
-        KeyPadding(length),
-        SlidingWindow(left, right),
-        Causal() & KeyPadding(length),
-        SlidingWindow(-1, -1),
-    )
+    masks = (Causal(), KeyPadding(length), SlidingWindow(left, right), Causal() & KeyPadding(length), SlidingWindow(-1, -1))
     mask, shape = data.draw(st.sampled_from(masks)), Shape(N_q, N_k, 1, 1)
     assert not any(taken_for_full(mask, shape, B_r, B_c))
 

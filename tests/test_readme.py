@@ -43,14 +43,7 @@ def test_its_route_of_ten_minutes_is_what_flashsim_alone_says() -> None:
 
 @pytest.mark.parametrize(
     "named",
-    [
-        "notebooks",
-        "slides",
-        "flashsim example",
-        "flashsim playground",
-        "check --init FILE.py:NAME",
-        "flashsim tune mine.py:f",
-    ],
+    ["notebooks", "slides", "flashsim example", "flashsim playground", "check --init FILE.py:NAME", "flashsim tune mine.py:f"],
 )
 def test_it_names(named: str) -> None:
     assert named in said("README.md")

@@ -31,11 +31,7 @@ def recorded() -> list[dict[str, Any]]:
 
 
 def rows_of(front: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        row
-        for row in recorded()
-        if (row["N"], row["d"], row["direction"]) == (front["N"], front["d"], front["direction"])
-    ]
+    return [row for row in recorded() if (row["N"], row["d"], row["direction"]) == (front["N"], front["d"], front["direction"])]
 
 
 @cache

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsim import SlidingWindow
-from flashsim.reference import (
-    attention,
-    attention_with_statistics,
-    error_bound,
-    gradient_bounds,
-    gradients,
-    score_reach,
-)
+from flashsim.reference import attention, attention_with_statistics, error_bound, gradient_bounds, gradients, score_reach
 
 from .cases import Array, Case, cases, full_cases, of_bound
 
@@ -152,9 +145,7 @@ def test_gradients_are_slopes(case: Case, spot: int) -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@given(
-    case=cases(max_n=10, dtypes=("float64",), masks=("padding", "dense, few", "causal", "none"), dropouts=(0.0, 0.3))
-)
+@given(case=cases(max_n=10, dtypes=("float64",), masks=("padding", "dense, few", "causal", "none"), dropouts=(0.0, 0.3)))
 def test_the_reference_never_reads_what_is_masked(poison: float, case: Case) -> None:
     """Poison in keys that nobody attends to, and in queries without a key, changes no bit of anything but their own."""
     Q, K, V = case.inputs()

@@ -61,9 +61,7 @@ def what(o: dict[str, Any], sunk: bool = False) -> SimpleNamespace:
     dropped, kept = o["keep"] is not None, o["scores_stored"] or o["operands_stored"]
     gain, tau = 1 / (1 - o["dropout_p"]), abs(o["scale"])
     largest = max(tau, abs(above(o))) if sunk else tau
-    delta = (
-        (d + 4) * u * tau + o["scores_stored"] * u_s * tau + o["logs_rounded"] * u * (largest + math.log(N_k + sunk))
-    )
+    delta = (d + 4) * u * tau + o["scores_stored"] * u_s * tau + o["logs_rounded"] * u * (largest + math.log(N_k + sunk))
     delta += least * (d * max(1, tau) + d * (1 + 1) * 0.5) + sunk * u * max(above(o) - tau, 0)
     undropped = math.expm1(2 * delta) + (N_k + 8 * (o["steps"] + 1)) * u
     relative = undropped + 3 * dropped * u + kept * (1 + dropped) * u_s
@@ -95,9 +93,7 @@ def of_gradients(o: dict[str, Any], dQ_stores: int, recombined: bool) -> tuple[f
     if o["scores_stored"]:
         E_P = min(E_P, 1.0)
     E_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * w.dropped
-    dV = [
-        N_q * E_dropped * abs(x) + ((N_q + 4) * u + w.u_s) * N_q * P * Z * abs(x) + w.step + N_q * w.least for x in DO
-    ]
+    dV = [N_q * E_dropped * abs(x) + ((N_q + 4) * u + w.u_s) * N_q * P * Z * abs(x) + w.step + N_q * w.least for x in DO]
     A_Z, dP = [Z * size * v for v in VALUES], [Z * total * v for v in VALUES]
     extra = (d_v * w.least + step_p) * max(Z, 1) + step_p * w.dropped
     E_dP = [((d_v + 4) * u + (1 + w.dropped) * u_p) * a + extra for a in A_Z]
@@ -108,11 +104,7 @@ def of_gradients(o: dict[str, Any], dQ_stores: int, recombined: bool) -> tuple[f
         E_D = size * (of_O(o, 1.0) + (d_v + 2) * u * w.mass + w.least) + d_v * w.least
     off = [abs(x - P * sum(dP)) for x in dP]
     E_dS = [
-        E_P * x
-        + (P + E_P) * (e + E_D + 2 * u * (a + D) + 4 * u * max(A_Z) * recombined)
-        + u_p * P * x
-        + w.least
-        + step_p
+        E_P * x + (P + E_P) * (e + E_D + 2 * u * (a + D) + 4 * u * max(A_Z) * recombined) + u_p * P * x + w.least + step_p
         for x, e, a in zip(off, E_dP, A_Z, strict=True)
     ]
     reach = [P * x + e for x, e in zip(off, E_dS, strict=True)]  # |dS| as it may be
@@ -142,9 +134,7 @@ def test_bounds_are_what_they_are_said_to_be(asked: dict[str, Any], formats: dic
 
 @pytest.mark.parametrize("formats", [WIDE, NARROW, ALIKE], ids=["wide", "narrow", "alike"])
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: " ".join(asked) or "plain")
-def test_the_bound_of_a_sink_s_gradient_is_what_it_is_said_to_be(
-    asked: dict[str, Any], formats: dict[str, Any]
-) -> None:
+def test_the_bound_of_a_sink_s_gradient_is_what_it_is_said_to_be(asked: dict[str, Any], formats: dict[str, Any]) -> None:
     """P_sink is 1/2, and P is 1/4 for both keys, so that D is a quarter of ΣV, times ΣdO = 1."""
     o = {**PLAIN, **asked, **formats}
     w, size, P_sink = what(o, True), sum(map(abs, DO)), 0.5
@@ -227,9 +217,7 @@ def test_a_signature_says_what_is_taken(function: Any) -> None:
 
 LEAST = 2.0**-149
 UNEQUAL = np.log([[1.0], *([[0.1]] * 19)])  # keys whose weights, not yet divided, are 1 and 0.1
-HEAVY = np.column_stack(
-    [np.log([1.0, *([0.1 / 59 / 0.9] * 59)]), np.eye(60)[0]]
-)  # and of which the first has nine tenths
+HEAVY = np.column_stack([np.log([1.0, *([0.1 / 59 / 0.9] * 59)]), np.eye(60)[0]])  # and of which the first has nine tenths
 LOST: dict[str, tuple[str, Any, Any, Any, Any, float]] = {  # algorithm; Q, K, V, dO; scale
     "what is summed up to O": ("flash", [[1]], UNEQUAL, [[5 * LEAST]] * 20, [[1]], 1.0),
     "products of Q and K": ("flash", [[2.9e-23] * 64], [[2.9e-23] * 64, [0] * 64], [[1], [-1]], [[1e-3]], 3e38),

@@ -82,7 +82,7 @@ def test_finite_operands_never_make_nan(function: Callable[..., Any], given: dic
         (reference.sparse_mlp, {"X": X, "W1": HIDDEN, "W2": OUT, "keep2": np.ones((8, 2))}, "keep2 has dtype float64"),
         (reference.smyrf, {**GIVEN[-1][1], "hashes_K": buckets[:1]}, "hashes_Q has 2 rounds, hashes_K 1; expected as many"),
     ],
-)  # fmt: skip
+)
 def test_what_else_does_not_fit_is_named(function: Callable[..., Any], arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)")):
         function(**arguments)

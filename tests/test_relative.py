@@ -43,9 +43,7 @@ def oracle(table: Array, mask: RelativeBias) -> tuple[Array, Array]:
     each = np.zeros((4, table.shape[-1]))
     for own, dS in zip(each, bias_gradient(Q, k, v, dO, **told), strict=True):
         np.add.at(own, mask.buckets(APART), dS)
-    return attention(Q, k, v, **told), each if len(each) == np.prod(table.shape[:-1]) else each.sum(0).reshape(
-        table.shape
-    )
+    return attention(Q, k, v, **told), each if len(each) == np.prod(table.shape[:-1]) else each.sum(0).reshape(table.shape)
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
@@ -79,9 +77,7 @@ def test_gradients_are_differences() -> None:
     def loss(table: Array) -> float:
         return float((flashsim.forward("q_outer", Q, K, V, **asked("q_outer", RelativeBias(table))).O * dO).sum())
 
-    got = flashsim.backward(
-        "q_outer", flashsim.forward("q_outer", Q, K, V, **asked("q_outer", RelativeBias(table))), dO
-    )
+    got = flashsim.backward("q_outer", flashsim.forward("q_outer", Q, K, V, **asked("q_outer", RelativeBias(table))), dO)
     slopes = [(loss(table + step) - loss(table - step)) / 2e-5 for step in 1e-5 * np.eye(4)]
     assert got.dB == pytest.approx(slopes, rel=1e-6, abs=1e-9)
 

@@ -28,9 +28,7 @@ SHAPE: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4}
 def test_pinned_counts_by_hand(counted: Any) -> None:
     """Blocks of 2 × 1: Q_i and O_i 12, K_j and V_j 6, S_ij 2, ℓ_i, m_i, m_i^new 6, so of M = 40 room for 14, two rows of 6."""
     by_hand = counted("q_outer_pinned", **SHAPE, M=40, blocks=(2, 1))
-    assert moved(by_hand) == {
-        "Q": (10, 0), "K": ((2 + 3 * 5) * 2, 0), "V": ((2 + 3 * 5) * 4, 0), "O": (0, 20), "L": (0, 5)
-    }  # fmt: skip
+    assert moved(by_hand) == {"Q": (10, 0), "K": ((2 + 3 * 5) * 2, 0), "V": ((2 + 3 * 5) * 4, 0), "O": (0, 20), "L": (0, 5)}
     assert by_hand.sram.peak == 12 + 6 + 2 + 6 + 12
     everything = counted("q_outer_pinned", **SHAPE, M=68, blocks=(2, 1))
     assert moved(everything)["V"] == (28, 0)
@@ -54,9 +52,7 @@ def test_hybrid_counts_by_hand(counted: Any) -> None:
     """M = 20: O in tiles of 2 × 4 reads 35·1 + 3·28 = 119 of S and V; of 4 × 2, 35·2 + 2·28 = 126; of 5 × 1, 35·4 + 28 = 168."""
     by_hand = counted("small_cache_hybrid", **SHAPE, M=20, blocks=(2, 1))
     assert small_cache_hybrid.line_3(20, 5, 4) == (2, 4)
-    assert moved(by_hand) == {
-        "Q": (10, 0), "K": (3 * 14, 0), "V": (3 * 28, 0), "S": (35, 35), "O": (0, 20), "L": (5, 5)
-    }  # fmt: skip
+    assert moved(by_hand) == {"Q": (10, 0), "K": (3 * 14, 0), "V": (3 * 28, 0), "S": (35, 35), "O": (0, 20), "L": (5, 5)}
     assert by_hand.sram.peak == max(2 * 5 + 2 + 2, 2 * 6 + 4)
     assert by_hand.hbm.extra == 35 + 5
 
@@ -89,8 +85,7 @@ def test_the_width_of_V_takes_no_time(counted: Any) -> None:
 )  # fmt: skip
 def test_pinned_and_snake_never_move_more_than_q_outer(N_q: int, N_k: int, d: int, M: int, B_r: int, B_c: int) -> None:
     of = {
-        name: theory.exact(name, N_q=N_q, N_k=N_k, d=d, M=M, blocks=(B_r, B_c))
-        for name in ("q_outer", "q_outer_pinned", "snake")
+        name: theory.exact(name, N_q=N_q, N_k=N_k, d=d, M=M, blocks=(B_r, B_c)) for name in ("q_outer", "q_outer_pinned", "snake")
     }
     assert of["q_outer_pinned"].accesses <= of["q_outer"].accesses
     assert of["snake"].accesses <= of["q_outer"].accesses
@@ -112,9 +107,7 @@ def test_pinning_saves_8_percent_in_a_large_sram_and_nothing_for_long_sequences(
 
 
 def test_the_hybrid_moves_a_sixth_less_than_small_cache_between_d_squared_quarters_and_d_squared() -> None:
-    hybrid, small, plain = (
-        best_of(name, N=2048, d=64, M=3000) for name in ("small_cache_hybrid", "small_cache", "q_outer")
-    )
+    hybrid, small, plain = (best_of(name, N=2048, d=64, M=3000) for name in ("small_cache_hybrid", "small_cache", "q_outer"))
     assert hybrid is not None
     assert small is not None
     assert plain is not None
@@ -137,9 +130,7 @@ def test_no_backward_pass_is_refused_by_name() -> None:
     X = np.ones((3, 2))
     for name in ("q_outer_pinned", "snake", "small_cache_hybrid"):
         run = flashsim.forward(name, X, X, X)
-        with pytest.raises(
-            ValueError, match=f"'{name}' has no backward pass here; .*'flash'.*Run one of them forward, too"
-        ):
+        with pytest.raises(ValueError, match=f"'{name}' has no backward pass here; .*'flash'.*Run one of them forward, too"):
             flashsim.backward(name, run, X)
         with pytest.raises(ValueError, match=f"made by '{name}'; it has no backward pass; run 'q_outer' forward, too"):
             flashsim.backward("q_outer", run, X)

@@ -34,10 +34,7 @@ from .cases import FEW, Array, Case, cases, forward_of, room_for, swap
 TAKE = [name for name, a in FORWARD.items() if "MASK" in a.parts]
 LEARN = [name for name, a in BACKWARD.items() if a.gives_dS and "MASK" in a.parts]
 SOME = cases(
-    20,
-    masks=("none", "causal", "packed entry", "dense"),
-    dropouts=(0.0, 0.3),
-    regimes=("gaussian", "outliers", "rising"),
+    20, masks=("none", "causal", "packed entry", "dense"), dropouts=(0.0, 0.3), regimes=("gaussian", "outliers", "rising")
 )
 CAPS = st.sampled_from((0.5, 3.0, 50.0))
 SLOPES = st.sampled_from((None, 0.25, -3.0))
@@ -63,9 +60,7 @@ def asked(case: Case, cap: float, slope: float | None, name: str) -> tuple[dict[
 @pytest.mark.parametrize("name", TAKE)
 @given(case=SOME, cap=CAPS, slope=SLOPES)
 @FEW
-def test_scores_are_modified_before_the_mask_and_nothing_is_moved(
-    name: str, case: Case, cap: float, slope: float | None
-) -> None:
+def test_scores_are_modified_before_the_mask_and_nothing_is_moved(name: str, case: Case, cap: float, slope: float | None) -> None:
     case = case.for_algorithm(name)
     (Q, K, V), (options, told) = case.inputs(), asked(case, cap, slope, name)
     run = flashsim.forward(name, Q, K, V, **options, seed=case.seed)
@@ -125,22 +120,14 @@ def test_gradients_are_differences(name: str, cap: float) -> None:
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
-@pytest.mark.parametrize(
-    "slopes", [0.5, [0.5, 0.25, 1.0, 2.0], [[[1.0]], [[2.0]], [[0.1]]]], ids=["one", "heads", "batch"]
-)
+@pytest.mark.parametrize("slopes", [0.5, [0.5, 0.25, 1.0, 2.0], [[[1.0]], [[2.0]], [[0.1]]]], ids=["one", "heads", "batch"])
 def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
     """Query heads that share a KV head: in rows of their own, and interleaved."""
     slopes = np.array(slopes).reshape(np.shape(slopes)[: 2 if np.ndim(slopes) == 3 else 1])
     Q, dO = rng.normal(size=(2, 3, 4, 6, 3))
     K, V = rng.normal(size=(2, 3, 2, 7, 3))
-    told: dict[str, Any] = {
-        "bias": slopes[..., None, None] * linear(6, 7, 1.0),
-        "softcap": 1.5,
-        "mask": np.tri(6, 7, 1) > 0,
-    }
-    run = flashsim.forward(
-        "q_outer", Q, K, V, mask=ALiBi(slopes) & SoftCap(1.5), causal=True, gqa=gqa, blocks=(5, 4), M=300
-    )
+    told: dict[str, Any] = {"bias": slopes[..., None, None] * linear(6, 7, 1.0), "softcap": 1.5, "mask": np.tri(6, 7, 1) > 0}
+    run = flashsim.forward("q_outer", Q, K, V, mask=ALiBi(slopes) & SoftCap(1.5), causal=True, gqa=gqa, blocks=(5, 4), M=300)
     whole = Q, K.repeat(2, 1), V.repeat(2, 1)
     assert np.allclose(run.O, attention(*whole, **told), rtol=0, atol=1e-12)
     got = flashsim.backward("q_outer", run, dO)
@@ -162,8 +149,7 @@ def test_a_cap_costs_a_tile_on_chip_backward_and_no_access() -> None:
     asked: dict[str, Any] = {"N": 32, "d": 4, "M": 900, "blocks": (6, 5)}
     for direction, more in (("forward", 0), ("backward", 6 * 5)):
         plain, capped = (
-            flashsim.count("q_outer", **asked, direction=direction, mask=mask)
-            for mask in (ALiBi(0.1), SoftCap(9.0) & ALiBi(0.1))
+            flashsim.count("q_outer", **asked, direction=direction, mask=mask) for mask in (ALiBi(0.1), SoftCap(9.0) & ALiBi(0.1))
         )
         assert plain.hbm == capped.hbm == flashsim.count("q_outer", **asked, direction=direction).hbm
         assert capped.sram.peak - plain.sram.peak == more
@@ -212,10 +198,7 @@ def test_what_is_no_score_modification_is_refused_by_name() -> None:
         ("ALiBi's slopes has dtype bool; expected real", lambda: ALiBi([True])),
         ("ALiBi's slopes are .*; expected numbers up to 1e[+]30", lambda: ALiBi([1.0, float("nan")])),
         ("expected one SoftCap at most", lambda: flashsim.forward("flash", X, X, X, mask=SoftCap(1) & SoftCap(2))),
-        (
-            r"ALiBi's slopes array has shape \(2,\); expected",
-            lambda: flashsim.forward("flash", X, X, X, mask=ALiBi([1, 2])),
-        ),
+        (r"ALiBi's slopes array has shape \(2,\); expected", lambda: flashsim.forward("flash", X, X, X, mask=ALiBi([1, 2]))),
         ("softcap is -1; expected a number above 0, or None", lambda: attention(X, X, X, softcap=-1)),
     ]
     for said, call in refused:
@@ -241,9 +224,7 @@ PLANTED: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("function", "before", "after"), PLANTED, ids=[after[:30] for _, _, after in PLANTED])
-def test_a_modification_that_is_wrong_is_noticed(
-    function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_modification_that_is_wrong_is_noticed(function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(function.__globals__, "SoftCap", SoftCap)
     swap(function, before, after, monkeypatch)
     (Q, K, V), dO, (options, told) = CASE.inputs(), CASE.dO(), asked(CASE, 3.0, 0.25, "q_outer")

@@ -165,9 +165,7 @@ def test_the_playground_s_total_stays_in_sight_on_a_phone(opened: Opener) -> Non
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_two_runs_have_a_key_and_a_total(backward: bool, opened: Opener) -> None:
-    direction, names = (
-        ("backward", ("q_outer", "q_outer_two_pass")) if backward else ("forward", ("flash_basic", "q_outer"))
-    )
+    direction, names = ("backward", ("q_outer", "q_outer_two_pass")) if backward else ("forward", ("flash_basic", "q_outer"))
     first, second = map(RECORDED[direction], names)
     page = opened(page_of(first, second)[0], DESK, "#t=24")
     bar = box(page, "#transport")["y"]

@@ -171,7 +171,7 @@ def test_permuted_and_shared_pages_change_no_bit() -> None:
         ({"V": np.ones((1, 8, 4), "float32")}, "dtypes are float64, float64, float32; expected one"),
         ({"M": 5}, "M = 5 elements is too small for 'paged'"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         one_page(**changed)
@@ -243,9 +243,7 @@ def test_the_figure_has_what_is_counted() -> None:
 def test_a_sequence_in_a_batch_is_the_sequence_alone() -> None:
     """The same bits: nothing of another sequence comes near."""
     rng = np.random.default_rng(4)
-    Q, K, V = (
-        [rng.normal(size=(h, n, 4)) for n in lengths] for h, lengths in ((4, (3, 1, 0)), (2, (7, 5, 2)), (2, (7, 5, 2)))
-    )
+    Q, K, V = ([rng.normal(size=(h, n, 4)) for n in lengths] for h, lengths in ((4, (3, 1, 0)), (2, (7, 5, 2)), (2, (7, 5, 2))))
     cu_q, cu_k = [0, 3, 4, 4], [0, 7, 12, 14]
     how: dict[str, Any] = {"M": 1000, "blocks": (4, 3)}
     Q_all, K_all, V_all = (np.concatenate(X, axis=1) for X in (Q, K, V))
@@ -366,9 +364,7 @@ def test_latents_by_hand() -> None:
     tally = serving.count("mla", queries=2, keys=[5], heads=3, kv_heads=1, d=4, d_v=3, blocks=(4, 2), M=100)
     assert moved(tally) == {"Q": (6 * 4, 0), "C": (2 * 5 * 4, 0), "O": (0, 6 * 3), "L": (0, 6)}
     assert tally.sram.peak == 4 * (4 + 3) + 2 * 4 + 4 * 2 + 3 * 4
-    own = serving.count(
-        "mla_expanded", queries=2, keys=[5], heads=3, d=4, d_v=3, latent=6, rope=1, blocks=(1, 2), M=100
-    )
+    own = serving.count("mla_expanded", queries=2, keys=[5], heads=3, d=4, d_v=3, latent=6, rope=1, blocks=(1, 2), M=100)
     assert moved(own) == {
         "Q": (6 * 4, 0), "C": (3 * 2 * 5 * 7, 0), "W_UK": (3 * 3 * 6, 0), "W_UV": (3 * 3 * 6, 0), "K": (3 * 9 * 4, 3 * 5 * 4),
         "V": (3 * 9 * 3, 3 * 5 * 3), "O": (0, 6 * 3), "L": (0, 6),
@@ -512,9 +508,7 @@ def test_the_command_counts_and_says_whether_theory_agrees(capsys: pytest.Captur
     assert (found["agrees"], found["hbm"]["accesses"]) == (True, tally.hbm.accesses)
 
 
-def test_the_command_fails_where_theory_differs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fails_where_theory_differs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(serving, "exact", lambda tally: replace(tally, hbm=tally.hbm.times(2)))
     assert main(["serve", "varlen", "--keys", "9", "--d", "4"]) == 1
     assert "The counts differ from theory." in capsys.readouterr().err

@@ -151,9 +151,7 @@ def test_L_includes_the_sink(name: str) -> None:
 def test_a_sink_of_minus_infinity_is_none_bit_for_bit(name: str) -> None:
     X = rng.normal(size=(7, 3))
     for mask in (Causal(), Causal(offset=-3)):
-        plain, run = (
-            flashsim.forward(name, X, X, X, mask=m, M=100, blocks=(3, 2)) for m in (mask, mask & Sink(-np.inf))
-        )
+        plain, run = (flashsim.forward(name, X, X, X, mask=m, M=100, blocks=(3, 2)) for m in (mask, mask & Sink(-np.inf)))
         assert np.array_equal(run.O, plain.O)
         assert run.lse is not None
         assert plain.lse is not None
@@ -231,12 +229,7 @@ def test_a_gradient_that_is_off_by_a_thousandth_exceeds_its_bound(off: str, monk
 PLANTED: list[tuple[str, Any, str, str]] = [
     ("its weight is not in ℓ", tile_masks.HeadSink.m, "return column", "self.l = 0.0; return column"),
     ("heads of a group have the first one's", tile_masks.HeadSink._column, "% self._group", "* 0"),
-    (
-        "rows are counted from their block",
-        tile_masks.HeadSink._column,
-        "np.arange(first, end)",
-        "np.arange(end - first)",
-    ),
+    ("rows are counted from their block", tile_masks.HeadSink._column, "np.arange(first, end)", "np.arange(end - first)"),
     ("the gradient's sign", sink_gradient.sink_gradient, "ds - rowsum", "ds + rowsum"),
     ("the gradient of every row alike", sink_gradient.sink_gradient, "P_sink_i() * ", ""),
 ]

@@ -33,9 +33,7 @@ def test_line_2_is_the_largest_square_that_fits() -> None:
         tally = flashsim.count("small_cache", N=300, d=80, M=M, direction="backward")
         b = tally.blocks.B_r
         assert b * b + 2 * b == tally.sram.peak <= M < (b + 1) ** 2 + 2 * (b + 1)
-        assert (
-            tally.blocks == flashsim.count("small_cache", N=300, d=80, M=M, direction="backward", sizing="fit").blocks
-        )
+        assert tally.blocks == flashsim.count("small_cache", N=300, d=80, M=M, direction="backward", sizing="fit").blocks
 
 
 def test_below_d_squared_it_moves_least_and_grows_as_saha_and_ye_s_bound() -> None:

@@ -34,10 +34,7 @@ def inputs(N_q: int, N_k: int, d: int, d_v: int, leading: tuple[int, ...] = ()) 
 @given(case=full_cases(), splits=st.one_of(st.none(), st.integers(1, 30)), merge=st.sampled_from(sorted(MERGES)))
 def test_any_split_merged_either_way_is_attention(case: Case, splits: int | None, merge: str) -> None:
     Q, K, V = case.inputs()
-    how: dict[str, Any] = {
-        "M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k),
-        "blocks": (case.B_r, case.B_c),
-    }
+    how: dict[str, Any] = {"M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k), "blocks": (case.B_r, case.B_c)}
     asked: dict[str, Any] = {**how, "splits": splits, "merge": merge}
     run = flashsim.forward("split_kv", Q, K, V, **asked, **case.options)
     bound = error_bound(Q, K, V, **rounding("split_kv", run.blocks), **case.oracle)
@@ -85,9 +82,7 @@ def test_each_sequence_has_its_own_length(merge: str) -> None:
     for b, length in enumerate(lengths[:, 0]):
         K[b, :, length:] = V[b, :, length:] = np.nan
     mask = KeyPadding(lengths)
-    run = flashsim.forward(
-        "split_kv", Q, K, V, blocks=(1, 4), M=100, splits=3, merge=merge, mask=mask, check_finite=False
-    )
+    run = flashsim.forward("split_kv", Q, K, V, blocks=(1, 4), M=100, splits=3, merge=merge, mask=mask, check_finite=False)
     total = Traffic()
     for b, length in enumerate(lengths[:, 0].tolist()):
         for h in range(2):
@@ -174,12 +169,7 @@ BUGS: list[tuple[str, str, str, set[str]]] = [
 MERGE_BUGS = [
     ("merge that averages", "merge_in_sequence", "exp(m_s - finite(m_i_new)) * O_s, over=O_i", "O_s, over=O_i"),
     ("merge that averages parts", "merge_in_sequence", "O_i / nonzero(l_i)", "O_i / l_parts.blocks[1]"),
-    (
-        "old part not rescaled",
-        "merge_in_sequence",
-        "O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i",
-        "O_i = on_chip(O_i",
-    ),
+    ("old part not rescaled", "merge_in_sequence", "O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i", "O_i = on_chip(O_i"),
     ("ℓ not rescaled", "merge_in_sequence", "exp(m_s - finite(m_i_new)) * l_s", "l_s"),
     ("−∞ − (−∞) of empty splits", "merge_in_sequence", "exp(m_s - finite(m_i_new)) * O_s", "exp(m_s - m_i_new) * O_s"),
     ("the last part left out", "merge_in_sequence", "for s in sram.loop(t)", "for s in sram.loop(max(t - 1, 1))"),
@@ -201,9 +191,7 @@ def test_bugs_in_the_splits_are_caught(bug: str, before: str, after: str, by: se
 
 
 @pytest.mark.parametrize(("bug", "function", "before", "after"), MERGE_BUGS, ids=[bug[0] for bug in MERGE_BUGS])
-def test_bugs_in_merging_are_caught(
-    bug: str, function: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bugs_in_merging_are_caught(bug: str, function: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swap(getattr(split_kv_merge, function), before, after, monkeypatch)
     assert unnoticed({"exact"}, objections(FORWARD["split_kv"])) == set()
 

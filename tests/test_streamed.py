@@ -27,13 +27,9 @@ SHAPE: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4}
 def test_streamed_counts_by_hand(counted: Any) -> None:
     """Blocks of 2 × 1: Q_i and O_i 12, S_ij and L_i 4, an element 1, so of M = 29 room for 12, two rows of 6."""
     by_hand = counted("streamed", **SHAPE, M=29, blocks=(2, 1))
-    assert moved(by_hand) == {
-        "Q": (10, 0), "K": ((2 + 3 * 5) * 2, 0), "V": ((2 + 3 * 5) * 4, 0), "O": (0, 20), "L": (0, 5)
-    }  # fmt: skip
+    assert moved(by_hand) == {"Q": (10, 0), "K": ((2 + 3 * 5) * 2, 0), "V": ((2 + 3 * 5) * 4, 0), "O": (0, 20), "L": (0, 5)}
     assert by_hand.sram.peak == 29
-    everything = counted(
-        "streamed", **SHAPE, M=7 * 6 + 16, blocks=(2, 1)
-    )  # no element is streamed: its room is not needed
+    everything = counted("streamed", **SHAPE, M=7 * 6 + 16, blocks=(2, 1))  # no element is streamed: its room is not needed
     assert moved(everything)["V"] == (28, 0)
     assert everything.sram.peak == 58
     almost = counted("streamed", **SHAPE, M=57, blocks=(2, 1))
@@ -55,9 +51,7 @@ def test_hybrid_streamed_counts_by_hand(counted: Any) -> None:
     """M = 19: O in tiles of 3 × 4 reads 35·1 + 2·28 = 91 of S and V; of 4 × 2, 35·2 + 2·28; of 5 × 1, 35·4 + 28."""
     by_hand = counted("hybrid_streamed", **SHAPE, M=19, blocks=(2, 1))
     assert hybrid_streamed.line_3(19, 5, 4) == (3, 4)
-    assert moved(by_hand) == {
-        "Q": (10, 0), "K": (3 * 14, 0), "V": (2 * 28, 0), "S": (35, 35), "O": (0, 20), "L": (5, 5)
-    }  # fmt: skip
+    assert moved(by_hand) == {"Q": (10, 0), "K": (3 * 14, 0), "V": (2 * 28, 0), "S": (35, 35), "O": (0, 20), "L": (5, 5)}
     assert by_hand.sram.peak == 3 * (4 + 2) + 1
     assert counted("hybrid_streamed", **SHAPE, M=21, blocks=(5, 1)).sram.peak == 5 * (2 + 2) + 1
 

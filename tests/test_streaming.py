@@ -55,9 +55,7 @@ def test_a_decoding_step_moves_sinks_and_window_however_long_the_cache(N_k: int)
         ("full", "np.maximum(cols, self.sinks)", "cols + 0"),
     ],
 )
-def test_a_streaming_mask_that_is_wrong_is_noticed(
-    method: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_streaming_mask_that_is_wrong_is_noticed(method: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = np.array([[j <= i + 4 and (j < 4 or j > i + 4 - 3) for j in range(12)] for i in range(8)])
     swap(getattr(Streaming, method), before, after, monkeypatch)
     if method == "allows":

@@ -80,19 +80,13 @@ SIBLINGS = {("algorithms", "theory"), ("theory", "algorithms"), ("theory", "refe
 
 def named(source: str) -> set[str]:
     """The modules that a source imports in any way: in functions, under `if TYPE_CHECKING`, or by name, as a string."""
-    strings = {
-        node.value
-        for node in ast.walk(parsed(source))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    strings = {node.value for node in ast.walk(parsed(source)) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return imported(source, ast.walk) | (strings & MODULES.keys())
 
 
 def arrows(sources: dict[str, str]) -> set[tuple[str, str]]:
     """The pairs of rooms, (a, b), where a imports what is in b."""
-    found = {
-        (name, to) for name, source in sources.items() for to in named(source) if to.count(".") and name.count(".")
-    }
+    found = {(name, to) for name, source in sources.items() for to in named(source) if to.count(".") and name.count(".")}
     return {(a.split(".")[1], b.split(".")[1]) for a, b in found}
 
 
@@ -197,9 +191,7 @@ def always_true(asked: ast.expr) -> bool:
     if isinstance(asked, ast.Compare) and len(asked.ops) == 1 and isinstance(asked.ops[0], ast.Eq | ast.Is):
         called = any(isinstance(node, ast.Call) for node in ast.walk(asked))  # twice, it may differ
         return not called and ast.dump(asked.left) == ast.dump(asked.comparators[0])
-    return (isinstance(asked, ast.Constant) and bool(asked.value)) or (
-        isinstance(asked, ast.Tuple) and bool(asked.elts)
-    )
+    return (isinstance(asked, ast.Constant) and bool(asked.value)) or (isinstance(asked, ast.Tuple) and bool(asked.elts))
 
 
 def test_every_assert_can_fail() -> None:
@@ -249,9 +241,7 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
 def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> None:
     spelt = str(ROOT.parent / "tests" / "..")
     code = f"import sys; sys.path.insert(0, {spelt!r}); import flashsim.machine.source as s; "
-    code += (
-        "assert '..' in s.__file__, s.__file__; assert s.site_of.__code__.co_filename.startswith(s.PACKAGE), s.PACKAGE"
-    )
+    code += "assert '..' in s.__file__, s.__file__; assert s.site_of.__code__.co_filename.startswith(s.PACKAGE), s.PACKAGE"
     for spelt in (code, code.replace("/..", "/.././").replace("'..'", "'/./'")):
         subprocess.run([sys.executable, "-c", spelt], check=True)
 
@@ -268,7 +258,7 @@ ONE_AFTER_ANOTHER = [  # what a process does, and what that does not import, nor
     ("import flashsim.learn.gallery", ["flashsim.cli"]),
     ("import flashsim.gpu, flashsim.cli", ["cupy"]),
     ("import flashsim.plots", ["matplotlib.pyplot"]),  # which opens windows
-]  # fmt: skip
+]
 
 
 def test_what_is_needed_later_is_imported_later() -> None:

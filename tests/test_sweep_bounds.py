@@ -130,10 +130,7 @@ def test_tables_show_them() -> None:
     ("arguments", "said"),
     [
         ({"N": [8, 9], "d": 4, "M": 500}, "flash, forward, d = 4, M = 500, heads = 1, float32, sizing = "),
-        (
-            {"N": 8, "d": [4, 5], "causal": True},
-            "flash, forward, N = 8, M = 25,600, heads = 1, float32, causal, sizing = ",
-        ),
+        ({"N": 8, "d": [4, 5], "causal": True}, "flash, forward, N = 8, M = 25,600, heads = 1, float32, causal, sizing = "),
         ({"N_q": 8, "N_k": [9, 10], "d": 4, "d_v": 5}, "flash, forward, N_q = 8, d = 4, d_v = 5, M = 25,600, "),
         ({"N": [8, 9], "d": 4, "heads": 4, "kv_heads": 2}, "heads = 4, kv_heads = 2, float32"),
         ({"N": [8, 9], "d": 4, "blocks": (2, 4)}, "float32, blocks = 2 × 4"),
@@ -147,9 +144,7 @@ def test_what_is_fixed_is_below_the_table_and_in_the_title(arguments: dict[str, 
 
 
 def looks(sweep: Sweep, **how: Any) -> list[tuple[Any, ...]]:
-    drawn = [
-        line for line in sweep.plot(**how).get_lines() if line.get_gid() != "lower bound" and np.size(line.get_xdata())
-    ]
+    drawn = [line for line in sweep.plot(**how).get_lines() if line.get_gid() != "lower bound" and np.size(line.get_xdata())]
     return [(line.get_color(), line._dash_pattern, line.get_linewidth()) for line in drawn]  # type: ignore[attr-defined]
 
 

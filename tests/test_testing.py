@@ -238,9 +238,7 @@ def test_a_kernel_is_asked_only_for_what_it_declares(spec: Spec) -> None:
     assert spec.max_shapes is None or len({(q.shape, k.shape, v.shape) for q, k, v, _ in calls}) <= spec.max_shapes
 
 
-def plain(
-    spec: Spec, q: Any, k: Any, v: Any, causal: bool = False, scale: float | None = None, mask: Any = None
-) -> Any:
+def plain(spec: Spec, q: Any, k: Any, v: Any, causal: bool = False, scale: float | None = None, mask: Any = None) -> Any:
     """Textbook attention with all that a spec may say."""
     if spec.layout == "BNHD":
         q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
@@ -496,9 +494,7 @@ def test_strategies_reach_everything_they_promise(monkeypatch: pytest.MonkeyPatc
 
 def test_masks_do_what_their_names_say() -> None:
     case = Case(B=2, group=2, N_q=9, N_k=11, block=(4, 3))
-    problems = {
-        name: [replace(case, mask=name, seed=seed).problem(UNFUSED.spec) for seed in range(20)] for name in MASKS
-    }
+    problems = {name: [replace(case, mask=name, seed=seed).problem(UNFUSED.spec) for seed in range(20)] for name in MASKS}
     for p in itertools.chain(*problems.values()):
         assert np.broadcast_shapes(p.options["mask"].shape, p.score_shape) == p.score_shape
     assert any(p.empty.any() for p in problems["few"])
@@ -585,9 +581,7 @@ def test_the_oracle_never_reads_what_is_masked() -> None:
 
 
 def test_budgets_are_the_data_s_and_not_a_constant() -> None:
-    small, large = (
-        Case(N_q=4, N_k=6, d=8, regime=r).problem(Spec()).solution.O_budget for r in ("integers", "massive")
-    )
+    small, large = (Case(N_q=4, N_k=6, d=8, regime=r).problem(Spec()).solution.O_budget for r in ("integers", "massive"))
     assert large.mean() > 1000 * small.mean()
     half = Case(N_q=4, N_k=6, d=8, dtype="float16", regime="integers").problem(Spec()).solution.O_budget
     assert half.mean() > 50 * small.mean()
@@ -607,9 +601,7 @@ def test_budgets_of_equal_weights(lse: str, unit: float) -> None:
 
 def test_stored_scores_that_overflow_have_no_budget_and_others_do() -> None:
     def unfused(q: Any, k: Any, v: Any) -> Any:
-        S = (q.astype(np.float32) / np.float32(np.sqrt(q.shape[-1])) @ k.astype(np.float32).swapaxes(-1, -2)).astype(
-            q.dtype
-        )
+        S = (q.astype(np.float32) / np.float32(np.sqrt(q.shape[-1])) @ k.astype(np.float32).swapaxes(-1, -2)).astype(q.dtype)
         P = np.exp(S.astype(np.float32) - S.max(axis=-1, keepdims=True).astype(np.float32))
         return (P / P.sum(axis=-1, keepdims=True) @ v.astype(np.float32)).astype(q.dtype)
 

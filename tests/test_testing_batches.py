@@ -122,9 +122,7 @@ def test_a_batch_is_made_where_a_case_has_one_sequence() -> None:
     assert fit(Case(B=2), few) == Case(B=2)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"cross": False}, {"multiples": (4, 6)}, {"cross": False, "multiples": (4, 6)}], ids=str
-)
+@pytest.mark.parametrize("changes", [{"cross": False}, {"multiples": (4, 6)}, {"cross": False, "multiples": (4, 6)}], ids=str)
 def test_a_batch_keeps_the_lengths_that_are_declared(changes: dict[str, Any]) -> None:
     spec = replace(BASES["split"].spec, **changes)
     N_q, N_k = spec.lengths(1, 1)

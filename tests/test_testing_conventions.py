@@ -125,9 +125,7 @@ def test_calls_are_as_documented() -> None:
         scale = {} if convention == "onnx" else {"scale": 2.0}
         wrap(records, "numpy", convention=convention)(q, k, v, causal=True, **scale)
     packs, cache, halves, lists, heads, operator = got
-    assert packs[1].keys() == {
-        "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "causal", "softmax_scale"
-    }  # fmt: skip
+    assert packs[1].keys() == {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "causal", "softmax_scale"}
     assert cache[1].keys() == {"block_table", "cache_seqlens", "causal", "softmax_scale"}
     assert halves[1].keys() == packs[1].keys() - {"cu_seqlens_k"} | {"seqused_k", "block_table"}
     assert [each[0][1].shape[1:] for each in (cache, halves, lists, heads)] == [

@@ -498,11 +498,7 @@ HALF = Spec(dtypes=("float16",), head_dims=(8, 24), block=(16, 16), strides="con
     ("kernel", "spec", "says"),
     [
         (divided_twice, Spec(), "The output is divided by the row sum ℓ twice."),
-        (
-            ragged_chunk_dropped,
-            Spec(strides="contiguous"),
-            "The last keys are dropped where N_k is not a multiple of 16.",
-        ),
+        (ragged_chunk_dropped, Spec(strides="contiguous"), "The last keys are dropped where N_k is not a multiple of 16."),
         (v_by_k_rows, Spec(d_v=True, strides="contiguous"), "v is read with k's strides, which differ where d_v ≠ d"),
         (v_by_k_rows, Spec(d_v=True, layout="BNHD", strides="contiguous"), None),
         (query_rounded, HALF, "Q is rounded to the inputs' 16 bits once it is scaled."),

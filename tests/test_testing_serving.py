@@ -266,9 +266,7 @@ def test_a_packed_backward_pass_is_checked() -> None:
     unfused = BASES["unfused"].backward
     assert unfused is not None
 
-    def backward(
-        q: Array, k: Array, v: Array, do: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **longest: Any
-    ) -> Any:
+    def backward(q: Array, k: Array, v: Array, do: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **longest: Any) -> Any:
         given = [np.zeros_like(a) for a in (q, k, v)]
         for a, b, c, d in zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False):
             of_q, of_k = slice(a, b), slice(c, d)
@@ -286,8 +284,7 @@ def test_a_packed_backward_pass_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("N_k", "said"),
-    [(17, "alone before key 6, 12 and only in a batch of 2 before key 9"), (24, "alone before key 8, 16 and")],
+    ("N_k", "said"), [(17, "alone before key 6, 12 and only in a batch of 2 before key 9"), (24, "alone before key 8, 16 and")]
 )
 def test_the_cuts_of_a_sum_are_told(N_k: int, said: str) -> None:
     kernel = mutants.splits_follow_the_batch

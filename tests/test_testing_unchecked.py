@@ -65,9 +65,7 @@ def test_a_keyword_that_nothing_tried_is_said_on_top_and_exits_with_3(capsys: py
     assert main(["check", "mine.py:leaks", "--examples", "3"]) == 3
     out = said(capsys)
     assert out.startswith("INCOMPLETE: leaks takes causal=, and the spec does not declare it.")
-    assert (
-        "A call with causal= is wrong, or fails. Give --causal bottom_right or top_left, in Python Spec(causal=" in out
-    )
+    assert "A call with causal= is wrong, or fails. Give --causal bottom_right or top_left, in Python Spec(causal=" in out
 
 
 def test_the_value_that_a_call_fits_is_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,9 +169,7 @@ def test_what_is_declared_and_no_call_takes_is_left_out_and_doubtful(capsys: pyt
 
 def test_a_spec_without_doubt_has_no_such_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
-    Path("plain.py").write_text(
-        "from mine import scores, softmax\ndef plain(q, k, v):\n    return softmax(scores(q, k), v)\n"
-    )
+    Path("plain.py").write_text("from mine import scores, softmax\ndef plain(q, k, v):\n    return softmax(scores(q, k), v)\n")
     assert main(["check", "--init", "plain.py:plain"]) == 0
     assert "confirmed" not in Path("test_plain.py").read_text(encoding="utf-8")
 

@@ -95,9 +95,7 @@ def test_jax_has_float64_only_where_it_is_enabled() -> None:
 
     q, k, v = inputs(dtype="float64")
     kernel = wrap(jax_attention, "jax")
-    with pytest.raises(
-        ValueError, match=r'q has dtype float64, .*expected jax.config.update\("jax_enable_x64", True\)'
-    ):
+    with pytest.raises(ValueError, match=r'q has dtype float64, .*expected jax.config.update\("jax_enable_x64", True\)'):
         kernel(q, k, v)
     jax.config.update("jax_enable_x64", True)
     try:

@@ -76,9 +76,7 @@ def test_every_sixteen_bit_pattern_survives(dtype: str) -> None:
 
 @pytest.mark.parametrize("change", [backwards, in_a_record])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_torch_cannot_read_in_place_is_copied_and_written_back(
-    change: Callable[[Array], Array], dtype: str
-) -> None:
+def test_what_torch_cannot_read_in_place_is_copied_and_written_back(change: Callable[[Array], Array], dtype: str) -> None:
     def writes(q: Any, k: Any, v: Any) -> Any:
         result = q.clone()
         q[..., 0] = 5
@@ -394,9 +392,7 @@ def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
 
 
 def test_a_packed_function_s_gradients_are_those_of_autograd() -> None:
-    def packed(
-        q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, softmax_scale: float = 0.5, **_: Any
-    ) -> Any:
+    def packed(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, softmax_scale: float = 0.5, **_: Any) -> Any:
         q, k, v = (a.float() for a in (q, k, v))
         ends = zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False)
         each = [sdpa()(*(a.transpose(0, 1) for a in (q[a:b], k[c:e], v[c:e]))).transpose(0, 1) for a, b, c, e in ends]

@@ -324,9 +324,7 @@ def in_range() -> Iterator[tuple[int, int, int]]:
             yield from ((N, d, M) for M in sorted(rooms) if d <= M <= N * d)
 
 
-def holds(
-    name: str, direction: str, expected: Callable[..., float], constants: Callable[[int], tuple[float, float]]
-) -> None:
+def holds(name: str, direction: str, expected: Callable[..., float], constants: Callable[[int], tuple[float, float]]) -> None:
     for N, d, M in in_range():
         ratio = theory.exact(name, N=N, d=d, M=M, direction=direction).accesses / expected(N, d, M)
         low, high = constants(d)

@@ -435,7 +435,7 @@ def test_a_head_s_gradients_are_traced_with_its_own_part() -> None:
 @pytest.mark.parametrize(
     ("head", "said"),
     [([], r"\[\]"), (1.5, "1.5"), ((0, 1.0), r"\(0, 1.0\)"), ("0", "'0'"), (True, "True"), ((0, -1), r"\(0, -1\)"), ((0, 2), "")],
-)  # fmt: skip
+)
 def test_a_head_that_is_none_is_refused(head: Any, said: str) -> None:
     Q = np.ones((1, 2, 3, 2), np.float32)
     with pytest.raises(ValueError, match=rf"head is {said}.*; expected an index into Q's leading axes \(1, 2\)"):
@@ -785,9 +785,7 @@ def test_step_prints_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
         (["-o", "x.txt"], "suffix"),
     ],
 )
-def test_step_refuses(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_step_refuses(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["step", *arguments]) == 2
     assert said in capsys.readouterr().err

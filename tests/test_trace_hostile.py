@@ -201,9 +201,7 @@ ZIPPED: dict[str, tuple[bytes | Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_a_damaged_npz_is_refused(
-    good: dict[str, bytes], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_npz_is_refused(good: dict[str, bytes], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     made, message = PACKED[name]
     with pytest.raises(ValueError, match=f"hostile.npz cannot be read as a trace: .*{message}"):
         read(tmp_path, made(good["npz"]), "npz")

@@ -32,9 +32,7 @@ from flashsim.theory.problem import live_tiles
 from .cases import DTYPES, FEW, Array, count_equals_theory, of_bound, room_for, same, swap, unnoticed
 
 MASKED = [name for name, algorithm in FORWARD.items() if "MASK" in algorithm.parts]
-PASSES = [("forward", name) for name in MASKED] + [
-    ("backward", back) for name in MASKED for back in backward_passes(name)
-]
+PASSES = [("forward", name) for name in MASKED] + [("backward", back) for name in MASKED for back in backward_passes(name)]
 GRADIENTS = ("dQ", "dK", "dV")
 
 CHAPTER = [-1, 0, 1, 1, 2, 2, 3, 3, 4]

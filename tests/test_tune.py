@@ -53,9 +53,7 @@ def test_least_is_kept_where_V_is_narrower() -> None:
 def test_a_search_s_quick_numbers_are_those_of_all_counts(direction: Direction) -> None:
     shape = Shape(13, 9, 5, 3)
     how: dict[str, Any] = {"M": 60, "dtype": "float16", "direction": direction}
-    options: list[dict[str, Any]] = [
-        {"dropout_p": p, "mask": mask} for p in (0.0, 0.5) for mask in (None, SlidingWindow(2, 1))
-    ]
+    options: list[dict[str, Any]] = [{"dropout_p": p, "mask": mask} for p in (0.0, 0.5) for mask in (None, SlidingWindow(2, 1))]
     for name, more in itertools.product(PASSES[direction], options):
         form = theory.form_of(name, direction)
         if form.plain and (more["dropout_p"] or more["mask"]):

@@ -16,17 +16,7 @@ from flashsim.beyond import approximate
 from flashsim.machine.traffic import Traffic
 from flashsim.theory import certificate, lower_bound
 from flashsim.tracing.planting import planted
-from flashsim.verify import (
-    appendices,
-    beyond_attention,
-    chapter,
-    optimality,
-    section_4,
-    serving,
-    shared,
-    theorem_5,
-    theorems_1_2,
-)
+from flashsim.verify import appendices, beyond_attention, chapter, optimality, section_4, serving, shared, theorem_5, theorems_1_2
 from flashsim.verify.shared import Check
 
 
@@ -58,9 +48,7 @@ def test_the_sources_that_are_checked() -> None:
         (("l_i * exp(m_i - m_i_new) * O_i", "l_i * O_i"), "after outer step j = 1, for the first "),
     ],
 )
-def test_the_induction_breaks_where_the_algorithm_does(
-    bug: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_induction_breaks_where_the_algorithm_does(bug: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first step, when none is right, as at a later one."""
     monkeypatch.setitem(FORWARD, "flash_basic", planted(FORWARD["flash_basic"], bug))
     claim = theorems_1_2.theorem_1_induction(False)
@@ -94,9 +82,7 @@ def off(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def growing(count: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **options: SimpleNamespace(
-        sram=SimpleNamespace(peak=count(*args, **options).sram.peak + options["N"])
-    )
+    return lambda *args, **options: SimpleNamespace(sram=SimpleNamespace(peak=count(*args, **options).sram.peak + options["N"]))
 
 
 def longer(count: Callable[..., Any]) -> Callable[..., Any]:

@@ -84,9 +84,7 @@ def test_verify_writes_the_same_ledger(
 def test_processes_end_with_the_command(how: str) -> None:
     """A terminal sends Ctrl-C to all processes of a command, `timeout` SIGTERM, be they but starting: the first says so."""
     command = [sys.executable, "-m", "flashsim", "verify", "--full", "--jobs", "2"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as running:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
         try:
             while len(_children(running.pid)) < 3:  # Python's resource tracker, and two that work
                 time.sleep(0.02)

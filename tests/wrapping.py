@@ -12,14 +12,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 def inputs(
-    B: int = 2,
-    H_q: int = 2,
-    H_kv: int = 2,
-    N_q: int = 5,
-    N_k: int = 7,
-    d: int = 8,
-    d_v: int = 8,
-    dtype: str = "float32",
+    B: int = 2, H_q: int = 2, H_kv: int = 2, N_q: int = 5, N_k: int = 7, d: int = 8, d_v: int = 8, dtype: str = "float32"
 ) -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
     shapes = (B, H_q, N_q, d), (B, H_kv, N_k, d), (B, H_kv, N_k, d_v)
@@ -46,9 +39,7 @@ def layouts(dtype: str) -> dict[str, Array]:
         "no keys": base[:, :, :0],
         "F order": np.asfortranarray(base)[1:],
         "of a buffer": np.frombuffer(bytearray(base[1].tobytes()), base.dtype)[30:430].reshape(2, 2, 10, 10),
-        "unaligned": np.frombuffer(bytearray(b"..." + base[1].tobytes()), np.uint8)[3:]
-        .view(base.dtype)
-        .reshape(1, 3, 10, 16),
+        "unaligned": np.frombuffer(bytearray(b"..." + base[1].tobytes()), np.uint8)[3:].view(base.dtype).reshape(1, 3, 10, 16),
         "of other numbers": np.pad(base.ravel().view(np.uint16), (8, 9))[8:-9].view(base.dtype).reshape(base.shape),
     }
 

@@ -70,9 +70,7 @@ class Problem:
         if problem is None:
             return cls.of(**given)
         if not isinstance(problem, cls):
-            raise ValueError(
-                f"problem is {shown(problem)}; expected a flashsim.Problem, or lengths by name: N=1024, d=64"
-            )
+            raise ValueError(f"problem is {shown(problem)}; expected a flashsim.Problem, or lengths by name: N=1024, d=64")
         defaults = signature(cls.of).parameters
         for name, value in given.items():
             default, plain = defaults[name].default, isinstance(value, bool | int | float | str)
@@ -80,9 +78,7 @@ class Problem:
                 said = "a problem is given, which has its own; expected one of the two"
                 raise ValueError(f"{name} is {shown(value)}, and {said}")
         if problem.mask.per_head:
-            raise ValueError(
-                f"mask is {problem.mask!r}, which may differ between heads; expected one mask for all heads"
-            )
+            raise ValueError(f"mask is {problem.mask!r}, which may differ between heads; expected one mask for all heads")
         return problem
 
     @classmethod

@@ -234,9 +234,7 @@ def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
 
     where, _, name = options.function.rpartition(":")
     if not name.isidentifier():
-        raise ValueError(
-            f"argument --init: {name} is not a name of a file; expected a function of a module, or of a file"
-        )
+        raise ValueError(f"argument --init: {name} is not a name of a file; expected a function of a module, or of a file")
     file = Path(where) if where.endswith(".py") else None
     folder = file.parent if file else Path()
     there = [str(path) for path in paths(name, folder) if path.exists()]

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from flashsim.attention.problem import Problem
     from flashsim.devices import DevicesTally
 
-SUMMARY = (
-    "Count what attention over several devices sends and moves; under torchrun or mpiexec, run it on real processes."
-)
+SUMMARY = "Count what attention over several devices sends and moves; under torchrun or mpiexec, run it on real processes."
 EXAMPLES = (
     "flashsim devices --P 8 --N 4096 --d 64 --heads 32 --kv-heads 8 --causal\n"
     "flashsim devices ring --P 4 --N 1024 --d 64 --layout zigzag --causal\n"
@@ -226,7 +224,5 @@ def _for_real(options: argparse.Namespace) -> int:
         direction = ", backward," if options.direction == "backward" else ""
         print(f"{options.program}{direction} on {engine.size} processes, over {type(engine).__name__.lower()}\n")
         words = {True: "yes", False: "NO"}
-        print_table(
-            headings, [(*row[:4], "–" if row[4] is None else row[4], *map(words.get, row[5:])) for row in found]
-        )
+        print_table(headings, [(*row[:4], "–" if row[4] is None else row[4], *map(words.get, row[5:])) for row in found])
     return 0 if right else 1

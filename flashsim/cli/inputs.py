@@ -21,14 +21,8 @@ def add_inputs(parser: Any) -> None:
     add(parser, "--d", required=False, help=f"head dimension of random Q, K, V. Default: {D}")
     add(parser, "--qkv", help="run on these Q, K, V, as in `flashsim run`")
     add(parser, "--head", help="the head of --qkv, an index into the leading axes")
-    add(
-        parser, "--blocks", help="block sizes. Default: with --M, what --sizing chooses; without, a quarter of the keys"
-    )
-    add(
-        parser,
-        "--M",
-        help="SRAM: elements (96), or bytes of the dtype (2KB). Default: as much as line 1 or the blocks need",
-    )
+    add(parser, "--blocks", help="block sizes. Default: with --M, what --sizing chooses; without, a quarter of the keys")
+    add(parser, "--M", help="SRAM: elements (96), or bytes of the dtype (2KB). Default: as much as line 1 or the blocks need")
     add(parser, "--sizing", "--causal", "--offset", "--sink", "--dropout")
     add_declared(parser)
     add(parser, "--seed", help="seed of random operands and of dropout. Default: 0")

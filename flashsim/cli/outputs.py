@@ -50,9 +50,7 @@ def figure_stem(options: argparse.Namespace, default: str) -> Path:
         stem = stem.with_suffix("")
     elif stem.suffix.lower() in NO_STEM:
         added = ", ".join(FIGURE)
-        raise ValueError(
-            f"argument -o/--output: {stem} ends in {stem.suffix}; expected a stem, to which {added} are added"
-        )
+        raise ValueError(f"argument -o/--output: {stem} ends in {stem.suffix}; expected a stem, to which {added} are added")
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

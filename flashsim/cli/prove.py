@@ -16,9 +16,7 @@ from flashsim.support.tables import print_paragraphs, print_table, print_words, 
 SUMMARY = "Prove how many elements every schedule must move at least, and show how near the best schedule here comes."
 HAND_PROVED = "Proved by hand; a program checked the arithmetic."
 IN_ROCQ = "Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic."
-OF_ROWS = (
-    "Schedules of the row game move whole rows, and forget S, P, dP and dS of a pair at once, as FlashAttention does."
-)
+OF_ROWS = "Schedules of the row game move whole rows, and forget S, P, dP and dS of a pair at once, as FlashAttention does."
 EXAMPLES = (
     "flashsim prove --N 4096 --d 64 --M 25600\n"
     "flashsim prove --N 4096 --d 64 --M 25600 --causal --json proof.json\n"
@@ -111,9 +109,7 @@ def _check(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ValueError(f"argument --check: {options.check}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ValueError(
-            f"argument --check: {options.check} is not text; expected the JSON that --json wrote"
-        ) from None
+        raise ValueError(f"argument --check: {options.check} is not text; expected the JSON that --json wrote") from None
     try:
         held = json.loads(text, object_pairs_hook=certificate.once)
         if not isinstance(held, dict):

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 SIZED = {"fit": "the largest blocks that fit", "paper": "line 1's blocks", "given": "the blocks given"}
-TRIED = {
-    "fit": "the largest blocks of Algorithm 1's shape, or turned, that fit",
-    "paper": "Algorithm 1's blocks, or turned",
-}
+TRIED = {"fit": "the largest blocks of Algorithm 1's shape, or turned, that fit", "paper": "Algorithm 1's blocks, or turned"}
 """The same for a function of the user's, whose line 1 is not known."""
 
 
@@ -156,9 +153,7 @@ def print_count(counted: Counted) -> None:
     print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M")
     print_words("= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
     if tried:
-        print_words(
-            "Blocks of another shape may move less: flashsim tune, with this function and sizes, looks for the best."
-        )
+        print_words("Blocks of another shape may move less: flashsim tune, with this function and sizes, looks for the best.")
     if papers and tally.sram.peak > M:
         said = f"The blocks of {papers} need more than M: the paper's Θ(M) leaves the constant open."
         print_words(f"{said} --sizing fit takes smaller ones.")

@@ -17,19 +17,14 @@ EXAMPLES = (
     "flashsim serve decode --keys 500 4000 90 --d 64 --workers 8 --json -\n"
     "flashsim serve mla --keys 4096 --heads 128 --kv-heads 1 --d 576 --d-v 512 --M 227KB --dtype float16"
 )
-PROGRAMS = (
-    "paged", "paged_split", "cascade", "varlen", "decode", "mla", "mla_paged", "mla_expanded", "quantised", "fp8",
-)  # fmt: skip
+PROGRAMS = ("paged", "paged_split", "cascade", "varlen", "decode", "mla", "mla_paged", "mla_expanded", "quantised", "fp8")
 OWN = {
     "page": (whole(), "rows of a page, for paged, paged_split and mla_paged"),
     "splits": (whole(), "parts of each row block's keys, for paged_split, mla_paged, and decode with --schedule fixed"),
     "prefix": (whole(0), "keys that all sequences share, for cascade"),
     "workers": (whole(), "workers that share the tiles of a KV head, for decode"),
     "bits": (whole(), "bits of a number of K and V: 2, 4 or 8, for quantised"),
-    "group": (
-        whole(),
-        "for quantised: numbers that share a scale and a zero; for fp8: keys that share a scale, by default all",
-    ),
+    "group": (whole(), "for quantised: numbers that share a scale and a zero; for fp8: keys that share a scale, by default all"),
     "latent": (whole(), "columns of a latent, for mla_expanded; for mla, give --d-v"),
     "rope": (whole(0), "columns for rope, in a latent and in --d, for mla_expanded"),
 }
@@ -78,7 +73,5 @@ def _show(tally: Any) -> None:
     print(f"{program.title}: {len(batch)} sequences, {heads}, d = {batch.d}, {tally.blocks}")
     print(sram(batch.M, batch.dtype.itemsize, batch.dtype.name) + f", at most {tally.sram.peak:,} in use\n")
     rows: list[Any] = [(name, a.reads, a.writes, a.bytes) for name, a in tally.hbm.by_array.items()]
-    print_table(
-        ("array", "reads", "writes", "bytes"), [*rows, ("total", tally.hbm.reads, tally.hbm.writes, tally.hbm.bytes)]
-    )
+    print_table(("array", "reads", "writes", "bytes"), [*rows, ("total", tally.hbm.reads, tally.hbm.writes, tally.hbm.bytes)])
     print_paragraphs("In elements; words are of 4 bytes. Theory gives the same numbers.")

@@ -75,9 +75,7 @@ def print_tuned(tuned: Any, dtype: str) -> None:
             said += f", in blocks that need {paper.peak / M:.0%} of M"
     print_paragraphs(said + ".")
     if min(best.blocks.B_r, best.blocks.B_c) < 8 <= min(shape.N_q, shape.N_k):
-        print_words(
-            "In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes."
-        )
+        print_words("In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes.")
 
 
 def _print_choices(tuned: Any, by_name: Mapping[str, Any]) -> None:

@@ -7,16 +7,7 @@ Device, LinkError   the two verbs, post and wait
 
 from __future__ import annotations
 
-from flashsim.devices.api import (
-    DeviceCosts,
-    DevicesGradients,
-    DevicesRun,
-    DevicesTally,
-    backward,
-    count,
-    exact,
-    forward,
-)
+from flashsim.devices.api import DeviceCosts, DevicesGradients, DevicesRun, DevicesTally, backward, count, exact, forward
 from flashsim.devices.device import Device, Engine, Link, LinkError, Ticket
 from flashsim.devices.layouts import positions
 from flashsim.devices.network import Network

@@ -84,10 +84,7 @@ ByArray = Mapping[str, Mapping[str, int]]
 
 def numbers(run: Counted, heads: int = 1) -> dict[str, dict[str, int]]:
     """Return what each array moved; of several heads, the mean, which is each head's where they move the same."""
-    return {
-        name: {"reads": round(a.reads / heads), "writes": round(a.writes / heads)}
-        for name, a in run.hbm.by_array.items()
-    }
+    return {name: {"reads": round(a.reads / heads), "writes": round(a.writes / heads)} for name, a in run.hbm.by_array.items()}
 
 
 def total_of(by_array: ByArray) -> int:

@@ -47,9 +47,7 @@ KERNEL = Kernel(
     variants=(
         *variants(FILE, "algorithm_1", ("",), dims=[(d, 64, 64) for d in HEAD_DIMS]),
         *(
-            Variant(
-                FILE, (("COUNT", count),), tuple(f"algorithm_1<float, 64, 64, {B_c}>" for B_c in MEASURED), ("sm_90a",)
-            )
+            Variant(FILE, (("COUNT", count),), tuple(f"algorithm_1<float, 64, 64, {B_c}>" for B_c in MEASURED), ("sm_90a",))
             for count in (0, 1)
         ),
     ),

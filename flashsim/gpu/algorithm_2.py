@@ -25,11 +25,7 @@ from flashsim.gpu.launching import (
 FORWARD, BACKWARD = "algorithm_2.cu", "algorithm_4.cu"
 ARRAYS = ("Q", "K", "V", "O", "l", "m", "R", "mask")
 BACKWARD_ARRAYS = ("Q", "K", "V", "O", "dO", "l", "m", "R", "dQ", "dK", "dV", "mask")
-TYPES = [
-    f", {mask}, {drop}"
-    for mask in ("NoMask", "Causal", "Dense", "CausalDense")
-    for drop in ("NoDropout", "PhiloxDropout")
-]
+TYPES = [f", {mask}, {drop}" for mask in ("NoMask", "Causal", "Dense", "CausalDense") for drop in ("NoDropout", "PhiloxDropout")]
 
 
 def shared_bytes(d: int, B_r: int, B_c: int) -> int:
@@ -78,11 +74,7 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     R = state(B * H, options.seed) if options.dropout_p else None
     group = H // H_kv
     dk_parts, dv_parts = (dk, dv) if group == 1 else (cupy.empty((B, H, N_k, d), q.dtype) for _ in range(2))
-    names = (
-        BACKWARD_ARRAYS
-        if group == 1
-        else tuple({"dK": "dK_parts", "dV": "dV_parts"}.get(n, n) for n in BACKWARD_ARRAYS)
-    )
+    names = BACKWARD_ARRAYS if group == 1 else tuple({"dK": "dK_parts", "dV": "dV_parts"}.get(n, n) for n in BACKWARD_ARRAYS)
     T, (MASK, dropout) = ELEMENTS[q.dtype.name], variant_types(options)
     function = f"algorithm_4<{T}, {d}, {B_r}, {B_c}, {MASK}, {dropout}>"
     given = (q, k, v, o, do, l, m, R, dq, dk_parts, dv_parts, problem(q, k, v, options, o=o, do=do))
@@ -116,10 +108,7 @@ KERNEL = Kernel(
     variants=(
         *variants(FORWARD, "algorithm_2", TYPES, dims=[(d, *choose_blocks(d, "", "forward")) for d in HEAD_DIMS]),
         *variants(BACKWARD, "algorithm_4", TYPES, dims=[(d, *choose_blocks(d, "", "backward")) for d in HEAD_DIMS]),
-        *(
-            Variant(BACKWARD, (("COUNT", count),), tuple(f"group_sum<{T}>" for T in ELEMENTS.values()))
-            for count in (0, 1)
-        ),
+        *(Variant(BACKWARD, (("COUNT", count),), tuple(f"group_sum<{T}>" for T in ELEMENTS.values())) for count in (0, 1)),
     ),
     forward=forward,
     backward=backward,

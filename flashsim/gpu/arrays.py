@@ -241,9 +241,7 @@ def _device(name: str, array: Any) -> int:
         raise ValueError(f"{name} is a {type(array).__name__}; expected a CuPy array, or one with DLPack, on a GPU")
     kind, number = array.__dlpack_device__()
     if int(kind) not in CUDA:
-        raise ValueError(
-            f"{name} is a {type(array).__module__}.{type(array).__name__} not on a GPU; expected one on a GPU"
-        )
+        raise ValueError(f"{name} is a {type(array).__module__}.{type(array).__name__} not on a GPU; expected one on a GPU")
     return int(number)
 
 

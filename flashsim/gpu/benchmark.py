@@ -133,9 +133,7 @@ def race(
     for name, measured in times.items():
         median = statistics.median(measured)
         rate = setting.flops * share(name, setting) / median / 1e9
-        watts, mhz = (
-            (statistics.median(x) for x in zip(*readings[name], strict=True)) if readings[name] else (None, None)
-        )
+        watts, mhz = (statistics.median(x) for x in zip(*readings[name], strict=True)) if readings[name] else (None, None)
         yield Timing(name, median, min(measured), max(measured), rate, extra[name], watts, mhz)
     del calls
     _free()

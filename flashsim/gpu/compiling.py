@@ -76,9 +76,7 @@ def compile_file(name: str, functions: Sequence[str], defines: Mapping[str, str 
     """
     source = KERNELS / name
     if not source.is_file():
-        raise ValueError(
-            f"kernel file is {name!r}; expected one of {', '.join(sorted(p.name for p in KERNELS.glob('*.cu')))}"
-        )
+        raise ValueError(f"kernel file is {name!r}; expected one of {', '.join(sorted(p.name for p in KERNELS.glob('*.cu')))}")
     nvrtc, headers = _nvrtc(), _headers()
     said = (f"-arch={arch}", *OPTIONS, *(f"-D{symbol}={value}" for symbol, value in sorted(defines.items())))
     options = (*said, f"-I{headers}", f"-I{KERNELS}")
@@ -88,9 +86,7 @@ def compile_file(name: str, functions: Sequence[str], defines: Mapping[str, str 
     return _compiled[key]
 
 
-def load(
-    name: str, functions: Sequence[str], defines: Mapping[str, str | int], arch: str | None = None
-) -> dict[str, Any]:
+def load(name: str, functions: Sequence[str], defines: Mapping[str, str | int], arch: str | None = None) -> dict[str, Any]:
     """Return the functions of kernels/`name`, by name as asked for, as CuPy functions on the current device.
 
     `arch` None: the device's own, "sm_90a" on a Hopper. Raises as `compile_file`, and `MissingGPU` without a GPU.
@@ -154,9 +150,7 @@ def _compile(nvrtc: Any, source: Path, functions: tuple[str, ...], options: tupl
         except nvrtc.NVRTCError:
             log = nvrtc.getProgramLog(program)
             defined = " ".join(option for option in options if option.startswith("-D"))
-            raise CompileError(
-                f"{source.name} does not compile for {arch} with {defined or 'no defines'}:\n{log}"
-            ) from None
+            raise CompileError(f"{source.name} does not compile for {arch} with {defined or 'no defines'}:\n{log}") from None
         names = {function: _text(nvrtc.getLoweredName(program, function)) for function in functions}
         log = nvrtc.getProgramLog(program)
         cubin = nvrtc.getCUBIN(program) + b"\0"  # CuPy drops the last byte
@@ -176,9 +170,7 @@ def parse_log(log: str) -> dict[str, Resources]:
         entry = re.match(r"Compiling entry function '(\S+)'", part)
         if entry is None:
             continue
-        stack, stores, loads = _numbers(
-            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part, 3
-        )
+        stack, stores, loads = _numbers(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part, 3)
         (registers,) = _numbers(r"Used (\d+) registers", part, 1)
         shared = re.search(r"(\d+) bytes smem", part)
         found[entry[1]] = Resources(registers, stores, loads, stack, int(shared[1]) if shared else 0)

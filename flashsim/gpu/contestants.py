@@ -177,9 +177,7 @@ def drawn(setting: Setting, normal: Sequence[Any], xp: Any) -> list[Any]:
         Q = Q * xp.float32(LARGE)
     elif setting.distribution == "growing":
         K = K * xp.linspace(LARGE, 1.0, setting.N, dtype="float32")[:, None]
-    elif (
-        setting.distribution == "sink"
-    ):  # the first column of all rows has the same sign, and the first key that column alone
+    elif setting.distribution == "sink":  # the first column of all rows has the same sign, and the first key that column alone
         Q[..., 0] = abs(Q[..., 0]) * 0.1 + 4.0
         K[..., 0] = 0.0
         K[:, :, 0] = 0.0
@@ -211,12 +209,7 @@ def _ours(name: str, setting: Setting, **more: Any) -> Call:
     from flashsim import gpu
 
     q, k, v, do = arrays(setting, 4, dtype_of(ladder()[name], setting))
-    options: dict[str, Any] = {
-        "kernel": name,
-        "causal": setting.causal,
-        "dropout_p": setting.dropout_p,
-        "seed": 1,
-    } | more
+    options: dict[str, Any] = {"kernel": name, "causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1} | more
     if setting.direction == "forward":
         return lambda: gpu.forward(q, k, v, **options)
     o, lse = gpu.forward(q, k, v, return_lse=True, **options)

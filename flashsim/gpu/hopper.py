@@ -97,11 +97,7 @@ def o_columns(d: int, masks: bool) -> int:
 
 WIDE, SMALL, DEEP = Tiles(128, 128, turns=True), Tiles(128, 128), Tiles(128, 64)
 FINE, PAIR = Tiles(256, 64), Tiles(128, 64)
-TILES = {
-    256: (DEEP,),
-    128: (WIDE,),
-    64: (FINE, SMALL, PAIR),
-}  # without a mask; with dropout, or an array; with another mask
+TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL, PAIR)}  # without a mask; with dropout, or an array; with another mask
 KINDS = ("FULL", "CAUSAL", "ARRAY", "WINDOW", "LISTED")  # of masks, as the kernel calls them
 
 
@@ -122,12 +118,7 @@ def choose_tiles(
     if (d, kind, dropout) == (64, "LISTED", False):
         tiles = tiles._replace(abreast=2)
     if blocks not in (None, tiles.blocks):
-        masks = {
-            "CAUSAL": ", causal",
-            "ARRAY": ", with a mask",
-            "WINDOW": ", with a window",
-            "LISTED": ", with a block mask",
-        }
+        masks = {"CAUSAL": ", causal", "ARRAY": ", with a mask", "WINDOW": ", with a window", "LISTED": ", with a block mask"}
         of = masks.get(kind, "") + ", with dropout" * dropout
         raise ValueError(f"blocks is {blocks}; hopper takes {tiles.blocks} where d = {d}{of}")
     sums = {256: kind in ("FULL", "CAUSAL", "ARRAY"), 128: True, 64: kind != "WINDOW" or begun}[d] and not dropout
@@ -151,9 +142,7 @@ def as_list(d: int, kind: str, dropout: bool) -> str:
 
 def steps(d: int) -> dict[str, Tiles]:
     """Return the kernel without its ideas, and with one more each time; `forward` takes the last, or that without turns."""
-    tiles = TILES[d][0]._replace(
-        longest=False, split=False, turns=False, lazy=False, sums=False, mends=False, persistent=False
-    )
+    tiles = TILES[d][0]._replace(longest=False, split=False, turns=False, lazy=False, sums=False, mends=False, persistent=False)
     found = {"plain": tiles}
     for idea in ("split", "persistent", "longest", "lazy", "sums", "mends", "turns"):
         tiles = tiles._replace(**{idea: True})
@@ -298,9 +287,7 @@ def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int],
 
 
 @lru_cache(maxsize=64)
-def _on_gpu(
-    device: int, bits: bytes, asked: tuple[int, int], shape: Shape, window: tuple[int, int], B_c: int
-) -> tuple[Any, Any]:
+def _on_gpu(device: int, bits: bytes, asked: tuple[int, int], shape: Shape, window: tuple[int, int], B_c: int) -> tuple[Any, Any]:
     blocks = Blocks(*asked, -(-shape.N_q // asked[0]), -(-shape.N_k // asked[1]))
     live = live_tiles(bits, asked, blocks, shape, window).repeat(asked[1] // B_c, axis=1)[:, : -(-shape.N_k // B_c)]
     starts, tiles = to_gpu(np.concatenate([[0], live.sum(axis=1).cumsum()]), np.nonzero(live)[1])
@@ -332,9 +319,7 @@ def _another_runs(q: Any, options: Options) -> bool:
     for name in ("blocks", "counters", "mask", "window", "block_mask") if reason else ():
         if getattr(options, name) is not None:
             given = "count" if name == "counters" else name
-            raise ValueError(
-                f"{given} is given; tensor_core, which runs in hopper's place as {reason}, does not take it"
-            )
+            raise ValueError(f"{given} is given; tensor_core, which runs in hopper's place as {reason}, does not take it")
     if reason:
         warn(f"tensor_core runs in hopper's place: {reason}")
     return bool(reason)

@@ -147,9 +147,7 @@ def _launches(
     T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
     row_blocks, key_blocks = B * H * T_r, B * H_kv * T_c
     if max(row_blocks, key_blocks) > GRID:
-        raise ValueError(
-            f"q has shape {q}, k {k}: {max(row_blocks, key_blocks):,} tiles; hopper takes {GRID:,} at most"
-        )
+        raise ValueError(f"q has shape {q}, k {k}: {max(row_blocks, key_blocks):,} tiles; hopper takes {GRID:,} at most")
     attributes = import_cupy().cuda.Device(device).attributes
     # Blocks of threads that draw no key block help to round dQ.
     blocks = min(max(key_blocks, row_blocks), attributes["MultiProcessorCount"])
@@ -170,11 +168,7 @@ def _launches(
     problem["dropout"] = dropout(dropout_p, seed)
     names = functions(dtype.name, d, kind, dropout_p > 0, deterministic)
     kernels = ready(device, FILE, names, names[1], shared, counting)
-    sums, rows, turns = (
-        4 * row_blocks * B_r * d,
-        8 * row_blocks * B_r,
-        8 * row_blocks,
-    )  # dQ's; L and D; whose turn it is
+    sums, rows, turns = (4 * row_blocks * B_r * d, 8 * row_blocks * B_r, 8 * row_blocks)  # dQ's; L and D; whose turn it is
     do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
     sides = tuple(
         zip(

@@ -93,15 +93,11 @@ def _launches(
     most = float(np.finfo(np.float32).max)
     problem["tau"], problem["half_c"] = (max(-most, min(x, most)) for x in (scale, scale * LOG2_E / 2))
     names = functions(dtype.name)
-    kernels = [
-        ready(device, FILE, names, name, shared, counting) for name, shared in zip(names[1:], SHARED, strict=True)
-    ]
+    kernels = [ready(device, FILE, names, name, shared, counting) for name, shared in zip(names[1:], SHARED, strict=True)]
     do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
     of_q, of_k = (contiguous(shape, 2) for shape in (q, k))
 
-    def arguments(
-        scratch: int, Q: int, K: int, V: int, O: int, L: int, dO: int, dQ: int, dK: int, dV: int, *moved: int
-    ) -> Any:
+    def arguments(scratch: int, Q: int, K: int, V: int, O: int, L: int, dO: int, dQ: int, dK: int, dV: int, *moved: int) -> Any:
         def tiles(name: str, at: int, rows: int, columns: int = d) -> Any:
             given = {"q": strides[0], "k": strides[1], "v": strides[2], "do": strides[3], "dq": of_q}
             shape = q if name in ("q", "do", "dq") else k

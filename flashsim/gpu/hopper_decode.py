@@ -145,8 +145,7 @@ def _launches(
     def arguments(parts: int, Q: int, K: int, V: int, O: int, L: int, totals: int) -> Any:
         check_rows("q", Q, q, strides[0])
         maps = (
-            tensor_map(name, at, k, given, dtype.name, KEYS)
-            for name, at, given in (("k", K, strides[1]), ("v", V, strides[2]))
+            tensor_map(name, at, k, given, dtype.name, KEYS) for name, at, given in (("k", K, strides[1]), ("v", V, strides[2]))
         )
         written = np.uint64(O), np.uint64(L), *cut(parts)
         decoding = np.uint64(Q), *maps, *written, by_value, np.uint64(totals)

@@ -34,10 +34,7 @@ FOURS = 4  # of so many keys N_k is a multiple where V is taken as it is: K's ro
 HEADS = 32  # of a section but the last where V is transposed: all of its heads begin at once, and each waits for its V
 
 _PROBLEM = np.dtype(
-    [
-        (name, "i4")
-        for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "last_section", "wants_L", "ahead")
-    ]
+    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "last_section", "wants_L", "ahead")]
     + [(name, "u4") for name in ("T_c", "H_kv", "tiles", "last_draw", "together", "last")]
     + [("count", [("tiles", "u4"), ("steps", "u4")], 2)]
     + [("c", "f4"), ("sign", "f4")]
@@ -65,9 +62,7 @@ def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
     name = getattr(x.dtype, "name", None) or str(x.dtype).removeprefix("torch.")
     size = math.prod(x.shape)
     if name not in ELEMENTS or size % 4:
-        raise ValueError(
-            f"x has dtype {name} and {size:,} elements; expected {', '.join(ELEMENTS)}, and a multiple of 4"
-        )
+        raise ValueError(f"x has dtype {name} and {size:,} elements; expected {', '.join(ELEMENTS)}, and a multiple of 4")
     tensor = str(x.dtype).startswith("torch.")
     if tensor and x.__dlpack_device__()[0] not in CUDA:
         raise ValueError("x is a tensor in the CPU's memory; expected one on a GPU")
@@ -180,9 +175,7 @@ def _launch(
     in_rows = (q, strides[0]), (k, strides[1]), _rows(k, strides[2])
     by_value = np.void(problem.tobytes())
 
-    def arguments(
-        Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int
-    ) -> tuple[Any, ...]:
+    def arguments(Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int) -> tuple[Any, ...]:
         for name, at, rows in zip("qkv", (Q, K, V), in_rows, strict=True):
             check_rows(name, at, *rows)
         each = zip(sides, (Q, K, V, O), strict=True)

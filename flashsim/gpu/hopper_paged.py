@@ -9,18 +9,7 @@ import numpy as np
 
 from flashsim.gpu import hopper_decode, tensor_core
 from flashsim.gpu.compiling import import_cupy
-from flashsim.gpu.hopper_decode import (
-    CLUSTER,
-    KEYS,
-    PARTS,
-    PLACES,
-    PROBLEM,
-    ROWS,
-    THREADS,
-    WARPS,
-    functions,
-    shared_bytes,
-)
+from flashsim.gpu.hopper_decode import CLUSTER, KEYS, PARTS, PLACES, PROBLEM, ROWS, THREADS, WARPS, functions, shared_bytes
 from flashsim.gpu.kernel import Options
 from flashsim.gpu.launching import Launches, Prepared, check_rows, ready, totals
 from flashsim.gpu.tensor_maps import HALF_BYTES, tensor_map
@@ -83,9 +72,7 @@ def _launches(
     heads, group, merged = b * H_kv, H // H_kv, t // together
     rows = group * N_q
     if heads * max(rows, t) >= hopper_decode.MOST:
-        raise ValueError(
-            f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {hopper_decode.MOST:,}"
-        )
+        raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {hopper_decode.MOST:,}")
     problem = np.zeros((), PROBLEM)
     problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
     problem["tiles"], problem["N_q"], problem["H_kv"] = heads * t, N_q, H_kv

@@ -63,14 +63,7 @@ def _packed(device: int, cu_q: bytes, cu_k: bytes, B_r: int, causal: bool, heads
 
 
 def prepared(
-    device: int,
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_q: NDArray[np.uint32],
-    cu_k: NDArray[np.uint32],
-    wants_L: bool,
-    options: Options,
+    device: int, q: Any, k: Any, v: Any, cu_q: NDArray[np.uint32], cu_k: NDArray[np.uint32], wants_L: bool, options: Options
 ) -> Prepared | None:
     """Return what fills o and lse for arrays (H, rows, d) of these shapes, strides and dtypes; None if there are no queries."""
     (heads, _, d), tiles = q.shape, hopper.varlen_tiles(q.shape[2], options.causal)
@@ -123,14 +116,10 @@ def _launch(
     boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, hopper.o_columns(d, False))
     sides = tuple(zip("qkvo", ((1, *shape) for shape in (q, k, k, q)), given, boxes, strict=True))
 
-    def arguments(
-        Q: int, K: int, V: int, O: int, L: int, cu_q: int, cu_k: int, order: int, counter: int, totals: int
-    ) -> Any:
+    def arguments(Q: int, K: int, V: int, O: int, L: int, cu_q: int, cu_k: int, order: int, counter: int, totals: int) -> Any:
         at = (Q, K, V, O) if N_k else (Q, Q, Q, O)  # of no keys none is read
         of = sides if N_k else (sides[0], *[sides[0]] * 2, sides[3])
-        maps = [
-            tensor_map(name, where, *given, dtype.name, *box) for (name, *given, box), where in zip(of, at, strict=True)
-        ]
+        maps = [tensor_map(name, where, *given, dtype.name, *box) for (name, *given, box), where in zip(of, at, strict=True)]
         own = problem.copy()
         own["cu_q"], own["cu_k"], own["order"], own["O"] = cu_q, cu_k, order, O
         return (*maps, maps[0], np.uint64(L), np.uint64(counter), np.void(own.tobytes()), np.uint64(totals))

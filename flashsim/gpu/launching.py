@@ -79,13 +79,7 @@ def check_rows(name: str, at: int, shape: tuple[int, ...], strides: tuple[int, .
 
 
 def launch(
-    file: str,
-    function: str,
-    blocks: int,
-    shared: int,
-    arguments: Sequence[Any],
-    names: Sequence[str],
-    options: Options,
+    file: str, function: str, blocks: int, shared: int, arguments: Sequence[Any], names: Sequence[str], options: Options
 ) -> None:
     """Launch kernels/`file`'s `function` with so many blocks of threads, on the current stream.
 
@@ -103,9 +97,7 @@ def launch(
     kernel((blocks,), (THREADS,), (*given, totals), shared_mem=shared)
 
 
-def variants(
-    file: str, function: str, types: Sequence[str], *, dims: Sequence[tuple[int, int, int]]
-) -> tuple[Variant, ...]:
+def variants(file: str, function: str, types: Sequence[str], *, dims: Sequence[tuple[int, int, int]]) -> tuple[Variant, ...]:
     """Return what the tests compile of a `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in `dims`.
 
     The last of `types`, such as ", Causal, NoDropout", does most. For sm_90a: in float every one of them at the middle of
@@ -149,9 +141,7 @@ class Launches:
     What is called again is a graph from then on, which takes the host less time to launch than one kernel does.
     """
 
-    def __init__(
-        self, each: Sequence[tuple[Any, int, int, int]], arguments: Callable[..., Sequence[Sequence[Any]]]
-    ) -> None:
+    def __init__(self, each: Sequence[tuple[Any, int, int, int]], arguments: Callable[..., Sequence[Sequence[Any]]]) -> None:
         cuda = import_cupy().cuda
         self._runtime, self._launch = cuda.runtime, cuda.driver.launchKernel  # CuPy would look at each argument
         self._kernels = [kernel.kernel for kernel, *_ in each]
@@ -194,9 +184,7 @@ class Repeated:
 class Launch(Launches):
     """A single launch: `arguments` makes its arguments of addresses."""
 
-    def __init__(
-        self, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., Sequence[Any]]
-    ) -> None:
+    def __init__(self, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., Sequence[Any]]) -> None:
         super().__init__([(kernel, grid, threads, shared)], lambda *addresses: [arguments(*addresses)])
 
 

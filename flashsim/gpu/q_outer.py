@@ -7,17 +7,7 @@ from typing import Any
 from flashsim.gpu.algorithm_2 import TYPES
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel, Options
-from flashsim.gpu.launching import (
-    ELEMENTS,
-    FLOAT,
-    HEAD_DIMS,
-    check_blocks,
-    launch,
-    problem,
-    state,
-    variant_types,
-    variants,
-)
+from flashsim.gpu.launching import ELEMENTS, FLOAT, HEAD_DIMS, check_blocks, launch, problem, state, variant_types, variants
 
 FILE = "q_outer.cu"
 ARRAYS = ("Q", "K", "V", "O", "L", "R", "mask")

@@ -142,13 +142,9 @@ def _check_arrays(device: int, q: Any, k: Any, v: Any, axes: int) -> None:
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim != axes or 0 in (array.shape[0], *array.shape[2 if axes == 3 else 1 :]):
             expected = "(heads, rows, d)" if axes == 3 else "(b, H_q, N, d), pools (pages, H_kv, page, d)"
-            raise ValueError(
-                f"{name} has shape {array.shape}; expected {expected}, no axis of 0" + ", but rows" * (axes == 3)
-            )
+            raise ValueError(f"{name} has shape {array.shape}; expected {expected}, no axis of 0" + ", but rows" * (axes == 3))
         if array.dtype.name not in ELEMENTS or array.dtype != q.dtype:
-            raise ValueError(
-                f"{name} has dtype {array.dtype.name}; expected {' or '.join(ELEMENTS)}, and one of q, k and v"
-            )
+            raise ValueError(f"{name} has dtype {array.dtype.name}; expected {' or '.join(ELEMENTS)}, and one of q, k and v")
         if array.strides[-1] != array.itemsize:
             raise ValueError(f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last axis")
     d, heads, kv_heads = q.shape[-1], q.shape[axes - 3], k.shape[axes - 3]
@@ -166,13 +162,9 @@ def _options(q: Any, causal: bool, scale: float | None, count: bool) -> Options:
     return Options(check_scale(scale, q.shape[-1]), causal, counters=Counters() if count else None)
 
 
-def _finished(
-    x: Taken, run: Prepared | None, q: Any, return_lse: bool, options: Options, rows: Sequence[int] = ()
-) -> Any:
+def _finished(x: Taken, run: Prepared | None, q: Any, return_lse: bool, options: Options, rows: Sequence[int] = ()) -> Any:
     """Run it; return what was asked for. Of rows that are none of `rows`, the first and the one behind the last, O is 0."""
-    wanted: list[Any] = [(0, x.found[0], x.found[2])] + [(None, x.found[0][:-1], x.library.dtype("float32"))] * bool(
-        return_lse
-    )
+    wanted: list[Any] = [(0, x.found[0], x.found[2])] + [(None, x.found[0][:-1], x.library.dtype("float32"))] * bool(return_lse)
     results = x.fill(run, wanted)
     if rows and (rows[0] or rows[1] < q.shape[1]):
         for array, nothing in zip(results, (0, -np.inf), strict=False):

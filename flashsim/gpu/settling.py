@@ -136,9 +136,7 @@ def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...
     q, k, v = (arrays[name] for name in "qkv")
     shapes, dtypes = found[::3], found[2::3]
     if direction == "forward":
-        results: list[New] = [
-            (None, shapes[0], library.dtype(rung.output)) if rung.output else (0, shapes[0], dtypes[0])
-        ]
+        results: list[New] = [(None, shapes[0], library.dtype(rung.output)) if rung.output else (0, shapes[0], dtypes[0])]
         results += [(None, shapes[0][:3], library.dtype("float32"))] * wants_lse
         copied: tuple[int, ...] = ()
         if v.keys_contiguous and k.shape[2] % rung.keys_contiguous:
@@ -182,9 +180,7 @@ def _lacks(rung: Kernel, asked: Sequence[str], direction: str, d: int) -> list[s
     without = (*rung.forward_only, *rung.not_backward.get(d, ())) if direction == "backward" else ()
     takes = {*rung.takes} - {*without} | ({"window"} if "mask" in rung.takes else set())
     pairs = rung.not_together + (rung.not_together_backward if direction == "backward" else ())
-    return [what for what in asked if what not in takes] + [
-        f"{b} with {a}" for a, b in pairs if a in asked and b in asked
-    ]
+    return [what for what in asked if what not in takes] + [f"{b} with {a}" for a, b in pairs if a in asked and b in asked]
 
 
 def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[str, ...], on: str) -> Plan:
@@ -196,13 +192,7 @@ def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple
 
 @lru_cache(maxsize=1024)
 def _plan(
-    direction: str,
-    dtype: Any,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    aligned: bool,
-    asked: tuple[str, ...],
-    capability: str,
+    direction: str, dtype: Any, q: tuple[int, ...], k: tuple[int, ...], aligned: bool, asked: tuple[str, ...], capability: str
 ) -> Plan:
     """Return the fastest rung that takes what is asked, for q and k of these shapes, or the last."""
     skipped: list[str] = []
@@ -240,18 +230,12 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
         if name != "lse" and array.dtype != q.dtype:
             raise ValueError(f"{name} has dtype {array.dtype.name}; expected {q.dtype.name}, as q has")
     for name, array in arrays.items():
-        wanted = {"q": q.shape, "k": (q.shape[0], *k.shape[1:3], q.shape[3]), "v": k.shape, "lse": q.shape[:3]}.get(
-            name, q.shape
-        )
+        wanted = {"q": q.shape, "k": (q.shape[0], *k.shape[1:3], q.shape[3]), "v": k.shape, "lse": q.shape[:3]}.get(name, q.shape)
         if array.shape != wanted:
-            raise ValueError(
-                f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k {k.shape}"
-            )
+            raise ValueError(f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k {k.shape}")
     d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
     if d not in rung.head_dims:
-        raise ValueError(
-            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, rung.head_dims))}"
-        )
+        raise ValueError(f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, rung.head_dims))}")
     if heads % kv_heads:
         raise ValueError(f"q has {heads} heads; expected a multiple of the {kv_heads} heads of k")
     if max(q.shape[2], k.shape[2]) > LONGEST or q.shape[0] * heads > LONGEST:
@@ -263,9 +247,7 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
                 f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last axis: contiguous rows"
             )
         if any(stride % array.itemsize for stride in array.strides):
-            raise ValueError(
-                f"{name} has strides {array.strides} bytes; expected multiples of its {array.itemsize}-byte items"
-            )
+            raise ValueError(f"{name} has strides {array.strides} bytes; expected multiples of its {array.itemsize}-byte items")
 
 
 def _options(

@@ -105,12 +105,7 @@ def steps(q: Any, k: Any, v: Any, do: Any, scale: float) -> list[Step]:
     thin, wide = "N·d", "N·N"
     return [
         Step("0.1 S = τQKᵀ", (thin, thin), (wide,), lambda: _product(q, k, P, "NT", scale)),
-        Step(
-            "0.2 P = softmax(S)",
-            (wide,),
-            (wide,),
-            lambda: _launch("softmax_rows<{T}>", q, (P, P, np.uint64(0), N_k), P),
-        ),
+        Step("0.2 P = softmax(S)", (wide,), (wide,), lambda: _launch("softmax_rows<{T}>", q, (P, P, np.uint64(0), N_k), P)),
         Step("0.3 O = PV", (wide, thin), (thin,), lambda: _product(P, v, o, "NN")),
         Step("3.1 dV = PᵀdO", (wide, thin), (thin,), lambda: _product(P, do, dv, "TN")),
         Step("3.2 dP = dOVᵀ", (thin, thin), (wide,), lambda: _product(do, v, dP, "NT")),

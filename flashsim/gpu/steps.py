@@ -93,12 +93,7 @@ def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None
     timings = {timing.name: asdict(timing) for timing in race(setting, [*makers, *contestants(setting, PEERS)], rounds)}
     on_step("counters")
     seen = profiled(
-        "flashsim.gpu.steps",
-        str(setting.N),
-        str(setting.d),
-        str(int(setting.causal)),
-        str(setting.H),
-        setting.distribution,
+        "flashsim.gpu.steps", str(setting.N), str(setting.d), str(int(setting.causal)), str(setting.H), setting.distribution
     )
     rows: list[dict[str, Any]] = []
     for step, counters in zip(taking_part, seen, strict=True):

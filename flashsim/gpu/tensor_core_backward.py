@@ -56,9 +56,7 @@ class Tiles:
     def functions(self, deterministic: bool) -> tuple[str, str, str]:
         """Return the kernels, in the order in which they are launched."""
         dk_dv = (self.warps, self.m, self.halves, self.B_r, self.warps_down, self.blocks)
-        last = (
-            f"dq<{_list(self.dq)}>" if deterministic else f"round_dq<{_list((self.warps, self.B_r, self.warps_down))}>"
-        )
+        last = f"dq<{_list(self.dq)}>" if deterministic else f"round_dq<{_list((self.warps, self.B_r, self.warps_down))}>"
         adds = str(not deterministic).lower()
         return f"prepare<{adds}>", f"dk_dv<{_list(dk_dv)}, {adds}>", last
 

@@ -20,13 +20,7 @@ def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def tensor_map(
-    name: str,
-    pointer: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: str,
-    rows: int,
-    columns: int = 256,
+    name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int, columns: int = 256
 ) -> Any:
     """Return the driver's description of an array (B, H, N, d) in tiles of so many rows, as kernels take it by value.
 
@@ -48,15 +42,11 @@ def fours_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[in
     """
     B, H, N, d = shape
     batch, head, row = _apart(shape, strides)
-    return _described(
-        name, pointer, strides, dtype, (d, 4, N // 4, H, B), (row, 4 * row, head, batch), (d, 2, rows // 2, 1, 1)
-    )
+    return _described(name, pointer, strides, dtype, (d, 4, N // 4, H, B), (row, 4 * row, head, batch), (d, 2, rows // 2, 1, 1))
 
 
 @lru_cache(maxsize=4096)
-def columns_map(
-    name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int
-) -> Any:
+def columns_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
     """Return as `tensor_map` of an array whose rows, not columns, lie next to each other; a box has all columns of 128 bytes.
 
     Its axes: row, column, one that is 1 long, head, batch.

@@ -21,15 +21,11 @@ def computed(block_mask: Any, blocks: tuple[int, int], shape: Shape) -> bytes:
     return np.packbits(check_tiles(block_mask, Blocks(*blocks, *T), shape)).tobytes()
 
 
-def live_tiles(
-    bits: bytes, asked: tuple[int, int], blocks: Blocks, shape: Shape, window: tuple[int, int]
-) -> NDArray[np.bool_]:
+def live_tiles(bits: bytes, asked: tuple[int, int], blocks: Blocks, shape: Shape, window: tuple[int, int]) -> NDArray[np.bool_]:
     """Return which of a kernel's tiles, (T_r, T_c), lie in one that is `computed`, in blocks `asked`, and in the window."""
     T = -(-shape.N_q // asked[0]), -(-shape.N_k // asked[1])
     found = np.unpackbits(np.frombuffer(bits, np.uint8), count=T[0] * T[1]).reshape(T).astype(bool)
-    found = found.repeat(asked[0] // blocks.B_r, axis=0).repeat(asked[1] // blocks.B_c, axis=1)[
-        : blocks.T_r, : blocks.T_c
-    ]
+    found = found.repeat(asked[0] // blocks.B_r, axis=0).repeat(asked[1] // blocks.B_c, axis=1)[: blocks.T_r, : blocks.T_c]
     rows, columns = np.arange(blocks.T_r)[:, None] * blocks.B_r, np.arange(blocks.T_c) * blocks.B_c
     ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(columns + blocks.B_c, shape.N_k)
     return np.asarray(found & SlidingWindow(*window).live(rows, ends[0], columns, ends[1], shape, ()))

@@ -120,10 +120,7 @@ def _on_chip() -> Iterator[Pass]:
 
     shape = (4, 16, 4096, 64)
     B, H, N, d = shape
-    for name, dtype, blocks in (
-        ("q_outer", "float32", (64, 64)),
-        ("tensor_core", "float16", tensor_core.block_sizes(64)),
-    ):
+    for name, dtype, blocks in (("q_outer", "float32", (64, 64)), ("tensor_core", "float16", tensor_core.block_sizes(64))):
         q, k, v = (_normal(*shape, dtype=dtype) for _ in range(3))
         width = 4 if dtype == "float32" else 2
         tally = count("q_outer", N=N, d=d, M=10**7, blocks=blocks, heads=B * H)

@@ -73,9 +73,7 @@ _HOPPER = "NVIDIA H100 Tensor Core GPU Architecture (whitepaper): H100 SXM5"
 _HOPPER_TUNING = "https://docs.nvidia.com/cuda/hopper-tuning-guide/: shared memory of up to 228 KB per SM"
 _H100 = "https://www.nvidia.com/en-us/data-center/h100/ specifications: H100 SXM, 80 GB, 3.35 TB/s"
 _H200 = "https://www.nvidia.com/en-us/data-center/h200/ specifications: H200 SXM, 141 GB, 4.8 TB/s; H100's FLOP/s"
-_BLACKWELL_TUNING = (
-    "https://docs.nvidia.com/cuda/blackwell-tuning-guide/: up to 228 KB per SM, L2 of 126 MB, HBM up to 180 GB"
-)
+_BLACKWELL_TUNING = "https://docs.nvidia.com/cuda/blackwell-tuning-guide/: up to 228 KB per SM, L2 of 126 MB, HBM up to 180 GB"
 _BLACKWELL = "NVIDIA Blackwell Architecture Technical Brief (2024): HGX B200"
 _B200 = "what one B200 says of itself: https://github.com/pytorch/ao/pull/4002"
 _MI300X = "AMD Instinct MI300X Accelerator data sheet (2023)"

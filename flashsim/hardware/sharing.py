@@ -50,9 +50,7 @@ class _Stage:
         """Add a turn's transfer, of an array of so many `elements` from the address `first` on."""
         self.turns.setdefault(turn, []).append(transfer)
         for array, start, length, write in transfer:
-            readers, writers = (
-                each.setdefault(array, np.full(elements, NOBODY)) for each in (self._readers, self._writers)
-            )
+            readers, writers = (each.setdefault(array, np.full(elements, NOBODY)) for each in (self._readers, self._writers))
             at = slice(start - first, start - first + length)
             others = [writers[at], *([readers[at]] if write else [])]
             if any(((who != NOBODY) & (who != turn)).any() for who in others):

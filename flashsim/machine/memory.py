@@ -106,9 +106,7 @@ class _Storage:
 
     __slots__ = ("dtype", "init_writes", "name", "reads", "role", "shape", "values", "words", "writes")
 
-    def __init__(
-        self, name: str, shape: tuple[int, int], dtype: np.dtype[Any], role: Role, values: Tile | None
-    ) -> None:
+    def __init__(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any], role: Role, values: Tile | None) -> None:
         self.name, self.shape, self.dtype, self.role, self.values = name, shape, dtype, role, values
         self.words: NDArray[np.uint32] | None = None
         self.reads = self.writes = self.init_writes = 0
@@ -122,9 +120,7 @@ class Block(_InHBM):
 
     __slots__ = ("_at", "_storage", "_values", "rows", "where")
 
-    def __init__(
-        self, storage: _Storage, name: str, where: tuple[slice, slice] | None, gathered: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, storage: _Storage, name: str, where: tuple[slice, slice] | None, gathered: Sequence[int] = ()) -> None:
         self.name, self._storage, self.where = name, storage, where
         self.rows = None if where else tuple(gathered)
         self._at: Any = ... if where else [*gathered]
@@ -170,9 +166,7 @@ class Matrix(_InHBM):
         Moves nothing. Raises ValueError unless 0 ≤ a ≤ b ≤ the number of rows.
         """
         if not (_is_whole(a) and _is_whole(b)) or not 0 <= a <= b <= self.shape[0]:
-            raise ValueError(
-                f"{self.name}.rows(a={a!r}, b={b!r}): expected whole numbers 0 ≤ a ≤ b ≤ {self.shape[0]}, its rows"
-            )
+            raise ValueError(f"{self.name}.rows(a={a!r}, b={b!r}): expected whole numbers 0 ≤ a ≤ b ≤ {self.shape[0]}, its rows")
         return Matrix(self._storage, self._rows, self._cols, (self._first + int(a), self._first + int(b)))
 
     def at(self, rows: Sequence[int] | NDArray[np.integer[Any]]) -> Block:
@@ -184,9 +178,7 @@ class Matrix(_InHBM):
         given = np.asarray(rows)
         end = self.shape[0]
         if given.ndim != 1 or given.dtype.kind not in "iu" or not given.size:
-            raise ValueError(
-                f"{self.name}.at(rows={rows!r:.60}): expected whole numbers from 0 to {end - 1}, one or more"
-            )
+            raise ValueError(f"{self.name}.at(rows={rows!r:.60}): expected whole numbers from 0 to {end - 1}, one or more")
         if given.min() < 0 or given.max() >= end:
             wrong = next(row for row in given.tolist() if not 0 <= row < end)
             raise ValueError(f"{self.name}.at(rows=…) has row {wrong}; expected rows from 0 to {end - 1}")
@@ -275,9 +267,7 @@ class HBM:
         matrix._storage.words = words
         return matrix
 
-    def full(
-        self, name: str, shape: tuple[int, int], value: float | Tile, dtype: DTypeLike, role: Role = "extra"
-    ) -> Matrix:
+    def full(self, name: str, shape: tuple[int, int], value: float | Tile, dtype: DTypeLike, role: Role = "extra") -> Matrix:
         """Allocate a matrix and write `value` to all of it: counted as `init_writes` (and so as `writes`)."""
         matrix = self.empty(name, shape, dtype, role)
         storage = matrix._storage
@@ -617,9 +607,7 @@ class SRAM:
             raise TypeError(f"sram.loop takes a number of turns, such as blocks.T_c, or a range; got {turns!r}")
         if isinstance(turns, range):
             if where is not None or alike is not None:
-                raise ValueError(
-                    f"sram.loop({turns}, …) has a where or an alike as well; expected them with a number of turns"
-                )
+                raise ValueError(f"sram.loop({turns}, …) has a where or an alike as well; expected them with a number of turns")
             ends = ((turns[0], 1), (turns[1], len(turns) - 2), (turns[-1], 1)) if len(turns) > 2 else ()
             schedule = ends if self._fold and ends else ((index, 1) for index in turns)
             turns = len(turns)
@@ -739,9 +727,7 @@ class SRAM:
                     _poison(tile)
         self.occupancy = sum(size for _, size, _, _ in self._resident.values())
 
-    def _tell(
-        self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site, block: Block | None = None
-    ) -> None:
+    def _tell(self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site, block: Block | None = None) -> None:
         loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
         place = (None, None) if block is None else (block.where, block.rows)
         event = Event(kind, name, elements, tile, self._weight, loops, site, self, *place)

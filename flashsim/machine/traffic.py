@@ -111,9 +111,7 @@ class Traffic(ByArray):
             sizes = {name: (a.itemsize, its[name].itemsize) for name, a in mine.items()}
             differ = ", ".join(f"{name} {one} and {other}" for name, (one, other) in sizes.items() if one != other)
             said = f"the accesses are equal, but the dtypes differ: bytes of an element, {differ}"
-            asked = any(
-                a.role == "input" and a != its[name] for name, a in mine.items()
-            )  # or else stored so by the algorithm
+            asked = any(a.role == "input" and a != its[name] for name, a in mine.items())  # or else stored so by the algorithm
             warnings.warn(said + ". flashsim.count(…, dtype=…) counts for a run's dtype" * asked, stacklevel=2)
         return False
 

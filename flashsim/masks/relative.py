@@ -40,9 +40,7 @@ class RelativeBias(Bias):
     def __init__(self, table: Any, bucket: Callable[[Index], Any] | None = None, *, group: int = 1) -> None:
         super().__init__(table)
         if not self.array.shape or not self.array.shape[-1]:
-            raise ValueError(
-                f"{self.argument} has shape {self.array.shape}; expected (..., buckets), at least one bucket"
-            )
+            raise ValueError(f"{self.argument} has shape {self.array.shape}; expected (..., buckets), at least one bucket")
         self._bucket, self._group, self._size = bucket, group, self.array.shape[-1]
 
     @classmethod

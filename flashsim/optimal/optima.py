@@ -59,9 +59,7 @@ class Optimum:
         game = game_of(shape.d, shape.d_v, self.M)
         least = game.Q + game.K + game.V + game.O + 1
         if least > self.M:
-            raise ValueError(
-                f"M is {self.M:,}; expected at least {least:,}, for a row each of Q, K, V and O, m and ℓ, and S_ij"
-            )
+            raise ValueError(f"M is {self.M:,}; expected at least {least:,}, for a row each of Q, K, V and O, m and ℓ, and S_ij")
         self.allowed = np.array(self.mask.whole(shape, ()), bool)
         self.search = Search(game, frozenset(zip(*(at.tolist() for at in np.nonzero(self.allowed)), strict=True)))
         if self.estimate[0] > MOST_STATES:
@@ -77,9 +75,7 @@ class Optimum:
 
     def _repr_html_(self) -> str:
         rows = [("no schedule moves less than", self.lower), ("the best schedule found moves", self.upper)]
-        return table(
-            f"Optimum of the row game: {self._asked}", ("", "elements"), [*rows, ("compulsory", self.compulsory)]
-        )
+        return table(f"Optimum of the row game: {self._asked}", ("", "elements"), [*rows, ("compulsory", self.compulsory)])
 
     @property
     def _asked(self) -> str:

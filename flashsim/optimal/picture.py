@@ -83,10 +83,7 @@ def _box(at: LowerBound, y: float) -> tuple[float, list[str]]:
         (SHADES[0], f"front (i, k): |P| = {P:,.0f}, {made}"),
         (SHADES[1], f"side (k, c): |V| = {V:,.0f}"),
         (SHADES[2], f"top (i, c): |O| = {V:,.0f}"),
-        (
-            "none",
-            f"{wide:,.0f} × {wide:,.0f} × {deep:,.0f}: √(|P|·|V|·|O|), so {most_terms(at.d, at.Y):,} products at most",
-        ),
+        ("none", f"{wide:,.0f} × {wide:,.0f} × {deep:,.0f}: √(|P|·|V|·|O|), so {most_terms(at.d, at.Y):,} products at most"),
         ("none", f"{at.pairs * at.d_v:,} products P_ik V_kc are needed: {at.n:,} phases"),
     )
     beside = 4 + BOX * 1.5 + 28

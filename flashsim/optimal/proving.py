@@ -75,9 +75,7 @@ class Proof(Exported):
 
     def _repr_html_(self) -> str:
         at = self.bound
-        caption = (
-            f"No schedule moves less: {self.direction}, N_q = {at.N_q:,}, N_k = {at.N_k:,}, d = {at.d:,}, M = {at.M:,}"
-        )
+        caption = f"No schedule moves less: {self.direction}, N_q = {at.N_q:,}, N_k = {at.N_k:,}, d = {at.d:,}, M = {at.M:,}"
         rows: list[tuple[str, int, str]] = [
             ("lower bound", at.accesses, "1"),
             ("compulsory", at.compulsory, f"{at.compulsory / at.accesses:.3f}"),
@@ -185,9 +183,7 @@ def recount(certificate: Mapping[str, Any]) -> str:
     if moved != accesses:
         raise ValueError(f"its schedule, {what}, counted again, moves {moved:,}; it is said to move {accesses:,}")
     if accesses < certificate["bound"]:
-        raise ValueError(
-            f"its schedule, {what}, is said to move {accesses:,}, less than the bound, {certificate['bound']:,}"
-        )
+        raise ValueError(f"its schedule, {what}, is said to move {accesses:,}, less than the bound, {certificate['bound']:,}")
     if allowed == "given":
         return f"{what}, said to move {accesses:,}, is not counted again: the certificate does not hold its mask."
     return f"{what}, counted again, moves {moved:,}."

@@ -248,9 +248,7 @@ def tune(
             f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,} and M = {M:,} leave up to {sizes:,} block sizes to try, for hours; "
             f"expected at most {MOST_TRIED:,}. Take a smaller M or shorter lengths, or flashsim.count a few block sizes"
         )
-    options: dict[str, Any] = {
-        "M": M, "dtype": stored.name, "direction": direction, "mask": masked, "dropout_p": asked.dropout_p
-    }  # fmt: skip
+    options: dict[str, Any] = {"M": M, "dtype": stored.name, "direction": direction, "mask": masked, "dropout_p": asked.dropout_p}
     found: dict[str, Choice] = {}
     paper: dict[str, Choice] = {}
     tried = _tried(direction, algorithms)
@@ -291,9 +289,7 @@ def bound_of(rule: Mask, shape: Shape, M: int, direction: str) -> tuple[LowerBou
     return lower(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys), allowed, queries, keys
 
 
-def best_of(
-    name: str | Algorithm | Callable[..., Any], *, N: int, d: int, M: int, direction: str = "forward"
-) -> Choice | None:
+def best_of(name: str | Algorithm | Callable[..., Any], *, N: int, d: int, M: int, direction: str = "forward") -> Choice | None:
     """Return one algorithm's choice of fewest accesses that fits M, at N_q = N_k = N and d_v = d; None if nothing fits."""
     options = {"M": M, "dtype": "float32", "direction": direction, "mask": None, "dropout_p": 0.0}
     return _Search(chosen(name, direction), Shape(N, N, d, d), options).best(1)

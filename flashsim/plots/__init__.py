@@ -26,10 +26,7 @@ from flashsim.plots.saving import figure_of, save
 from flashsim.problem.arguments import is_one_of, shown
 from flashsim.sweeping.drawing import plot_sweep, sweep_data
 
-__all__ = [
-    "FIGURES", "Chart", "column_figure", "draw", "figure_of", "plot_run", "plot_sweep", "run_figure", "save",
-    "sweep_data",
-]  # fmt: skip
+__all__ = ["FIGURES", "Chart", "column_figure", "draw", "figure_of", "plot_run", "plot_sweep", "run_figure", "save", "sweep_data"]
 
 FIGURES: dict[str, Chart] = {
     found.name: found
@@ -39,9 +36,7 @@ FIGURES: dict[str, Chart] = {
 }
 
 
-def draw(
-    name: str, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False, **options: Any
-) -> Axes | Sequence[Axes]:
+def draw(name: str, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False, **options: Any) -> Axes | Sequence[Axes]:
     """Count and draw the figure of that name, and return its axes.
 
     `options` are what the figure takes: `FIGURES[name].takes`. `ax`: axes of yours, as many as it has panels; None: a new

@@ -30,11 +30,7 @@ _STEP, _LAST = 64, 2048  # where crossings are looked for
 _TOLD = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
 _MOST_TILES = 2**25  # of the butterfly, which lists them
 _CLUSTER, _LONG = 64, 2**20  # rows, if they fit; and an N at which clusters take the most room
-_MEASURES = {
-    "accesses": "HBM accesses (elements)",
-    "flops": "FLOPs of matrix products",
-    "extra": "extra memory (elements)",
-}
+_MEASURES = {"accesses": "HBM accesses (elements)", "flops": "FLOPs of matrix products", "extra": "extra memory (elements)"}
 _SIZES = {
     "standard": 9, "flash": 7, "q_outer": 5, "block_sparse": 4, "sliding_window": 3, "linformer": 7, "performer": 4,
     "performer_materialised": 3, "reformer": 5, "smyrf": 4,
@@ -78,15 +74,12 @@ def approximate_data(
         "k": k,
         **clusters,
         "N": _LENGTHS,
-        "series": {
-            name: {what: [moved[name][N][at] for N in _LENGTHS] for at, what in enumerate(_MEASURES)} for name in names
-        },
+        "series": {name: {what: [moved[name][N][at] for N in _LENGTHS] for at, what in enumerate(_MEASURES)} for name in names},
         "crosses": {
-            name: {of: _from([N for N in moved[name] if moved[name][N][0] >= moved[of][N][0]]) for of in EXACT}
-            for name in _DRAWN
+            name: {of: _from([N for N in moved[name] if moved[name][N][0] >= moved[of][N][0]]) for of in EXACT} for name in _DRAWN
         },
         "paper": PAPER,
-    }  # fmt: skip
+    }
 
 
 def _cluster(C: int | None, rounds: int, shape: Mapping[str, Any]) -> int:
@@ -102,9 +95,7 @@ def _cluster(C: int | None, rounds: int, shape: Mapping[str, Any]) -> int:
     return C
 
 
-def _cost(
-    name: str, N: int, k: int | None, clusters: Mapping[str, Any], shape: Mapping[str, Any]
-) -> tuple[int, int, int]:
+def _cost(name: str, N: int, k: int | None, clusters: Mapping[str, Any], shape: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return accesses, FLOPs of products, extra memory."""
     if k is None:
         k = approximate.compressed(N)

@@ -35,9 +35,7 @@ def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: S
     return {**sizes, "series": series, "bound": bound, "floor": theory.compulsory(N, N, d, d)}
 
 
-@partial(
-    Chart, "cache_size", cache_size_data, "accesses against M, and where FlashAttention is not optimal", 3.6, x=10, y=10
-)
+@partial(Chart, "cache_size", cache_size_data, "accesses against M, and where FlashAttention is not optimal", 3.6, x=10, y=10)
 def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw accesses over M, log-log, with M = d² and M = Nd marked, and the bound's order, or 4Nd where that is more."""
     N, d, rooms = data["N"], data["d"], data["M"]
@@ -56,9 +54,7 @@ def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
     for M, label in ((d * d, "M = d²"), (N * d, "M = Nd")):
         ax.axvline(M, color=GREY, linewidth=0.6, gid=label)
         ax.annotate(label, (M, bottom), xytext=(2, 3), textcoords="offset points", fontsize=8)
-    ax.legend(
-        loc="upper right", ncols=2, handlelength=1.8, columnspacing=1, frameon=True, framealpha=0.9, edgecolor="none"
-    )
+    ax.legend(loc="upper right", ncols=2, handlelength=1.8, columnspacing=1, frameon=True, framealpha=0.9, edgecolor="none")
     ax.set_title(_point(data), x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), EngFormatter(sep=""))

@@ -74,9 +74,7 @@ class Chart:
             panels = Panels(column_figure(height, self.columns), *cells, **self.grid)
         elif len(panels) != self.panels:
             got = "one" if len(panels) == 1 else len(panels)
-            raise ValueError(
-                f"ax: got {got}; expected {self.panels} axes, such as a Figure's subplots(1, {self.panels})"
-            )
+            raise ValueError(f"ax: got {got}; expected {self.panels} axes, such as a Figure's subplots(1, {self.panels})")
         for panel in panels:
             dress(panel, x=self.x, y=self.y)
         axes = panels if self.panels > 1 else panels[0]
@@ -99,9 +97,7 @@ def setting(
     no sense.
     """
     stored = float_dtype(dtype)
-    checked = {
-        "N": check_count("N", N), "d": check_count("d", d), "M": check_M(M, stored.itemsize), "dtype": stored.name
-    }  # fmt: skip
+    checked = {"N": check_count("N", N), "d": check_count("d", d), "M": check_M(M, stored.itemsize), "dtype": stored.name}
     check_sizing(sizing, blocks)
     return {**checked, **({"sizing": sizing} if blocks is None else {"blocks": tuple(blocks)})}
 

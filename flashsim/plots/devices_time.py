@@ -53,9 +53,7 @@ def devices_time_data(
     return data
 
 
-@partial(
-    Chart, "devices_time", devices_time_data, "time of causal attention over devices, by the model", 7.4, panels=3, x=2, y=2
-)  # fmt: skip
+@partial(Chart, "devices_time", devices_time_data, "time of causal attention over devices, by the model", 7.4, panels=3, x=2, y=2)
 def plot_devices_time(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw a panel for each speed of links, and one against N: a line for each program and layout, and the arithmetic alone."""
     for ax, panel in zip(axes, data["panels"], strict=False):

@@ -49,8 +49,7 @@ def memory_data(
         "limit": LIMIT,
         "N": _LENGTHS,
         "arrays": {
-            name: [array for array, held in _held(name, _LENGTHS[0], shape).items() if held.role == "extra"]
-            for name in _LOOKS
+            name: [array for array, held in _held(name, _LENGTHS[0], shape).items() if held.role == "extra"] for name in _LOOKS
         },
         "extra": {name: [need(N, name=name, extra=True) for N in _LENGTHS] for name in _LOOKS},
         "crosses": {name: _last(partial(need, name=name, extra=True)) for name in _LOOKS},

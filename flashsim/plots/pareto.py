@@ -20,9 +20,8 @@ LOOPS = ("flash", "q_outer")
 
 
 def pareto_data(
-    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: int | None = None, dtype: str = "float32",
-    algorithms: Sequence[Any] = ()
-) -> dict[str, Any]:  # fmt: skip
+    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: int | None = None, dtype: str = "float32", algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:
     """Return peaks and accesses (elements, one head, forward) of K/V-outer and Q-outer loops over all block sizes.
 
     By algorithm: `points`, (B_r, B_c, peak, accesses) of blocks 1, 2, 3, 4, 6, 8, 12, … and N; `frontier`, of all block
@@ -58,9 +57,7 @@ def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
     return kept
 
 
-@partial(
-    Chart, "pareto", pareto_data, "accesses against occupancy: every block size, both loop orders", 3.3, x=10, y=10
-)
+@partial(Chart, "pareto", pareto_data, "accesses against occupancy: every block size, both loop orders", 3.3, x=10, y=10)
 def plot_pareto(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw accesses over peak occupancy, log-log: points for block sizes, steps for the frontiers, × the paper's choice."""
     for name, look in looks(data["algorithms"]).items():

@@ -55,7 +55,7 @@ def roofline_data(
             "through_l2": {
                 name: _numbers(roofline(on, moved[direction], counted[name].flops, dtype)) for name, moved in through_l2.items()
             },
-        }  # fmt: skip
+        }
     itemsize = float_dtype(dtype).itemsize
     chapter = {}
     for name, B_q in _QUERIES.items():

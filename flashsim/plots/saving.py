@@ -27,9 +27,7 @@ def figure_of(ax: Axes | Sequence[Axes]) -> Figure:
 
 
 @styled
-def save(
-    figure: Figure, stem: str | Path, data: dict[str, Any], command: str, *, machine: str | None = None
-) -> list[Path]:
+def save(figure: Figure, stem: str | Path, data: dict[str, Any], command: str, *, machine: str | None = None) -> list[Path]:
     """Write stem.png (200 dpi), stem.svg (text as paths) and stem.json; return the three paths.
 
     The same figure gives the same bytes every time. `command` is what to type to make it again. `machine`: where the
@@ -42,9 +40,7 @@ def save(
 
 
 @styled
-def contents(
-    figure: Figure, data: dict[str, Any], command: str, *, machine: str | None = None
-) -> dict[str, str | bytes]:
+def contents(figure: Figure, data: dict[str, Any], command: str, *, machine: str | None = None) -> dict[str, str | bytes]:
     """Return what `save` writes, by suffix."""
     versions = {"numpy": np.__version__, "matplotlib": matplotlib.__version__, "flashsim": __version__}
     made_with = {"python": platform.python_version(), **versions}

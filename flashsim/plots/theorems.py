@@ -54,9 +54,7 @@ def theorem_data(
     theorem, checked = _THEOREMS[number], setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
     fixed = {name: checked[name] for name in "NdM"}
     others = [chosen(what, theorem.direction) for what in algorithms]
-    panels = {
-        variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()
-    }
+    panels = {variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()}
     said = {"theorem": number, "direction": theorem.direction, "dtype": checked["dtype"], "sizing": "paper"}
     return {**said, "panels": panels}
 
@@ -164,9 +162,8 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ticks(ax.yaxis, LogLocator(10, numticks=8))
     heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" and not on_slide(ax) else None
     ax.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(hang(ax, -0.2), 1), handlelength=2.6, title=heading,
-        alignment="left",
-    )  # fmt: skip
+        handles=handles, loc="lower left", bbox_to_anchor=(hang(ax, -0.2), 1), handlelength=2.6, title=heading, alignment="left"
+    )
     title = _TITLES[variable].replace("; ", ";\n") if on_slide(ax) else _TITLES[variable]
     ax.set_title(title, x=hang(ax, -0.2), pad=50 if heading else 38)
 
@@ -174,6 +171,4 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
 _PANELS: dict[str, Any] = {"panels": 3, "x": 10, "y": 10}
 _WHAT = "Theorem 2: accesses against N, d, M, with fitted exponents"
 plot_theorem2 = Chart("theorem2", theorem2_data, _WHAT, 8.6, plot_theorem, **_PANELS)
-plot_theorem5 = Chart(
-    "theorem5", theorem5_data, "Theorem 5: the same for the backward pass", 8.6, plot_theorem, **_PANELS
-)
+plot_theorem5 = Chart("theorem5", theorem5_data, "Theorem 5: the same for the backward pass", 8.6, plot_theorem, **_PANELS)

@@ -75,9 +75,7 @@ def _model(name: str, sizing: str) -> dict[str, Any]:
     }
 
 
-def _count(
-    name: str, way: str, sizing: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()
-) -> Tally:
+def _count(name: str, way: str, sizing: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()) -> Tally:
     M = kilobytes * 1024 // 2
     return count(name, **_SHAPE, **_VARIANT, M=M, direction=way, sizing=sizing, observers=observers)
 

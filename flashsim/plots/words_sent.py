@@ -52,7 +52,7 @@ def words_sent_data(
 
 @partial(
     Chart, "words_sent", words_sent_data, "words that a device sends, against devices and KV heads", 5.2, panels=2, x=2, y=10
-)  # fmt: skip
+)
 def plot_words_sent(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw a line for each program, log-log; under the mesh's markers stand its rows × columns. A grey line: g = P − 1."""
     of = data["of_shared"]
@@ -60,9 +60,7 @@ def plot_words_sent(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     _draw(axes[1], of["kv_heads"], of, [of["P"]] * len(of["kv_heads"]))
     axes[0].set_xlabel(f"devices, with {data['kv_heads']} KV heads")
     axes[0].legend(loc="lower left", frameon=False)
-    axes[1].set_xlabel(
-        f"KV heads, on {of['P']} devices\n(N = {data['N']:,}, d = {data['d']}, {data['heads']} query heads)"
-    )
+    axes[1].set_xlabel(f"KV heads, on {of['P']} devices\n(N = {data['N']:,}, d = {data['d']}, {data['heads']} query heads)")
     if of["P"] > 2:
         axes[1].axvline(data["heads"] / (of["P"] - 1), color=GREY, linewidth=0.8, gid="g = P − 1")
         how: dict[str, Any] = {"transform": axes[1].get_xaxis_transform(), "fontsize": 8, "ha": "right", "color": GREY}

@@ -65,9 +65,7 @@ def _read_as_words(capsule: Any) -> bool:
     """Say whether a capsule is of bfloat16, which NumPy's import does not know; it then says 16-bit unsigned words."""
     name = _name(capsule)
     start: int = _pointer(capsule, name)
-    code, bits = (
-        ctypes.c_uint8.from_address(start + VERSIONED * name.endswith(b"_versioned") + CODE + i) for i in (0, 1)
-    )
+    code, bits = (ctypes.c_uint8.from_address(start + VERSIONED * name.endswith(b"_versioned") + CODE + i) for i in (0, 1))
     if (code.value, bits.value) != (BFLOAT, 16):
         return False
     code.value = UINT

@@ -12,15 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flashsim.problem.arguments import (
-    broadcasts,
-    check_array,
-    check_booleans,
-    check_choice,
-    check_count,
-    check_real,
-    shown,
-)
+from flashsim.problem.arguments import broadcasts, check_array, check_booleans, check_choice, check_count, check_real, shown
 from flashsim.problem.dlpack import bfloat16, innermost
 from flashsim.problem.shapes import Shape
 from flashsim.support.sizes import parse_size
@@ -160,9 +152,7 @@ def check_arrays(given: Mapping[str, Any]) -> dict[str, Array]:
     return {name: a.astype(dtype) if name in listed else a for name, a in arrays.items()}
 
 
-def check_matrix(
-    name: str, array: Array, symbols: tuple[str, str], lengths: dict[str, int], whose: dict[str, str]
-) -> Array:
+def check_matrix(name: str, array: Array, symbols: tuple[str, str], lengths: dict[str, int], whose: dict[str, str]) -> Array:
     """Return an array as a matrix of that shape in symbols, (N,) as one column; learn the lengths that are new, and of whom."""
     shape, expected = array.shape, f"({', '.join(symbols)})"
     matrix = array[:, None] if array.ndim == 1 else array
@@ -189,9 +179,7 @@ def check_inputs(Q: Any, K: Any, V: Any) -> Inputs:
         if 0 in a.shape:
             raise ValueError(f"{name} has shape {a.shape}; every axis must be at least 1")
         if a.dtype != arrays["Q"].dtype:
-            raise ValueError(
-                f"Q has dtype {arrays['Q'].dtype} and {name} has dtype {a.dtype}; expected one dtype for all"
-            )
+            raise ValueError(f"Q has dtype {arrays['Q'].dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
     shapes = Q, K, V = [a.shape for a in arrays.values()]
     fits = V[:-1] == K[:-1] and len(Q) == len(K) and Q[:-3] == K[:-3] and Q[-1] == K[-1]
     if not (fits and (len(Q) == 2 or not Q[-3] % K[-3])):
@@ -297,9 +285,8 @@ def check_backward_range(
 
 
 def check_range(
-    inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None, bias: float = 0.0,
-    folded: bool = False,
-) -> None:  # fmt: skip
+    inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None, bias: float = 0.0, folded: bool = False
+) -> None:
     """Refuse finite inputs so large that a score or a weighted sum could overflow, which would give NaN.
 
     Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz), or |q|·|k|, as they are

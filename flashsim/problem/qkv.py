@@ -55,9 +55,7 @@ class QKV:
         try:
             at = tuple(int(part) for part in index.split(","))
         except ValueError:
-            raise UnreadableInput(
-                f"--head {index} is not an index; write 3, or 0,3 for axes of batch and head"
-            ) from None
+            raise UnreadableInput(f"--head {index} is not an index; write 3, or 0,3 for axes of batch and head") from None
         if len(at) > len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=False)):
             raise UnreadableInput(f"--head {index} is out of range: Q's leading axes are {leading}, counted from 0")
         shared = at
@@ -145,9 +143,7 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
             if isinstance(loaded, np.ndarray):
                 return loaded
             wanted = {name for name in loaded.files if name.lower() in ("q", "k", "v")}
-            unpacked = sum(
-                info.file_size for info in loaded.zip.infolist() if info.filename.removesuffix(".npy") in wanted
-            )
+            unpacked = sum(info.file_size for info in loaded.zip.infolist() if info.filename.removesuffix(".npy") in wanted)
             packed = path.stat().st_size
             if unpacked > max(LARGEST_UNPACKED, MOST_TIMES * packed):
                 raise UnreadableInput(

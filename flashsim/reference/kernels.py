@@ -32,9 +32,7 @@ OPERANDS = "X (N, d), Z (n, d), V (n, e)"
 
 
 @oracle(OPERANDS)
-def kernel_product(
-    X: Any, Z: Any, V: Any, *, kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum"
-) -> Array:
+def kernel_product(X: Any, Z: Any, V: Any, *, kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum") -> Array:
     """Return Y_i = Σ_j k(x_i, z_j) v_j, (N, e); or, "logsumexp", log Σ_j k(x_i, z_j) v_j, (N, 1). Raises ValueError."""
     log_k = _log(kernel, _distances(X, Z) / sigma)
     if check_choice("reduction", reduction, REDUCTIONS) == "sum":

@@ -25,9 +25,7 @@ def linear_attention(Q: Any, K: Any, V: Any) -> Array:
 
 
 @oracle("Q (N, d), K (N, d), V (N, e)")
-def linear_attention_bounds(
-    Q: Any, K: Any, V: Any, *, chunks: int = 1, stored: DTypeLike = "float64", C: float = 2.0
-) -> Array:
+def linear_attention_bounds(Q: Any, K: Any, V: Any, *, chunks: int = 1, stored: DTypeLike = "float64", C: float = 2.0) -> Array:
     """Return how far each element of O may lie from exact arithmetic, (N, e), where it is computed in so many chunks."""
     (u, u_s, least, step), (N, d) = roundoffs(stored), np.shape(Q)
     sizes = linear_attention(np.abs(Q), np.abs(K), np.abs(V))

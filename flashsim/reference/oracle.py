@@ -39,7 +39,7 @@ def attention(
     """
     return attention_with_statistics(
         Q, K, V, scale=scale, dtype=dtype, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep, dropout_p=dropout_p
-    ).O  # fmt: skip
+    ).O
 
 
 def attention_with_statistics(
@@ -62,9 +62,9 @@ def gradients(
     keep: Any = None, dropout_p: float = 0.0,
 ) -> Three:  # fmt: skip
     """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
-    return _gradients(
-        Q, K, V, dO, scale=scale, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep, dropout_p=dropout_p
-    )[0]
+    return _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep, dropout_p=dropout_p)[
+        0
+    ]
 
 
 def bias_gradient(

@@ -280,9 +280,7 @@ class _Bounds:
         # of a row's weights, their sum and their products with V, without O's own storing
         (d, N_k), biased, capped = (self.Q.shape[-1], self.K.shape[-2]), bias is not None, softcap is not None
         reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
-        delta = (
-            (d + 4 + 2 * biased + 12 * capped) * self.u + scores_stored * (1 + (biased or capped)) * self.u_s
-        ) * reach
+        delta = ((d + 4 + 2 * biased + 12 * capped) * self.u + scores_stored * (1 + (biased or capped)) * self.u_s) * reach
         s = np.asarray(-np.inf) if sink is None else column_of(sink)
         size = np.where(s == -np.inf, 0.0, np.abs(s))
         delta = delta + self.logs_rounded * self.u * (np.maximum(reach, size) + math.log(N_k + (sink is not None)))

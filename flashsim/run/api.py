@@ -136,9 +136,7 @@ def count(
         problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask,
         dropout_p=dropout_p, gqa=gqa,
     )  # fmt: skip
-    plan = count_plan(
-        algorithm, before, problem, _own(count, before, options), check_sizing(sizing, blocks, enforce), launch
-    )
+    plan = count_plan(algorithm, before, problem, _own(count, before, options), check_sizing(sizing, blocks, enforce), launch)
     hbm, sram, _ = launch(plan, observers=observers)
     return gather_tally(plan, problem.heads, hbm, sram, observers)
 

@@ -60,8 +60,7 @@ class Cost:
         """Return what launches cost that write some gradients as parts, with the passes that sum those up."""
         named = {name: f"{name}_parts" for name in of.traffic.by_array if f"{name}_parts" in of.traffic.by_array}
         written = {
-            named.get(name, name): replace(a, role="extra") if name in named else a
-            for name, a in self.traffic.by_array.items()
+            named.get(name, name): replace(a, role="extra") if name in named else a for name, a in self.traffic.by_array.items()
         }
         read = {name: replace(a, size=0) if name in written else a for name, a in of.traffic.by_array.items()}
         return Cost(Traffic(written) + Traffic(read), max(self.peak, of.peak), self.flops + of.flops)
@@ -125,9 +124,7 @@ def _counted_by(plan: Plan, head: Head) -> Band | None:
     return None
 
 
-def _part(
-    name: str, plan: Plan, hbm: HBM, sram: SRAM, head: Head, number: int, dB: Array | None, band: Band | None
-) -> Any:
+def _part(name: str, plan: Plan, hbm: HBM, sram: SRAM, head: Head, number: int, dB: Array | None, band: Band | None) -> Any:
     """Return a part that an algorithm asks for, by name; `band` is of the live tiles, for counting by kind."""
     problem, mask, blocks, shape = plan.problem, plan.row_mask, plan.blocks, plan.shape
     if name == "tau":
@@ -166,11 +163,7 @@ def _block_mask(plan: Plan, head: Head, band: Band | None) -> BlockMask:
     given = plan.options["block_mask"]
     if given is None or not plan.skips:
         return EveryTile()
-    return (
-        _live(plan, head, band)
-        if isinstance(given, str)
-        else ArrayBlockMask(check_tiles(given, plan.blocks, plan.shape))
-    )
+    return _live(plan, head, band) if isinstance(given, str) else ArrayBlockMask(check_tiles(given, plan.blocks, plan.shape))
 
 
 def _placed(plan: Plan, hbm: HBM, head: Head, number: int) -> list[Matrix]:
@@ -199,9 +192,7 @@ def _returned(plan: Plan, hbm: HBM, result: Any) -> tuple[Matrix, ...]:
         if matrix.shape != (shape := kind_of(matrix.name, plan.algorithm.matrices).shape(plan.shape)):
             raise _wrong(plan, f"{matrix.name} of shape {matrix.shape}; expected {shape}")
         if not hbm.holds(matrix):
-            raise _wrong(
-                plan, f"an {matrix.name} of another HBM; expected one that was made in the hbm it was called with"
-            )
+            raise _wrong(plan, f"an {matrix.name} of another HBM; expected one that was made in the hbm it was called with")
     return found
 
 
@@ -272,9 +263,7 @@ def refuse_overflow(plan: Plan, name: str, array: Array) -> None:
     """Raise ValueError where finite input overflowed the type that a result is stored in."""
     if plan.check_finite and array.dtype.itemsize == 2 and np.isinf(array).any():
         down, end = "dO" if name.startswith("d") else "V", largest(array.dtype)
-        raise ValueError(
-            f"{name} overflows {array.dtype}, which ends at {end:.3g}. Scale {down} down, or use a wider dtype"
-        )
+        raise ValueError(f"{name} overflows {array.dtype}, which ends at {end:.3g}. Scale {down} down, or use a wider dtype")
 
 
 def _refuse_too_many(mask: Mask, cuts: Sequence[Blocks]) -> None:

@@ -26,7 +26,7 @@ from flashsim.problem.inputs import (
     check_range,
     chip_dtype,
     turned,
-)  # fmt: skip
+)
 from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.interleaving import grouped, interleave
@@ -133,9 +133,8 @@ def forward_plan(
 
 
 def backward_plan(
-    algorithm: Algorithm, run: Any, dO: Any, M: Any, sizing: Any, blocks: Any, enforce: Any, check_finite: Any,
-    launched: Launched,
-) -> Plan:  # fmt: skip
+    algorithm: Algorithm, run: Any, dO: Any, M: Any, sizing: Any, blocks: Any, enforce: Any, check_finite: Any, launched: Launched
+) -> Plan:
     """Return the plan of a run's backward pass."""
     before, check_finite = run.plan, check_flag("check_finite", check_finite)
     problem, mask, given = before.problem, before.mask, before.given
@@ -161,17 +160,14 @@ def backward_plan(
     )  # fmt: skip
     missing = [name for name in plan.needs if name not in {*OPERANDS, *more, *run.saved}]
     if missing:
-        why = (
-            f"which {run.algorithm!r} neither returned nor saved; expected it among `returns` or `saves` of that record"
-        )
+        why = f"which {run.algorithm!r} neither returned nor saved; expected it among `returns` or `saves` of that record"
         raise MemoryModelError(f"{algorithm.name!r} ({algorithm.title}) takes {', '.join(missing)}, {why}")
     return plan
 
 
 def count_plan(
-    algorithm: Algorithm, of: Algorithm, problem: Problem, options: Mapping[str, Any], sizing: Sizing,
-    launched: Launched,
-) -> Plan:  # fmt: skip
+    algorithm: Algorithm, of: Algorithm, problem: Problem, options: Mapping[str, Any], sizing: Sizing, launched: Launched
+) -> Plan:
     """Return the plan of one pass on shapes alone, of one head or group. `of` is the forward pass's record."""
     mask = _mask_of(of, problem, options, ())
     _check_scores(algorithm, mask)
@@ -191,9 +187,7 @@ def plan_of(
         algorithm=algorithm, problem=problem, options=options, sizing=sizing, mask=mask, together=together, shape=shape,
         leading=leading, row_mask=row_mask, blocks=Blocks(1, 1, shape.N_q, shape.N_k), **given,
     )  # fmt: skip
-    asked = SizingProblem(
-        algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, partial(_fits, plan, launched)
-    )
+    asked = SizingProblem(algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, partial(_fits, plan, launched))
     return replace(plan, blocks=_tried(plan, asked, launched) if algorithm.line_1 is by_trial else sizing(asked))
 
 
@@ -257,9 +251,7 @@ def _check_taken(algorithm: Algorithm, mask: Mask, options: Mapping[str, Any]) -
         takes = ", ".join(repr(known.name) for known in FORWARD.values() if "sink" in known.parts)
         raise ValueError(f"{who} takes no sink; expected one of these: {takes}")
     if mask.sink is not None and options.get("merge") == "tree":
-        raise ValueError(
-            "merge is 'tree', whose last part is not merged with a sink; expected 'sequence' with mask=Sink(…)"
-        )
+        raise ValueError("merge is 'tree', whose last part is not merged with a sink; expected 'sequence' with mask=Sink(…)")
 
 
 def _added(mask: Mask, problem: Problem) -> float:

@@ -83,9 +83,8 @@ def plain(value: Any) -> Any:
 
 
 def to_pandas(
-    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, index: str | None = None,
-    attrs: Mapping[str, Any] | None = None
-) -> Any:  # fmt: skip
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, index: str | None = None, attrs: Mapping[str, Any] | None = None
+) -> Any:
     """Return rows as a `pandas.DataFrame` of these columns, `index` among them if it is to be that.
 
     Integers are int64; Int64, which has gaps, where some are missing; Python's own where one is larger. `attrs` are those of
@@ -96,9 +95,7 @@ def to_pandas(
     except ModuleNotFoundError as missing:
         if missing.name != "pandas":
             raise
-        raise ModuleNotFoundError(
-            'to_pandas needs the package pandas: pip install "flashsim[pandas]"', name="pandas"
-        ) from None
+        raise ModuleNotFoundError('to_pandas needs the package pandas: pip install "flashsim[pandas]"', name="pandas") from None
     listed = list(rows)
     table = pd.DataFrame({name: _series(pd, [row.get(name) for row in listed]) for name in columns})
     table.attrs.update(attrs or {})

@@ -18,9 +18,7 @@ Line = dict[Any, Any]
 MOST_RANGES = 4
 
 
-def where_fewer(
-    rows: Sequence[Row], axes: Sequence[str], along: str, y: str, algorithm: str, than: str | None
-) -> list[Row]:
+def where_fewer(rows: Sequence[Row], axes: Sequence[str], along: str, y: str, algorithm: str, than: str | None) -> list[Row]:
     """Return what `Sweep.where_fewer` does, of rows with counts. `axes` are the columns that vary."""
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     for name in (algorithm, *([] if than is None else [than])):

@@ -65,9 +65,7 @@ def _lower(direction: str, N_q: int, N_k: int, d: int, d_v: int, M: int, pairs: 
 def _of_tiles(rule: Mask, shape: Shape, tiles: Any, blocks: Blocks) -> tuple[str, int, int, int]:
     """Return what `allowed_pairs` does, of those in the tiles that are computed."""
     if shape.N_q * shape.N_k > LONGEST:
-        raise ValueError(
-            f"block_mask leaves out pairs of N_q = {shape.N_q:,} × N_k = {shape.N_k:,}: too many to look at"
-        )
+        raise ValueError(f"block_mask leaves out pairs of N_q = {shape.N_q:,} × N_k = {shape.N_k:,}: too many to look at")
     live = check_tiles(tiles, blocks, shape).repeat(blocks.B_r, axis=0)[: shape.N_q].repeat(blocks.B_c, axis=1)
     allowed = live[:, : shape.N_k] & rule.whole(shape, ())
     return "given", int(allowed.sum()), int(allowed.any(1).sum()), int(allowed.any(0).sum())

@@ -25,12 +25,7 @@ class Kept:
 
     def __init__(self, path: str | os.PathLike[str], pieces: Sequence[list[Point]], bound: bool = False) -> None:
         self.path, self._pieces = Path(path), pieces
-        self._head = {
-            "flashsim": __version__,
-            "sweep": _known_by(pieces),
-            "points": sum(map(len, pieces)),
-            "bound": bound,
-        }
+        self._head = {"flashsim": __version__, "sweep": _known_by(pieces), "points": sum(map(len, pieces)), "bound": bound}
         self.rows: dict[int, list[Row]] = self._read() if self.path.exists() else {}
 
     @property
@@ -55,9 +50,7 @@ class Kept:
         first, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
         if _object(first) != self._head:
             what = f"the rows of this sweep, of flashsim {__version__}, as it was stopped"
-            raise ValueError(
-                f"resume is {self.path}, which is of another sweep, or of none; expected {what}, or a new file"
-            )
+            raise ValueError(f"resume is {self.path}, which is of another sweep, or of none; expected {what}, or a new file")
         found = {}
         for line in lines:
             kept = _object(line) if line.endswith(b"\n") else {}  # the last may be cut short

@@ -174,9 +174,7 @@ def _rows(table: Any) -> list[dict[str, Any]]:
             raise ValueError(f"points has the row {shown(row)}; expected {expected}")
     if not rows:
         raise ValueError("points has no rows; expected at least one")
-    asked = [
-        {name: value for name, value in row.items() if not is_found(name) and not _is_empty(value)} for row in rows
-    ]
+    asked = [{name: value for name, value in row.items() if not is_found(name) and not _is_empty(value)} for row in rows]
     return [{name: _cell(name, value) for name, value in row.items()} for row in asked]
 
 

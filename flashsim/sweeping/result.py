@@ -81,9 +81,7 @@ class Sweep(Exported, Sequence[Row]):
     @cached_property
     def axes(self) -> dict[str, list[Any]]:
         """The arguments that vary, each with its values in order of appearance: M is in elements."""
-        follows = {
-            name for name, of in FOLLOWS.items() if of in self.given and all(r[name] == r[of] for r in self.rows)
-        }
+        follows = {name for name, of in FOLLOWS.items() if of in self.given and all(r[name] == r[of] for r in self.rows)}
         names = [name for name in self.columns if name == "algorithm" or (name in self.given and name not in follows)]
         values = {name: list(dict.fromkeys(row.get(name) for row in self.rows)) for name in names}
         return {name: several for name, several in values.items() if len(several) > 1}
@@ -110,9 +108,7 @@ class Sweep(Exported, Sequence[Row]):
             raise ValueError(f"there is no column {shown(column)}{meant}; there are {', '.join(self.columns)}")
         return whole[0]
 
-    def where_fewer(
-        self, algorithm: str, than: str | None = None, *, along: str | None = None, y: str = "accesses"
-    ) -> list[Row]:
+    def where_fewer(self, algorithm: str, than: str | None = None, *, along: str | None = None, y: str = "accesses") -> list[Row]:
         """Return the ranges of `along` in which an algorithm moves fewer elements than another, all else being equal.
 
         Each is a row: the other arguments that vary; "from" and "to", the first and last value of `along` tried; "points", how

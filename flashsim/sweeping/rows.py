@@ -76,9 +76,7 @@ def by_form(point: Point) -> Outcome:
     if found.sram.enforced and found.sram.peak > found.sram.capacity:
         B, use = found.blocks, found.sram
         what = f"blocks of {B.B_r:,} × {B.B_c:,}" + (", the smallest," if arguments.get("blocks") is None else "")
-        reason = (
-            f"{what} take {use.peak:,} elements of SRAM, {use.peak - use.capacity:,} more than M = {use.capacity:,}"
-        )
+        reason = f"{what} take {use.peak:,} elements of SRAM, {use.peak - use.capacity:,} more than M = {use.capacity:,}"
         return Outcome("does not fit", reason, "closed form", None, use, B)
     return Outcome("ok", "", "closed form", found.hbm, found.sram, found.blocks, found.matmul)
 
@@ -139,9 +137,7 @@ def _row(point: Point, found: Outcome) -> Row:
 
 def _counts(point: Point, hbm: Traffic, matmul: Any, shape: Any) -> Row:
     compulsory = _compulsory(point, shape)
-    counts = {
-        f"{name}_elements": getattr(hbm, name) for name in ("accesses", "reads", "writes", "init_writes", "extra")
-    }
+    counts = {f"{name}_elements": getattr(hbm, name) for name in ("accesses", "reads", "writes", "init_writes", "extra")}
     counts |= {
         "traffic_bytes": hbm.bytes,
         "compulsory_elements": compulsory,

@@ -83,9 +83,7 @@ def sweep(
         if kept is None:
             stop.add_note(f"{done:,} of {len(all_points):,} points were done, and are lost; resume=FILE keeps them")
         else:
-            stop.add_note(
-                f"{kept.points:,} of {len(all_points):,} points are kept in {kept.path}; the same again goes on"
-            )
+            stop.add_note(f"{kept.points:,} of {len(all_points):,} points are kept in {kept.path}; the same again goes on")
         raise
     rows = [row | {"checked": False, "flashsim": __version__} for _, piece in sorted(found.items()) for row in piece]
     for number in _sample(all_points, rows, check, seed):

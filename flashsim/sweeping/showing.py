@@ -55,9 +55,7 @@ def as_html(sweep: Sweep, most: int) -> str:
 def said_fixed(sweep: Sweep) -> str:
     """Return `Sweep.fixed`, without arguments that follow another one, and without defaults that change nothing."""
     rows = sweep.rows
-    fixed = {
-        name: {row.get(name) for row in rows} for name in sweep.columns if name in ARGUMENTS or name in sweep.given
-    }
+    fixed = {name: {row.get(name) for row in rows} for name in sweep.columns if name in ARGUMENTS or name in sweep.given}
     for name, of in FOLLOWS.items():
         if all(row[name] == row[of] for row in rows):
             del fixed[name]
@@ -100,9 +98,7 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown | None
         fewest = "" if len(counts) < 2 else " = ".join(least) if len(least) < len(counts) else "all equal"
         cells.append([*map(cell, values), *(cell(counts.get(name)) for name in names), fewest])
         if _has_bounds(rows):
-            bounds = [
-                row["lower_bound_elements"] for row in by_name.values() if row["lower_bound_elements"] is not None
-            ]
+            bounds = [row["lower_bound_elements"] for row in by_name.values() if row["lower_bound_elements"] is not None]
             ratios = [row["over_bound"] for row in by_name.values() if row["over_bound"] is not None]
             cells[-1] += [cell(max(bounds, default=None)), _ratio(min(ratios, default=None), 1)]
     bounded = ["bound", "least ÷ bound"] if _has_bounds(rows) else []
@@ -163,9 +159,7 @@ def _has_bounds(rows: Sequence[Row]) -> bool:
 def _without_bound(rows: Sequence[Row]) -> list[str]:
     """Return why points have no bound, each reason once; and what to make of points below theirs."""
     found = Counter(row["no_bound"] for row in rows if row.get("no_bound"))
-    lines = [
-        f"{number:,} point{'s' * (number > 1)} without a bound: {why}" for why, number in found.most_common(REASONS)
-    ]
+    lines = [f"{number:,} point{'s' * (number > 1)} without a bound: {why}" for why, number in found.most_common(REASONS)]
     below = [row["algorithm"] for row in rows if (row.get("over_bound") or 1) < 1]
     if below:
         names = ", ".join(dict.fromkeys(below))

@@ -128,9 +128,7 @@ def vllm(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
         lengths = np.diff(cu_seqlens_k)
         return fn(q, *np.stack(cache), cu_seqlens_q=cu_seqlens_q, seqused_k=lengths, block_table=table, **given)
 
-    return _as(
-        varlen(on_pages, fill=fill), fn, ("cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "block_table")
-    )
+    return _as(varlen(on_pages, fill=fill), fn, ("cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "block_table"))
 
 
 def flashinfer(fn: Kernel, *, page: int = 16, fill: float = np.nan, layout: str = "NHD") -> Kernel:
@@ -196,9 +194,7 @@ def mla(fn: Kernel) -> Kernel:
     return _as(on_latents, fn, ["width"])
 
 
-def _in_pages(
-    rng: np.random.Generator, page: int, fill: float, rows: Sequence[tuple[Array, ...]]
-) -> tuple[list[Array], Array]:
+def _in_pages(rng: np.random.Generator, page: int, fill: float, rows: Sequence[tuple[Array, ...]]) -> tuple[list[Array], Array]:
     """Return each sequence's keys and values, (length, heads, width), on random pages, and the table of the pages' numbers."""
     used = np.array([-(-len(k) // page) for k, _ in rows])
     pages = rng.permutation(used.sum() + int(rng.integers(1, 4)))

@@ -141,9 +141,7 @@ class _Cupy(Bridge):
         self.device = None if device is None else check_count("device", device, 0)
 
     def use(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = (
-            nullcontext() if self.device is None else self.cupy.cuda.Device(self.device)
-        )
+        context: AbstractContextManager[Any] = nullcontext() if self.device is None else self.cupy.cuda.Device(self.device)
         return context
 
     def send(self, name: str, array: Array) -> Sent:
@@ -204,9 +202,7 @@ def _import(package: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise ModuleNotFoundError(
-            f"xp={package!r} needs the package {package}: {INSTALL[package]}", name=package
-        ) from None
+        raise ModuleNotFoundError(f"xp={package!r} needs the package {package}: {INSTALL[package]}", name=package) from None
 
 
 def _bits(array: Array) -> Array:

@@ -85,9 +85,7 @@ class Case:
         if self.scale is not None:
             expected = "a finite number, or None for 1/√d"
             checked["scale"] = check_number("Case: scale", self.scale, expected, math.isfinite)
-        checked["dropout_p"] = check_number(
-            "Case: dropout_p", self.dropout_p, "a number in [0, 1)", lambda p: 0 <= p < 1
-        )
+        checked["dropout_p"] = check_number("Case: dropout_p", self.dropout_p, "a number in [0, 1)", lambda p: 0 <= p < 1)
         if not isinstance(self.block, tuple) or len(self.block) != 2:
             raise ValueError(f"Case: block is {shown(self.block)}; expected a pair (B_r, B_c)")
         checked["block"] = tuple(check_count("Case: block", side) for side in self.block)

@@ -231,7 +231,7 @@ def parametrize_with_checks(
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}
     marks = {
         name: pytest.mark.xfail(reason=reason, raises=AttentionCheckFailed, strict=True) for name, reason in expected.items()
-    }  # fmt: skip
+    }
     found = [
         pytest.param(partial(_check, name, fn, spec, **options), id=name, marks=[marks[name]] if name in marks else [])
         for name in (check.name for check in applicable(subject)[0])

@@ -66,9 +66,8 @@ class Convention(NamedTuple):
 
 
 def _sdpa(
-    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0,
-    bias: Any = None,
-) -> dict[str, Any]:  # fmt: skip
+    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0, bias: Any = None
+) -> dict[str, Any]:
     keywords = _given(scale=scale, dropout_p=dropout_p or None, enable_gqa=q.shape[1] != k.shape[1] or None)
     if bias is not None:
         if causal:
@@ -127,9 +126,7 @@ def _flash_attn(
     return given | ours
 
 
-def _flashinfer(
-    q: Any, cache: Any, scale: float | None = None, softcap: float | None = None, **given: Any
-) -> dict[str, Any]:  # fmt: skip
+def _flashinfer(q: Any, cache: Any, scale: float | None = None, softcap: float | None = None, **given: Any) -> dict[str, Any]:
     return given | _given(sm_scale=scale, logits_soft_cap=softcap)
 
 
@@ -180,10 +177,7 @@ FLASH: Mapping[str, Any] = {
     "head_dims": tuple(range(8, 257, 8)), "strides": "contiguous",
 }  # fmt: skip
 _FLASHINFER = {**FLASH, "lse": "base2", "head_dims": (64, 128, 256)}
-_ONNX = {
-    **dict.fromkeys(("causal", "window"), "top_left"),
-    **dict.fromkeys(("gqa", "masks", "bias", "softcap", "d_v"), True),
-}  # fmt: skip
+_ONNX = {**dict.fromkeys(("causal", "window"), "top_left"), **dict.fromkeys(("gqa", "masks", "bias", "softcap", "d_v"), True)}
 _ANY = ("torch", "numpy")
 CONVENTIONS = {
     "sdpa": Convention(_sdpa, {**TORCH, "zero_keys": True}),
@@ -195,8 +189,6 @@ CONVENTIONS = {
     "flash_attn_with_kvcache": Convention(_flash_attn, FLASH, _ANY, paged, page=256),
     "vllm": Convention(_flash_attn, FLASH, _ANY, vllm, page=16),
     "flashinfer": Convention(_flashinfer, _FLASHINFER, _ANY, flashinfer, 16, partial(_planned, "NHD")),
-    "flashinfer_hnd": Convention(
-        _flashinfer, _FLASHINFER, _ANY, partial(flashinfer, layout="HND"), 16, partial(_planned, "HND")
-    ),
+    "flashinfer_hnd": Convention(_flashinfer, _FLASHINFER, _ANY, partial(flashinfer, layout="HND"), 16, partial(_planned, "HND")),
     "onnx": Convention(_onnx, _ONNX, ("numpy",), calls=_operator),
 }

@@ -67,9 +67,7 @@ def first_files(
     spec, test = paths(name, folder)
     doubt = "DOUBTFUL, " if inferred.doubtful else ""
     if wrapped:
-        fetched = (
-            f"from {module} import {name} as unwrapped\nfrom flashsim.testing import Spec, wrap\n\n{name} = {wrapped}"
-        )
+        fetched = f"from {module} import {name} as unwrapped\nfrom flashsim.testing import Spec, wrap\n\n{name} = {wrapped}"
         imports = [f"from {name}_spec import {doubt}SPEC, {name}"]
     else:
         fetched = "from flashsim.testing import Spec"
@@ -87,9 +85,7 @@ def first_files(
     confirmed = CONFIRMED.format(name=name, spec=spec.name) if doubt else ""
     said = {"name": name, "file": test.name, "kit": kit, "imports": "\n".join(sorted(imports)), "arguments": bound}
     return {
-        spec: SPEC_FILE.format(
-            name=name, command=command, imports=fetched, arguments=_arguments(inferred), doubtful=doubtful
-        ),
+        spec: SPEC_FILE.format(name=name, command=command, imports=fetched, arguments=_arguments(inferred), doubtful=doubtful),
         test: TEST_FILE.format(**said, confirmed=confirmed),
     }
 

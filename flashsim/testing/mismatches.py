@@ -120,9 +120,7 @@ def _of_features(subject: Subject, case: Case) -> Iterator[Mismatch]:
     for strides, needed in (("mixed", "contiguous"), ("columns", "last_contiguous")):
         refused = spec.strides == "any" or (spec.strides == "last_contiguous" and strides == "mixed")
         if refused and (broken := _both_broken(subject, replace(case, strides=strides))):
-            yield Mismatch(
-                f"It does not take arrays that are not {needed.replace('_', ' ')}: it {broken}", {"strides": needed}
-            )
+            yield Mismatch(f"It does not take arrays that are not {needed.replace('_', ' ')}: it {broken}", {"strides": needed})
             break
     if subject.back is None:
         return

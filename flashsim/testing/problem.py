@@ -162,9 +162,7 @@ class Problem:
             bias = (0 if bias is None else bias) - self.slopes.astype(np.float64)[None, :, None, None] * apart
         if self.sink is not None:
             column = np.broadcast_to(self.sink.astype(np.float64)[None, :, None, None], (*mask.shape[:3], 1))
-            k, v = (
-                np.concatenate([a, np.zeros_like(a[:, :, :1], shape=(*a.shape[:2], 1, a.shape[3]))], 2) for a in (k, v)
-            )
+            k, v = (np.concatenate([a, np.zeros_like(a[:, :, :1], shape=(*a.shape[:2], 1, a.shape[3]))], 2) for a in (k, v))
             bias = np.broadcast_to(0.0 if bias is None else bias, mask.shape)
             live = column > -np.inf
             if mask.shape[-1]:  # one that is e²⁰⁰ times smaller than any score's is nothing, and would widen the budget
@@ -192,9 +190,7 @@ class Problem:
         q, k, v, mask, bias = self.operands
         if (N_k := k.shape[2]) == 0:
             zero = np.zeros((B, H_q, N_q, v.shape[-1]))
-            return self._fill(
-                Solution(zero, np.full((B, H_q, N_q), -np.inf), zero, np.zeros((B, H_q, N_q))), self.heads[2]
-            )
+            return self._fill(Solution(zero, np.full((B, H_q, N_q), -np.inf), zero, np.zeros((B, H_q, N_q))), self.heads[2])
         given: dict[str, Any] = {"scale": self.tau, "mask": mask, "bias": bias}
         reach = reference.score_reach(q, k, **given)
         given["softcap"] = self.softcap
@@ -217,9 +213,7 @@ class Problem:
         lost = max(smallest_step(stored), smallest_normal(chip)) * (1 + stores + v_.sum(axis=-2, keepdims=True))
         O_budget = np.minimum(O_budget, 2 * v_.max(axis=-2, keepdims=True) * (1 + u)) + lost
         O_budget = np.where(self.overflowing[..., None], np.inf, O_budget)
-        lse_budget = self.spec.C * (
-            delta[..., 0] + (N_k + 8) * u_32 + 4 * u_32 * (1 + np.where(self.empty, 0, np.abs(lse)))
-        )
+        lse_budget = self.spec.C * (delta[..., 0] + (N_k + 8) * u_32 + 4 * u_32 * (1 + np.where(self.empty, 0, np.abs(lse))))
         lse_budget = np.where(self.overflowing, np.inf, lse_budget)
         return self._fill(Solution(exact.O, lse, O_budget, lse_budget), self.heads[2])
 

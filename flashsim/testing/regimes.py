@@ -136,9 +136,7 @@ MASKS: dict[str, MaskMaker] = {
     # rows lose their first keys: whole blocks of them, or all but the last few
     "starts": lambda rng, shape, block: np.arange(shape[-1]) >= rng.integers(shape[-1] + 1, size=(1, 1, shape[2], 1)),
     # the first block of keys is masked for all queries, or as much of it as leaves a key
-    "first_block": lambda rng, shape, block: (
-        np.arange(shape[-1])[None, None, None] >= min(block[1], max(shape[-1] - 1, 0))
-    ),
+    "first_block": lambda rng, shape, block: np.arange(shape[-1])[None, None, None] >= min(block[1], max(shape[-1] - 1, 0)),
     "band": _band,
 }
 
@@ -189,8 +187,6 @@ def stored(rng: Rng, a: Array, dtype: np.dtype[Any], scales: str | None, block: 
     N = a.shape[2]
     groups = -(-N // block) if scales == "block" else 1
     rows = np.arange(N) // block if scales == "block" else np.zeros(N, int)
-    most = np.stack(
-        [np.abs(a[:, :, rows == group]).max(axis=(2, 3), initial=2.0**-20) for group in range(groups)], axis=-1
-    )
+    most = np.stack([np.abs(a[:, :, rows == group]).max(axis=(2, 3), initial=2.0**-20) for group in range(groups)], axis=-1)
     scale = np.asarray(2.0 ** rng.integers(0, 5, size=most.shape) * most / 224, np.float32)
     return (a / scale[:, :, rows, None]).astype(dtype), scale if scales == "block" else scale[..., 0]

@@ -168,7 +168,7 @@ class Report:
         checks = {
             name: {"cases": t.tried, "failed": t.failed, "first": t.first, "worst": t.worst if np.isfinite(t.worst) else "inf"}
             for name, t in self.tallies.items()
-        }  # fmt: skip
+        }
         return {
             "kernel": self.name, **{name: getattr(self, name) for name in ("spec", "examples", "seed", "ok", "complete")},
             "checks": checks, "left_out": self.left_out, "expected_failures": self.expected,
@@ -292,10 +292,7 @@ def _path_to(module: str) -> list[str]:
 def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
     dtype, options = problem.q.dtype.name, problem.options
     narrow = ("bfloat16", *FP8)  # which NumPy does not have
-    arrays = {
-        name: a.swapaxes(1, 2) if swapped else a
-        for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
-    }
+    arrays = {name: a.swapaxes(1, 2) if swapped else a for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)}
     arrays |= {name: value for name, value in options.items() if isinstance(value, np.ndarray)}
     given = [f"{name}={name if name in arrays else repr(value)}" for name, value in options.items()]
     return [

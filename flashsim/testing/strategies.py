@@ -132,14 +132,7 @@ def pool(spec: Spec) -> Pool:
 def _candidates(spec: Spec) -> list[dict[str, Any]]:
     """Return distinct shapes, the most telling first: ragged, N_q < N_k, N_q > N_k, grouped, aligned, single, …"""
     (B_r, B_c), dims = spec.block, sorted(spec.head_dims or (8, 3, 16, 64))
-    lengths = [
-        (B_r + 1, 2 * B_c + 3),
-        (2 * B_r + 3, B_c - 1 or 1),
-        (5, 7),
-        (1, 1),
-        (2 * B_r, 2 * B_c),
-        (1, 3 * B_c + 1),
-    ]
+    lengths = [(B_r + 1, 2 * B_c + 3), (2 * B_r + 3, B_c - 1 or 1), (5, 7), (1, 1), (2 * B_r, 2 * B_c), (1, 3 * B_c + 1)]
     lengths += [(B_r - 1 or 1, B_c + 1), (B_r, B_c), (3, 2 * B_c), (7, 4), (3 * B_r + 1, 5 * B_c), (2, 600), (9, 9)]
     rng, found = np.random.default_rng(0), []
     for at in range(8 * len(lengths)):

@@ -24,9 +24,7 @@ class Wrapped:
     fn is a backward function of its own, it is itself called so.
     """
 
-    def __init__(
-        self, fn: Any, bridge: Bridge, convention: str | None, device: Any = None, page: int | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, fn: Any, bridge: Bridge, convention: str | None, device: Any = None, page: int | None = None) -> None:
         self.fn = fn
         self.device = device
         self.convention = convention
@@ -48,9 +46,7 @@ class Wrapped:
     def backward(self) -> Callable[..., tuple[Array, Array, Array]]:
         """The gradient, a function of (q, k, v, do, **keywords)."""
         if not hasattr(self._bridge, "gradients"):
-            raise AttributeError(
-                f"no backward for {self.__name__}: {self._bridge.package} has no automatic differentiation"
-            )
+            raise AttributeError(f"no backward for {self.__name__}: {self._bridge.package} has no automatic differentiation")
         if self.convention is not None and CONVENTIONS[self.convention].page:
             raise AttributeError(f"no backward for {self.__name__}: convention {self.convention!r} is for decoding")
         return self._adapted(self._backward)
@@ -138,9 +134,7 @@ class Wrapped:
         return tuple(map(self._bridge.receive, result)) if several else self._bridge.receive(result)
 
 
-def wrap(
-    fn: Any, xp: str, *, convention: str | None = None, device: Any = None, page: int | None = None
-) -> Wrapped:  # fmt: skip
+def wrap(fn: Any, xp: str, *, convention: str | None = None, device: Any = None, page: int | None = None) -> Wrapped:
     """Return `fn`, an attention on the arrays of `xp`, or its backward, as one on NumPy arrays.
 
     `xp` is "numpy", "torch", "cupy" or "jax"; only that package is imported. `device` is where fn runs: for torch, what

@@ -26,10 +26,7 @@ BUGS: dict[str, tuple[str, *tuple[Change, ...]]] = {
 BACKWARD_BUGS: dict[str, tuple[str, *tuple[Change, ...]]] = {
     "no_D": ("dS lacks D", ("gated(P_ij, dP_ij - D_i)", "gated(P_ij, dP_ij + 0)")),
     "no_tau": ("dQ lacks the factor τ", ("dQ_i + tau * product(dS_ij, K_j)", "dQ_i + product(dS_ij, K_j)")),
-    "overwrite": (
-        "dQ is overwritten, not added to",
-        ("dQ_i + tau * product(dS_ij, K_j)", "tau * product(dS_ij, K_j) + 0"),
-    ),
+    "overwrite": ("dQ is overwritten, not added to", ("dQ_i + tau * product(dS_ij, K_j)", "tau * product(dS_ij, K_j) + 0")),
     "no_mask": BUGS["no_mask"],
     "last_block": BUGS["last_block"],
 }

@@ -56,9 +56,7 @@ class Lesson:
         On another page, which does not ask, what there is to see from the first question on is folded; and so are paragraphs
         that begin with », which the page itself shows once it has asked all.
         """
-        paragraphs = "\n".join(
-            _paragraph(" ".join(part.split()), bool(page)) for part in self.text.strip().split("\n\n")
-        )
+        paragraphs = "\n".join(_paragraph(" ".join(part.split()), bool(page)) for part in self.text.strip().split("\n\n"))
         asked = min((stop.step for stop in self.stops), default=math.inf) if page else math.inf
         links = "\n".join(
             f'<li><a href="{html.escape(page)}#t={moment.step}" data-event="{html.escape(moment.event)}">'
@@ -96,8 +94,7 @@ class Lesson:
         return "\n".join(
             f'<template class="stop" data-step="{stop.step}"><p>{typeset(stop.asks)}</p>'
             + "".join(
-                f"<button{' data-right' if choice == stop.right else ''}>{typeset(choice)}</button>"
-                for choice in stop.choices
+                f"<button{' data-right' if choice == stop.right else ''}>{typeset(choice)}</button>" for choice in stop.choices
             )
             + f"<p>{typeset(stop.because)}</p></template>"
             for stop in self.stops

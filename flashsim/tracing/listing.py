@@ -50,9 +50,7 @@ def _functions(lines: Sequence[str], numbers: Iterable[int]) -> list[Span]:
         tree = ast.parse("".join(lines))
     except SyntaxError:
         return []
-    spans = [
-        (node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-    ]
+    spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     around = {max((s for s in spans if s[0] <= n <= s[1]), default=None) for n in numbers}
     return sorted(span for span in around if span is not None)
 

@@ -205,9 +205,7 @@ def _record(value: Any, kind: type[Any], where: str) -> Any:
     required = {field.name for field in fields(kind) if field.default is MISSING}
     if not required <= value.keys() <= hints.keys():
         wrong = [*sorted(required - value.keys()), *sorted(value.keys() - hints.keys())][0]
-        raise ValueError(
-            f"{where} {'lacks' if wrong in required else 'has'} {shown(wrong)}; expected {', '.join(hints)}"
-        )
+        raise ValueError(f"{where} {'lacks' if wrong in required else 'has'} {shown(wrong)}; expected {', '.join(hints)}")
     return kind(**{name: _typed(one, hints[name], f"{where}.{name}") for name, one in value.items()})
 
 
@@ -282,10 +280,7 @@ def _check_about(about: About) -> None:
             raise ValueError(f"about.tiles is of another size; expected {shown(want[0])} × {shown(want[1])}")
         if any(tile > 2 for row in about.tiles for tile in row):
             raise ValueError("about.tiles holds a number other than 0, 1, 2")
-    for where, found in (
-        ("arrays", [array.name for array in about.arrays]),
-        ("follows", [n for n, _ in about.follows]),
-    ):
+    for where, found in (("arrays", [array.name for array in about.arrays]), ("follows", [n for n, _ in about.follows])):
         if len(set(found)) != len(found):
             raise ValueError(f"about.{where} has two {where} of one name")
 
@@ -329,9 +324,7 @@ def _columns(events: Any, ends: Mapping[str, int]) -> dict[str, list[Any]]:
 def _check_blocks(about: About, names: tuple[str, ...], events: Mapping[str, list[Any]]) -> list[Any]:
     """Check that what is loaded and stored are blocks of the arrays. Return where each is, as a `TraceEvent` says it."""
     shapes = {array.name: array.shape for array in about.arrays}
-    for name in {
-        name for name, kind in zip(events["name"], events["kind"], strict=True) if kind in ("init", "load", "store")
-    }:
+    for name in {name for name, kind in zip(events["name"], events["kind"], strict=True) if kind in ("init", "load", "store")}:
         block = BLOCK.fullmatch(names[name])
         if block is None or block[1] not in shapes:
             raise ValueError(f"names[{name}] is {shown(names[name])}; expected a block of {', '.join(shapes)}")

@@ -68,9 +68,7 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
         "title": html.escape(title),
         "css": f"\n{read('typeset.css')}{read('player.css')}\n",
         "js": "\n" + lighter("\n".join(read(f"{name}.js") for name in SCRIPTS)) + "\n",
-        "typeset": "".join(
-            f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in _set(traces).items()
-        ),
+        "typeset": "".join(f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in _set(traces).items()),
         "trace": base64.b64encode(zipped(data)).decode("ascii"),
         "lesson": above,
     }
@@ -178,8 +176,6 @@ def policy(css: str, js: str) -> str:
     Not even its own script can make HTML of a text: `innerHTML` is refused by browsers that know trusted types.
     """
     hashed = {"script-src": js, "style-src": css}
-    rules = [
-        f"{kind} 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for kind, text in hashed.items()
-    ]
+    rules = [f"{kind} 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for kind, text in hashed.items()]
     rules += ["base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'"]
     return "; ".join(["default-src 'none'", *rules])

@@ -57,6 +57,4 @@ def _tree(node: ast.expr) -> Tree:
 
 def _called(node: ast.Call) -> str:
     function = node.func
-    return (
-        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
-    )
+    return function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""

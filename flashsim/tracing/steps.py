@@ -179,10 +179,7 @@ class _Follower:
             return None
         shape, blocks = self._shape, self._blocks
         i, j = rows[0] // blocks.B_r, cols[0] // blocks.B_c
-        want = (
-            (i * blocks.B_r, min((i + 1) * blocks.B_r, shape.N_q)),
-            (j * blocks.B_c, min((j + 1) * blocks.B_c, shape.N_k)),
-        )
+        want = ((i * blocks.B_r, min((i + 1) * blocks.B_r, shape.N_q)), (j * blocks.B_c, min((j + 1) * blocks.B_c, shape.N_k)))
         return (i, j) if (rows, cols) == want else None
 
     def _followed(self, event: TraceEvent) -> str | None:

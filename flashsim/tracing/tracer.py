@@ -20,9 +20,7 @@ from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
 
 
-def trace(
-    what: str | Algorithm | Callable[..., Any], *given: Any, dO: Any = None, head: Any = None, **options: Any
-) -> Trace:
+def trace(what: str | Algorithm | Callable[..., Any], *given: Any, dO: Any = None, head: Any = None, **options: Any) -> Trace:
     """Run `flashsim.forward(what, Q, K, V, **options)` on one head, and return its trace; with dO, its backward pass's.
 
     given  Q, K, V

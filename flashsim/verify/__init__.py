@@ -58,9 +58,7 @@ def _bare(name: str) -> str:
     return re.sub(r"\W|_", "", name).lower()
 
 
-def run(
-    checks: Sequence[Check], full: bool = False, *, jobs: int | None = 1, on_claim: OnClaim | None = None
-) -> list[Claim]:
+def run(checks: Sequence[Check], full: bool = False, *, jobs: int | None = 1, on_claim: OnClaim | None = None) -> list[Claim]:
     """Return the checks' claims, in their order; the same from one process as from many.
 
     jobs      processes, or None for a cluster's, as in `flashsim.support.jobs.in_any_order`

@@ -72,9 +72,7 @@ def grouped_heads(full: bool) -> Claim:
         for N_q, N_k, B_r in ((1, 512, 1), (64, 512, 16)):
             shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": 16, "M": 10**6, "heads": 2 * g, "kv_heads": 2}
             rows = (g * B_r if N_q == 1 else B_r, 32)
-            apart, together = (
-                count(name, **shape, gqa=gqa, blocks=rows).hbm.by_array for gqa in ("separate", "grouped")
-            )
+            apart, together = (count(name, **shape, gqa=gqa, blocks=rows).hbm.by_array for gqa in ("separate", "grouped"))
             shares = name.startswith("flash") or N_q == 1
             for array in ("K", "V"):
                 as_said &= apart[array].reads == together[array].reads * (g if shares else 1)
@@ -90,9 +88,7 @@ def tree_masks(full: bool) -> Claim:
     rng = np.random.default_rng(13)
     worst, paths = 0.0, 0
     for n, prefix in ((9, 0), (9, 37), (40, 100)):
-        parents = (
-            [-1, 0, 1, 1, 2, 2, 3, 3, 4] if n == 9 else [-1, *(int(rng.integers(0, node)) for node in range(1, n))]
-        )
+        parents = [-1, 0, 1, 1, 2, 2, 3, 3, 4] if n == 9 else [-1, *(int(rng.integers(0, node)) for node in range(1, n))]
         tree = Tree(parents)
         Q, K, V = (rng.normal(size=(rows, 8)) for rows in (n, prefix + n, prefix + n))
         run = forward("flash", Q, K, V, mask=tree, M=2000, blocks=(4, 7))

@@ -38,13 +38,9 @@ def counts(full: bool) -> Claim:
     for number in range(runs):
         program, (b, g, H, d, d_v) = known[number % len(known)], rng.integers(1, 9, 5).tolist()
         lengths = {name: rng.integers(0, most, b).tolist() for name, most in (("queries", 12), ("keys", 60))}
-        how = {
-            "heads": g * H, "kv_heads": H, "d": d + d_v, "d_v": d_v, "M": 10**6, "blocks": (*rng.integers(1, 20, 2),)
-        }  # fmt: skip
+        how = {"heads": g * H, "kv_heads": H, "d": d + d_v, "d_v": d_v, "M": 10**6, "blocks": (*rng.integers(1, 20, 2),)}
         options = asked[program.name]
-        tally = serving.count(
-            program.name, direction=program.direction, **lengths, **how, causal=bool(b % 2), **options
-        )
+        tally = serving.count(program.name, direction=program.direction, **lengths, **how, causal=bool(b % 2), **options)
         exact = serving.exact(tally)
         if (exact.hbm, exact.sram) != (tally.hbm, tally.sram):
             unequal.append(f"{program.name} at {lengths}")
@@ -144,11 +140,7 @@ def padding(full: bool) -> Claim:
     whole = len(lengths) * count("q_outer", N=N, **how).hbm.accesses
     live = sum(count("q_outer", N=N, mask=KeyPadding(n), **how).hbm.accesses for n in lengths)
     stream = document_stream(lengths, d, 64)
-    times = {
-        "padded": whole / packed,
-        "with live tiles": live / packed,
-        "one stream under a document mask": stream / packed,
-    }
+    times = {"padded": whole / packed, "with live tiles": live / packed, "one stream under a document mask": stream / packed}
     share = 1 - sum(lengths) / (N * len(lengths))
     said = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in times.items())
     tried = f"b = {len(lengths)}, lengths 8 … {N}, {share:.0%} padding, d = {d}, tiles of 64, not causal"
@@ -192,16 +184,11 @@ def multi_token(full: bool) -> Claim:
     ⌈g(k + 1)/B_r⌉ times, and not g·⌈(k + 1)/B_r⌉ times. So a draft of k tokens costs what one token does."""
     reads = {}
     for tokens in (1, 4, 8):
-        how: dict[str, Any] = {
-            "N_q": tokens, "N_k": 4096, "d": 128, "heads": 8, "kv_heads": 1, "M": 10**6, "blocks": (64, 64)
-        }  # fmt: skip
+        how: dict[str, Any] = {"N_q": tokens, "N_k": 4096, "d": 128, "heads": 8, "kv_heads": 1, "M": 10**6, "blocks": (64, 64)}
         for gqa in ("separate", "grouped"):
             tally = count("q_outer", **how, gqa=gqa, causal=True)
             reads[f"{gqa}, {tokens}"] = tally.hbm.by_array["K"].reads / (4096 * 128)
-    by = {
-        gqa: ", ".join(f"{times:.2g}×" for name, times in reads.items() if gqa in name)
-        for gqa in ("separate", "grouped")
-    }
+    by = {gqa: ", ".join(f"{times:.2g}×" for name, times in reads.items() if gqa in name) for gqa in ("separate", "grouped")}
     said = f"by separate heads {by['separate']}; by grouped heads {by['grouped']}"
     holds = all(times == (1 if "grouped" in name else 8) for name, times in reads.items())
     return Claim("1, 4 and 8 tokens, g = 8, n = 4,096, B_r = 64", f"K is read: {said}", holds, {"reads": reads})
@@ -267,9 +254,7 @@ def quantised_bits(full: bool) -> Claim:
     times fewer than float16's, and not 8 times. Tiles that cut groups read the scales of keys twice, and so take more."""
     found = {}
     for bits, group, B_c in ((2, 32, 64), (4, 32, 64), (8, 128, 128), (2, 32, 48)):
-        how: dict[str, Any] = {
-            "queries": 1, "keys": [6144], "d": 128, "dtype": "float16", "M": 10**6, "blocks": (1, B_c)
-        }  # fmt: skip
+        how: dict[str, Any] = {"queries": 1, "keys": [6144], "d": 128, "dtype": "float16", "M": 10**6, "blocks": (1, B_c)}
         moved = serving.count("quantised", **how, bits=bits, group=group).hbm.by_array
         nbytes = sum(a.bytes for name, a in moved.items() if name not in ("Q", "O", "L"))
         found[f"{bits} bits, G = {group}, B_c = {B_c}"] = 8 * nbytes / (2 * 6144 * 128)

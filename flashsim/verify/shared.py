@@ -137,9 +137,7 @@ def none_differs(tried: str, unequal: Sequence[str], data: Mapping[str, int]) ->
     return Claim(tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})
 
 
-def drawn(
-    program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int = 0
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def drawn(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return operands and options to try a program with: its example's, and else normal numbers."""
     rng = np.random.default_rng(seed)
     clipped = {n: min(b, sizes[s]) for (n, s), b in zip(program.blocks.items(), blocks, strict=True)}

@@ -54,9 +54,7 @@ def backward_of_256() -> Iterator[dict[str, Any]]:
     for N in BACKWARD:
         for causal in (False, True):
             setting, calls = Setting(N, 256, causal, "backward", H=8), dict[str, Any]()
-            for name, make in contestants(
-                setting, ["hopper", *["standard"] * (N < 16_384), "torch_flash", "torch_cudnn"]
-            ):
+            for name, make in contestants(setting, ["hopper", *["standard"] * (N < 16_384), "torch_flash", "torch_cudnn"]):
                 try:
                     calls[name] = make()
                     calls[name]()
@@ -79,15 +77,8 @@ def masked_backward() -> Iterator[dict[str, Any]]:
             mask = flashsim.SlidingWindow(*window)
             o, lse = gpu.forward(q, k, v, return_lse=True, mask=mask)
             given = q, k, v, o, lse, do
-            calls: Calls = {
-                name: partial(gpu.backward, *given, mask=mask, kernel=name) for name in ("hopper", "algorithm_2")
-            }
-            yield {
-                "case": "window, backward",
-                "window": window,
-                **sizes,
-                "ms": race(calls | fa4_gradients(q, k, v, window)),
-            }
+            calls: Calls = {name: partial(gpu.backward, *given, mask=mask, kernel=name) for name in ("hopper", "algorithm_2")}
+            yield {"case": "window, backward", "window": window, **sizes, "ms": race(calls | fa4_gradients(q, k, v, window))}
         tables: dict[str, Any] = {"dense": None}
         tables |= {f"s = {s}": np.random.default_rng(0).random((64, 64)) < s for s in SHARES}
         calls = {}

@@ -45,9 +45,7 @@ def clocks() -> Iterator[dict[str, Any]]:
             mhz((1,), (1,), (found,))
             clock = int(found[0])  # waits for all
             taken[name].append((cupy.cuda.get_elapsed_time(start, end) / (launches - untimed), clock))
-        ms, clocks = (
-            {name: round(statistics.median(x[n] for x in of), 4) for name, of in taken.items()} for n in (0, 1)
-        )
+        ms, clocks = ({name: round(statistics.median(x[n] for x in of), 4) for name, of in taken.items()} for n in (0, 1))
         yield {"case": "clocks", "way": way, "N": 4096, "d": 128, "causal": False, "ms": ms, "MHz": clocks}
 
 

@@ -30,16 +30,7 @@ def eight_bits() -> Iterator[dict[str, Any]]:
                 calls[f"hopper_fp8{way}"] = captured(q8, k8, values, causal=causal)
             ms = race({**calls, **peers(q, k, v, causal=causal)})
             tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
-            yield {
-                "case": "fp8",
-                "N": N,
-                "d": 128,
-                "causal": causal,
-                "B": setting.batch,
-                "H": 16,
-                "ms": ms,
-                "tflops": tflops,
-            }
+            yield {"case": "fp8", "N": N, "d": 128, "causal": causal, "B": setting.batch, "H": 16, "ms": ms, "tflops": tflops}
     setting = Setting(4096, 128, True)
     q, k, v = arrays(setting, 3)
     for spread in (1, 2, 9):  # standard deviation of scores: where it is large, maxima grow in tile after tile
@@ -47,15 +38,7 @@ def eight_bits() -> Iterator[dict[str, Any]]:
         both = {"hopper": wider, "hopper_fp8": tuple(map(gpu.to_fp8, wider))}
         ms = race({name: captured(*asked, kernel=name, causal=True) for name, asked in both.items()})
         tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
-        yield {
-            "case": "fp8 by spread",
-            "N": 4096,
-            "d": 128,
-            "causal": True,
-            "spread": spread,
-            "ms": ms,
-            "tflops": tflops,
-        }
+        yield {"case": "fp8 by spread", "N": 4096, "d": 128, "causal": True, "spread": spread, "ms": ms, "tflops": tflops}
     given = [normal(1, 4, 2048, 128) for _ in range(3)]
     rounded = [gpu.to_fp8(x) for x in given]
     exact, wanted = (attention(*(x.get().astype(np.float64) for x in arrays)) for arrays in (given, rounded))

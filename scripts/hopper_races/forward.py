@@ -16,14 +16,7 @@ from flashsim.gpu.launching import section
 from flashsim.masks import patterns
 from hopper_races.calls import Calls, captured, copying, normal, peers, race, replayed
 
-DECODED = [
-    (32, 8192, 1),
-    (32, 8192, 8),
-    (8, 8192, 1),
-    (8, 8192, 8),
-    (1, 131_072, 1),
-    (1, 131_072, 8),
-]  # sequences, KV, queries
+DECODED = [(32, 8192, 1), (32, 8192, 8), (8, 8192, 1), (8, 8192, 8), (1, 131_072, 1), (1, 131_072, 8)]  # sequences, KV, queries
 WINDOWS = [(127, 0), (64, 63), (255, 0)]
 
 
@@ -95,7 +88,5 @@ def sections() -> Iterator[dict[str, Any]]:
             large = cupy.empty((2, *q.shape), q.dtype)
             calls["copy of as much"] = replayed(partial(cupy.copyto, large, cupy.empty_like(large)))
             calls |= {f"loop, {name}": make() for name, make in contestants(setting, ["hopper", "torch_cudnn"])}
-        ms = race(
-            {**calls, **{name: call for name, call in peers(q, k, v, causal=True).items() if name == "torch_cudnn"}}
-        )
+        ms = race({**calls, **{name: call for name, call in peers(q, k, v, causal=True).items() if name == "torch_cudnn"}})
         yield {"case": "sections", "d": d, "N": N, "us": {name: round(1000 * taken, 2) for name, taken in ms.items()}}

@@ -113,9 +113,7 @@ def fa4_paged(torch: Any, q: Any, k: Any, v: Any, table: Any, lengths: Any, long
     from flash_attn.cute import flash_attn_varlen_func
 
     rows = q.transpose(1, 2).contiguous()
-    return lambda: flash_attn_varlen_func(
-        rows, k, v, seqused_k=lengths, page_table=table, max_seqlen_k=longest, causal=True
-    )
+    return lambda: flash_attn_varlen_func(rows, k, v, seqused_k=lengths, page_table=table, max_seqlen_k=longest, causal=True)
 
 
 def flashinfer_paged(torch: Any, q: Any, k: Any, v: Any, table: Any, lengths: Any, longest: int) -> Any:

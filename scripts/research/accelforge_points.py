@@ -23,9 +23,7 @@ EINSUMS = Path(__file__).resolve().parents[2] / "tests" / "referee"
 def main() -> None:
     """Print the points of one problem."""
     direction, N, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    spec = af.Spec.from_yaml(
-        EINSUMS / f"{direction}.yaml", af.examples.arches.snowcat, jinja_parse_data={"N": N, "D": d}
-    )
+    spec = af.Spec.from_yaml(EINSUMS / f"{direction}.yaml", af.examples.arches.snowcat, jinja_parse_data={"N": N, "D": d})
     spec.mapper.metrics = af.Metrics.ENERGY | af.Metrics.RESOURCE_USAGE
     memory, size = spec.arch.find("MainMemory"), spec.arch.find("GlobalBuffer").size
     fronts = {}

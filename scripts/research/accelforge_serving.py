@@ -26,9 +26,7 @@ def main() -> None:
     tensors.keep, tensors.may_keep = "All", "All"
     found = spec.map_workload_to_arch(print_progress=False)
     moved: Counter[str] = Counter()
-    for (_, memory, tensor, action), elements in found.actions(
-        per_einsum=True, per_tensor=True, per_component=True
-    ).items():
+    for (_, memory, tensor, action), elements in found.actions(per_einsum=True, per_tensor=True, per_component=True).items():
         if memory == "MainMemory":
             moved[f"{tensor} {action}"] += round(float(elements))
     print(json.dumps({"workload": name, "sizes": sizes, "accesses": round(float(found.energy())), "moved": +moved}))

@@ -389,9 +389,7 @@ def surroundings() -> Record:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{model[1] if model else platform.processor()}, {os.cpu_count()} CPUs, {platform.platform()}",
         "versions": versions,
-        "blas": [
-            f"{pool['internal_api']} {pool['version']} ({pool.get('architecture')})" for pool in threadpool_info()
-        ],
+        "blas": [f"{pool['internal_api']} {pool['version']} ({pool.get('architecture')})" for pool in threadpool_info()],
         "environment": {"all": ONE_THREAD | ON_CPU, "time_warm_pages": KEEP_FREED},
     }
 

@@ -119,9 +119,7 @@ class Searches(dict[tuple[int, ...], Search]):
             raise Cut
 
 
-def fewest(
-    N_q: int, N_k: int, d: int, M: int, *, d_v: int | None = None, backward: bool = False, most: int = 10**7
-) -> Found:
+def fewest(N_q: int, N_k: int, d: int, M: int, *, d_v: int | None = None, backward: bool = False, most: int = 10**7) -> Found:
     """Return the fewest accesses that any schedule makes with M words on chip, or a bound, if `most` states are expanded."""
     searches = Searches(M, backward, most)
     search = searches[N_q, N_k, d, d if d_v is None else d_v]

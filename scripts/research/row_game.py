@@ -90,15 +90,11 @@ def fewest(N_q: int, N_k: int, m: int, below: int | None = None) -> int | None:
 def main() -> None:
     """Print a line for each game."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--below", action="store_true", help="only look for schedules that move fewer rows than the bound"
-    )
+    parser.add_argument("--below", action="store_true", help="only look for schedules that move fewer rows than the bound")
     parser.add_argument("sizes", nargs="+", type=int, metavar="N_q N_k m", help="m rows fit, 5 at least")
     asked = parser.parse_args()
     if len(asked.sizes) % 3 or min(asked.sizes) < 1 or min(asked.sizes[2::3]) < 5:
-        parser.error(
-            "expected three whole numbers for each game, N_q N_k m, with m at least 5, as dK's product needs 5 rows"
-        )
+        parser.error("expected three whole numbers for each game, N_q N_k m, with m at least 5, as dK's product needs 5 rows")
     for N_q, N_k, m in zip(*(asked.sizes[at::3] for at in range(3)), strict=True):
         bound = lower_bound_rows(N_q=N_q, N_k=N_k, d=1, M=m)
         found = fewest(N_q, N_k, m, bound if asked.below else None)

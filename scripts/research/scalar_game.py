@@ -91,16 +91,13 @@ class Game:
             s.name: self.whole[at] for s, at in zip(sums, number.values(), strict=True)
         }
         self.operands = [[word[a] | word[b] for a, b in s.terms] for s in sums]
-        self.all_of = [
-            sum(1 << f + m for m in range(1, 2 ** len(s.terms))) for f, s in zip(self.first, sums, strict=True)
-        ]
+        self.all_of = [sum(1 << f + m for m in range(1, 2 ** len(s.terms))) for f, s in zip(self.first, sums, strict=True)]
         self.with_term = [
             [sum(1 << f + m for m in range(1, 2 ** len(s.terms)) if m >> t & 1) for t in range(len(s.terms))]
             for f, s in zip(self.first, sums, strict=True)
         ]
         self.uses = {
-            name: [(at, t) for at, s in enumerate(sums) for t, term in enumerate(s.terms) if name in term]
-            for name in word
+            name: [(at, t) for at, s in enumerate(sums) for t, term in enumerate(s.terms) if name in term] for name in word
         }
         self.outputs = [at for at, s in enumerate(sums) if s.output]
         self.of_outputs = sum(self.all_of[at] for at in self.outputs)
@@ -135,10 +132,7 @@ class Game:
                 left = sum(place[t] for t in range(len(s.terms)) if m >> t & 1)
                 goes.append(1 << other.first[at] + left if left else 0)
         return [
-            [
-                reduce(operator.or_, (to for b, to in enumerate(goes[at : at + 8]) if value >> b & 1), 0)
-                for value in range(256)
-            ]
+            [reduce(operator.or_, (to for b, to in enumerate(goes[at : at + 8]) if value >> b & 1), 0) for value in range(256)]
             for at in range(0, len(goes), 8)
         ]
 
@@ -146,10 +140,7 @@ class Game:
         """Return the one state that stands for all that are equal to this but for order."""
         size = len(self.orders[0])
         ours, theirs = (x.to_bytes(size, "little") for x in state)
-        return min(
-            (sum(map(operator.getitem, order, ours)), sum(map(operator.getitem, order, theirs)))
-            for order in self.orders
-        )
+        return min((sum(map(operator.getitem, order, ours)), sum(map(operator.getitem, order, theirs))) for order in self.orders)
 
     def without(self, axis: int, n: int, other: Game) -> tuple[list[list[int]], int]:
         """Return how a state becomes one of the other game, which lacks the n-th of an axis, and the words left out."""
@@ -263,9 +254,7 @@ class Game:
                     both = 1 << f + m | 1 << f + other
                     yield from self.operation(state, at, both, both, 1 << f + (m | other), here & ~both)
 
-    def operation(
-        self, state: State, at: int, takes: int, old: int, new: int, gone: int
-    ) -> Iterator[tuple[int, State]]:
+    def operation(self, state: State, at: int, takes: int, old: int, new: int, gone: int) -> Iterator[tuple[int, State]]:
         """Yield the states after an operation that takes these words, and puts `new` in the place of `old`, if there is any.
 
         What is `gone` must have left before, for want of room: else it had better taken part.

@@ -67,9 +67,7 @@ def forward(
 def backward(part: Part, do: Any) -> tuple[Any, Any, Any]:
     """Return dq, dk, dv of own rows, for do (H_q, n, d), the gradient of part.O."""
     if do.shape != part.O.shape or do.dtype != part.O.dtype:
-        raise ValueError(
-            f"do is {tuple(do.shape)}, {do.dtype}; expected as part.O, {tuple(part.O.shape)}, {part.O.dtype}"
-        )
+        raise ValueError(f"do is {tuple(do.shape)}, {do.dtype}; expected as part.O, {tuple(part.O.shape)}, {part.O.dtype}")
     do = do.contiguous()
     if part.name == "ring":
         q, k, v = part.saved
@@ -112,8 +110,8 @@ def _agreed(links: Links, word: tuple[Any, ...]) -> Share:
     name, q, k, _, dtype, layout, causal, scale, _ = words[links.rank]
     rows = [said[1][1] for said in words]
     problem = Problem.of(
-        N=sum(rows), d=q[2], heads=q[0], kv_heads=k[0], dtype=dtype.removeprefix("torch."), causal=causal, scale=scale,
-    )  # fmt: skip
+        N=sum(rows), d=q[2], heads=q[0], kv_heads=k[0], dtype=dtype.removeprefix("torch."), causal=causal, scale=scale
+    )
     _, share, _ = asked(name, "forward", problem, links.size, layout, None, None)
     expected = [share.rows(rank) for rank in range(links.size)]
     if rows != expected:

@@ -69,7 +69,6 @@ def function(state: str, part: str) -> str:
 
 
 VARIANTS = tuple(
-    Variant(FILE, (("COUNT", 0),), (function(part, part), function("float32", part), "pause"))
-    for part in ("float16", "bfloat16")
+    Variant(FILE, (("COUNT", 0),), (function(part, part), function("float32", part), "pause")) for part in ("float16", "bfloat16")
 )
 """What the tests compile: sums of two parts are in the parts' type, of more in float32."""

@@ -51,19 +51,14 @@ def ulysses_backward(links: Links, share: Share, saved: Heads, dO: Any) -> list[
     """Return dQ, dK, dV of own rows."""
     (do,) = _to_heads(links, share, dO)
     given = saved.Q, saved.K, saved.V, saved.O, saved.L, do
-    return _to_rows(
-        links, share, *tiles.gradients(*given, causal=isinstance(share.problem.mask, Causal), scale=share.tau)
-    )
+    return _to_rows(links, share, *tiles.gradients(*given, causal=isinstance(share.problem.mask, Causal), scale=share.tau))
 
 
 def _to_heads(links: Links, share: Share, *own: Any) -> list[Any]:
     """Return own heads, all rows, of tensors of which each device has all heads, own rows."""
     P, rank = links.size, links.rank
     parts = [
-        [
-            X[_heads(X, P, rank)] if x == rank else X.new_empty((len(X) // P, share.rows(x), X.shape[2]))
-            for x in range(P)
-        ]
+        [X[_heads(X, P, rank)] if x == rank else X.new_empty((len(X) // P, share.rows(x), X.shape[2])) for x in range(P)]
         for X in own
     ]
     others = [x for x in range(P) if x != rank]

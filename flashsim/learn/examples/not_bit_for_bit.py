@@ -64,11 +64,7 @@ def compare(Q: Array, K: Array, V: Array, tilings: Sequence[tuple[int, int]] = T
     again = f"{flash[0]}, again"
     results = {standard: run("standard"), again: run("flash_basic", tilings[0])}
     results |= {name: run("flash_basic", blocks) for name, blocks in zip(flash, tilings, strict=True)}
-    pairs = [
-        *((standard, name) for name in flash),
-        *([(flash[1], flash[2])] if len(flash) > 2 else []),
-        (flash[0], again),
-    ]
+    pairs = [*((standard, name) for name in flash), *([(flash[1], flash[2])] if len(flash) > 2 else []), (flash[0], again)]
 
     def compared(one: str, other: str) -> Comparison:
         (a, bound_a), (b, bound_b) = results[one], results[other]

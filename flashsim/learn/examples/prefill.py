@@ -225,9 +225,7 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
     weights = [number(weight) for weight, score in zip(row.weights, scores, strict=True) if np.isfinite(score)]
     yield f"\n    Row {row.query}"
     if not seen:
-        yield from wrapped(
-            "All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.", "      "
-        )
+        yield from wrapped("All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.", "      ")
         yield f"      m = {m}, s = {number(row.s)}, O = {vector(row.O)}, as before"
         return
     top = ", ".join(fixed(score, 3) for _, score in seen)

@@ -57,9 +57,7 @@ def vector(v: Iterable[Any], digits: int = 4) -> str:
     return f"[{', '.join(number(x, digits) for x in v)}]"
 
 
-def table(
-    rows: Sequence[Sequence[str]], indent: str = "  ", left: Sequence[int] = (0,), gap: str = "   "
-) -> Iterator[str]:
+def table(rows: Sequence[Sequence[str]], indent: str = "  ", left: Sequence[int] = (0,), gap: str = "   ") -> Iterator[str]:
     """Yield lines of aligned columns: those numbered in `left` to the left, the others to the right."""
     yield from (indent + line for line in aligned(rows, left, gap))
 

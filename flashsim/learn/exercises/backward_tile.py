@@ -51,9 +51,7 @@ HINTS = (
 
 def grade(work: Work) -> str:
     tile = work.function("tile")
-    when = {
-        "matmul": "The shapes of a product must meet: rows of queries, columns of keys. Which factor is to be transposed?"
-    }
+    when = {"matmul": "The shapes of a product must meet: rows of queries, columns of keys. Which factor is to be transposed?"}
     rng = np.random.default_rng(0)
     N_q, N_k, d, d_v, B_r, B_c, tau = 6, 8, 4, 4, 2, 4, 0.5
     Q, K, V, dO = (rng.normal(size=(n, w)) for n, w in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v)))

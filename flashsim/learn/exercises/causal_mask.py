@@ -66,17 +66,11 @@ def _masked(S: Array, i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int) ->
     right = k <= q + more
     kept = {
         "The diagonal is masked too: a query sees itself, so <= and not <.": (k < q + more),
-        "N_k - N_q is missing: the mask is aligned at the top left, and the last query does not see the last key.": (
-            k <= q
-        ),
-        "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": (
-            columns <= rows + more
-        ),
+        "N_k - N_q is missing: the mask is aligned at the top left, and the last query does not see the last key.": (k <= q),
+        "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": (columns <= rows + more),
         "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": (k >= q + more),
         "The sign of N_k - N_q is wrong.": (k <= q - more),
-        "j belongs to the keys and i to the queries; here they are exchanged.": (
-            i * B_c + columns <= j * B_r + rows + more
-        ),
+        "j belongs to the keys and i to the queries; here they are exchanged.": (i * B_c + columns <= j * B_r + rows + more),
     }
     return np.where(right, S, -np.inf), {hint: np.where(stays, S, -np.inf) for hint, stays in kept.items()} | {
         "Past and future are exchanged: np.where keeps S where its condition is true.": np.where(right, -np.inf, S),

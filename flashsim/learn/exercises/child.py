@@ -57,12 +57,7 @@ def limit(memory: int, size: int, seconds: int) -> None:
         import resource
     except ModuleNotFoundError:  # Windows
         return
-    kinds = {
-        resource.RLIMIT_AS: memory,
-        resource.RLIMIT_FSIZE: size,
-        resource.RLIMIT_CPU: seconds,
-        resource.RLIMIT_CORE: 0,
-    }
+    kinds = {resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: size, resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0}
     for kind, most in kinds.items():
         resource.setrlimit(kind, (most, most))
 

@@ -59,9 +59,7 @@ def grade(work: Work) -> str:
     answers = {case: pair("blocks", blocks(*case), "B_r, B_c") for case in CASES}
     for (M, d), sides in answers.items():
         if not all(is_whole(n) and 0 < n < 10**18 for n in sides):
-            raise Wrong(
-                f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from 1 to 10¹⁸.", WHOLE
-            )
+            raise Wrong(f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from 1 to 10¹⁸.", WHOLE)
     hint = explained((B_c, _wrongs(*case)) for case, (_, B_c) in answers.items())
     for (M, d), (B_r, B_c) in answers.items():
         said = f"M = {M:,}, d = {d}: blocks ({B_r}, {B_c})"

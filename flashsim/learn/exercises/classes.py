@@ -68,9 +68,7 @@ def grade_file(path: Path, name: str, exercise: Exercise | None, limits: Limits)
     return Row(name, exercise.name, verdict, one_line(seen), one_line(hint), round(time.monotonic() - begun, 1))
 
 
-def grade_folder(
-    folder: Path, exercise: Exercise | None, limits: Limits, told: Callable[..., None], rows: list[Row]
-) -> None:
+def grade_folder(folder: Path, exercise: Exercise | None, limits: Limits, told: Callable[..., None], rows: list[Row]) -> None:
     """Grade what is in a folder, and put the rows into `rows` as they come. Raises ValueError where there is nothing."""
     paths = handed_in(folder)
     if not paths and exercise is not None:

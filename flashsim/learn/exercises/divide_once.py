@@ -128,8 +128,7 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
             SCALED_P: a * l + scaled_sum(S - want.m, problem),
         },
         "O_i": {
-            "The old O_i is not rescaled: it was summed against the old maximum. The factor is exp(m_i - m_new).": O
-            + PV,
+            "The old O_i is not rescaled: it was summed against the old maximum. The factor is exp(m_i - m_new).": O + PV,
             f"O_i began as O[i], in which nothing was written yet, and not as 0 on chip; or it is {INVERSE}. {FACTOR}.": (
                 np.full_like(O, np.nan)
             ),

@@ -101,9 +101,7 @@ def played(path: Path) -> tuple[Algorithm, Algorithm]:
     exercise = exercise_of(path)
     if exercise.whole is None:
         ones = ", ".join(str(one.number) for one in exercises().values() if one.whole)
-        raise ValueError(
-            f"{path} is of exercise {exercise.number}, which is not a whole algorithm; {ones} can be played"
-        )
+        raise ValueError(f"{path} is of exercise {exercise.number}, which is not a whole algorithm; {ones} can be played")
     right = FORWARD[exercise.right]
     (name,) = re.findall(r"^def (\w+)\(hbm, sram, ", exercise.text, re.MULTILINE)
     with _refusing(path):
@@ -114,9 +112,7 @@ def played(path: Path) -> tuple[Algorithm, Algorithm]:
             return function(*args)
 
     run = exercise.whole(call)
-    mine = replace(
-        right, run=run, title=f"{path.name}, beside {right.title}", parts=(), returns=(), saves=(), operands=()
-    )
+    mine = replace(right, run=run, title=f"{path.name}, beside {right.title}", parts=(), returns=(), saves=(), operands=())
     return mine, right
 
 

@@ -169,8 +169,7 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
             | scaled(want.m, problem)
             | square,
             "l": {
-                f"The old l_i is not rescaled: where the maximum rose, its terms are too large. {FACTOR}.": l
-                + b * l_tilde,
+                f"The old l_i is not rescaled: where the maximum rose, its terms are too large. {FACTOR}.": l + b * l_tilde,
                 f"l~_ij was summed {OWN}. The factor exp(m~_ij - m_new) brings it to m_new.": a * l + l_tilde,
                 "Neither l_i nor l~_ij is rescaled. Each has a factor that brings it to m_new.": l + l_tilde,
                 "l_new is l~_ij alone, so the keys before are forgotten.": b * l_tilde,
@@ -185,8 +184,7 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
                 f"The old O_i is not rescaled: it was summed against the old maximum. {FACTOR}, as for l_i.": (
                     (l * O + b * PV) / l_new
                 ),
-                "O_i comes from HBM divided by l_i. Multiply by l_i to have the old sum back.": (a * O + b * PV)
-                / l_new,
+                "O_i comes from HBM divided by l_i. Multiply by l_i to have the old sum back.": (a * O + b * PV) / l_new,
                 f"P~_ij V_j was summed {OWN}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV) / l_new,
                 f"The old O_i is {INVERSE}. {FACTOR}, as for l_i.": (l / a * O + b * PV) / l_new,
                 f"P~_ij V_j is {INVERSE}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV / b) / l_new,

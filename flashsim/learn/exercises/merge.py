@@ -60,12 +60,10 @@ def grade(work: Work) -> str:
             mistakes = {
                 "The parts count equally. A part counts by the sum of its exponentials, exp(L).": (O_a + O_b) / 2,
                 "The weights are L itself, and not exp(L): L is a logarithm.": (L_a * O_a + L_b * O_b) / (L_a + L_b),
-                "It is not divided by the sum of the weights: O_a and O_b are means, and so is O.": e_a * O_a
-                + e_b * O_b,
+                "It is not divided by the sum of the weights: O_a and O_b are means, and so is O.": e_a * O_a + e_b * O_b,
                 "This is O_a + O_b: but both are means already.": O_a + O_b,
                 "The weights are exchanged: w_a belongs to O_a.": (e_b * O_a + e_a * O_b) / (e_a + e_b),
-                "The parts count by how many keys they have. They count by exp(L).": (cut * O_a + (10 - cut) * O_b)
-                / 10,
+                "The parts count by how many keys they have. They count by exp(L).": (cut * O_a + (10 - cut) * O_b) / 10,
                 overflow: plain,
             }
             expect(f"{cut} and {10 - cut} keys, scores near {size * size:g}: O", O, want[0], mistakes)

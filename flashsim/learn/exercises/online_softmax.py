@@ -59,10 +59,8 @@ def grade(work: Work) -> str:
             factor = np.exp(m - top)
             new, of_own, of_old = (np.exp(s - most).sum(1, keepdims=True) for most in (top, own, m))
             mistakes = {
-                "The old l is not rescaled. Where the maximum rose, its terms are too large, by exp(m_new - m).": l
-                + new,
-                "The old l is rescaled by the inverse: exp(m_new - m) where it should be exp(m - m_new).": l / factor
-                + new,
+                "The old l is not rescaled. Where the maximum rose, its terms are too large, by exp(m_new - m).": l + new,
+                "The old l is rescaled by the inverse: exp(m_new - m) where it should be exp(m - m_new).": l / factor + new,
                 "The block's weights are taken against its own maximum; they must be against m_new, as the old ones are.": (
                     factor * l + of_own
                 ),

@@ -63,9 +63,7 @@ def _ring(step: Callable[..., Any], P: int, n: int) -> None:
         for s in range(P):
             src, at = (rank - s) % P, f"rank {rank} of {P}, step {s}"
             given = [x.copy() for x in (Q[rank], K[src], V[src], O, l, m)]
-            right, left, whose, O_new, l_new, m_new = pair(
-                "step", step(rank, P, s, *given), "right, left, src, O, l, m"
-            )
+            right, left, whose, O_new, l_new, m_new = pair("step", step(rank, P, s, *given), "right, left, src, O, l, m")
             swapped = "It is exchanged with the other: K and V go to the right, to rank + 1, and come from the left."
             closes = "A ring closes: after device P - 1 comes device 0. Take the rest, % P."
             expect_count(f"{at}: right", right, (rank + 1) % P, {closes: rank + 1, swapped: (rank - 1) % P})
@@ -91,11 +89,7 @@ def _judged(at: str, given: tuple[Array, ...], first: tuple[int, int], got: tupl
             P_tilde, factor = np.exp(S - m_new), np.exp(m - m_new)
             own = np.exp(S - S.max(1, keepdims=True))
         now = {"m": m_new, "l": factor * l + P_tilde.sum(1, keepdims=True), "O": factor * O + P_tilde @ V}
-        wrong = {
-            "own m": S.max(1, keepdims=True),
-            "l kept": l + P_tilde.sum(1, keepdims=True),
-            "O kept": O + P_tilde @ V,
-        }
+        wrong = {"own m": S.max(1, keepdims=True), "l kept": l + P_tilde.sum(1, keepdims=True), "O kept": O + P_tilde @ V}
         return now | wrong | {"own l": factor * l + own.sum(1, keepdims=True), "new l": P_tilde.sum(1, keepdims=True)}
 
     right, local, open_ = after(*first), after(0, 0), after(*first, masked=False)

@@ -16,24 +16,19 @@ from flashsim.machine.source import at_line, reread
 HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (NotOnChip, "is in HBM. Bring", "A block in HBM is only a handle. Load it first, and compute with the tile that you get."),
     (NotOnChip, "write to it with", "A block in HBM is written by sram.store(block, tile)."),
-    (
-        NotOnChip, "is not on chip",
-        "Register a result with on_chip(…) before you store it, and use it in the turn that made it.",
-    ),
+    (NotOnChip, "is not on chip", "Register a result with on_chip(…) before you store it, and use it in the turn that made it."),
     (TypeError, "sram.load takes blocks", "Load a block, as X[i], not the whole matrix and not a tile."),
     (TypeError, "sram.store writes to a block", "The block comes first: sram.store(O[i], O_i)."),
+    (SramOverflow, "", "More is on chip at once than SRAM holds. What does not have to be? (sram.loop evicts; range does not.)"),
     (
-        SramOverflow, "",
-        "More is on chip at once than SRAM holds. What does not have to be? (sram.loop evicts; range does not.)",
-    ),
-    (
-        ValueError, "operands could not be broadcast",
+        ValueError,
+        "operands could not be broadcast",
         "The shapes do not meet. A tile of scores is (queries, keys), products are @, and m and l are columns, (queries, 1), as "
         "rowmax and rowsum return them.",
     ),
     (ValueError, "truth value of an array", "For arrays, the larger of two is maximum(a, b), element by element."),
     (NameError, "", "A name is used that has no value at that point. Is it spelt as it is where it is set?"),
-)  # fmt: skip
+)
 """By the kind of error, and what its text holds."""
 
 

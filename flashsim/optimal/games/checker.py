@@ -45,10 +45,7 @@ def check(certificate: Mapping[str, Any]) -> str:
     allowed, steps, table = (certificate.get(name) for name in ("allowed", "steps", "table"))
     if max(N_q, N_k) > MOST:
         raise ValueError(f"N_q = {N_q}, N_k = {N_k}; expected at most {MOST}")
-    if (
-        type(allowed) is not list
-        or [len(row) if type(row) is str and {*row} <= {*"01"} else 0 for row in allowed] != [N_k] * N_q
-    ):
+    if type(allowed) is not list or [len(row) if type(row) is str and {*row} <= {*"01"} else 0 for row in allowed] != [N_k] * N_q:
         raise ValueError(f"allowed is {str(allowed)[:50]}; expected {N_q} rows of {N_k} digits, 0 or 1")
     if type(steps) is not list or type(table) is not dict or any(type(value) is not int for value in table.values()):
         raise ValueError("expected steps, a list, and a table of whole numbers")
@@ -90,9 +87,7 @@ def nothing_below(game: Game, first: State, optimum: int, table: Mapping[str, in
         state, evicted = reached.pop()
         said = table.get(text_of(state), gap) if state.todo else gap
         if said > evicted:
-            raise ValueError(
-                f"a state is reached before the optimum, and not in the table for {evicted}: {text_of(state)[:50]}"
-            )
+            raise ValueError(f"a state is reached before the optimum, and not in the table for {evicted}: {text_of(state)[:50]}")
         if state not in seen:
             seen.add(state)
             further = [(pair, gone, said + price(game, gone)) for pair, gone in moves(game, state, gap - said)]

@@ -98,11 +98,7 @@ def in_order(state: State) -> tuple[State, list[int], list[int]]:
         by_column = _ranks({j: (_on(state, "KV", j), sorted(by_row[i] for i in down[j])) for j in down})
         by_row = _ranks({i: (_on(state, "QO", i), sorted(by_column[j] for j in across[i])) for i in across})
     rows, columns = sorted(across, key=lambda i: (by_row[i], i)), sorted(down, key=lambda j: (by_column[j], j))
-    new = {
-        (X, old): n
-        for X, olds in (("Q", rows), ("O", rows), ("K", columns), ("V", columns))
-        for n, old in enumerate(olds)
-    }
+    new = {(X, old): n for X, olds in (("Q", rows), ("O", rows), ("K", columns), ("V", columns)) for n, old in enumerate(olds)}
     chip = frozenset((unit[0], new[unit]) for unit in state.chip)
     return State(chip, frozenset((new["Q", i], new["K", j]) for i, j in state.todo)), rows, columns
 

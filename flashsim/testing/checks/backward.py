@@ -115,9 +115,7 @@ def dropout_mask(t: Trial) -> Comparisons:
     budget = 6 * np.sqrt(p * (1 - p) / n)  # six standard deviations
     yield Comparison("the share kept", np.array(kept.mean()), np.array(1 - p), budget)
     other = t.subject.keep(problem.but(seed=problem.seed + 1))
-    yield Comparison(
-        "whether another seed has the same keep mask", np.array((kept == other).all() * 1.0), np.array(0), 0.0
-    )
+    yield Comparison("whether another seed has the same keep mask", np.array((kept == other).all() * 1.0), np.array(0), 0.0)
     heads = kept.reshape(-1, *kept.shape[2:])
     if len(heads) > 1 and heads[0].size >= 64:
         same = (heads[0] == heads[1]).all() * 1.0

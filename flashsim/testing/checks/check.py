@@ -46,9 +46,8 @@ def of_gradients(
 
 
 def of_outputs(
-    what: str, got: Output, want: Output | Solution, budgets: Sequence[Array | float], at: Sequence[Array],
-    problem: Problem,
-) -> Comparisons:  # fmt: skip
+    what: str, got: Output, want: Output | Solution, budgets: Sequence[Array | float], at: Sequence[Array], problem: Problem
+) -> Comparisons:
     """Yield what to compare of O, and of lse if both have one, each being {} in `what`; `at` are those of O and of lse."""
     yield Comparison(what.format("O"), got.O, want.O, budgets[0], at[0], problem)
     if got.lse is not None and want.lse is not None:
@@ -140,9 +139,7 @@ class Check:
     @property
     def asks(self) -> tuple[str, ...]:
         """What it asks besides the forward function, or may ask: "backward", "dropout"."""
-        return ("backward",) * (self.both or HAS_BACKWARD in self.conditions) + ("dropout",) * (
-            HAS_DROPOUT in self.conditions
-        )
+        return ("backward",) * (self.both or HAS_BACKWARD in self.conditions) + ("dropout",) * (HAS_DROPOUT in self.conditions)
 
     def fitted(self, case: Case, subject: Subject) -> Case | None:
         """Return the case, made to fit, or None where it cannot be one for this check."""

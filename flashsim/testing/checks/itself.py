@@ -37,9 +37,7 @@ def _with_keys(problem: Problem, keys: Array | slice) -> Problem:
     return problem.but(k=problem.k[:, :, keys], v=problem.v[:, :, keys], mask=mask, bias=bias)
 
 
-@check(
-    fit=lambda case, _: replace(case, causal=False, window=None, alibi=False) if case.N_k > 1 else None, computes=True
-)
+@check(fit=lambda case, _: replace(case, causal=False, window=None, alibi=False) if case.N_k > 1 else None, computes=True)
 def key_permutation(t: Trial) -> Comparisons:
     """The order of the keys does not matter."""
     other = _with_keys(t.problem, t.rng.permutation(t.problem.score_shape[-1]))
@@ -78,10 +76,7 @@ def identity_values(t: Trial) -> Comparisons:
 
 
 @check(
-    declares("lse"),
-    TAKES_CROSS,
-    fit=lambda case, subject: case if case.N_k > subject.spec.multiples[1] else None,
-    computes=True,
+    declares("lse"), TAKES_CROSS, fit=lambda case, subject: case if case.N_k > subject.spec.multiples[1] else None, computes=True
 )
 def split_and_merge(t: Trial) -> Comparisons:
     """Attention to parts of the keys, merged by their log-sum-exps, is attention to all of them."""
@@ -146,9 +141,7 @@ def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: boo
         merged = (shares * Os).sum(axis=0)
         off = np.stack([base * part.solution.lse_budget for part in parts])[..., None]
         budgets = np.stack([part.solution.O_budget for part in parts])
-        weight_errors = (
-            2 * np.expm1(2 * np.where(empty[..., None], 0, off).max(axis=0)) * np.abs(shares * Os).sum(axis=0)
-        )
+        weight_errors = 2 * np.expm1(2 * np.where(empty[..., None], 0, off).max(axis=0)) * np.abs(shares * Os).sum(axis=0)
         budget = (shares * np.where(empty[..., None], 0, budgets)).sum(axis=0) + weight_errors
     want = whole.solution
     live = ~whole.empty & ~whole.overflowing
@@ -265,6 +258,4 @@ def batch_invariance(t: Trial) -> Comparisons:
     twice = 2 * problem.solution.O_budget, 2 * problem.solution.lse_budget
     budgets = (0.0, 0.0) if t.spec.batch_invariant else twice
     at = t.defined & here[..., None], ~problem.empty & here
-    yield from of_outputs(
-        f"{{}} of sequence {b} in a batch of {B}, against it alone,", t.out, want, budgets, at, problem
-    )
+    yield from of_outputs(f"{{}} of sequence {b} in a batch of {B}, against it alone,", t.out, want, budgets, at, problem)

@@ -57,7 +57,7 @@ def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
         Feature("d_v ≠ d", lambda c: c.d_v not in (None, c.d), "a width mixed up", ("tenstorrent/tt-metal#42891",)),
         Feature("`scale` given", lambda c: c.scale is not None, "the scale", ("huggingface/transformers#38290",)),
         Feature("dropout", lambda c: c.dropout_p > 0, "dropout", ("aws-neuron/nki-samples#81", "NVIDIA/apex#816")),
-    ]  # fmt: skip
+    ]
     for name, hint in (("dtype", "one dtype"), ("mask", "one kind of mask"), ("strides", "one way to lie in memory")):
         values = {str(getattr(case, name)) for case in cases} - {"None", "contiguous"}
         found += [Feature(f"{name} {value}", _is(name, value), hint) for value in sorted(values)]

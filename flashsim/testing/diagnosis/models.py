@@ -36,9 +36,7 @@ def by_model(
         if not matched:
             continue
         beside = (other for n in matched for other in exhibits[n].beside)
-        others = chain(
-            beside, *(chain.from_iterable(map(seen, cases)) for cases in (turned, alibis))
-        )  # none before it is needed
+        others = chain(beside, *(chain.from_iterable(map(seen, cases)) for cases in (turned, alibis)))  # none before it is needed
         if any(other.right and other.refutes(_answers(suspect, other)) for other in others):
             continue
         wrong_too = (other for case in turned for other in seen(case) if not other.right)

@@ -45,10 +45,7 @@ ADAPTERS: dict[str, Callable[[Any], Any]] = {"varlen": adapters.varlen, "paged":
 SERVING = {  # the correct ones among those that serve
     "served": Implementation("served", served, SERVED),
     **{by: Implementation(by, served, SERVED, by) for by in ADAPTERS},
-    **{
-        f"eight_bits_by_{scales}": Implementation(scales, served, replace(FP8, scales=scales))
-        for scales in ("head", "block")
-    },
+    **{f"eight_bits_by_{scales}": Implementation(scales, served, replace(FP8, scales=scales)) for scales in ("head", "block")},
 }
 BASES = {name: Implementation(name, base) for name, base in (("tiled", tiled), ("unfused", unfused), ("split", split))}
 

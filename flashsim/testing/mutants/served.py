@@ -95,11 +95,7 @@ def descales(options: dict[str, Any], b: int, h: int, n: int) -> dict[str, Any]:
     """Return what a head's q, k and v are multiplied by: numbers, or, of blocks of k and v, arrays."""
     if "q_descale" not in options:
         return {}
-    return {
-        "q_scale": options["q_descale"][b, h],
-        "k_scale": options["k_descale"][b, n],
-        "v_scale": options["v_descale"][b, n],
-    }
+    return {"q_scale": options["q_descale"][b, h], "k_scale": options["k_descale"][b, n], "v_scale": options["v_descale"][b, n]}
 
 
 def tiles(K: Array, V: Array, first: int, chip: np.dtype[Any]) -> Load:

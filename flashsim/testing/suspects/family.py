@@ -65,9 +65,8 @@ def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, o
 
 
 def computes(
-    name: str, says: str, compute: Callable[..., Answer | None], *threads: str, over: Over | None = None,
-    literally: bool = False,
-) -> Family:  # fmt: skip
+    name: str, says: str, compute: Callable[..., Answer | None], *threads: str, over: Over | None = None, literally: bool = False
+) -> Family:
     """Return bugs of the softmax: (question, ...) -> Answer, or None where it has none. `literally`: see `Question.forward`."""
 
     def answers(question: Question, *given: Any) -> list[Arrays]:
@@ -77,9 +76,7 @@ def computes(
     return Family(name, says, threads, answers, over)
 
 
-def derives(
-    name: str, says: str, derive: Callable[..., Arrays | None], *threads: str, over: Over | None = None
-) -> Family:
+def derives(name: str, says: str, derive: Callable[..., Arrays | None], *threads: str, over: Over | None = None) -> Family:
     """Return bugs of the backward pass: (backward, ...) -> dq, dk, dv, or None where it has none."""
 
     def answers(question: Question, *given: Any) -> list[Arrays]:

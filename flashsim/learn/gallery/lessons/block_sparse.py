@@ -13,9 +13,7 @@ RUN = {"algorithm": "block_sparse", "N": 16, "d": 2, "blocks": (2, 2), "M": 32, 
 def teach(trace: Trace) -> str:
     blocks = trace.about.blocks
     order = [(s, s.tile) for s in every(trace, "line 9") if s.tile is not None]
-    jump, gap = next(
-        (after, b[0] - a[0] - 1) for (_, a), (after, b) in pairwise(order) if a[1] == b[1] and b[0] - a[0] > 1
-    )
+    jump, gap = next((after, b[0] - a[0] - 1) for (_, a), (after, b) in pairwise(order) if a[1] == b[1] and b[0] - a[0] > 1)
     tiles = blocks.T_r * blocks.T_c
     share = len(order) / tiles
     dense = counted("flash", trace)

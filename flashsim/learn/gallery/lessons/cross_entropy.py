@@ -21,9 +21,7 @@ def record() -> Trace:
 
 def teach(trace: Trace) -> str:
     (N, d, v), T_r = (size for _, size in trace.about.sizes), trace.about.blocks.T_r
-    labels = np.concatenate(
-        [e.value for e in trace.events if e.kind == "load" and e.array == "y" and e.value is not None]
-    )
+    labels = np.concatenate([e.value for e in trace.events if e.kind == "load" and e.array == "y" and e.value is not None])
     start, L = first(trace, "first maximum"), first(trace, "line 15")
     picks = next(s for s in every(trace, "line 9") if value(trace, s, "c_i").any())
     rise, row, old, new = largest_rise(trace)
@@ -31,9 +29,7 @@ def teach(trace: Trace) -> str:
     before, after = (x[row % 2, 0] for x in pair(total, "l"))
     read = next(a.reads for a in trace.about.arrays if a.name == "E")
     real: dict[str, Any] = {"N": 8192, "v": 256_000, "d": 2304}
-    kept = sum(
-        a.size * a.itemsize for a in cross_entropy.count(**real, M=10**6).hbm.by_array.values() if a.role == "output"
-    )
+    kept = sum(a.size * a.itemsize for a in cross_entropy.count(**real, M=10**6).hbm.by_array.values() if a.role == "output")
     return f"""
         A language model’s last layer takes N × v logits, a row for each token and a column for each word, S = X Eᵀ, and then
         needs one number of each row: the loss, log Σ_j e^{{S_ij}} minus the logit of the right word. With N = 8,192 tokens and

@@ -19,9 +19,7 @@ def teach(trace: Trace) -> str:
     about = trace.about
     N, n, d, T_r = about.shape.N_q, about.shape.N_k, about.shape.d, about.blocks.T_r
     K = value(trace, first(trace, "line 8"), "K_ij")
-    naive = kernels.count(
-        N=N, n=n, d=d, order="materialised", blocks=(about.blocks.B_r, about.blocks.B_c), dtype=about.stored
-    )
+    naive = kernels.count(N=N, n=n, d=d, order="materialised", blocks=(about.blocks.B_r, about.blocks.B_c), dtype=about.stored)
     million = {order: kernels.exact(N=10**6, d=3, M=25_600, order=order, sizing="paper") for order in kernels.ORDERS}
     factor = million["materialised"].hbm.accesses / million["x_outer"].hbm.accesses
     reads = moved(trace, "Z")

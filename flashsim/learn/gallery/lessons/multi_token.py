@@ -17,16 +17,12 @@ def record() -> Trace:
 
 
 def teach(trace: Trace) -> str:
-    alone = count(
-        "q_outer", N_q=2, N_k=9, d=4, heads=2, kv_heads=1, causal=True, M=120, blocks=(4, 3), dtype="float64"
-    ).hbm
+    alone = count("q_outer", N_q=2, N_k=9, d=4, heads=2, kv_heads=1, causal=True, M=120, blocks=(4, 3), dtype="float64").hbm
     rows, n = trace.about.shape.N_q, trace.about.shape.N_k
     real = {}
     for tokens in (1, 4):
         for gqa in ("separate", "grouped"):
-            tally = count(
-                "q_outer", N_q=tokens, N_k=4096, d=128, heads=8, kv_heads=1, M=10**6, blocks=(64, 64), gqa=gqa
-            )
+            tally = count("q_outer", N_q=tokens, N_k=4096, d=128, heads=8, kv_heads=1, M=10**6, blocks=(64, 64), gqa=gqa)
             real[tokens, gqa] = tally.hbm.accesses
     dearer = real[4, "grouped"] / real[1, "grouped"] - 1
     return f"""

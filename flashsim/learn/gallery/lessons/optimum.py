@@ -28,9 +28,7 @@ def teach(trace: Trace, tiles: Trace) -> str:
     kept = not any(e.kind == "load" and e.array in ("K", "V") for e in between)
     assert kept
     dropped = next(e for e in trace.events if e.kind == "evict" and e.name[0] in "KV")
-    at = next(
-        step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
-    )
+    at = next(step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped))
     snake = counted("snake", trace, blocks=(1, 1)).hbm.accesses
     gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
