@@ -1099,3 +1099,57 @@ def test_the_pages_words_on_figure_3_are_the_recorded_ones() -> None:
     )
     times = f"and is {ms['hopper'] / ms['hopper_butterfly']:.0f} times as fast"
     assert f"{fewer[0]:.0f} times fewer FLOPs and {fewer[1]:.0f} times fewer accesses, {times}" in said
+
+
+FAKE = {
+    "__init__": "",
+    "gpu/__init__": "",
+    "gpu/benchmark": "def benchmark(*_, **how): pass",
+    "gpu/contestants": """
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Setting:
+    N: int
+    d: int
+    causal: bool
+    direction: str
+def contestants(setting, names):
+    yield names[0], lambda: lambda: None
+""",
+    "gpu/compiling": """
+class Cupy:
+    Event, record, synchronize = lambda self: self, lambda self: None, lambda self: None
+    get_elapsed_time = lambda self, start, end: 60 * MS
+    cuda = property(lambda self: self)
+import_cupy = Cupy
+""",
+}
+"""A flashsim as old as bench_turns.py allows; each of its kernels takes MS."""
+
+
+@pytest.mark.parametrize(("before", "status"), [(1.0, 0), (0.9375, 1)])
+def test_a_kernel_that_has_become_slower_is_told(
+    before: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = importlib.import_module("bench_against")
+    for name, ms in (("now", 1.0), ("before", before)):
+        for module, source in FAKE.items():
+            at = tmp_path / name / "flashsim" / f"{module}.py"
+            at.parent.mkdir(parents=True, exist_ok=True)
+            at.write_text(source.replace("MS", str(ms)), encoding="utf-8")
+    here = tmp_path / "now" / "scripts" / "research"
+    here.mkdir(parents=True)
+    (here / "bench_turns.py").write_bytes(script.HERE.with_name("bench_turns.py").read_bytes())
+    monkeypatch.setattr(script, "HERE", here / "bench_against.py")
+    monkeypatch.setattr(script, "machine", dict)
+    output = tmp_path / "record.json"
+    asked = ["bench_against.py", str(tmp_path / "before"), "--before", "old", "--commit", "new", "--starts", "1", "--N", "64"]
+    monkeypatch.setattr("sys.argv", [*asked, "-o", str(output)])
+    assert script.main() == status
+    found = json.loads(output.read_text(encoding="utf-8"))["results"]
+    assert len(found) == 2 * 2 * 2 * 2
+    assert {(r["before ÷ now"][1], r["again ÷ now"][1]) for r in found} == {(before, 1.0)}
+    monkeypatch.setattr("sys.argv", [*asked[:1], str(here), *asked[2:], "-o", str(output)])
+    with pytest.raises(ValueError, match=r"was imported; expected a file in|has ended: status"):
+        script.main()
+    assert "before ÷ now" in capsys.readouterr().out
