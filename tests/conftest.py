@@ -98,6 +98,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if turns := item.get_closest_marker("turns"):
                 groups.setdefault(turns.args[0], []).append(item)
+            elif item.get_closest_marker("browser") and hasattr(item, "callspec"):
+                groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
             elif item.get_closest_marker("slow") and not item.get_closest_marker("packages"):
                 groups.setdefault("slow", []).append(item)
         k, n = map(int, part.split("/"))

@@ -335,6 +335,7 @@ def test_a_kernel_that_ends_the_process_is_named_with_its_smallest_case() -> Non
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"flashsim check: error: {said}\n")
 
 
+@pytest.mark.slow
 def test_a_case_that_ends_the_process_only_after_others_is_said_so() -> None:
     """As one whose memory another case has spoilt."""
     text = RUDE.format(way="os.abort()", more=" and CALLS.append(0) is None and len(CALLS) > 3")

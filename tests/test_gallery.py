@@ -100,6 +100,7 @@ def test_there_is_a_page_for_each_lesson_and_nothing_else() -> None:
     assert len(set(orders)) == len(orders)
 
 
+@pytest.mark.slow
 def test_every_run_makes_the_same_bytes(tmp_path: Path) -> None:
     """Also one with hashes of its own, in whose sets words lie in another order."""
     code = "import sys; from flashsim.cli import main; sys.exit(main(['lessons', '-o', sys.argv[1]]))"
@@ -252,6 +253,7 @@ def test_each_lesson_has_its_text_in_the_page_and_in_the_index(name: str) -> Non
         assert told in article(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_same_commands_make_the_same_runs(name: str, tmp_path: Path) -> None:
     """What the index says makes a page, run as it stands there, makes its traces."""

@@ -251,6 +251,7 @@ def test_both_schedules_compute_what_repeated_heads_would(name: str, gqa: str, c
         assert of_gradients(case, back, run, got) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*MASKS, "tree", *PER_HEAD])
 def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
     """Every public method, and traces, forward and backward, against rows packed one by one: a tree's of every algorithm."""
@@ -387,6 +388,7 @@ def test_runs_counts_and_theory_are_equal(name: str, gqa: str, case: Shared, siz
             assert tally.flops.matmul == exact.matmul
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gqa", SCHEDULES)
 @pytest.mark.parametrize(("direction", "name"), [("forward", n) for n in FORWARD] + [("backward", n) for n in BACKWARD])
 def test_counts_equal_theory_at_real_sizes(direction: str, name: str, gqa: str) -> None:

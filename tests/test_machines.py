@@ -126,6 +126,7 @@ def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in np.asarray(line.get_xydata(), float)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("machine", "N"), [*((name, 64) for name in MACHINES), ("A100-40GB", 1024)])
 def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> None:
     """Backward, 1024 rows do not move where there is an L2."""

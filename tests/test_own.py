@@ -368,6 +368,7 @@ def test_a_function_that_ends_the_process_in_c_is_told(how: str, command: str, t
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "said", "status"), [(2, "interrupted", 130), (15, "terminated", 143)])
 def test_signals_reach_a_function_of_one_s_own_once(number: int, said: str, status: int, tmp_path: Path) -> None:
     """Whether they are sent to the program, or, as by a terminal, to all of its processes."""

@@ -648,15 +648,8 @@ def words(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in ("cache_size", "memory", "l2", "lower", "lower_backward", "roofline")
-        else name
-        for name in plots.FIGURES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", plots.FIGURES)
 def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for points, few in (("lower.LENGTHS", slice(2)), ("saved._PARTS", slice(None, None, 4))):  # each is tuned anew
         module, _, of = points.partition(".")
@@ -742,6 +735,7 @@ def test_the_size_asked_for_is_the_size_counted() -> None:
         theorem2_data(N=64, M=10**6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [{"N": 4096, "d": 128, "M": 116_736}, {"N": 300, "d": 32, "M": 4096}])
 def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
     assert_readable(figure_of(plot_blocks(blocks_data(**shape))))

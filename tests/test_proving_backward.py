@@ -149,6 +149,7 @@ def test_a_phase_more_than_the_terms_need_is_refused() -> None:
             assert str(phases["bound"]) in check(given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("N", "d", "M"), [(12, 2, 9), (20, 3, 40), (30, 4, 150), (24, 3, 400)])
 def test_the_search_finds_what_the_best_of_all_phases_proves(N: int, d: int, M: int) -> None:
     """A phase may be of any size; also where two phases are all there are."""

@@ -40,6 +40,7 @@ def bound(N: int, d: int, direction: str, M: int) -> Any:
     return lower(N_q=N, N_k=N, d=d, d_v=d, M=M)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", FRONTS, ids=NAMES)
 def test_none_of_its_mappings_moves_less_than_the_bound(front: dict[str, Any]) -> None:
     for M, accesses in front["fused"] + front["unfused"]:

@@ -46,6 +46,7 @@ def oracle(table: Array, mask: RelativeBias) -> tuple[Array, Array]:
     return attention(Q, k, v, **told), each if len(each) == np.prod(table.shape[:-1]) else each.sum(0).reshape(table.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 @pytest.mark.parametrize("name", LEARN)
 def test_a_table_is_a_bias_by_distance_and_counted_as_theory_says(name: str, gqa: str) -> None:

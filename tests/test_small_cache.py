@@ -170,6 +170,7 @@ def test_the_claim_holds_and_flash_attention_moves_more_in_a_small_cache_and_les
         assert ours > flash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -176,16 +176,8 @@ CHECK_OF = {
 }  # fmt: skip
 
 
-DEAR = {  # a second or two each
-    "D_omitted", "backward_always_causal", "backward_draws_again", "causal_top_left", "dP_without_dropout", "dQ_scaled_twice",
-    "dS_from_dropped_P", "group_not_summed", "lse_of_empty_row_positive", "rescale_inverted", "scale_twice",
-    "statistics_uninitialised",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(m.name, marks=[pytest.mark.slow] * (m.name in DEAR)) for m in ALL if m.name in MUSEUM]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [m.name for m in ALL if m.name in MUSEUM])
 def test_kernels_of_the_museum_are_told(name: str) -> None:
     mutant = next(m for m in ALL if m.name == name)
     built = mutant.build()
@@ -407,6 +399,7 @@ FLIPPED = "by N_q − N_k, not by N_k − N_q"
 TOP_LEFT = "aligned at the top left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "bug", "fail_fast"),
     [
@@ -494,6 +487,7 @@ def query_rounded(q: Array, k: Array, v: Array) -> Array:
 HALF = Spec(dtypes=("float16",), head_dims=(8, 24), block=(16, 16), strides="contiguous")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "spec", "says"),
     [

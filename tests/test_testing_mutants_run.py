@@ -181,6 +181,7 @@ def differs(mutant: Mutant, built: Implementation, case: Case) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", ALL, ids=IDS)
 def test_the_bug_is_one(mutant: Mutant) -> None:
     """Somewhere it shows: in the pass that it is said to be in, and in no other if that is the backward pass.

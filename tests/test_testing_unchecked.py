@@ -136,6 +136,7 @@ def pytest_on(file: str) -> tuple[int, str]:
     return ran.returncode, ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--init", "mine.py:rows_of_nan"]) == 0
     assert "Doubtful: empty_rows: a fully masked row gave NaN" in said(capsys)
@@ -149,6 +150,7 @@ def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(capsys: pyte
     assert (status, "2 passed" in out) == (0, True), out
 
 
+@pytest.mark.slow
 def test_what_nothing_tries_is_doubtful_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--init", "mine.py:packed"]) == 0
     assert "Doubtful: unchecked: only the default of cu_seqlens_q (no spec can declare it" in said(capsys)

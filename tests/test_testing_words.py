@@ -122,6 +122,7 @@ def reported(bug: str) -> Report:
     return check_attention(kernel(BUGS[bug]), SPEC, checks=["oracle"], max_examples=60, on_fail="return")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_wrong_window_or_bias_is_caught_and_told(bug: str) -> None:
     report = reported(bug)

@@ -258,6 +258,7 @@ def equals_the_oracle(name: str, draft: Draft, mask: Mask, oracle: Array, dropou
             assert of_bound(getattr(got, part), want, most) <= 1, part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKED)
 @FEW
 @given(draft=drafts(dtypes=("float64", "float32")))
@@ -581,6 +582,7 @@ def test_the_original_is_not_accused(name: str) -> None:
     assert list(objections(name)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bug", "function", "before", "after", "by"), PLANTED, ids=[bug[0] for bug in PLANTED])
 def test_planted_bugs_are_caught_in_every_algorithm(
     bug: str, function: Any, before: str, after: str, by: set[str], monkeypatch: pytest.MonkeyPatch

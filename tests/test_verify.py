@@ -154,6 +154,7 @@ def refuses(*_: Any) -> str:
     raise ValueError("no schedule moves that few")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("claim", "checker"),
     [

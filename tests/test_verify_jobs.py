@@ -39,6 +39,7 @@ def test_claims_over_processes_are_the_same_and_in_order(alone: list[verify.Clai
     assert [claim.source for claim in alone[:4]] == ["Theorem 2", "Equation 4", "Theorem 5", "Appendix B.4"]
 
 
+@pytest.mark.slow
 def test_a_backend_that_yields_nothing_before_the_end_serves_too(alone: list[verify.Claim]) -> None:
     from joblib import parallel_config
 
@@ -46,6 +47,7 @@ def test_a_backend_that_yields_nothing_before_the_end_serves_too(alone: list[ver
         assert verify.run(CHECKS[:2], jobs=None) == alone[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_check_that_breaks_off_is_a_claim_that_fails(jobs: int, capsys: pytest.CaptureFixture[str]) -> None:
     """An algorithm that raises, once someone has changed it, leaves the rest of the ledger as it is."""
@@ -65,6 +67,7 @@ def _broken(full: bool) -> verify.Claim:
 LINE = _broken.__code__.co_firstlineno + 2
 
 
+@pytest.mark.slow
 def test_verify_writes_the_same_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
