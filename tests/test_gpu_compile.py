@@ -524,6 +524,8 @@ def test_hoppers_tiles() -> None:
     assert hopper.section_of(2**18, 50 * 2**20, 512) == hopper.MOST_HEADS < launching.section(2**18, 50 * 2**20, 512)
     assert hopper.section_of(2**30, 50 * 2**20, 64) == hopper.LEAST_HEADS
     assert [hopper.section_of(size, 50 * 2**20, 4) for size in (2**18, 2**30)] == [4, 4]
+    assert [hopper.section_of(2**18, 50 * 2**20, 512, teams) for teams in (1, 2)] == [64, 128]
+    assert [hopper.section_of(2**18, 50 * 2**20, 160, teams) for teams in (1, 2)] == [54, 80]
 
 
 @pytest.mark.parametrize(

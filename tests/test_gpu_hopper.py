@@ -48,7 +48,7 @@ def test_each_step_of_the_ladder_is_attention(d: int, name: str, causal: bool) -
 
 @pytest.mark.parametrize("d", hopper.HEAD_DIMS)
 def test_every_row_block_comes_where_heads_come_in_several_sections(d: int) -> None:
-    """Two whole sections and a last one of 13 heads, each with three row blocks of which the last sees most."""
+    """The last section has fewer heads than others; each head has three row blocks, of which the last sees most."""
     heads = 2 * hopper.MOST_HEADS + 13
     problem, rung = given((1, heads, 1, 300, 300, d), "float16"), gpu.kernel("hopper")
     assert_near(rung, problem, run(rung, problem, causal=True), problem.causal)

@@ -501,6 +501,14 @@ def test_causally_the_first_row_block_of_8_bits_has_what_does_not_fill_one(launc
         assert problem["ahead"] == ahead, (N_q, causal)
 
 
+@pytest.mark.parametrize(("d", "heads", "section"), [(128, 512, 64), (64, 512, 128), (128, 160, 54), (64, 160, 80)])
+def test_sections_are_equal_and_larger_where_two_row_blocks_are_computed_at_a_time(
+    d: int, heads: int, section: int, launches: Launches
+) -> None:
+    gpu.forward(*(Array((1, heads, 512, d), np.float16) for _ in "qkv"), causal=True, kernel="hopper")
+    assert np.frombuffer(launches.pop()[-2], hopper.PROBLEM)[0]["section"] == section
+
+
 def test_sections_of_8_bits_are_small_while_v_is_transposed_but_the_last(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

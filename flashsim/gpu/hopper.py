@@ -23,6 +23,7 @@ from flashsim.gpu.masking import in_tiles
 from flashsim.gpu.tensor_maps import contiguous, mask_map, tensor_map
 from flashsim.gpu.tile_lists import computed, live_tiles, to_gpu
 from flashsim.problem.shapes import Blocks, Shape
+from flashsim.support.sizes import ceil_div
 
 FILE = "hopper.cu"
 ARRAYS = ("Q", "K", "V", "O", "L", "mask")
@@ -31,7 +32,7 @@ HEAD_DIMS = (64, 128, 256)  # the kernel's; the rung takes tensor_core's too
 WIDEST = 256  # which has a backward pass of its own
 ROWS, O_ROWS = 64, 16  # of Q_i that a warpgroup has; of O_i that are stored at a time: a warp's
 O_COLUMNS = 128  # of O_i at most that are stored at a time
-LEAST_HEADS, MOST_HEADS = 8, 64  # of a section, causally, whatever the L2 holds
+LEAST_HEADS, MOST_HEADS = 8, 64  # of a section, causally, whatever the L2 holds; the most for each team
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
 
 
@@ -245,7 +246,8 @@ def _launch(
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     causal = kind == "CAUSAL" or (kind == "ARRAY" and window[1] == 0)
-    problem["section"] = section_of(4 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
+    held = 4 * N_k * d * H_kv / H, attributes["L2CacheSize"]
+    problem["section"] = section_of(*held, B * H, tiles.teams(d)) if causal else 1
     problem["left"], problem["right"] = (
         most if side == -1 else min(side, most) for side, most in zip(window, (N_k - 1, N_q - 1), strict=True)
     )
@@ -271,13 +273,15 @@ def _launch(
     return Launch(kernel, blocks, threads, shared, arguments)
 
 
-def section_of(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
+def section_of(bytes_a_head: float, l2_bytes: int, heads: int, teams: int = 1) -> int:
     """Return how many heads make a section, whose row blocks come in turn, those that see the most keys first.
 
     With more than MOST_HEADS, short ones, all multiprocessors would first load K and V of other heads at once, and then none
-    would. Of long ones, LEAST_HEADS share out the L2 well enough, for row blocks of one length are at the same keys.
+    would. Of long ones, LEAST_HEADS share out the L2 well enough, for row blocks of one length are at the same keys. Sections
+    are about equal: in a last one of few heads, some multiprocessors would have no row block while others have a long one.
     """
-    return min(heads, MOST_HEADS, max(LEAST_HEADS, section(bytes_a_head, l2_bytes, heads)))
+    most = min(heads, MOST_HEADS * teams, max(LEAST_HEADS, section(bytes_a_head, l2_bytes, heads)))
+    return ceil_div(heads, ceil_div(heads, most))
 
 
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:

@@ -65,20 +65,26 @@ def heads_of_256() -> Iterator[dict[str, Any]]:
             yield {"case": "heads256", **sizes, "ms": ms, "tflops": tflops}
 
 
+SECTIONS = [(128, 512, 16), (64, 512, 32), (256, 512, 8), (128, 1024, 16), (128, 16_384, 16), (256, 16_384, 8)]
+SECTIONS += [(64, 1024, 16), (64, 1024, 10), (128, 1024, 10)]  # d, N, H: the last two with 160 heads
+
+
 def sections() -> Iterator[dict[str, Any]]:
-    """Yield cases: µs of a causal call, H d = 2048, B N = 16384, with sections of so many heads; "usual": what the L2 holds.
+    """Yield cases: µs of a causal call, B N = 16384, with sections of so many heads; "usual": what the L2 holds.
 
     With N = 512, also of a copy of as many bytes as Q, K, V and O have, and of calls from Python, one after the other.
     """
     cupy, own = import_cupy(), hopper.section_of
     l2_bytes = cupy.cuda.Device().attributes["L2CacheSize"]
-    for d, N in ((128, 512), (64, 512), (256, 512), (128, 1024), (128, 16_384), (256, 16_384)):
-        setting = Setting(N, d, True, H=2048 // d)
+    for d, N, H in SECTIONS:
+        setting = Setting(N, d, True, H=H)
         q, k, v = arrays(setting, 3)
         heads, o = setting.batch * setting.H, cupy.empty_like(q)
-        usual = section(4 * N * d, l2_bytes, heads)
+        held = 4 * N * d, l2_bytes, heads
+        chosen = own(*held, hopper.choose_tiles(d, "CAUSAL").teams(d))
+        tried = {"usual": section(*held), **{str(n): n for n in (1, 8, 16, 32, 64, 66, 128, chosen) if n <= heads}}
         calls: Calls = {}
-        for name, many in {"usual": usual, **{str(n): n for n in (1, 8, 16, 32, 64, 66) if n <= heads}}.items():
+        for name, many in tried.items():
             hopper.section_of = lambda *_, many=many: many
             hopper._launch.cache_clear()
             calls[name] = replayed(partial(hopper.launch, None, q, k, v, o, None, Options(d**-0.5, causal=True)))
@@ -89,4 +95,5 @@ def sections() -> Iterator[dict[str, Any]]:
             calls["copy of as much"] = replayed(partial(cupy.copyto, large, cupy.empty_like(large)))
             calls |= {f"loop, {name}": make() for name, make in contestants(setting, ["hopper", "torch_cudnn"])}
         ms = race({**calls, **{name: call for name, call in peers(q, k, v, causal=True).items() if name == "torch_cudnn"}})
-        yield {"case": "sections", "d": d, "N": N, "us": {name: round(1000 * taken, 2) for name, taken in ms.items()}}
+        sizes = {"d": d, "N": N, "heads": heads, "chosen": chosen}
+        yield {"case": "sections", **sizes, "us": {name: round(1000 * taken, 2) for name, taken in ms.items()}}
