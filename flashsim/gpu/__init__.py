@@ -19,17 +19,6 @@ from flashsim.gpu.serving import paged, varlen
 from flashsim.gpu.settling import Plan
 
 __all__ = [
-    "CompileError",
-    "MissingGPU",
-    "Moved",
-    "Plan",
-    "backward",
-    "forward",
-    "info",
-    "kernel",
-    "ladder",
-    "paged",
-    "plan",
-    "to_fp8",
+    "CompileError", "MissingGPU", "Moved", "Plan", "backward", "forward", "info", "kernel", "ladder", "paged", "plan", "to_fp8",
     "varlen",
-]
+]  # fmt: skip

@@ -6,21 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.gpu import launching
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import (
-    ELEMENTS,
-    FLOAT,
-    HEAD_DIMS,
-    THREADS,
-    check_blocks,
-    launch,
-    lse_of,
-    problem,
-    state,
-    variant_types,
-    variants,
-)
+from flashsim.gpu.launching import ELEMENTS, FLOAT, HEAD_DIMS, check_blocks, launch, problem, state, variant_types, variants
 
 FORWARD, BACKWARD = "algorithm_2.cu", "algorithm_4.cu"
 ARRAYS = ("Q", "K", "V", "O", "l", "m", "R", "mask")
@@ -56,7 +45,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     function = f"algorithm_2<{ELEMENTS[q.dtype.name]}, {d}, {B_r}, {B_c}, {MASK}, {dropout}>"
     launch(FORWARD, function, B * H, shared, (q, k, v, o, l, m, R, problem(q, k, v, options)), ARRAYS, options)
     if lse is not None:
-        lse_of(l, m, lse)
+        cupy.add(m, cupy.log(l), out=lse)  # −∞ for rows without keys
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
@@ -81,37 +70,21 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     launch(BACKWARD, function, B * H, shared, given, names, options)
     if group > 1:
         for name, parts, sums in (("dK", dk_parts, dk), ("dV", dv_parts, dv)):
-            size, total = N_k * d, B * H_kv * N_k * d
-            blocks = min(-(-total // THREADS), 2**20)
-            launch(
-                BACKWARD,
-                f"group_sum<{T}>",
-                blocks,
-                0,
-                (parts, sums, np.int32(group), np.int64(size), np.int64(total)),
-                (f"{name}_parts", name),
-                options,
-            )
+            total = B * H_kv * N_k * d
+            sizes = np.int32(group), np.int64(N_k * d), np.int64(total)
+            moves = f"{name}_parts", name
+            blocks = min(-(-total // launching.THREADS), 2**20)
+            launch(BACKWARD, f"group_sum<{T}>", blocks, 0, (parts, sums, *sizes), moves, options)
 
 
 KERNEL = Kernel(
-    name="algorithm_2",
-    about="Algorithm 2 as printed: mask and dropout; Algorithm 4 backward",
-    short="Algorithm 2, 4",
+    name="algorithm_2", about="Algorithm 2 as printed: mask and dropout; Algorithm 4 backward", short="Algorithm 2, 4",
     look=("blue", "o", "-"),
-    rung=2,
-    fastest_in=("backward",),
-    model="flash",
-    longest=2048,
-    dtypes=tuple(ELEMENTS),
-    head_dims=HEAD_DIMS,
+    rung=2, fastest_in=("backward",), model="flash", longest=2048, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
     variants=(
         *variants(FORWARD, "algorithm_2", TYPES, dims=[(d, *choose_blocks(d, "", "forward")) for d in HEAD_DIMS]),
         *variants(BACKWARD, "algorithm_4", TYPES, dims=[(d, *choose_blocks(d, "", "backward")) for d in HEAD_DIMS]),
         *(Variant(BACKWARD, (("COUNT", count),), tuple(f"group_sum<{T}>" for T in ELEMENTS.values())) for count in (0, 1)),
     ),
-    forward=forward,
-    backward=backward,
-    takes=("causal", "mask", "dropout_p", "blocks", "count"),
-    choose_blocks=choose_blocks,
-)
+    forward=forward, backward=backward, takes=("causal", "mask", "dropout_p", "blocks", "count"), choose_blocks=choose_blocks,
+)  # fmt: skip

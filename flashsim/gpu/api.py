@@ -14,39 +14,19 @@ GIVEN = ("q", "k", "v", "o", "lse", "do")  # to the backward pass
 
 
 def plan(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    direction: str = "forward",
-    causal: bool = False,
-    mask: Any = None,
-    block_mask: Any = None,
-    dropout_p: float = 0.0,
-    blocks: tuple[int, int] | None = None,
-    count: bool = False,
-) -> Plan:
+    q: Any, k: Any, v: Any, *, direction: str = "forward", causal: bool = False, mask: Any = None, block_mask: Any = None,
+    dropout_p: float = 0.0, blocks: tuple[int, int] | None = None, count: bool = False,
+) -> Plan:  # fmt: skip
     """Return which rung `forward`, or `backward`, takes for these arguments where `kernel` is None. Errors as in `forward`."""
     with Taken("qkv", (q, k, v), mask) as x:
         return planned(direction, x, causal, dropout_p, (mask, block_mask, blocks, count))
 
 
 def forward(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    kernel: str | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Any = None,
-    block_mask: Any = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    blocks: tuple[int, int] | None = None,
-    return_lse: bool = False,
-    count: bool = False,
-) -> Any:
+    q: Any, k: Any, v: Any, *, kernel: str | None = None, causal: bool = False, scale: float | None = None, mask: Any = None,
+    block_mask: Any = None, dropout_p: float = 0.0, seed: int = 0, blocks: tuple[int, int] | None = None,
+    return_lse: bool = False, count: bool = False,
+) -> Any:  # fmt: skip
     """Return dropout(softmax(MASK(scale · q kᵀ))) v, (B, H_q, N_q, d), of the inputs' dtype.
 
     q is (B, H_q, N_q, d), k and v (B, H_kv, N_k, d): CuPy arrays, or anything on a GPU with DLPack, such as PyTorch tensors,
@@ -90,24 +70,10 @@ def forward(
 
 
 def backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    lse: Any,
-    do: Any,
-    *,
-    kernel: str | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Any = None,
-    block_mask: Any = None,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    blocks: tuple[int, int] | None = None,
-    deterministic: bool = False,
-    count: bool = False,
-) -> Any:
+    q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, *, kernel: str | None = None, causal: bool = False,
+    scale: float | None = None, mask: Any = None, block_mask: Any = None, dropout_p: float = 0.0, seed: int = 0,
+    blocks: tuple[int, int] | None = None, deterministic: bool = False, count: bool = False,
+) -> Any:  # fmt: skip
     """Return dq, dk, dv, shaped and typed as q, k, v, for o and lse of `forward` with the same arguments, and o's gradient do.
 
     Arrays as in `forward`; o and do (B, H_q, N_q, d), lse (B, H_q, N_q), float32. `deterministic` asks for the same bits in

@@ -55,13 +55,9 @@ class Timing:
 
 
 def benchmark(
-    asked: Sequence[Setting],
-    *,
-    names: Sequence[str] = (),
-    rounds: int = 7,
-    turn_ms: float = TURN_MS,
+    asked: Sequence[Setting], *, names: Sequence[str] = (), rounds: int = 7, turn_ms: float = TURN_MS,
     on_setting: OnSetting | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return, by setting, what each contestant took, as plain data. A contestant that fails says why, and others go on.
 
     `names`: of NAMES; none: all that the setting allows. Raises MissingGPU without a GPU.
@@ -140,12 +136,9 @@ def race(
 
 
 def interleaved(
-    calls: Mapping[str, Call],
-    rounds: int,
-    failed: dict[str, str] | None = None,
-    turn_ms: float = TURN_MS,
+    calls: Mapping[str, Call], rounds: int, failed: dict[str, str] | None = None, turn_ms: float = TURN_MS,
     look: Callable[[str], None] = lambda _: None,
-) -> dict[str, list[float]]:
+) -> dict[str, list[float]]:  # fmt: skip
     """Return the ms of each call, a number a round: all take turns, each with as many launches as take `turn_ms`.
 
     Rounds have orders of their own: who comes after one that draws little power would clock higher each time. There is one

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -75,20 +76,11 @@ class Setting:
 
 
 def settings(
-    lengths: Iterable[int],
-    head_dims: Iterable[int],
-    causal: Iterable[bool] = (False, True),
-    directions: Iterable[str] = ("forward", "backward"),
-    **others: Any,
-) -> list[Setting]:
+    lengths: Iterable[int], head_dims: Iterable[int], causal: Iterable[bool] = (False, True),
+    directions: Iterable[str] = ("forward", "backward"), **others: Any,
+) -> list[Setting]:  # fmt: skip
     """Return all combinations, the shortest first; `others` are fields of each."""
-    return [
-        Setting(N, d, masked, direction, **others)
-        for N in lengths
-        for d in head_dims
-        for masked in causal
-        for direction in directions
-    ]
+    return [Setting(*each, **others) for each in product(lengths, head_dims, causal, directions)]
 
 
 def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Call]]]:

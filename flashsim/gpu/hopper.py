@@ -217,21 +217,10 @@ def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: 
 
 @lru_cache(maxsize=1024)
 def _launch(
-    device: int,
-    tiles: Tiles,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    wants_L: bool,
-    kind: str,
-    window: tuple[int, int],
-    masked: tuple[tuple[int, ...], ...] | None,
-    scale: float,
-    drops: tuple[float, int],
-    listed: tuple[int, ...],
-    counting: bool,
-) -> Launch:
+    device: int, tiles: Tiles, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
+    wants_L: bool, kind: str, window: tuple[int, int], masked: tuple[tuple[int, ...], ...] | None, scale: float,
+    drops: tuple[float, int], listed: tuple[int, ...], counting: bool,
+) -> Launch:  # fmt: skip
     """Return it, for lists of tiles at these addresses: called with those of Q, K, V, O, the mask, L, the counter and totals.
 
     `masked` is the mask's shape, strides and steps, as `in_tiles` returns them.
@@ -299,9 +288,12 @@ def _on_gpu(device: int, bits: bytes, asked: tuple[int, int], shape: Shape, wind
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
-    rung = tensor_core_backward if _another_runs(q, options) else _backward(q.shape[3])
-    rung.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+    """Fill dq, dk, dv. Raises ValueError for rows that do not start at multiples of 16 bytes, and for too large a grid."""
+    if _another_runs(q, options):
+        tensor_core_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+    else:
+        device = import_cupy().cuda.runtime.getDevice()
+        _backward(q.shape[3]).prepared(device, q, k, v, do, options)(q, k, v, o, lse, do, dq, dk, dv)
 
 
 def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared | None:
@@ -340,27 +332,13 @@ def _functions(dtype: str, count: bool) -> Iterator[str]:
 
 
 KERNEL = Kernel(
-    name="hopper",
-    about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
-    short="wgmma and TMA",
-    look=("vermillion", "P", "-"),
-    rung=5,
-    fastest_in=("forward", "backward"),
-    model="q_outer",
-    tensor_cores=True,
-    dtypes=tuple(ELEMENTS),
+    name="hopper", about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
+    short="wgmma and TMA", look=("vermillion", "P", "-"),
+    rung=5, fastest_in=("forward", "backward"), model="q_outer", tensor_cores=True, dtypes=tuple(ELEMENTS),
     head_dims=(*tensor_core.HEAD_DIMS, WIDEST),
     variants=hopper_variants(FILE, _functions) + hopper_backward.VARIANTS + hopper_backward_wide.VARIANTS,
-    forward=forward,
-    backward=backward,
-    prepare=prepare,
-    prepare_backward=prepare_backward,
-    takes=("causal", "mask", "window", "block_mask", "dropout_p", "blocks", "count"),
-    forward_only=("blocks",),
-    not_together=(("mask", "block_mask"),),
-    not_together_backward=(("mask", "dropout_p"),),
-    not_backward={WIDEST: hopper_backward_wide.TAKES_NOT},
-    aligned=True,
-    choose_blocks=choose_blocks,
-    why_not=why_not,
-)
+    forward=forward, backward=backward, prepare=prepare, prepare_backward=prepare_backward,
+    takes=("causal", "mask", "window", "block_mask", "dropout_p", "blocks", "count"), forward_only=("blocks",),
+    not_together=(("mask", "block_mask"),), not_together_backward=(("mask", "dropout_p"),),
+    not_backward={WIDEST: hopper_backward_wide.TAKES_NOT}, aligned=True, choose_blocks=choose_blocks, why_not=why_not,
+)  # fmt: skip

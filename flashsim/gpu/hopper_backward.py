@@ -70,14 +70,8 @@ def functions(dtype: str, d: int, kind: str, drops: bool, deterministic: bool) -
     return f"prepare<{T}>", f"hopper_backward<{T}, {kind}, {switches}>"
 
 
-def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv. Raises ValueError for rows that do not start at multiples of 16 bytes, and for too large a grid."""
-    device = import_cupy().cuda.runtime.getDevice()
-    prepared(device, q, k, v, do, options)(q, k, v, o, lse, do, dq, dk, dv)
-
-
 def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared:
-    """Return `backward` for arrays of these shapes, strides and dtypes."""
+    """Return `hopper.backward` for arrays of these shapes, strides and dtypes."""
     strides = q.strides, k.strides, v.strides, do.strides
     asked = options.scale, options.dropout_p, options.seed, options.deterministic
     window = options.window or (-1, 0 if options.causal else -1)
@@ -122,21 +116,10 @@ def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tupl
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    kind: str,
-    window: tuple[int, int],
-    masked: tuple[tuple[int, ...], ...] | None,
-    listed: tuple[int, ...],
-    scale: float,
-    dropout_p: float,
-    seed: int,
-    deterministic: bool,
-    counting: bool,
-) -> tuple[Launches, int]:
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, kind: str,
+    window: tuple[int, int], masked: tuple[tuple[int, ...], ...] | None, listed: tuple[int, ...], scale: float, dropout_p: float,
+    seed: int, deterministic: bool, counting: bool,
+) -> tuple[Launches, int]:  # fmt: skip
     """Return what `run` starts, for q and k of these shapes, and the bytes of scratch; strides are q's, k's, v's and do's.
 
     `listed` is where lists of live tiles are, which are kept; `masked` the mask's shape, strides and steps.
@@ -170,15 +153,8 @@ def _launches(
     kernels = ready(device, FILE, names, names[1], shared, counting)
     sums, rows, turns = (4 * row_blocks * B_r * d, 8 * row_blocks * B_r, 8 * row_blocks)  # dQ's; L and D; whose turn it is
     do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
-    sides = tuple(
-        zip(
-            ("q", "k", "v", "do", "dk", "dv"),
-            (q, k, k, q, k, k),
-            (*strides, *[contiguous(k, dtype.itemsize)] * 2),
-            (B_r, B_c, B_c, B_r, ROWS, ROWS),
-            strict=True,
-        )
-    )
+    names_of, given = ("q", "k", "v", "do", "dk", "dv"), (*strides, *[contiguous(k, dtype.itemsize)] * 2)
+    sides = tuple(zip(names_of, (q, k, k, q, k, k), given, (B_r, B_c, B_c, B_r, ROWS, ROWS), strict=True))
 
     def arguments(
         scratch: int, M: int, Q: int, K: int, V: int, O: int, L: int, dO: int, dQ: int, dK: int, dV: int, *moved: int

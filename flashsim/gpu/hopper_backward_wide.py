@@ -43,14 +43,8 @@ def functions(dtype: str) -> tuple[str, str, str]:
     return f"prepare<{T}>", f"keys<{T}>", f"queries<{T}>"
 
 
-def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
-    device = import_cupy().cuda.runtime.getDevice()
-    prepared(device, q, k, v, do, options)(q, k, v, o, lse, do, dq, dk, dv)
-
-
 def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared:
-    """Return `backward` for arrays of these shapes, strides and dtypes."""
+    """Return `hopper.backward` for arrays of these shapes, strides and dtypes."""
     strides = q.strides, k.strides, v.strides, do.strides
     window, counting = options.window or (-1, 0 if options.causal else -1), options.counters is not None
     start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, window, options.scale, counting)
@@ -63,15 +57,9 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    window: tuple[int, int],
-    scale: float,
-    counting: bool,
-) -> tuple[Launches, int]:
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
+    window: tuple[int, int], scale: float, counting: bool,
+) -> tuple[Launches, int]:  # fmt: skip
     """Return what `run` starts, for q and k of these shapes, and the bytes of scratch; strides are q's, k's, v's and do's.
 
     It is called with the addresses of scratch memory, of Q, K, V, O, L, dO, dQ, dK, dV, and of each kernel's totals.

@@ -104,16 +104,9 @@ def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Optio
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    wants_L: bool,
-    causal: bool,
-    scale: float,
-    counting: bool,
-) -> tuple[Launches, int]:
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, wants_L: bool,
+    causal: bool, scale: float, counting: bool,
+) -> tuple[Launches, int]:  # fmt: skip
     """Return what is started, for q and k of these shapes, and the bytes of parts; strides are q's, k's and v's.
 
     It is called with the addresses of parts, Q, K, V, O, L and totals.
@@ -184,20 +177,9 @@ def _functions(dtype: str, count: bool) -> Iterator[str]:
 KERNEL = Kernel(
     name="hopper_decode",
     about="few queries, a long cache: a group's queries in one tile, keys split over the machine; fp16 and bf16",
-    short="wgmma and TMA, decoding",
-    look=("vermillion", "X", "-"),
-    rung=6,
-    fastest_in=("forward",),
-    model="split_kv",
-    tensor_cores=True,
-    dtypes=tuple(ELEMENTS),
-    head_dims=tensor_core.HEAD_DIMS,
+    short="wgmma and TMA, decoding", look=("vermillion", "X", "-"),
+    rung=6, fastest_in=("forward",), model="split_kv", tensor_cores=True, dtypes=tuple(ELEMENTS), head_dims=tensor_core.HEAD_DIMS,
     variants=hopper_variants(FILE, _functions),
-    forward=forward,
-    prepare=prepare,
-    takes=("causal", "count"),
-    aligned=True,
-    choose_blocks=choose_blocks,
-    why_not=hopper.why_not,
-    unsuited=unsuited,
-)
+    forward=forward, prepare=prepare, takes=("causal", "count"), aligned=True, choose_blocks=choose_blocks,
+    why_not=hopper.why_not, unsuited=unsuited,
+)  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 from functools import cache, lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -124,16 +125,9 @@ def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Optio
 
 @lru_cache(maxsize=1024)
 def _launch(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    wants_L: bool,
-    causal: bool,
-    scale: float,
-    offset: int,
-    counting: bool,
-) -> tuple[Launch, int]:
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], wants_L: bool, causal: bool,
+    scale: float, offset: int, counting: bool,
+) -> tuple[Launch, int]:  # fmt: skip
     """Return it, called with the addresses of Q, K, V, O, L, Vᵀ, the counters and totals; and the bytes of Vᵀ.
 
     Where V's keys lie next to each other, there is no Vᵀ.
@@ -200,29 +194,13 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
 
 FUNCTIONS = tuple(function(causal, keys) for keys in (False, True) for causal in (False, True))
 KERNEL = Kernel(
-    name="hopper_fp8",
-    about="8 bits: e4m3 operands, V transposed on the way, P̃ kept below 448; O in fp16",
-    rung=7,
-    fastest_in=("forward",),
-    short="wgmma and TMA, 8 bits",
-    look=("vermillion", "p", "-"),
-    model="q_outer",
-    tensor_cores=True,
-    dtypes=(NAME,),
-    output="float16",
-    head_dims=(128,),
-    variants=(
-        *(
-            Variant(FILE, (("COUNT", count),), ("round_to_8<float>", *FUNCTIONS[at::2]), ("sm_90a",))
-            for count in (0, 1)
-            for at in (0, 1)
-        ),
+    name="hopper_fp8", about="8 bits: e4m3 operands, V transposed on the way, P̃ kept below 448; O in fp16",
+    rung=7, fastest_in=("forward",), short="wgmma and TMA, 8 bits", look=("vermillion", "p", "-"), model="q_outer",
+    tensor_cores=True, dtypes=(NAME,), output="float16", head_dims=(128,),
+    variants=tuple(
+        Variant(FILE, (("COUNT", count),), ("round_to_8<float>", *FUNCTIONS[at::2]), ("sm_90a",))
+        for count, at in product((0, 1), (0, 1))
     ),
-    forward=forward,
-    prepare=prepare,
-    takes=("causal", "count"),
-    aligned=True,
-    keys_contiguous=FOURS,
-    choose_blocks=choose_blocks,
-    why_not=why_not,
-)
+    forward=forward, prepare=prepare, takes=("causal", "count"), aligned=True, keys_contiguous=FOURS,
+    choose_blocks=choose_blocks, why_not=why_not,
+)  # fmt: skip

@@ -52,18 +52,9 @@ def prepared(
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    wants_L: bool,
-    causal: bool,
-    scale: float,
-    counting: bool,
-    t: int,
-    together: int,
-) -> tuple[Launches, int]:
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, wants_L: bool,
+    causal: bool, scale: float, counting: bool, t: int, together: int,
+) -> tuple[Launches, int]:  # fmt: skip
     """Return what is started, and the bytes of parts; strides are q's, k's, v's and the table's.
 
     It is called with the addresses of parts, Q, K, V, the table, lengths, O, L and totals.

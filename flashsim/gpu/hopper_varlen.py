@@ -84,19 +84,9 @@ def prepared(
 
 @lru_cache(maxsize=1024)
 def _launch(
-    device: int,
-    tiles: Tiles,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    wants_L: bool,
-    causal: bool,
-    scale: float,
-    counting: bool,
-    row_blocks: int,
-    section: int,
-) -> Launch:
+    device: int, tiles: Tiles, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
+    wants_L: bool, causal: bool, scale: float, counting: bool, row_blocks: int, section: int,
+) -> Launch:  # fmt: skip
     """Return it, for so many row blocks a head: called with the addresses of Q, K, V, O, L, words, counter and totals."""
     (H, N_q, d), (H_kv, N_k, _) = q, k
     if H * row_blocks >= MOST:

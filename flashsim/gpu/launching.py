@@ -279,9 +279,3 @@ def state(heads: int, seed: int | None) -> Any:
     if seed is None:
         return cupy.empty((heads, 2), "uint32")
     return cupy.tile(cupy.asarray(seed_words(seed), "uint32"), (heads, 1))
-
-
-def lse_of(l: Any, m: Any, out: Any) -> None:
-    """Write m + log ℓ to `out`, −∞ for rows without keys: the log-sum-exp, of what Algorithms 1 and 2 keep."""
-    cupy = import_cupy()
-    cupy.add(m, cupy.log(l), out=out)

@@ -39,18 +39,9 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 
 
 KERNEL = Kernel(
-    name="q_outer",
-    about="loops exchanged, scalar: O stays on chip, a block of threads per row block",
-    short="loops exchanged",
+    name="q_outer", about="loops exchanged, scalar: O stays on chip, a block of threads per row block", short="loops exchanged",
     look=("orange", "v", "-"),
-    rung=3,
-    fastest_in=("forward",),
-    model="q_outer",
-    longest=8192,
-    dtypes=tuple(ELEMENTS),
-    head_dims=HEAD_DIMS,
+    rung=3, fastest_in=("forward",), model="q_outer", longest=8192, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
     variants=variants(FILE, "q_outer", TYPES, dims=[(d, *choose_blocks(d, "float32", "forward")) for d in HEAD_DIMS]),
-    forward=forward,
-    takes=("causal", "mask", "dropout_p", "blocks", "count"),
-    choose_blocks=choose_blocks,
-)
+    forward=forward, takes=("causal", "mask", "dropout_p", "blocks", "count"), choose_blocks=choose_blocks,
+)  # fmt: skip

@@ -22,15 +22,9 @@ class _Field(ctypes.Structure):
     """nvmlFieldValue_t, with the value as the unsigned int that power is."""
 
     _fields_ = (
-        ("id", ctypes.c_uint),
-        ("scope", ctypes.c_uint),
-        ("timestamp", ctypes.c_longlong),
-        ("latency", ctypes.c_longlong),
-        ("type", ctypes.c_int),
-        ("failed", ctypes.c_int),
-        ("value", ctypes.c_uint),
-        ("rest", ctypes.c_uint),
-    )
+        ("id", ctypes.c_uint), ("scope", ctypes.c_uint), ("timestamp", ctypes.c_longlong), ("latency", ctypes.c_longlong),
+        ("type", ctypes.c_int), ("failed", ctypes.c_int), ("value", ctypes.c_uint), ("rest", ctypes.c_uint),
+    )  # fmt: skip
 
 
 class Sensors:

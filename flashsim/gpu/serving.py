@@ -22,19 +22,9 @@ WORDS = ("int32", "uint32")
 
 
 def paged(
-    q: Any,
-    k: Any,
-    v: Any,
-    table: Any,
-    lengths: Any,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
-    splits: int | None = None,
-    check: bool = True,
-    return_lse: bool = False,
-    count: bool = False,
-) -> Any:
+    q: Any, k: Any, v: Any, table: Any, lengths: Any, *, causal: bool = True, scale: float | None = None,
+    splits: int | None = None, check: bool = True, return_lse: bool = False, count: bool = False,
+) -> Any:  # fmt: skip
     """Return attention of a batch to keys and values in pages, (b, H_q, N, d), float16 or bfloat16, d of 64 or 128.
 
     q        (b, H_q, N, d): N queries of each sequence, the last ones; with their group's heads 64 of a KV head at most
@@ -84,17 +74,9 @@ def paged(
 
 
 def varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_q: Any,
-    cu_k: Any,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
-    return_lse: bool = False,
+    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *, causal: bool = True, scale: float | None = None, return_lse: bool = False,
     count: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return attention of sequences that lie end to end, (H_q, ΣN, d), float16 or bfloat16, d of 64 or 128.
 
     q, k, v     (H_q, ΣN, d), (H_kv, Σn, d), (H_kv, Σn, d), of any strides but the last: (ΣN, H_q, d) with its axes swapped

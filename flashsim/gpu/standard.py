@@ -25,7 +25,7 @@ FILE = "standard.cu"
 CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 COMPUTE_32F, GEMM_DEFAULT = 68, -1  # CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
 HEAD_DIMS = tuple(range(8, 257, 8))
-MASKS = ("Causal", "Dense", "CausalDense")
+MASKS, PASSES = ("Causal", "Dense", "CausalDense"), ("softmax_rows", "drop", "softmax_backward_rows")
 
 
 @dataclass(frozen=True)
@@ -160,28 +160,12 @@ def _launch(function: str, q: Any, arguments: Sequence[Any], matrix: Any) -> Non
 
 
 KERNEL = Kernel(
-    name="standard",
-    about="unfused: S and P in HBM, cuBLAS for products, and a kernel for each pass",
-    short="standard, CuPy",
+    name="standard", about="unfused: S and P in HBM, cuBLAS for products, and a kernel for each pass", short="standard, CuPy",
     look=("black", "x", ":"),
-    rung=0,
-    fastest_in=(),
-    model="standard",
-    longest=16_384,
-    dtypes=tuple(ELEMENTS),
-    head_dims=HEAD_DIMS,
+    rung=0, fastest_in=(), model="standard", longest=16_384, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
     variants=tuple(
-        Variant(
-            FILE,
-            (("COUNT", 0),),
-            (
-                *(f"mask_scores<{T}, {mask}>" for mask in MASKS),
-                *(f"{name}<{T}>" for name in ("softmax_rows", "drop", "softmax_backward_rows")),
-            ),
-        )
+        Variant(FILE, (("COUNT", 0),), (*(f"mask_scores<{T}, {mask}>" for mask in MASKS), *(f"{name}<{T}>" for name in PASSES)))
         for T in ELEMENTS.values()
     ),
-    forward=forward,
-    backward=backward,
-    takes=("causal", "mask", "dropout_p"),
-)
+    forward=forward, backward=backward, takes=("causal", "mask", "dropout_p"),
+)  # fmt: skip

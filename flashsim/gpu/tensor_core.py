@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -80,38 +82,20 @@ def _elements(array: Any) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides[:3])
 
 
+def _functions(dtype: str) -> Iterator[str]:
+    for d, causal, dropout in product(HEAD_DIMS, (False, True), (False, True)):
+        if dtype == "float16" or causal == dropout:
+            yield function(dtype, d, causal, dropout)
+
+
 KERNEL = Kernel(
-    name="tensor_core",
-    about="loops exchanged, tensor cores: mma.sync, cp.async, swizzled shared memory; fp16 and bf16",
-    short="tensor cores",
-    look=("vermillion", "s", "-"),
-    rung=4,
-    fastest_in=("forward", "backward"),
-    model="q_outer",
-    tensor_cores=True,
-    dtypes=tuple(ELEMENTS),
-    head_dims=HEAD_DIMS,
+    name="tensor_core", about="loops exchanged, tensor cores: mma.sync, cp.async, swizzled shared memory; fp16 and bf16",
+    short="tensor cores", look=("vermillion", "s", "-"),
+    rung=4, fastest_in=("forward", "backward"), model="q_outer", tensor_cores=True, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
     variants=(
-        *(
-            Variant(
-                FILE,
-                (),
-                tuple(
-                    function(dtype, d, causal, dropout)
-                    for d in HEAD_DIMS
-                    for causal in (False, True)
-                    for dropout in (False, True)
-                    if dtype == "float16" or causal == dropout
-                ),
-                ("sm_90a",),
-            )
-            for dtype in ELEMENTS
-        ),
+        *(Variant(FILE, (), tuple(_functions(dtype)), ("sm_90a",)) for dtype in ELEMENTS),
         Variant(FILE, (), tuple(function(T, d, True, True) for T in ELEMENTS for d in HEAD_DIMS), ("sm_80",)),
         *tensor_core_backward.VARIANTS,
     ),
-    forward=forward,
-    backward=tensor_core_backward.backward,
-    takes=("causal", "dropout_p"),
-    aligned=True,
-)
+    forward=forward, backward=tensor_core_backward.backward, takes=("causal", "dropout_p"), aligned=True,
+)  # fmt: skip

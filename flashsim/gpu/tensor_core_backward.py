@@ -99,15 +99,12 @@ def defines(d: int, dtype: str, dropout: bool) -> dict[str, str | int]:
 
 VARIANTS = tuple(
     Variant(
-        FILE,
-        tuple(defines(d, dtype, dropout).items()),
-        tuple(dict.fromkeys(tiles.functions(False) + tiles.functions(True))),
+        FILE, tuple(defines(d, dtype, dropout).items()), tuple(dict.fromkeys(tiles.functions(False) + tiles.functions(True))),
         ("sm_80", "sm_90a") if dropout and (dtype == "float16") == (d == 128) else ("sm_90a",),
     )
-    for of in (TILES, SMALL)
-    for d, tiles in of.items()
+    for of in (TILES, SMALL) for d, tiles in of.items()
     for dtype, dropout in (("float16", False), ("float16", True), ("bfloat16", True))
-)
+)  # fmt: skip
 """What the tests compile: bfloat16, and sm_80, for what does most."""
 
 

@@ -73,31 +73,17 @@ def _apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _described(
-    name: str,
-    pointer: int,
-    given: tuple[int, ...],
-    dtype: str,
-    dims: tuple[int, ...],
-    strides: tuple[int, ...],
-    box: tuple[int, ...],
-    swizzle: int = 3,
-) -> Any:
+    name: str, pointer: int, given: tuple[int, ...], dtype: str, dims: tuple[int, ...], strides: tuple[int, ...],
+    box: tuple[int, ...], swizzle: int = 3,
+) -> Any:  # fmt: skip
     axes, memory = len(dims), np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
     status = _encode()(
-        ctypes.c_void_p(found.ctypes.data),
-        TYPES[dtype][0],
-        axes,
-        ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * axes)(*dims),
-        (ctypes.c_uint64 * (axes - 1))(*strides),
-        (ctypes.c_uint32 * axes)(*box),
-        (ctypes.c_uint32 * axes)(*[1] * axes),
-        0,  # not interleaved
-        swizzle,  # 3: over 128 bytes, 2: 64
-        2,  # the L2 fetches 128 bytes
-        0,  # zeros out of bounds
-    )
+        ctypes.c_void_p(found.ctypes.data), TYPES[dtype][0], axes, ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * axes)(*dims), (ctypes.c_uint64 * (axes - 1))(*strides),
+        (ctypes.c_uint32 * axes)(*box), (ctypes.c_uint32 * axes)(*[1] * axes),
+        0, swizzle, 2, 0,  # not interleaved; 3: over 128 bytes, 2: 64; the L2 fetches 128 bytes; zeros out of bounds
+    )  # fmt: skip
     if status:
         raise ValueError(
             f"{name} is at {pointer:#x} with strides {given} bytes; expected multiples of 16, below 2^40, for hopper"

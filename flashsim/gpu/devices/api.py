@@ -35,16 +35,9 @@ class Part:
 
 
 def forward(
-    name: str,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    links: Links,
-    layout: str | None = None,
-    causal: bool = False,
+    name: str, q: Any, k: Any, v: Any, *, links: Links, layout: str | None = None, causal: bool = False,
     scale: float | None = None,
-) -> Part:
+) -> Part:  # fmt: skip
     """Attend over all processes' rows, of which q (H_q, n, d), k and v (H_kv, n, d) are this one's: tensors on its GPU.
 
     name    "ring", or "ulysses", whose devices need as many KV heads each
