@@ -5,22 +5,12 @@ from dataclasses import replace
 import numpy as np
 
 from flashsim.testing.case import Case
-from flashsim.testing.checks.check import (
-    HAS_BACKWARD,
-    HAS_DROPOUT,
-    Comparison,
-    Comparisons,
-    Trial,
-    both_budgets,
-    check,
-    declares,
-    of_gradients,
-)
+from flashsim.testing.checks.check import Comparison, Comparisons, Trial, both_budgets, check, of_gradients
 from flashsim.testing.checks.oracle import poisoned, with_dead_keys
 from flashsim.testing.subject import Subject
 
 
-@check(HAS_BACKWARD)
+@check("backward")
 def gradients(t: Trial) -> Comparisons:
     """dq, dk, dv for a random dO against the oracle's."""
     wants = t.problem.gradients()
@@ -32,7 +22,7 @@ def _widest(case: Case, subject: Subject) -> Case | None:
     return replace(case, dtype=wide[0]) if wide and case.N_k and case.regime != "massive" else None
 
 
-@check(HAS_BACKWARD, fit=_widest)
+@check("backward", fit=_widest)
 def finite_differences(t: Trial) -> Comparisons:
     """The slope of the kernel's own forward function, at a few spots, is what its backward function says."""
     problem, rng, (exact, budgets) = t.problem, t.rng, t.problem.gradients()
@@ -59,7 +49,7 @@ def finite_differences(t: Trial) -> Comparisons:
         )
 
 
-@check(HAS_BACKWARD, declares("masks"), fit=with_dead_keys)
+@check("backward", "masks", fit=with_dead_keys)
 def masked_gradients(t: Trial) -> Comparisons:
     """Keys that nobody attends to, and queries that attend to nothing, have gradients of exactly 0."""
     dead, empty = t.problem.dead[..., None], t.problem.empty[..., None]
@@ -69,7 +59,7 @@ def masked_gradients(t: Trial) -> Comparisons:
     yield from of_gradients("{} of what is masked", t.gradients, zeros, zeros, t.problem, (empty, dead, dead))
 
 
-@check(HAS_BACKWARD, declares("masks"), fit=with_dead_keys)
+@check("backward", "masks", fit=with_dead_keys)
 def backward_poison(t: Trial) -> Comparisons:
     """NaN and ±∞ in keys that are masked for every query, or in their values, reach no gradient."""
     changed = poisoned(t)
@@ -83,7 +73,7 @@ def _with_dropout(case: Case, subject: Subject) -> Case | None:
     return case if case.dropout_p else replace(case, dropout_p=(0.1, 0.5, 0.8)[case.seed % 3])
 
 
-@check(HAS_DROPOUT, fit=_with_dropout)
+@check("dropout", fit=_with_dropout)
 def dropout(t: Trial) -> Comparisons:
     """Under dropout O has the weights that the keep mask keeps, and the log-sum-exp is that without dropout."""
     problem = t.problem
@@ -95,7 +85,7 @@ def dropout(t: Trial) -> Comparisons:
         yield Comparison("lse under dropout", t.out.lse, exact.lse, exact.lse_budget, live, problem)
 
 
-@check(HAS_DROPOUT, HAS_BACKWARD, fit=_with_dropout)
+@check("dropout", "backward", fit=_with_dropout)
 def dropout_gradients(t: Trial) -> Comparisons:
     """Under dropout the gradients are those of the forward function with that keep mask."""
     problem = t.problem
@@ -103,7 +93,7 @@ def dropout_gradients(t: Trial) -> Comparisons:
     yield from of_gradients("{} under dropout", t.gradients, *wants, problem)
 
 
-@check(HAS_DROPOUT, fit=_with_dropout)
+@check("dropout", fit=_with_dropout)
 def dropout_mask(t: Trial) -> Comparisons:
     """The keep mask keeps a share of 1 − p, is the same for the same seed, and differs between seeds and between heads."""
     problem = t.problem

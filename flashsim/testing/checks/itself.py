@@ -7,18 +7,7 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 from flashsim.testing.case import MOST_ELEMENTS, Case
-from flashsim.testing.checks.check import (
-    IS_DETERMINISTIC,
-    TAKES_CROSS,
-    TAKES_STRIDES,
-    Comparison,
-    Comparisons,
-    Trial,
-    check,
-    declares,
-    of_gradients,
-    of_outputs,
-)
+from flashsim.testing.checks.check import Comparison, Comparisons, Trial, check, of_gradients, of_outputs
 from flashsim.testing.problem import Problem
 from flashsim.testing.strategies import around
 from flashsim.testing.subject import Output, Subject, memory_of, strides_of
@@ -75,9 +64,7 @@ def identity_values(t: Trial) -> Comparisons:
     yield Comparison("the weights of masked keys", got.O, np.zeros_like(got.O), 0.0, masked, identity)
 
 
-@check(
-    declares("lse"), TAKES_CROSS, fit=lambda case, subject: case if case.N_k > subject.spec.multiples[1] else None, computes=True
-)
+@check("lse", "cross", fit=lambda case, subject: case if case.N_k > subject.spec.multiples[1] else None, computes=True)
 def split_and_merge(t: Trial) -> Comparisons:
     """Attention to parts of the keys, merged by their log-sum-exps, is attention to all of them."""
     N_k = t.problem.score_shape[-1]
@@ -93,7 +80,7 @@ def _takes_parts(subject: Subject) -> str:
     return "" if takes else "the spec declares N_q = N_k, and no masks"
 
 
-@check(declares("lse"), _takes_parts, fit=_any_keys, computes=True)
+@check("lse", _takes_parts, fit=_any_keys, computes=True)
 def mergeable_lse(t: Trial) -> Comparisons:
     """Attention to keys [0, c) and to [c, N_k), merged as returned, is the whole; a part may be empty or masked."""
     N_k, whole = t.problem.score_shape[-1], _in_any_order(t)
@@ -160,7 +147,7 @@ def _in_groups(case: Case, subject: Subject) -> Case:
     return replace(case, N_q=N_q, N_k=N_k, H_kv=max(case.H_kv, 2))
 
 
-@check(declares("gqa"), fit=_in_groups)
+@check("gqa", fit=_in_groups)
 def grouped_heads(t: Trial) -> Comparisons:
     """Query heads that share a KV head do as if each had a copy of it."""
     problem = t.problem
@@ -173,7 +160,7 @@ def grouped_heads(t: Trial) -> Comparisons:
     yield from of_outputs("{}, against KV heads repeated,", t.out, want, twice, at, problem)
 
 
-@check(declares("scale"), computes=True)
+@check("scale", computes=True)
 def scale_equivalence(t: Trial) -> Comparisons:
     """Twice the scale does what queries twice as large do; the default scale is 1/√d."""
     problem = t.problem
@@ -189,7 +176,7 @@ def _strided(case: Case, subject: Subject) -> Case | None:
     return case if case.strides != "contiguous" else replace(case, strides=kinds[case.seed % len(kinds)])
 
 
-@check(TAKES_STRIDES, fit=_strided, both=True)
+@check("strides", fit=_strided, both=True)
 def strides(t: Trial) -> Comparisons:
     """Arrays that are not contiguous, with NaN in their gaps, give what contiguous ones give."""
     want, budget = t.subject.forward(t.problem), 2 * t.problem.solution.O_budget
@@ -218,7 +205,7 @@ def inputs_unmodified(t: Trial) -> Comparisons:
             yield Comparison("mask afterwards", given.mask.astype(float), mask.astype(float), 0.0)
 
 
-@check(IS_DETERMINISTIC)
+@check("deterministic")
 def determinism(t: Trial) -> Comparisons:
     """The same call again, after another one, gives the same bits."""
     problem = t.problem
