@@ -38,8 +38,7 @@ def add_options(parser: Any) -> None:
     quick = f"a quick look, in a minute: --N {lengths}, --d 128, normal numbers, 3 rounds; with bars at its end"
     add(parser, "--quick", **FLAG, help=quick)
     add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; with --ladder, {LADDERS}")
-    dims = "head dimensions. Default: 64 128; with --ladder, 128"
-    add(parser, "--d", nargs="+", required=False, help=dims)
+    add(parser, "--d", nargs="+", required=False, help="head dimensions. Default: 64 128; with --ladder, 128")
     ways, masked = ["no", "yes", "both"], "with a causal mask, without it, or both. Default: both"
     add(parser, "--causal", action="store", choices=ways, default="both", help=masked)
     add(parser, "--direction", choices=[*DIRECTIONS, "both"], default="both", help="which pass. Default: both")
@@ -56,8 +55,7 @@ def add_options(parser: Any) -> None:
     only += "; and fa4's backward pass, which may not return"
     add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
     add(parser, "--rounds", type=whole(), help="how often each is timed; the median is shown. Default: 7")
-    turn = "how long a turn lasts, if a call is shorter. Default: 30"
-    add(parser, "--turn", type=whole(), metavar="MS", help=turn)
+    add(parser, "--turn", type=whole(), metavar="MS", help="how long a turn lasts, if a call is shorter. Default: 30")
     add(parser, "--commit", help="commit of the sources, stored with the numbers")
     add(parser, "--json", "--quiet")
 

@@ -39,8 +39,7 @@ def run(options: argparse.Namespace) -> int:
     with progress(options) as told:
         asked = problem_in(options, "dropout_p", "least")
         tuned = tune(**asked, algorithms=[*options.named, *options.algorithm], on_tried=told)
-    numbers = {"command": options.command_line, **tuned.to_dict()}
-    finish(options, numbers, lambda: print_tuned(tuned, options.dtype))
+    finish(options, {"command": options.command_line, **tuned.to_dict()}, lambda: print_tuned(tuned, options.dtype))
     return 0
 
 

@@ -110,8 +110,7 @@ def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tupl
     live = live_tiles(bits, MASK_BLOCKS, blocks, shape, window)
     j, i = np.nonzero(live.T)
     tiles = np.stack([i, (live.cumsum(axis=1) - 1)[i, j]], axis=1)
-    starts = np.concatenate([[0], live.sum(axis=0).cumsum()])
-    return to_gpu(starts, live.sum(axis=1), tiles)
+    return to_gpu(np.concatenate([[0], live.sum(axis=0).cumsum()]), live.sum(axis=1), tiles)
 
 
 @lru_cache(maxsize=1024)

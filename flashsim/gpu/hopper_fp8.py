@@ -117,8 +117,7 @@ def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Optio
     start, scratch = _launch(device, q.shape, k.shape, strides, *asked, options.counters is not None)
 
     def run(stream: int, transposed: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
-        moved = totals(options, ARRAYS, EVENTS)
-        start(stream, Q, K, V, O, L, transposed, counter(device, stream), moved)
+        start(stream, Q, K, V, O, L, transposed, counter(device, stream), totals(options, ARRAYS, EVENTS))
 
     return Prepared(run, scratch)
 
@@ -172,8 +171,7 @@ def _launch(
     def arguments(Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int) -> tuple[Any, ...]:
         for name, at, rows in zip("qkv", (Q, K, V), in_rows, strict=True):
             check_rows(name, at, *rows)
-        each = zip(sides, (Q, K, V, O), strict=True)
-        maps = (described(name, at, *rest) for (name, described, *rest), at in each)
+        maps = (described(name, at, *rest) for (name, described, *rest), at in zip(sides, (Q, K, V, O), strict=True))
         words = np.array([counters, counters + 4, counters + 8], "u8")
         return (*maps, np.uint64(L), np.uint64(transposed), np.void(words.tobytes()), by_value, np.uint64(totals))
 

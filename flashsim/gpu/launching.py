@@ -88,8 +88,7 @@ def launch(
     """
     if blocks > GRID:
         raise ValueError(f"{function} would need {blocks:,} blocks of threads; a grid has {GRID:,} at most")
-    counting = options.counters is not None
-    kernel = load(file, (function,), {"COUNT": int(counting)})[function]
+    kernel = load(file, (function,), {"COUNT": int(options.counters is not None)})[function]
     if shared > 48 * 1024:
         kernel.max_dynamic_shared_size_bytes = shared
     totals = options.counters.for_launch(names) if options.counters is not None else np.uint64(0)
@@ -205,8 +204,7 @@ class Prepared(NamedTuple):
         """Run it with CuPy's arrays, of which None are left out, on CuPy's current stream and device."""
         cuda = import_cupy().cuda
         cuda.runtime.setDevice(cuda.runtime.getDevice())
-        memory = cuda.alloc(self.scratch)
-        self.run(cuda.get_current_stream().ptr, memory.ptr, *[x.data.ptr for x in arrays if x is not None])
+        self.run(cuda.get_current_stream().ptr, cuda.alloc(self.scratch).ptr, *[x.data.ptr for x in arrays if x is not None])
 
 
 class InMemory:

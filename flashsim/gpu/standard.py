@@ -38,8 +38,7 @@ class Saved:
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o and, unless None, lse."""
-    saved = forward_saving(q, k, v, lse, options)
-    _product(saved.P_dropped, _shared(q, v), o, "NN")
+    _product(forward_saving(q, k, v, lse, options).P_dropped, _shared(q, v), o, "NN")
 
 
 def forward_saving(q: Any, k: Any, v: Any, lse: Any, options: Options) -> Saved:
@@ -79,8 +78,7 @@ def backward_from(saved: Saved, q: Any, k: Any, v: Any, do: Any, dq: Any, dk: An
     _product(dP, q, parts[0], "TN", options.scale)  # line 5
     if group > 1:
         for part, total in zip(parts, (dk, dv), strict=True):
-            split = part.reshape(*k.shape[:2], group, *k.shape[2:])
-            total[...] = split.astype("float32").sum(axis=2).astype(q.dtype)
+            total[...] = part.reshape(*k.shape[:2], group, *k.shape[2:]).astype("float32").sum(axis=2).astype(q.dtype)
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     strides = (np.array([_elements(array)], launching.STRIDES) for array in (q, k, v))
     numbers = (np.int32(n) for n in (N_q, N_k, H // H_kv))
     drop = np.array([launching.dropout(options.dropout_p, options.seed)], launching.DROPOUT)
-    L = np.uint64(0) if lse is None else lse
-    arguments = (q, k, v, o, L, *strides, *numbers, *factor_and_sign(options.scale), drop)
+    arguments = (q, k, v, o, np.uint64(0) if lse is None else lse, *strides, *numbers, *factor_and_sign(options.scale), drop)
     kernel((-(-N_q // B_r), H, B), (THREADS,), arguments, shared_mem=shared)
 
 

@@ -104,8 +104,7 @@ def _algorithm_4() -> Iterator[Pass]:
     o, lse = gpu.forward(q, k, v, kernel="algorithm_2", return_lse=True)
     for B_c in (16, 32, 64):
         blocks = (32, B_c)
-        tally = count("flash", N=N, d=d, M=10**6, blocks=blocks, heads=B * H, direction="backward")
-        reads, writes = _bytes(tally.hbm)
+        reads, writes = _bytes(count("flash", N=N, d=d, M=10**6, blocks=blocks, heads=B * H, direction="backward").hbm)
         yield Pass(
             "algorithm_4", f"B_c = {B_c}", "DRAM", reads, writes, 0.01,
             lambda blocks=blocks: gpu.backward(q, k, v, o, lse, do, kernel="algorithm_2", blocks=blocks),  # type: ignore[misc]
@@ -123,8 +122,7 @@ def _on_chip() -> Iterator[Pass]:
     for name, dtype, blocks in (("q_outer", "float32", (64, 64)), ("tensor_core", "float16", tensor_core.block_sizes(64))):
         q, k, v = (_normal(*shape, dtype=dtype) for _ in range(3))
         width = 4 if dtype == "float32" else 2
-        tally = count("q_outer", N=N, d=d, M=10**7, blocks=blocks, heads=B * H)
-        arrays = tally.hbm.by_array
+        arrays = count("q_outer", N=N, d=d, M=10**7, blocks=blocks, heads=B * H).hbm.by_array
         lse = arrays["L"].writes * 4
         reads = sum(arrays[name].reads for name in "QKV") * width
         writes = arrays["O"].writes * width

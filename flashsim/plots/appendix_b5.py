@@ -41,8 +41,7 @@ def appendix_b5_data(
     `products` is how many products of 2N²d the backward pass computes.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
-    ways = ("forward", "backward")
-    forward, backward = ({name: count(name, **shape, direction=way) for name in _LOOKS} for way in ways)
+    forward, backward = ({name: count(name, **shape, direction=way) for name in _LOOKS} for way in ("forward", "backward"))
     matmul = {name: tally.flops.matmul for name, tally in backward.items()}
     return {
         **shape,

@@ -64,8 +64,7 @@ def blocks_data(
     as_run = -(-N_q // min(first, d)) * -(-N // first) <= MOST_TILES
     if as_run:
         random = np.random.default_rng(2205_14135)
-        sizes = ((N_q, d), (N, d), (N, d_v))
-        Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in sizes)
+        Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in ((N_q, d), (N, d), (N, d_v)))
 
     def simulate(B_c: int) -> dict[str, Any]:
         how: dict[str, Any] = {"M": exact_at(B_c).sram.peak, "blocks": (min(B_c, d), B_c)}
@@ -173,8 +172,7 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mappi
         grey: dict[str, Any] = {"facecolor": BLACK, "alpha": 0.1, "linewidth": 0, "zorder": 0}
         ax.fill_between([limit or left, right], floor, top, **grey, gid=_gid("does not fit", direction))
     if limit is not None and limit != N:
-        dotted = (0, (1, 1.5))
-        ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=dotted, linewidth=1, gid=_gid("limit", direction))
+        ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid=_gid("limit", direction))
     ax.axhline(numbers["standard"]["accesses"], color=_STANDARD.colour, linestyle="--", gid=_gid("standard", direction))
     if direction == "forward":
         ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")

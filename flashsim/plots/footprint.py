@@ -93,8 +93,7 @@ def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
         # FlashAttention's line covers this one
         below = {"linewidth": 3.5, "marker": None} if name == "memory_efficient" else {}
         ax.plot(N, data["extra"][name], **{**look.line, **below}, gid=name)
-        crosses = data["crosses"][name]
-        ax.plot([crosses], [limit], "D", color=look.colour, mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
+        ax.plot([data["crosses"][name]], [limit], "D", color=look.colour, mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
     _label(ax, data)
 
 

@@ -29,8 +29,7 @@ def lower_data(*, N: int = 16_384, d: int = REFERENCE_D, M: Any = None, dtype: s
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
 
     def at(N: int, M: int) -> dict[str, Any]:
-        moved = _moved(FORWARD, N=N, d=d, M=M)
-        return {"N": N, "M": M, "bound": lower_bound(N=N, d=d, M=M).accesses, "accesses": moved}
+        return {"N": N, "M": M, "bound": lower_bound(N=N, d=d, M=M).accesses, "accesses": _moved(FORWARD, N=N, d=d, M=M)}
 
     by_N, by_M = [at(length, M) for length in LENGTHS], [at(N, int(part * d * d)) for part in CACHES]
     return {"N": N, "d": d, "M": M, "dtype": dtype, "by_N": by_N, "by_M": by_M}

@@ -28,8 +28,7 @@ def pareto_data(
     sizes, those that no other undercuts in both; `paper`, line 1's blocks for M; `best`, the fewest accesses with a peak of
     at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written.
     """
-    stored = float_dtype(dtype)
-    N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)
+    N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
 
     def at(algorithm: Any, **sizes: Any) -> list[int]:
         moved = cost(algorithm, N=N, d=d, M=M, dtype=dtype, **sizes)

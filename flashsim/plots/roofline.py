@@ -77,8 +77,7 @@ def roofline_data(
 
 
 def _numbers(line: Roofline) -> dict[str, Any]:
-    names = ("flops", "intensity", "time", "reached", "bound")
-    return {"bytes": line.nbytes, **{name: getattr(line, name) for name in names}}
+    return {"bytes": line.nbytes, **{name: getattr(line, name) for name in ("flops", "intensity", "time", "reached", "bound")}}
 
 
 def _dram_bytes(on: Machine, N: int, d: int, M: int, dtype: str, **how: Any) -> dict[str, dict[Direction, int]]:
@@ -151,8 +150,7 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
             _mark(ax, cached[name], f"{name} through L2", mfc="white", **look)
         if name == "flash" or name in data.get("others", ()) or _apart(plain[name], plain["flash"]):
             _mark(ax, plain[name], name, label=text, **look)
-    title = f"FLOP/byte{arrow}\n(ridge {ridge:.3g})"
-    ax.legend(loc="lower right", title=title, alignment="left", numpoints=1, handlelength=1)
+    ax.legend(loc="lower right", title=f"FLOP/byte{arrow}\n(ridge {ridge:.3g})", alignment="left", numpoints=1, handlelength=1)
     ax.set_xlim(left, right)
     ax.set_ylim(bottom, peak * 5)
     ticks(ax.yaxis, LogLocator(10), lambda y, _: f"{y / 1e12:g}")

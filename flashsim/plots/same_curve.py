@@ -49,8 +49,7 @@ def plot_same_curve(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
             wide, label = (1, f"bug: {bug}") if bug else (_WIDTHS.get(name, 1), f"{colours[name].label}, no bug")
             above.plot(_steps(curve), curve["losses"], color=colour, linewidth=wide, gid=gid, label=label)
         if curve is not first[dtype]:
-            apart = np.abs(np.subtract(curve["losses"], first[dtype]["losses"]))
-            so_far = np.maximum(np.maximum.accumulate(apart), _LEAST)
+            so_far = np.maximum(np.maximum.accumulate(np.abs(np.subtract(curve["losses"], first[dtype]["losses"]))), _LEAST)
             below.plot(_steps(curve), so_far, _DASHES[dtype], color=colour, gid=f"{gid} apart")
     above.set_ylabel("loss (nats a character)")
     above.set_title("One training curve,\nwhichever attention trains it", x=hang(above, -0.17))

@@ -41,8 +41,7 @@ def saved_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D) -> dict[str, Any]:
 
     def curve(width: int, direction: str) -> dict[str, Any]:
         rooms = [round(part * width * width) for part in _PARTS]
-        found = [factor(width, max(M, 1), direction) for M in rooms]
-        return {"d": width, "direction": direction, "M": rooms, "factor": found}
+        return {"d": width, "direction": direction, "M": rooms, "factor": [factor(width, max(M, 1), direction) for M in rooms]}
 
     named = {"reference": check_M(None, float_dtype(DEFAULT_DTYPE).itemsize), "figure_2": A100_M}
     curves = [curve(d, "forward"), curve(half, "forward"), curve(d, "backward")]
@@ -72,8 +71,7 @@ def plot_saved(data: Mapping[str, Any], ax: Axes) -> None:
     ax.axhline(1, color=GREY, linewidth=0.6, gid="as much")
     ax.set_ylim(0.2, 40)
     ticks(ax.xaxis, FixedLocator([0.5, 1, 2, 4, 8, 16, 32, 64]), lambda x, _: "1/2" if x < 1 else f"{x:g}")
-    times = FixedLocator([0.25, 0.5, 1, 2, 4, 8, 16, 32])
-    ticks(ax.yaxis, times, lambda y, _: f"{y:g}×" if y >= 1 else f"1/{1 / y:g}×")
+    ticks(ax.yaxis, FixedLocator([0.25, 0.5, 1, 2, 4, 8, 16, 32]), lambda y, _: f"{y:g}×" if y >= 1 else f"1/{1 / y:g}×")
     ax.legend(loc="lower right")
     ax.set_xlabel(f"M/d²\nN = {N:,}, one head, the largest blocks that fit M")
     ax.set_ylabel("standard's accesses ÷ FlashAttention's")

@@ -114,8 +114,7 @@ def plot_sparsity(data: Mapping[str, Any], ax: Axes) -> None:
         label = f"{name} by {_STRIDE}" if name == "strided" else name
         ax.annotate(label, (point["s"], point["accesses"]), (6, -4), textcoords="offset points", va="top")
     middle = np.sqrt(forward["flash"] * data["directions"]["backward"]["floor"])
-    key = "circles: tiles at random\nline: floor + s · (all − floor)"
-    ax.text(at, middle * 1.6, key, va="center", linespacing=1.4)
+    ax.text(at, middle * 1.6, "circles: tiles at random\nline: floor + s · (all − floor)", va="center", linespacing=1.4)
     exponents = range(-12, 1, 3)
     parts = [f"1/{2**-e:,}" if e else "1" for e in exponents]
     ticks(ax.xaxis, FixedLocator([2.0**e for e in exponents]), FixedFormatter(parts))

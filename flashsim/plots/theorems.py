@@ -124,8 +124,7 @@ def plot_theorem(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
         _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
         needs = dict.fromkeys(f"{share:.0%}" for share in (min(numbers["needs"]), max(numbers["needs"])))
-        said = f"{panel.get_xlabel()}, {data['dtype']}, one head\nline 1's blocks: they need {' to '.join(needs)} of M"
-        panel.set_xlabel(said)
+        panel.set_xlabel(f"{panel.get_xlabel()}, {data['dtype']}, one head\nline 1's blocks: they need {' to '.join(needs)} of M")
 
 
 def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theorem) -> None:

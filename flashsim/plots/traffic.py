@@ -76,8 +76,7 @@ def _model(name: str, sizing: str) -> dict[str, Any]:
 
 
 def _count(name: str, way: str, sizing: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()) -> Tally:
-    M = kilobytes * 1024 // 2
-    return count(name, **_SHAPE, **_VARIANT, M=M, direction=way, sizing=sizing, observers=observers)
+    return count(name, **_SHAPE, **_VARIANT, M=kilobytes * 1024 // 2, direction=way, sizing=sizing, observers=observers)
 
 
 def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
@@ -99,12 +98,10 @@ def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
     rows = []
     for one in passes[:-1]:  # after the last loop nothing moves
         moves = f"{', '.join(one['reads'])} → {', '.join(one['writes'])}"
-        listing = {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way]
-        title = listing if name == "flash" else _PASSES[moves]
+        title = {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way] if name == "flash" else _PASSES[moves]
         reads, writes = in_bytes(one["reads"]), in_bytes(one["writes"])
         sums = {"reads": sum(reads.values()), "writes": sum(writes.values())}
-        by_array = {"reads": reads, "writes": writes}
-        rows.append({"direction": way, "pass": title, "moves": moves, **sums, "by_array": by_array})
+        rows.append({"direction": way, "pass": title, "moves": moves, **sums, "by_array": {"reads": reads, "writes": writes}})
     return rows
 
 

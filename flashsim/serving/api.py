@@ -51,9 +51,7 @@ class Call:
     @property
     def words(self) -> list[str]:
         """The operands that are words, which all KV heads share."""
-        return [
-            name for name, value in self.operands.items() if not isinstance(value, tuple) and value.dtype == np.uint32
-        ]
+        return [name for name, value in self.operands.items() if not isinstance(value, tuple) and value.dtype == np.uint32]
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -95,12 +93,7 @@ class ServingTally(Costs):
         first = "p" if "K_p" in shapes else ""
         keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
         keys = {"C": ("N_k", "d"), **keys}
-        rows = {
-            "Q": "d",
-            "dQ": "d",
-            **dict.fromkeys(("O", "O_new", "dO"), "d_v"),
-            **dict.fromkeys(("L", "L_new", "D"), "1"),
-        }
+        rows = {"Q": "d", "dQ": "d", **dict.fromkeys(("O", "O_new", "dO"), "d_v"), **dict.fromkeys(("L", "L_new", "D"), "1")}
         kinds = {**dict.fromkeys(shapes, ("", "")), **keys, **{name: ("N_q", w) for name, w in rows.items()}}
         shape = Shape(shapes["Q"][0], shapes[next(name for name in keys if name in shapes)][0], batch.d, batch.d_v)
         follows = ("m", "l", "O", "L") if self.call.program.direction == "forward" else ("D", "dQ")
@@ -198,9 +191,7 @@ def _total(call: Call, traffic: Traffic) -> Traffic:
     return Traffic({name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()})
 
 
-def run(
-    name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any
-) -> ServingRun:
+def run(name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any) -> ServingRun:
     """Run the program of that name, forward, on these operands."""
     return finished(called(programs()[name], batch, blocks, options, lambda _: operands), observers)
 
@@ -244,9 +235,7 @@ def packed(batch: Batch, sequences: Sequence[Array]) -> Array:
     return np.concatenate([interleave(array, batch.group) for array in sequences], axis=1)
 
 
-def batch_of_lists(
-    Q: Any, K: Any, V: Any, M: Any, causal: Any, scale: Any
-) -> tuple[Batch, Array, list[Array], list[Array]]:
+def batch_of_lists(Q: Any, K: Any, V: Any, M: Any, causal: Any, scale: Any) -> tuple[Batch, Array, list[Array], list[Array]]:
     """Return the batch of lists with an array for each sequence; Q packed, K and V as lists. Raises ValueError."""
     queries = check_sequences("Q", Q)
     keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))

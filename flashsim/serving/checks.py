@@ -42,9 +42,7 @@ def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | N
     like  the name of another list, and that: of the same type and number
     """
     if not isinstance(given, list | tuple) or not given:
-        raise ValueError(
-            f"{name} is {shown(given)}; expected a list of arrays (heads, length, width), one for each sequence"
-        )
+        raise ValueError(f"{name} is {shown(given)}; expected a list of arrays (heads, length, width), one for each sequence")
     arrays = [check_packed(f"{name}[{s}]", array) for s, array in enumerate(given)]
     if like is not None and len(arrays) != len(like[1]):
         raise ValueError(f"{name} has {len(arrays)} sequences; expected {len(like[1])}, as {like[0]} has")
@@ -79,10 +77,7 @@ def check_packed(name: str, given: Any) -> Array:
 
 def check_fit(Q: Array, K: Array, V: Array, names: str = "QKV") -> None:
     """Raise ValueError unless keys and values fit each other and the queries: rows of K and V, columns, heads, and types."""
-    q, k, v = (
-        f"{name} has shape {a.shape}"
-        for name, a in zip(names.split() if " " in names else names, (Q, K, V), strict=True)
-    )
+    q, k, v = (f"{name} has shape {a.shape}" for name, a in zip(names.split() if " " in names else names, (Q, K, V), strict=True))
     if K.dtype != Q.dtype or V.dtype != Q.dtype:
         raise ValueError(f"dtypes are {Q.dtype}, {K.dtype}, {V.dtype}; expected one dtype for queries, keys and values")
     if K.shape[:2] != V.shape[:2]:

@@ -52,8 +52,7 @@ class Way:
             form = form_of(algorithm, direction)
         except NoClosedForm:
             form = None
-        options = tuple(option.name for option in forward_of(algorithm).options)
-        return cls(algorithm.name, algorithm, form, options)
+        return cls(algorithm.name, algorithm, form, tuple(option.name for option in forward_of(algorithm).options))
 
     def __reduce__(self) -> Any:  # a user's form may have lambdas: another process finds it anew
         known = self.algorithm

@@ -119,8 +119,7 @@ class Case:
             allowed = MASKS[self.mask](np.random.default_rng((self.seed, 1)), (*q.shape[:3], self.N_k), self.block)
         bias = None
         if self.bias is not None:
-            shape = (*q.shape[:3], self.N_k)
-            bias = BIASES[self.bias](np.random.default_rng((self.seed, 4)), shape).astype(wide)
+            bias = BIASES[self.bias](np.random.default_rng((self.seed, 4)), (*q.shape[:3], self.N_k)).astype(wide)
         large = max(float(np.abs(a).max(initial=0)) for a in (q, k, v)) > 100
         dO_size = 2.0**-10 if self.dtype == "float16" and large else 1.0  # or float16's gradients would overflow
         scales = None

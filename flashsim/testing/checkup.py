@@ -190,8 +190,7 @@ def _failure(subject: Subject, name: str, found: Survey, shrunk: bool) -> Failur
         verdicts = [(case, passed) for case, passed, tried in found.verdicts if tried == name]
         failing = (try_check(check, subject, case) for case, passed in verdicts if not passed)
         suspicions = diagnose(subject, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts, _passing(found))
-    message = describe(subject, finding, tally, suspicions, how)
-    return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
+    return Failure(name, finding, tally.failed, tally.tried, suspicions, describe(subject, finding, tally, suspicions, how))
 
 
 def _passing(found: Survey) -> list[Case]:

@@ -150,5 +150,4 @@ def _of_feature(subject: Subject, case: Case, feature: Feature) -> Mismatch | No
         same = np.array_equal(subject.forward(one).O, subject.forward(other).O)
     except (Broken, OutsidePool):
         return None
-    said = f"It ignores {feature.words}: with it, its answer is the same, to the bit"
-    return Mismatch(said, without) if same else None
+    return Mismatch(f"It ignores {feature.words}: with it, its answer is the same, to the bit", without) if same else None

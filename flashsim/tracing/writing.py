@@ -113,7 +113,6 @@ def as_perfetto(trace: Recording) -> dict[str, Any]:
         common = {"pid": 1, "ts": step.number}
         found.append({**common, "ph": "X", "tid": 1, "dur": 1, "name": step.label, "args": about})
         for name, value in (("reads", last.reads), ("writes", last.writes)):
-            counter = f"HBM {name} so far, elements"
-            found.append({**common, "ph": "C", "name": counter, "args": {name: value}})
+            found.append({**common, "ph": "C", "name": f"HBM {name} so far, elements", "args": {name: value}})
         found.append({**common, "ph": "C", "name": "SRAM in use, elements", "args": {"elements": last.occupancy}})
     return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"time": LOGICAL_TIME, "M": trace.about.M}}

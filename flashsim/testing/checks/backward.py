@@ -13,8 +13,7 @@ from flashsim.testing.subject import Subject
 @check("backward")
 def gradients(t: Trial) -> Comparisons:
     """dq, dk, dv for a random dO against the oracle's."""
-    wants = t.problem.gradients()
-    yield from of_gradients("{}", t.gradients, *wants, t.problem)
+    yield from of_gradients("{}", t.gradients, *t.problem.gradients(), t.problem)
 
 
 def _widest(case: Case, subject: Subject) -> Case | None:
@@ -89,8 +88,7 @@ def dropout(t: Trial) -> Comparisons:
 def dropout_gradients(t: Trial) -> Comparisons:
     """Under dropout the gradients are those of the forward function with that keep mask."""
     problem = t.problem
-    wants = problem.gradients(t.subject.keep(problem))
-    yield from of_gradients("{} under dropout", t.gradients, *wants, problem)
+    yield from of_gradients("{} under dropout", t.gradients, *problem.gradients(t.subject.keep(problem)), problem)
 
 
 @check("dropout", fit=_with_dropout)

@@ -76,8 +76,7 @@ def split_and_merge(t: Trial) -> Comparisons:
 
 
 def _takes_parts(subject: Subject) -> str:
-    takes = subject.spec.cross or subject.spec.masks
-    return "" if takes else "the spec declares N_q = N_k, and no masks"
+    return "" if subject.spec.cross or subject.spec.masks else "the spec declares N_q = N_k, and no masks"
 
 
 @check("lse", _takes_parts, fit=_any_keys, computes=True)
@@ -103,8 +102,7 @@ def _in_any_order(t: Trial) -> Problem:
     problem = t.problem
     if not problem.causal and problem.window is None and problem.slopes is None:
         return problem
-    mask = problem.allowed if t.spec.masks else problem.mask
-    return problem.but(causal=False, window=None, slopes=None, mask=mask)
+    return problem.but(causal=False, window=None, slopes=None, mask=problem.allowed if t.spec.masks else problem.mask)
 
 
 def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: bool = False) -> Comparisons:
@@ -133,8 +131,7 @@ def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: boo
     want = whole.solution
     live = ~whole.empty & ~whole.overflowing
     yield Comparison(f"O {how}", merged, want.O, budget + want.O_budget, live[..., None], whole)
-    lse_budget = want.lse_budget + off[..., 0].max(axis=0) / base
-    yield Comparison(f"lse {how}", merged_lse, want.lse, lse_budget, live, whole)
+    yield Comparison(f"lse {how}", merged_lse, want.lse, want.lse_budget + off[..., 0].max(axis=0) / base, live, whole)
 
 
 def _in_groups(case: Case, subject: Subject) -> Case:
@@ -156,8 +153,7 @@ def grouped_heads(t: Trial) -> Comparisons:
         q_scale, *others = problem.scales
         repeated = repeated.but(scales=(q_scale, *(np.repeat(a, problem.group, axis=1) for a in others)))
     want, twice = t.forward(repeated), (2 * problem.solution.O_budget, 2 * problem.solution.lse_budget)
-    at = t.defined, ~problem.empty
-    yield from of_outputs("{}, against KV heads repeated,", t.out, want, twice, at, problem)
+    yield from of_outputs("{}, against KV heads repeated,", t.out, want, twice, (t.defined, ~problem.empty), problem)
 
 
 @check("scale", computes=True)
@@ -242,7 +238,6 @@ def batch_invariance(t: Trial) -> Comparisons:
     out, here = t.subject.forward(alone, t.case.strides), (np.arange(B) == b)[:, None, None]
     lse = None if out.lse is None else np.broadcast_to(out.lse, problem.score_shape[:3])
     want = Output(np.broadcast_to(out.O, t.out.O.shape), lse)
-    twice = 2 * problem.solution.O_budget, 2 * problem.solution.lse_budget
-    budgets = (0.0, 0.0) if t.spec.batch_invariant else twice
+    budgets = (0.0, 0.0) if t.spec.batch_invariant else (2 * problem.solution.O_budget, 2 * problem.solution.lse_budget)
     at = t.defined & here[..., None], ~problem.empty & here
     yield from of_outputs(f"{{}} of sequence {b} in a batch of {B}, against it alone,", t.out, want, budgets, at, problem)

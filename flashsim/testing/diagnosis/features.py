@@ -75,8 +75,7 @@ def _by_shape(cases: Sequence[Case]) -> list[list[int]]:
     """Return the numbers of the cases, those of one shape together."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for number, case in enumerate(cases):
-        shape = (case.B, case.H_kv, case.group, case.N_q, case.N_k, case.d, case.d_v)
-        found.setdefault(shape, []).append(number)
+        found.setdefault((case.B, case.H_kv, case.group, case.N_q, case.N_k, case.d, case.d_v), []).append(number)
     return list(found.values())
 
 

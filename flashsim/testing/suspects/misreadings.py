@@ -38,8 +38,7 @@ def _windowed(window: Callable[..., tuple[tuple[int, int] | None, int]]) -> Call
 
 def _wider(p: Problem, says: str, left: int, right: int) -> tuple[tuple[int, int], int]:
     assert p.window is not None
-    sides = zip(p.window, (left, right), strict=True)
-    one, other = (side if side < 0 else max(side + more, 0) for side, more in sides)
+    one, other = (side if side < 0 else max(side + more, 0) for side, more in zip(p.window, (left, right), strict=True))
     return (one, other), p.window_shift
 
 
@@ -84,8 +83,7 @@ def _query_rounded(q: Question, r: Reading) -> Changes:
     stored = q.problem.q.dtype
     if stored.itemsize != 2:
         return None
-    scaled = r.q.astype(q.chip) * q.chip.type(r.tau)
-    return {"q": scaled.astype(stored).astype(np.float64), "tau": 1.0}
+    return {"q": (r.q.astype(q.chip) * q.chip.type(r.tau)).astype(stored).astype(np.float64), "tau": 1.0}
 
 
 def _tail_unmasked(q: Question, r: Reading, block: int, says: str) -> Changes:

@@ -68,8 +68,7 @@ def _online(q: Question, block: int, l_by: str = "", O_by: str = "", reset: bool
         m_new = top if reset else np.maximum(m, top)
         shown = np.where(m_new == -np.inf, 0, m_new)
         P = np.exp(S[..., part] - shown)
-        inverse = np.where(m == -np.inf, 0, np.exp(shown - m))
-        factors = {"": np.exp(m - shown), "one": np.ones_like(m), "inverse": inverse}
+        factors = {"": np.exp(m - shown), "one": np.ones_like(m), "inverse": np.where(m == -np.inf, 0, np.exp(shown - m))}
         l = l * factors[l_by] + P.sum(axis=-1, keepdims=True)
         acc = acc * factors[O_by] + (P * (Z if isinstance(Z, float) else Z[..., part])) @ V[..., part, :]
         if narrow == "l":
@@ -82,8 +81,7 @@ def _online(q: Question, block: int, l_by: str = "", O_by: str = "", reset: bool
 
 def _not_divided(q: Question) -> Answer:
     S, m, V, Z = q.parts
-    P = np.exp(S - np.where(m == -np.inf, 0, m))
-    return Answer((P * Z) @ V, q.reading.answer.lse)
+    return Answer((np.exp(S - np.where(m == -np.inf, 0, m)) * Z) @ V, q.reading.answer.lse)
 
 
 def _divided_twice(q: Question) -> Answer:
@@ -127,8 +125,7 @@ def _lse_lacks(q: Question, says: str, which: int) -> Answer | None:
     O, lse, _ = q.reading.answer
     m = q.reading.m[..., 0]
     l = np.exp(lse - m)
-    wrong = (lse - m, m + l, l, m, -lse)[which]
-    return Answer(O, np.where(q.problem.empty, -np.inf, wrong))
+    return Answer(O, np.where(q.problem.empty, -np.inf, (lse - m, m + l, l, m, -lse)[which]))
 
 
 def _in_empty_rows(q: Question, aspect: str, values: Array | float) -> Answer | None:
