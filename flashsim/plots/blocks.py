@@ -95,17 +95,11 @@ def blocks_data(
     if backward:
         back = {"curve": _curve(every, map(backward_at, every)), **one_pass("flash", "backward", backward_at)}
     return {
-        "N": N,
-        **shape,
-        "M": M,
-        "itemsize": stored.itemsize,
-        "theory": _curve(every, map(exact_at, every)),
-        "simulator_ran_on": "numbers" if as_run else "shapes",
-        "simulator": [simulate(B_c) for B_c in chosen_sizes],
-        **one_pass("flash_basic", "forward", exact_at),
-        **({"backward": back} if backward else {}),
+        "N": N, **shape, "M": M, "itemsize": stored.itemsize, "theory": _curve(every, map(exact_at, every)),
+        "simulator_ran_on": "numbers" if as_run else "shapes", "simulator": [simulate(B_c) for B_c in chosen_sizes],
+        **one_pass("flash_basic", "forward", exact_at), **({"backward": back} if backward else {}),
         **({"others": dict(map(other, algorithms))} if algorithms else {}),
-    }
+    }  # fmt: skip
 
 
 def _curve(sizes: list[int], costs: Iterable[Any]) -> dict[str, list[int]]:

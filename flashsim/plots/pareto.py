@@ -40,11 +40,9 @@ def pareto_data(
         frontier = _frontier(at(algorithm, blocks=(B_r, B_c)) for B_r in sides(N) for B_c in sides(N))
         fitting = [point for point in frontier if point[2] <= M]
         drawn[algorithm.name] = {
-            "points": [at(algorithm, blocks=(B_r, B_c)) for B_r in few for B_c in few],
-            "frontier": frontier,
-            "paper": at(algorithm, sizing="paper"),
-            "best": fitting[-1] if fitting else None,
-        }
+            "points": [at(algorithm, blocks=(B_r, B_c)) for B_r in few for B_c in few], "frontier": frontier,
+            "paper": at(algorithm, sizing="paper"), "best": fitting[-1] if fitting else None,
+        }  # fmt: skip
     return {"N": N, "d": d, "M": M, "dtype": dtype, "floor": theory.compulsory(N, N, d, d), "algorithms": drawn}
 
 

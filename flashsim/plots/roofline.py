@@ -62,18 +62,11 @@ def roofline_data(
         tile = kv_tile(B_q=B_q, B_k=32, d=128, itemsize=itemsize)
         chapter[name] = {**_numbers(roofline(on, tile.nbytes, tile.flops, dtype)), "printed": float(tile.as_printed)}
     return {
-        "machine": on.name,
-        "bandwidth": on.bandwidth,
-        "peak": on.peak_for(dtype),
-        "plain": max(on.peak.values()) > on.peak_for(dtype),
-        "ridge": on.ridge(dtype),
-        "l2_share": on.l2_share(dtype),
-        **shape,
-        "sram_peak": max(count("flash", **shape, direction=way).sram.peak for way in PASSES),
-        "directions": directions,
-        "chapter": chapter,
-        **({"others": list(others["forward"])} if algorithms else {}),
-    }
+        "machine": on.name, "bandwidth": on.bandwidth, "peak": on.peak_for(dtype),
+        "plain": max(on.peak.values()) > on.peak_for(dtype), "ridge": on.ridge(dtype), "l2_share": on.l2_share(dtype), **shape,
+        "sram_peak": max(count("flash", **shape, direction=way).sram.peak for way in PASSES), "directions": directions,
+        "chapter": chapter, **({"others": list(others["forward"])} if algorithms else {}),
+    }  # fmt: skip
 
 
 def _numbers(line: Roofline) -> dict[str, Any]:

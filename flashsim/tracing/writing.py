@@ -59,18 +59,11 @@ def as_json(trace: Recording, *, values: bool = True) -> dict[str, Any]:
         deltas.append(_delta(previous, held, names))
         previous = held
     return {
-        "format": FORMAT,
-        "version": VERSION,
-        "about": asdict(trace.about),
-        "lanes": trace.lanes and asdict(trace.lanes),
-        "names": names.things,
-        "places": [[short(file), line, label] for file, line, label in places.things],
-        "loops": loops.things,
-        "residents": deltas,
-        "events": columns,
-        "shapes": [list(tile.shape) for tile in tiles.things],
+        "format": FORMAT, "version": VERSION, "about": asdict(trace.about), "lanes": trace.lanes and asdict(trace.lanes),
+        "names": names.things, "places": [[short(file), line, label] for file, line, label in places.things],
+        "loops": loops.things, "residents": deltas, "events": columns, "shapes": [list(tile.shape) for tile in tiles.things],
         "values": base64.b64encode(data).decode("ascii"),
-    }
+    }  # fmt: skip
 
 
 def _delta(previous: Resident, held: Resident, names: _Index) -> list[int]:

@@ -151,8 +151,7 @@ def kernel_products_bounds(full: bool) -> Claim:
 
 
 def sparse_mlp_right(full: bool) -> Claim:
-    """Appendix D.2. A block-sparse MLP, fused, unfused or in square tiles, equals the naive one, and loads only live
-    blocks."""
+    """Appendix D.2. A block-sparse MLP, fused, unfused or in square tiles, equals the naive one, and loads only live blocks."""
     names, below = ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square"), dict.fromkeys("Ndfo", 30)
     return right_and_counted(names, 300 if full else 60, "MLPs of random block masks, N, d, f, o < 30", **below)
 

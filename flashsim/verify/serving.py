@@ -148,8 +148,7 @@ def padding(full: bool) -> Claim:
 
 
 def document_stream(lengths: list[int], d: int, B: int) -> int:
-    """Return the accesses of `q_outer` on sequences end to end as one, where tiles are live that hold a pair of one
-    sequence."""
+    """Return the accesses of `q_outer` on sequences end to end as one, where tiles are live that hold a pair of one sequence."""
     ends = np.cumsum([0, *lengths])
     N, keys = int(ends[-1]), 0
     for row in range(0, N, B):

@@ -31,11 +31,9 @@ def _is(trace: Trace, step: Step, event: str) -> bool:
     if of == "tile":
         return (tiles[step.tile[0]][step.tile[1]] if tiles and step.tile else 0) == LEFT[word] and "S_masked_ij" in made
     known = {
-        "first maximum": step.moved > 0,
-        "maximum stays": "m_i_new" in made and not step.moved,
-        "rescale": step.rescaled > 0,
+        "first maximum": step.moved > 0, "maximum stays": "m_i_new" in made and not step.moved, "rescale": step.rescaled > 0,
         "last step": step is trace.steps[-1],
-    }
+    }  # fmt: skip
     return known.get(event, step.label == event)
 
 
