@@ -6,7 +6,7 @@ heads, at all positions. Elsewhere this rung runs `hopper` in its place, with a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -119,34 +119,48 @@ def _launches(
     places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     blocks = grid(heads, T_c, rows, places)
     together = cluster(heads, blocks)
-    merged = blocks // together  # so many parts, or heads
-    problem = np.zeros((), PROBLEM)
-    problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
-    problem["tiles"], problem["N_q"], problem["N_k"], problem["H_kv"] = heads * T_c, N_q, N_k, H_kv
-    problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
-    problem["causal"], problem["wants_L"] = causal, wants_L
-    problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     names = functions(dtype.name, d, together)
     kernels = ready(device, FILE, names, names[0], shared_bytes(d), counting)
+    asked: dict[str, Any] = {"causal": causal, "wants_L": wants_L, "N_k": N_k}
+    return launches(kernels, q, k, strides, dtype, (KEYS,), scale, asked, T_c=T_c, blocks=blocks, merged=blocks // together)
+
+
+def launches(
+    kernels: Sequence[Any], q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
+    box: tuple[int, ...], scale: float, asked: Mapping[str, int], *, T_c: int, blocks: int, merged: int,
+) -> tuple[Launches, int]:  # fmt: skip
+    """Return what decodes with so many blocks of threads, and what merges `merged` parts, if heads have parts; and parts' bytes.
+
+    It is called with the addresses of parts, Q, K, V, with pages of the table and lengths, of O, L and totals. Tiles of K and V
+    are `box`; `asked` are other fields of PROBLEM.
+    """
+    (b, H, N_q, d), H_kv = q, k[1]
+    heads, rows = b * H_kv, H // H_kv * N_q
+    problem = np.zeros((), PROBLEM)
+    problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
+    sizes = {"tiles": heads * T_c, "N_q": N_q, "H_kv": H_kv, "group": H // H_kv, "heads": heads, "rows": rows, "T_c": T_c}
+    for name, value in {**sizes, **asked}.items():
+        problem[name] = value
+    problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     places = 0 if merged == heads else (merged + heads - 1) * rows
     share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-merged // heads) <= PARTS * share)
-    by_value = np.void(problem.tobytes())
+    grids = (blocks, THREADS, shared_bytes(d)), (-(-heads * rows * share // WARPS), 32 * WARPS, 0)
+    each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)][: 1 if merged == heads else 2]
 
-    def cut(parts: int) -> tuple[Any, ...]:
-        return tuple(np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
-
-    def arguments(parts: int, Q: int, K: int, V: int, O: int, L: int, totals: int) -> Any:
+    def arguments(parts: int, Q: int, K: int, V: int, *others: int) -> Any:
+        *pages, O, L, totals = others
         check_rows("q", Q, q, strides[0])
-        maps = (
-            tensor_map(name, at, k, given, dtype.name, KEYS) for name, at, given in (("k", K, strides[1]), ("v", V, strides[2]))
-        )
-        written = np.uint64(O), np.uint64(L), *cut(parts)
+        sides = zip("kv", (K, V), strides[1:3], strict=True)
+        maps = [tensor_map(name, at, k, given, dtype.name, *box) for name, at, given in sides]
+        own = problem.copy()
+        if pages:
+            own["table"], own["lengths"] = pages
+        cut = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
+        written, by_value = (np.uint64(O), np.uint64(L), *cut), np.void(own.tobytes())
         decoding = np.uint64(Q), *maps, *written, by_value, np.uint64(totals)
         merging = *written, np.int32(merged), np.int32(share), by_value, np.uint64(totals)
         return (decoding, merging)[: len(each)]
 
-    grids = (blocks, THREADS, shared_bytes(d)), (-(-heads * rows * share // WARPS), 32 * WARPS, 0)
-    each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)][: 1 if merged == heads else 2]
     return Launches(each, arguments), 4 * places * (d + 2)
 
 
