@@ -97,8 +97,7 @@ def features(k: int, d: int, *, seed: int = 0, dtype: Any = "float64") -> Array:
     k, d, stored = check_count("k", k), check_count("d", d), float_dtype(dtype)
     rng = np.random.default_rng(check_seed(seed))
     lengths = np.linalg.norm(rng.normal(size=(k, d)), axis=1, keepdims=True)
-    Z = rng.normal(size=(-(-k // d), d, d))
-    directions, R = np.linalg.qr(Z)
+    directions, R = np.linalg.qr(rng.normal(size=(-(-k // d), d, d)))
     directions = directions * np.sign(np.diagonal(R, axis1=1, axis2=2))[:, None, :]
     W: Array = (lengths * directions.swapaxes(1, 2).reshape(-1, d)[:k]).astype(stored)
     return W

@@ -51,8 +51,7 @@ def count(*, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk
     The rest is `flashsim.run.programs.count_program`'s: M, enforce, dtype, observers.
     """
     check_how(count, how, (*HOW, "observers"))
-    sizes = {"N": N, "d": d, "e": d if e is None else e}
-    return count_program(programs()[_name(state)], sizes, blocks=_blocks(chunk), **how)
+    return count_program(programs()[_name(state)], {"N": N, "d": d, "e": d if e is None else e}, blocks=_blocks(chunk), **how)
 
 
 def exact(*, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any) -> ExactProgram:

@@ -107,9 +107,8 @@ def _climb(options: argparse.Namespace) -> int:
     for name, given in more.items():
         if given:
             raise ValueError(f"--ladder is one problem, forward, of all rungs: {name} asks for something else")
-    causal = options.causal == "yes"
     sizes = {"dtype": options.dtype, "B": options.batch, "H": options.heads[0], "distribution": drawn[0]}
-    setting = Setting(lengths[0], dims[0], causal, **sizes)
+    setting = Setting(lengths[0], dims[0], options.causal == "yes", **sizes)
     on = machine()
     with progress(options) as told:
         found = climb(setting, rounds=rounds, on_step=lambda what: told(what=what))
@@ -172,8 +171,7 @@ def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
     print_table(("setting", *names, *compared, "our W", "our MHz"), rows)
     if record.get("absent"):
         print("absent: " + "; ".join(f"{name}: {why}" for name, why in record["absent"].items()))
-    failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
-    for name, why in sorted(failed):
+    for name, why in sorted({(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}):
         print(f"{name} failed: {why}")
     for r in record["results"] if bars else []:
         rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}

@@ -153,8 +153,7 @@ def _show(report: Any, options: argparse.Namespace) -> None:
 
     print(printable(report))
     where, _, name = options.function.rpartition(":")
-    there = any(path.exists() for path in paths(name, Path(where).parent))
-    if where.endswith(".py") and not options.spec and not there:
+    if where.endswith(".py") and not options.spec and not any(path.exists() for path in paths(name, Path(where).parent)):
         given = by_name(options, "wrap", "convention", "device", "page")
         wrapped = (word for name, value in given.items() if value is not None for word in (f"--{name}", str(value)))
         again = command_line(["flashsim", "check", options.function, *wrapped, "--init"])

@@ -65,11 +65,10 @@ def run(options: argparse.Namespace) -> int:
         return _for_real(options)
     from flashsim import devices
 
-    names = [options.program] if options.program else PROGRAMS[:3]
     lengths = by_name(options, "N", "N_q", "d", "d_v", "dtype", "heads", "kv_heads")
     how = by_name(options, "layout", "direction", "causal", "M", "blocks")
     tallies = []
-    for name in names:
+    for name in [options.program] if options.program else PROGRAMS[:3]:
         columns = options.columns if name == "mesh" or options.program else None
         tallies.append(devices.count(name, P=options.P or 4, columns=columns, **lengths, **how))
     agree = all(_agrees(tally) for tally in tallies)

@@ -80,7 +80,6 @@ def print_tuned(tuned: Any, dtype: str) -> None:
 def _print_choices(tuned: Any, by_name: Mapping[str, Any]) -> None:
     rows = []
     for name, choice in by_name.items():
-        blocks = f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}"
         ratios = f"{choice.accesses / tuned.compulsory:.2f}", f"{choice.peak / tuned.M:.0%}"
-        rows.append((name, choice.loops, blocks, choice.accesses, *ratios))
+        rows.append((name, choice.loops, f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}", choice.accesses, *ratios))
     print_table(("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M"), rows)

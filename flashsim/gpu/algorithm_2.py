@@ -72,9 +72,8 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
         for name, parts, sums in (("dK", dk_parts, dk), ("dV", dv_parts, dv)):
             total = B * H_kv * N_k * d
             sizes = np.int32(group), np.int64(N_k * d), np.int64(total)
-            moves = f"{name}_parts", name
             blocks = min(-(-total // launching.THREADS), 2**20)
-            launch(BACKWARD, f"group_sum<{T}>", blocks, 0, (parts, sums, *sizes), moves, options)
+            launch(BACKWARD, f"group_sum<{T}>", blocks, 0, (parts, sums, *sizes), (f"{name}_parts", name), options)
 
 
 KERNEL = Kernel(

@@ -36,8 +36,7 @@ class Counters:
         """Wait for the launches; return what each array's accesses add up to."""
         sums: dict[str, Moved] = {}
         for names, _, totals in self._launches:
-            pairs = totals[: 2 * len(names)].reshape(-1, 2).get().tolist()
-            for name, (reads, writes) in zip(names, pairs, strict=True):
+            for name, (reads, writes) in zip(names, totals[: 2 * len(names)].reshape(-1, 2).get().tolist(), strict=True):
                 before = sums.get(name, Moved(0, 0))
                 sums[name] = Moved(before.reads + reads, before.writes + writes)
         return sums

@@ -92,9 +92,8 @@ def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
 
 
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
-    strides = q.strides, k.strides, v.strides
     asked = wants_L, options.causal, options.scale, options.counters is not None
-    start, parts = _launches(device, q.shape, k.shape, strides, q.dtype, *asked)
+    start, parts = _launches(device, q.shape, k.shape, (q.strides, k.strides, v.strides), q.dtype, *asked)
 
     def run(stream: int, at: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
         start(stream, at, Q, K, V, O, L, totals(options, ARRAYS))

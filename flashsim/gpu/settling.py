@@ -197,8 +197,7 @@ def _plan(
     """Return the fastest rung that takes what is asked, for q and k of these shapes, or the last."""
     skipped: list[str] = []
     d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
-    known = rungs.fastest(direction, dtype.name)
-    for rung in known:
+    for rung in rungs.fastest(direction, dtype.name):
         lacks = _lacks(rung, asked, direction, d)
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)

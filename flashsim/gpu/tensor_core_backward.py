@@ -136,8 +136,7 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     rows = cupy.empty((2, B * H_q, padded), "float32")
     sums = None if deterministic else cupy.empty((B * H_q, padded, d), "float32")
     problem = np.zeros((), _PROBLEM)
-    pointers = (q, k, v, o, do, lse, dq, dk, dv, rows[0], rows[1], sums)
-    for name, x in zip(_POINTERS, pointers, strict=True):
+    for name, x in zip(_POINTERS, (q, k, v, o, do, lse, dq, dk, dv, rows[0], rows[1], sums), strict=True):
         problem[name] = 0 if x is None else x.data.ptr
     for name, x in arrays.items():
         problem[name] = tuple(stride // 2 for stride in x.strides[:3])

@@ -125,7 +125,6 @@ def _on_chip() -> Iterator[Pass]:
         arrays = count("q_outer", N=N, d=d, M=10**7, blocks=blocks, heads=B * H).hbm.by_array
         lse = arrays["L"].writes * 4
         reads = sum(arrays[name].reads for name in "QKV") * width
-        writes = arrays["O"].writes * width
         options: dict[str, Any] = {"kernel": name, "return_lse": True}
         if name == "q_outer":
             options["blocks"] = blocks
@@ -133,7 +132,7 @@ def _on_chip() -> Iterator[Pass]:
         def run(q: Any = q, k: Any = k, v: Any = v, options: dict[str, Any] = options) -> Any:
             return gpu.forward(q, k, v, **options)
 
-        yield Pass("on chip", f"{name}, SM ↔ L2", "L2", reads, writes + lse, 0.05, run)
+        yield Pass("on chip", f"{name}, SM ↔ L2", "L2", reads, arrays["O"].writes * width + lse, 0.05, run)
         once = B * H * N * d * width
         yield Pass("compulsory", f"{name}, DRAM", "DRAM", 3 * once, once + lse, None, run)
 

@@ -261,8 +261,7 @@ class HBM:
         if given.ndim != 2 or given.dtype.kind not in "iu" or np.any((given < 0) | (given > np.iinfo(np.uint32).max)):
             raise ValueError(f"{name} is {values!r:.80}; expected whole numbers from 0 to 2³²−1, (rows, columns)")
         words: NDArray[np.uint32] = given.astype(np.uint32)
-        shape = len(words), words.shape[1]
-        matrix = self._add(name, shape, words.dtype, role, words if self.arithmetic else None)
+        matrix = self._add(name, (len(words), words.shape[1]), words.dtype, role, words if self.arithmetic else None)
         matrix._storage.words = words
         return matrix
 

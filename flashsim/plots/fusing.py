@@ -59,8 +59,7 @@ def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
         shares = FixedLocator([1 / 64, 1 / 16, 1 / 4, 1, 4, 16])
         ticks(panel.xaxis, shares, lambda x, _: f"1/{round(1 / x)}" if x < 1 else f"{x:g}")
         ticks(panel.yaxis, LogLocator(10), lambda y, _: f"{y:g}")
-    below_each_other = axes[0].get_shared_x_axes().joined(*axes)
-    for panel in axes[1:] if below_each_other else axes:
+    for panel in axes[1:] if axes[0].get_shared_x_axes().joined(*axes) else axes:
         shape = f"N = {N:,}, d = {d:,}, f = {data['f']:,}, {data['dtype']}"
         panel.set_xlabel(f"SRAM size M / d²\n{shape}\nthe largest blocks that fit, one head")
     axes[0].set_title(_point(data, "mlp", ["fused"], "An MLP: fusing its two layers"), x=hang(axes[0], -0.2))

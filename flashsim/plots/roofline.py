@@ -135,8 +135,7 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
             look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
             _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
     arrow = ""
-    drawn = [*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]
-    for name, one in looks(drawn).items():
+    for name, one in looks([*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]).items():
         look, text = {"color": one.colour, "marker": one.marker}, f"{one.label}: {plain[name]['intensity']:.3g}"
         if name in cached and _apart(cached[name], plain[name]):
             arrow, text = " → with L2", f"{text} → {cached[name]['intensity']:.3g}"

@@ -104,8 +104,7 @@ def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     splits.set_ylabel("busiest worker")
     ticks(splits.yaxis, FixedLocator([1, 1.5, 2, 2.5, 3]), "{x:g}×")
     prefixes, balance = "A prefix: B_r times at most", "Splits: balance against parts"
-    titles = ("Pages: small ones waste least", prefixes, "Padding", balance)
-    for panel, title in zip(axes, titles, strict=True):
+    for panel, title in zip(axes, ("Pages: small ones waste least", prefixes, "Padding", balance), strict=True):
         panel.set_title(title, x=hang(panel, -0.2))
         panel.legend(loc=(0, 0.22) if panel is prefix else "best", frameon=False)
         panel.xaxis.set_minor_locator(NullLocator())

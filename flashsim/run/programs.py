@@ -228,5 +228,4 @@ def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
 
 
 def _cost(launch: Launch, hbm: HBM, sram: SRAM) -> dict[str, Any]:
-    name = launch.program.name
-    return {"algorithm": name, "hbm": hbm.traffic, "sram": sram.use, "blocks": launch.blocks, "launch": launch}
+    return {"algorithm": launch.program.name, "hbm": hbm.traffic, "sram": sram.use, "blocks": launch.blocks, "launch": launch}

@@ -106,12 +106,11 @@ class Case:
     def problem(self, spec: Spec) -> Problem:
         """Return the arrays that this case stands for. `spec` says how causal is aligned, and what to expect."""
         rng = np.random.default_rng(self.seed)
-        width = self.d if self.d_v is None else self.d_v
         q = rng.normal(size=(self.B, self.group * self.H_kv, self.N_q, self.d))
         k = rng.normal(size=(self.B, self.H_kv, self.N_k, self.d))
         if self.N_k:
             q, k = REGIMES[self.regime](rng, q, k)
-        v = values(rng, (self.B, self.H_kv, self.N_k, width), self.regime)
+        v = values(rng, (self.B, self.H_kv, self.N_k, self.d if self.d_v is None else self.d_v), self.regime)
         dtype, H_q = dtype_of(self.dtype), q.shape[1]
         wide = np.dtype(np.float32) if self.dtype in FP8 else dtype
         allowed = None

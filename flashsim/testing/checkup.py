@@ -207,8 +207,7 @@ def _check(name: str, fn: Callable[..., Any], spec: Spec, **options: Any) -> Non
     import pytest
 
     __tracebackhide__ = VERDICT
-    report = check_attention(fn, spec, checks=[name], **options)
-    if not report.tallies[name].tried:
+    if not check_attention(fn, spec, checks=[name], **options).tallies[name].tried:
         pytest.skip(f"no case that this spec allows is one for {name!r}")
 
 

@@ -92,9 +92,8 @@ def as_npz(data: dict[str, Any]) -> bytes:
 
 def as_perfetto(trace: Recording) -> dict[str, Any]:
     """Return the trace in Chrome's trace event format, for ui.perfetto.dev: a slice for each step; counters for HBM and SRAM."""
-    process = {"name": f"{trace.about.title} ({LOGICAL_TIME})"}
     found: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 1, "name": "process_name", "args": process},
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{trace.about.title} ({LOGICAL_TIME})"}},
         {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "lines of the algorithm"}},
     ]
     listing = {label_of(line): line.strip() for line in trace.about.listing}

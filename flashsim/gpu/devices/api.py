@@ -97,8 +97,7 @@ def _agreed(links: Links, word: tuple[Any, ...]) -> Share:
         raise error
     if failed := [f"rank {rank}: {said[-1]}" for rank, said in enumerate(words) if said[-1]]:
         raise LinkError(f"other processes were given what makes no sense: {'; '.join(failed)}")
-    alike = {(said[0], said[1][::2], said[2][::2], *said[4:]) for said in words}
-    if len(alike) > 1:
+    if len({(said[0], said[1][::2], said[2][::2], *said[4:]) for said in words}) > 1:
         raise LinkError(f"the processes were asked for different things: {'; '.join(map(str, words))}")
     name, q, k, _, dtype, layout, causal, scale, _ = words[links.rank]
     rows = [said[1][1] for said in words]
