@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashsim.gpu.algorithm_1 import choose_blocks
 from flashsim.gpu.algorithm_2 import TYPES
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel, Options
@@ -16,11 +17,6 @@ ARRAYS = ("Q", "K", "V", "O", "L", "R", "mask")
 def shared_bytes(d: int, B_r: int, B_c: int) -> int:
     """Return the shared memory of Q_i, K_j, V_j, P̃_ij; rows of tiles are one longer than they look."""
     return FLOAT * (B_r * (d + 1) + 2 * B_c * (d + 1) + B_r * (B_c + 1))
-
-
-def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c) for want of others."""
-    return 64, 64
 
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:

@@ -23,12 +23,12 @@ from flashsim.problem.arguments import (
     check_scale,
     shown,
 )
-from flashsim.problem.inputs import Array, check_M, chip_dtype, float_dtype
+from flashsim.problem.inputs import Array, check_M, chip_dtype, float_dtype, stored_type
 from flashsim.problem.shapes import Shape, Sizes
 from flashsim.run.interleaving import by_head, interleave
 from flashsim.run.results import Costs
 from flashsim.serving.batch import Batch, Operands
-from flashsim.serving.checks import check_by_sequence, check_fit, check_sequences, stored_type
+from flashsim.serving.checks import check_by_sequence, check_fit, check_sequences
 from flashsim.serving.programs import programs
 from flashsim.serving.record import ServingProgram
 from flashsim.serving.theory import forms

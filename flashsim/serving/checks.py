@@ -117,18 +117,6 @@ def check_pages(table: Any, lengths: Any, b: int, page: int) -> tuple[NDArray[np
     return words, n
 
 
-def stored_type(name: str) -> np.dtype[Any]:
-    """Return a dtype. Raises ValueError for one of 8 bits where its package is missing."""
-    if name.startswith("float8"):
-        try:
-            import ml_dtypes
-        except ModuleNotFoundError as error:
-            raise ValueError(f"dtype {name} needs a package: pip install ml_dtypes") from error
-        of_8_bits: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return of_8_bits
-    return np.dtype(name)
-
-
 def check_by_sequence(name: str, given: Any, least: int = 0) -> tuple[int, ...]:
     """Return a length for each sequence, from `least` up."""
     if not isinstance(given, list | tuple | np.ndarray | range) or not len(given):
