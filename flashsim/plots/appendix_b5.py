@@ -10,15 +10,13 @@
    five. The closed form computes S anew for each of dV, dQ and dK, and dP twice: eight.
 """
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
-from flashsim.plots.chart import Chart, said, setting
+from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
@@ -57,8 +55,8 @@ def appendix_b5_data(
     }
 
 
-@partial(Chart, "appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.5, x=10)
-def plot_appendix_b5(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.5, x=10)
+def plot_appendix_b5(data: Data, ax: Axes) -> None:
     """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside the dot."""
     ax.set_xlim(0.75, 60_000)
     labels, y = [], 0.0

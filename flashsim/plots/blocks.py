@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
 from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
 from flashsim.optimal.tune import cost
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.run.api import Run, Tally, count, forward
@@ -112,8 +111,8 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@partial(Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
-def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
+def plot_blocks(data: Data, ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 
     Where blocks do not fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
@@ -159,7 +158,7 @@ def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
     return {name: [curve[name][number] for number in fits] for name in ("B_c", "accesses")}
 
 
-def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mapping[str, Any], which: str) -> None:
+def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data, which: str) -> None:
     N, floor, limit = data["N"], data["floor"], numbers["largest_that_fits"]
     (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
     if limit != N:
@@ -175,7 +174,7 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mappi
     ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction), label=label)
 
 
-def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, Any]]) -> None:
+def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:
     N, d, M, itemsize, floor = (data[k] for k in ("N", "d", "M", "itemsize", "floor"))
     standard, left = data["standard"]["accesses"], data["theory"]["B_c"][0]
     both, within = len(passes) > 1, f"M = {M:,}\n({human_bytes(M * itemsize)})"

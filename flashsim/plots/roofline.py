@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from flashsim.drawing.style import BLACK, GREY, compared_both_ways, hang, looks,
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import Machine, Roofline, kv_tile, predict, roofline
 from flashsim.hardware.reading import machine_of
-from flashsim.plots.chart import Chart, said, setting
+from flashsim.plots.chart import Data, Several, chart, said, setting
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.run.api import backward, count, forward
 
@@ -93,11 +92,11 @@ _CHAPTER = {"prefill": "tile of 32 × 32", "decode": "decode"}
 _APART = 1.05  # points nearer than this factor are not drawn twice
 
 
-@partial(
-    Chart, "roofline", roofline_data, "the roofline of an A100: each algorithm's intensity and limit", 6.2,
+@chart(
+    "roofline", roofline_data, "the roofline of an A100: each algorithm's intensity and limit", 6.2,
     panels=2, x=10, y=10, shown={"dtype": "float16"},
 )  # fmt: skip
-def plot_roofline(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+def plot_roofline(data: Data, axes: Several) -> None:
     """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and backward.
 
     Filled: every HBM access reaches DRAM. Hollow, where that is elsewhere: through an SM's share of the L2. The legend has
@@ -121,7 +120,7 @@ def _point(points: Mapping[str, Any]) -> str:
     return f"{what.capitalize() if plain == cached else f'With the L2, {what}'} binds FlashAttention{too}"
 
 
-def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Data) -> None:
     bandwidth, peak, ridge = (data[k] for k in ("bandwidth", "peak", "ridge"))
     plain, cached = points["algorithms"], points["through_l2"]
     kinds = [kind for way in data["directions"].values() for kind in way.values()]

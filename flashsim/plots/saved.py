@@ -4,15 +4,13 @@ S and P are 4N² accesses of standard attention, and FlashAttention makes 3Nd fo
 B_c is nearly M/4d: 12N²d²/M. So forward the factor is near M/3d² while M is far below Nd, whatever N.
 """
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
 from flashsim.drawing.style import BLACK, BLUE, GREEN, GREY, ORANGE, hang, ticks
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.run.api import count
@@ -49,8 +47,8 @@ def saved_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D) -> dict[str, Any]:
     return {"N": N, "d": d, "sizing": "fit", "curves": curves, "marks": marks, "paper": FACTOR}
 
 
-@partial(Chart, "saved", saved_data, "how much FlashAttention saves, against M/d²", 3.5, x=2, y=2)
-def plot_saved(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("saved", saved_data, "how much FlashAttention saves, against M/d²", 3.5, x=2, y=2)
+def plot_saved(data: Data, ax: Axes) -> None:
     """Draw the factors against M/d², log-log, and the line M/3d²."""
     N, d = data["N"], data["d"]
     styles = ((BLUE, "-", "o"), (BLUE, "none", "x"), (GREEN, "--", "s"))
@@ -78,7 +76,7 @@ def plot_saved(data: Mapping[str, Any], ax: Axes) -> None:
     ax.set_title("What is saved follows M/d²", x=hang(ax, -0.15))
 
 
-def _say(ax: Axes, data: Mapping[str, Any]) -> None:
+def _say(ax: Axes, data: Data) -> None:
     beside: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom"}
     near, far = (data["marks"][name] for name in ("reference", "figure_2"))
     if near["factor"] is not None:

@@ -1,6 +1,6 @@
 """Figure 2 (right) of the paper, as a model: block-sparse FlashAttention's accesses against s. Proposition 4."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flashsim.algorithms.blocks import Fixed
 from flashsim.drawing.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.masks import patterns
-from flashsim.plots.chart import Chart, said, setting
+from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.problem.inputs import REFERENCE_D
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
@@ -84,8 +84,8 @@ def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
         yield mask
 
 
-@partial(Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 4.1, x=2, y=10)
-def plot_sparsity(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 4.1, x=2, y=10)
+def plot_sparsity(data: Data, ax: Axes) -> None:
     """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor."""
     tiles = data["T_r"] * data["T_c"]
     every = np.geomspace(2.0**-13, 1, 200)
