@@ -226,8 +226,7 @@ class Problem:
         if self.spec.stores != "scores":
             return np.zeros(self.score_shape[:3], bool)
         q, k, _, mask, bias = self.operands
-        given = {"mask": mask, "bias": bias}
-        reach = reference.score_reach(q, k, scale=max(abs(self.tau), 1.0), **given)[..., 0]
+        reach = reference.score_reach(q, k, scale=max(abs(self.tau), 1.0), mask=mask, bias=bias)[..., 0]
         return np.asarray(reach * (1 + 8 * roundoff(self.q.dtype)) >= largest(self.q.dtype))
 
     def _fill(self, solution: Solution, v: Array) -> Solution:
