@@ -180,7 +180,7 @@ def _unless(has: Callable[[Subject], object], why: str) -> Needs:
 
 def declares(name: str) -> Needs:
     """Return the condition that the spec says something of that name."""
-    return _unless(lambda subject: getattr(subject.spec, name), f"the spec declares no {name}")
+    return _unless(lambda subject: getattr(subject.spec, name), f"the spec does not declare {name}")
 
 
 TAKES_CROSS = _unless(lambda subject: subject.spec.cross, "the spec declares N_q = N_k")
