@@ -426,8 +426,8 @@ struct Consumer {
         ++kv;
     }
 
-    // Skip tiles of which this warpgroup's rows see nothing. With many stages, they are freed only when a tile has come that the
-    // rows see. By then the producer has asked for all tiles before it, so no barrier is a round behind.
+    // Skip tiles of which this warpgroup's rows see nothing. With many stages, this waits until a tile has come that they do see.
+    // By then the producer has requested all earlier tiles, so their places had been freed after their last use.
     __device__ __forceinline__ void pass_by(int tiles) {
         if (!Sram::JOINT) return skip(tiles);
         kv += tiles, passed += tiles;
