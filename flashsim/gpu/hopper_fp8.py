@@ -62,7 +62,8 @@ def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
     name = getattr(x.dtype, "name", None) or str(x.dtype).removeprefix("torch.")
     size = math.prod(x.shape)
     if name not in ELEMENTS or size % 4:
-        raise ValueError(f"x has dtype {name} and {size:,} elements; expected {', '.join(ELEMENTS)}, in a multiple of 4")
+        expected = f"one of {', '.join(ELEMENTS)}, and a multiple of 4 elements"
+        raise ValueError(f"x has dtype {name} and {size:,} elements; expected {expected}")
     tensor = str(x.dtype).startswith("torch.")
     if tensor and x.__dlpack_device__()[0] not in CUDA:
         raise ValueError("x is a tensor in the CPU's memory; expected one on a GPU")
