@@ -411,7 +411,7 @@ class TensorLike:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (TensorLike("torch.int64", 8), "x has dtype int64 and 8 elements; expected float16, bfloat16, float32"),
+        (TensorLike("torch.int64", 8), "x has dtype int64 and 8 elements; expected one of float16, bfloat16, float32"),
         (TensorLike("torch.float16", 3, 5), "x has dtype float16 and 15 elements; .*, and a multiple of 4 elements"),
         (TensorLike("torch.float16", 8, memory="CPU"), "x is a tensor in the CPU's memory; expected one on a GPU"),
     ],
