@@ -157,7 +157,7 @@ def _show(report: Any, options: argparse.Namespace) -> None:
         given = by_name(options, "wrap", "convention", "device", "page")
         wrapped = (word for name, value in given.items() if value is not None for word in (f"--{name}", str(value)))
         again = command_line(["flashsim", "check", options.function, *wrapped, "--init"])
-        print(f"\nA spec and tests to keep: {again}")
+        print(f"\nTo write a spec and tests: {again}")
 
 
 def ended(options: argparse.Namespace, ending: Ending) -> int:

@@ -5,8 +5,8 @@
     o, lse = flashsim.gpu.forward(q, k, v, kernel="q_outer", causal=True, return_lse=True)
     o, moved = flashsim.gpu.forward(q, k, v, kernel="algorithm_1", count=True)
 
-Kernels are in kernels/*.cu. CuPy is imported when one is first used: pip install "flashsim[gpu]". `flashsim gpu info` says
-what is missing.
+The kernels are in kernels/*.cu. CuPy is imported when a kernel is first used: pip install "flashsim[gpu]". `flashsim gpu info`
+says what is missing.
 """
 
 from flashsim.gpu.api import backward, forward, plan

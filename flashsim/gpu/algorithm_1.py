@@ -15,7 +15,7 @@ MEASURED = (16, 32, 64, 128, 256)  # B_c of the paper's Figure 2 (middle), at d 
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c) for want of others."""
+    """Return the default (B_r, B_c)."""
     return 64, 64
 
 

@@ -1,4 +1,4 @@
-"""Algorithm 2, and Algorithm 4 as its backward pass, on a GPU: launches kernels/algorithm_2.cu and algorithm_4.cu."""
+"""Algorithm 2 on a GPU, with Algorithm 4 as its backward pass: launches kernels/algorithm_2.cu and algorithm_4.cu."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TYPES = [f", {mask}, {drop}" for mask in ("NoMask", "Causal", "Dense", "CausalDe
 
 
 def shared_bytes(d: int, B_r: int, B_c: int) -> int:
-    """Return the shared memory of Q_i, K_j, V_j, P̃_ij, ℓ_i, m_i; rows of tiles are one longer than they look."""
+    """Return the bytes of shared memory of Q_i, K_j, V_j, P̃_ij, ℓ_i, m_i. Each row of a tile is padded by one element."""
     return FLOAT * (B_r * (d + 1) + 2 * B_c * (d + 1) + B_r * (B_c + 1) + 2 * B_r)
 
 
 def backward_shared_bytes(d: int, B_r: int, B_c: int) -> int:
-    """Return the shared memory of Q_i, dO_i, K_j, V_j, P_ij^dropped, dS_ij, ℓ_i, m_i, and R's two words."""
+    """Return the bytes of shared memory of Q_i, dO_i, K_j, V_j, P_ij^dropped, dS_ij, ℓ_i, m_i; R's two words come on top."""
     return FLOAT * (2 * B_r * (d + 1) + 2 * B_c * (d + 1) + 2 * B_r * (B_c + 1) + 2 * B_r)
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c) for want of others: 64 × 64, and half the rows where the backward pass runs out of registers."""
+    """Return the default (B_r, B_c): 64 × 64, or 32 × 64 where the backward pass would run out of registers."""
     return (32 if direction == "backward" and d > 64 else 64), 64
 
 
@@ -51,8 +51,8 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
     """Fill dq, dk, dv.
 
-    Algorithm 4 takes ℓ and m, and here gets ℓ = 1 and m = lse: the same softmax. A group of query heads writes parts of dK
-    and dV, one each, in the inputs' dtype, which a pass then sums.
+    Algorithm 4 takes ℓ and m. It gets ℓ = 1 and m = lse here, which is the same softmax. Each query head of a group writes its
+    own part of dK and dV in the inputs' dtype. A second pass sums the parts.
     """
     cupy = import_cupy()
     (B, H, N_q, d), (_, H_kv, N_k, _) = q.shape, k.shape

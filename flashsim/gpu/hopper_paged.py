@@ -1,4 +1,4 @@
-"""Paged decoding on Hopper: launches kernels/hopper_decode.cu with K and V in pages, and where heads are split, its merging."""
+"""Paged decoding on Hopper: launches kernels/hopper_decode.cu with K and V in pages and, if heads are split, its merging."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from flashsim.gpu.launching import Launches, Prepared, ready, totals
 from flashsim.gpu.tensor_maps import HALF_BYTES
 
 ARRAYS = (*hopper_decode.ARRAYS, "table", "lengths")
-LEAST_PAGE = 8  # rows, which the swizzle of shared memory repeats
+LEAST_PAGE = 8  # rows: the swizzle of shared memory repeats after 8
 
 
 def check_page(page: int) -> None:
-    """Raise ValueError unless pages of so many rows make tiles, or tiles pages."""
+    """Raise ValueError unless whole pages make a tile, or whole tiles a page."""
     if page % KEYS and (KEYS % page or page < LEAST_PAGE):
         raise ValueError(f"k has pages of {page} rows; expected {LEAST_PAGE}, 16, 32, or a multiple of {KEYS}")
 
 
 def parts(heads: int, longest: int, rows: int, places: int) -> int:
-    """Return into how many parts each of so many KV heads is to be cut, if the longest has so many keys."""
+    """Return into how many parts each KV head is cut, if the longest sequence has `longest` keys."""
     return max(1, hopper_decode.grid(heads, max(1, -(-longest // KEYS)), rows, places) // heads)
 
 
 def prepared(
     device: int, q: Any, k: Any, v: Any, table: Any, wants_L: bool, options: Options, longest: int, splits: int | None
 ) -> Prepared:
-    """Return what fills o and lse for arrays of these shapes, strides and dtypes, called with those of q, k, v, table, lengths.
+    """Return what fills o and lse, to be called with q, k, v, table and lengths of these shapes, strides and dtypes.
 
-    splits  into how many parts heads are cut; None: as many as fill the machine, two of which may be merged before they leave
+    splits  into how many parts heads are cut; None: as many as fill the GPU. Two of them may be merged on the chip
     """
     heads, rows = q.shape[0] * k.shape[1], q.shape[1] // k.shape[1] * q.shape[2]
     places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
@@ -53,9 +53,9 @@ def _launches(
     device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, wants_L: bool,
     causal: bool, scale: float, counting: bool, t: int, together: int,
 ) -> tuple[Launches, int]:  # fmt: skip
-    """Return what is started, and the bytes of parts; strides are q's, k's, v's and the table's.
+    """Return the launches, and the bytes of all parts. Strides are of q, k, v and the table.
 
-    It is called with the addresses of parts, Q, K, V, the table, lengths, O, L and totals.
+    They are to be called with the addresses of parts, Q, K, V, the table, lengths, O, L and totals.
     """
     (b, H, N_q, d), (pages, H_kv, page, _) = q, k
     heads, rows = b * H_kv, H // H_kv * N_q
@@ -69,6 +69,6 @@ def _launches(
 
 
 def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
-    """Return why queries and keys of these shapes are not for the kernel, or ""."""
+    """Return why the kernel does not take queries and keys of these shapes, or ""."""
     rows = q[1] // max(k[1], 1) * q[2]
     return f"{rows:,} queries of a sequence share a KV head; expected {ROWS} at most" if rows > ROWS else ""

@@ -1,4 +1,4 @@
-"""What this machine has of what the GPU kernels need, and what a record says of it."""
+"""Whether this machine has what the GPU kernels need, and how records describe it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsim.gpu.compiling import CompileError, MissingGPU, compile_file, curre
 
 @dataclass(frozen=True)
 class Info:
-    """`found`: what is there, by name. `missing`: what is not, each with what to do. `ready`: whether kernels can run."""
+    """`found`: what is there, by name. `missing`: what is missing, each with what to do."""
 
     found: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Info:
 
 
 def info() -> Info:
-    """Look for CuPy, NVRTC with headers (by compiling a kernel), a driver and a GPU. Raises nothing for what is missing."""
+    """Look for CuPy, NVRTC with headers (by compiling a kernel), a driver and a GPU. Does not raise if one is missing."""
     found, missing = {}, []
     try:
         cupy = import_cupy()

@@ -1,4 +1,4 @@
-"""FlashAttention with the loops exchanged on a GPU, scalar: launches kernels/q_outer.cu."""
+"""FlashAttention with the loops exchanged, without tensor cores: launches kernels/q_outer.cu."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ARRAYS = ("Q", "K", "V", "O", "L", "R", "mask")
 
 
 def shared_bytes(d: int, B_r: int, B_c: int) -> int:
-    """Return the shared memory of Q_i, K_j, V_j, P̃_ij; rows of tiles are one longer than they look."""
+    """Return the bytes of shared memory of Q_i, K_j, V_j, P̃_ij. Each row of a tile is padded by one element."""
     return FLOAT * (B_r * (d + 1) + 2 * B_c * (d + 1) + B_r * (B_c + 1))
 
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
-    """Fill o and, unless None, lse: L is written in any case."""
+    """Fill o and, unless None, lse. The kernel always writes L."""
     cupy = import_cupy()
     B, H, N_q, d = q.shape
     B_r, B_c = options.blocks or choose_blocks(d, q.dtype.name, "forward")

@@ -94,7 +94,7 @@ def check_attention(
         _failure(subject, name, found, shrunk=number < SHRUNK)
         for number, name in enumerate(failing[:1] if on_fail == "raise" else failing)
     ]
-    left_out = {name: undeclared_for.get(name, "left out by the first calls") for name in found.left_out}
+    left_out = {name: undeclared_for.get(name, "the first calls show that they fail") for name in found.left_out}
     counted = (subject.name, repr(spec), found.examples, seed, found.tallies, left_out)
     report = Report(*counted, failures, expected, missed, *unchecked)
     if on_fail == "raise" and (failures or missed):

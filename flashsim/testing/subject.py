@@ -110,7 +110,7 @@ class Subject:
             returned, given = returned
             lse = _array("lse", given, (B, H_q, N_q)).astype(np.float64)
         elif isinstance(returned, tuple | list):
-            raise Broken(f"returned {_what(returned)}; the spec declares no lse, so expected O alone")
+            raise Broken(f"returned {_what(returned)}; the spec does not declare lse, so expected O alone")
         return Output(self._from_layout("O", returned, (B, H_q, N_q, problem.v.shape[-1])), lse)
 
     def backward(self, problem: Problem, strides: str = "contiguous") -> tuple[Array, ...]:

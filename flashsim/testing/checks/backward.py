@@ -50,7 +50,7 @@ def finite_differences(t: Trial) -> Comparisons:
 
 @check("backward", "masks", fit=with_dead_keys)
 def masked_gradients(t: Trial) -> Comparisons:
-    """Keys that nobody attends to, and queries that attend to nothing, have gradients of exactly 0."""
+    """Keys that no query attends to, and queries that attend to no key, have gradients of exactly 0."""
     dead, empty = t.problem.dead[..., None], t.problem.empty[..., None]
     if t.problem.overflowing.any():
         return
@@ -60,7 +60,7 @@ def masked_gradients(t: Trial) -> Comparisons:
 
 @check("backward", "masks", fit=with_dead_keys)
 def backward_poison(t: Trial) -> Comparisons:
-    """NaN and ±∞ in keys that are masked for every query, or in their values, reach no gradient."""
+    """NaN and ±∞ in keys that are masked for every query, or in their values, never reach the gradients."""
     changed = poisoned(t)
     if changed is None:
         return
@@ -74,7 +74,7 @@ def _with_dropout(case: Case, subject: Subject) -> Case | None:
 
 @check("dropout", fit=_with_dropout)
 def dropout(t: Trial) -> Comparisons:
-    """Under dropout O has the weights that the keep mask keeps, and the log-sum-exp is that without dropout."""
+    """With dropout, O has the weights that the keep mask keeps, and the log-sum-exp is the one without dropout."""
     problem = t.problem
     want, budget = problem.dropped(t.subject.keep(problem))
     live = ~problem.empty
@@ -86,7 +86,7 @@ def dropout(t: Trial) -> Comparisons:
 
 @check("dropout", "backward", fit=_with_dropout)
 def dropout_gradients(t: Trial) -> Comparisons:
-    """Under dropout the gradients are those of the forward function with that keep mask."""
+    """With dropout, the gradients are those of the forward function with the same keep mask."""
     problem = t.problem
     yield from of_gradients("{} under dropout", t.gradients, *problem.gradients(t.subject.keep(problem)), problem)
 

@@ -131,7 +131,7 @@ def _lacks(subject: Subject, needed: Needs) -> str:
     """Return why a kernel has not what is needed: of that name in `NEEDS`, or else in its spec."""
     if callable(needed):
         return needed(subject)
-    has, why = NEEDS.get(needed, (lambda subject: getattr(subject.spec, needed), f"the spec declares no {needed}"))
+    has, why = NEEDS.get(needed, (lambda subject: getattr(subject.spec, needed), f"the spec does not declare {needed}"))
     return "" if has(subject) else why
 
 

@@ -146,7 +146,7 @@ def _in_groups(case: Case, subject: Subject) -> Case:
 
 @check("gqa", fit=_in_groups)
 def grouped_heads(t: Trial) -> Comparisons:
-    """Query heads that share a KV head do as if each had a copy of it."""
+    """Query heads that share a KV head give the same as if each had a copy of it."""
     problem = t.problem
     repeated = problem.but(**{name: np.repeat(getattr(problem, name), problem.group, axis=1) for name in ("k", "v")})
     if problem.scales is not None:
@@ -158,7 +158,7 @@ def grouped_heads(t: Trial) -> Comparisons:
 
 @check("scale", computes=True)
 def scale_equivalence(t: Trial) -> Comparisons:
-    """Twice the scale does what queries twice as large do; the default scale is 1/√d."""
+    """Twice the scale gives the same as queries twice as large; the default scale is 1/√d."""
     problem = t.problem
     scale = float(t.rng.choice([0.25, 1.0, 1.5]))
     doubled = problem.but(q=problem.q * np.asarray(2, problem.q.dtype), scale=scale)
@@ -174,7 +174,7 @@ def _strided(case: Case, subject: Subject) -> Case | None:
 
 @check("strides", fit=_strided, both=True)
 def strides(t: Trial) -> Comparisons:
-    """Arrays that are not contiguous, with NaN in their gaps, give what contiguous ones give."""
+    """Arrays that are not contiguous, with NaN in their gaps, give the same as contiguous ones."""
     want, budget = t.subject.forward(t.problem), 2 * t.problem.solution.O_budget
     yield Comparison(f"O of strided arrays ({t.case.strides})", t.out.O, want.O, budget, t.defined, t.problem)
     if t.subject.back and t.gradients_promised:
@@ -185,7 +185,7 @@ def strides(t: Trial) -> Comparisons:
 
 @check(both=True)
 def inputs_unmodified(t: Trial) -> Comparisons:
-    """No input is written to, nor memory around it."""
+    """The kernel does not write to its inputs, or to memory around them."""
     mask = t.problem.mask
     given = t.problem if mask is None else t.problem.but(mask=mask.copy())
     for by in ("", ", by the backward function,") if t.subject.back and t.takes_backward else ("",):
@@ -228,7 +228,7 @@ def _in_a_batch(case: Case, subject: Subject) -> Case | None:
 
 @check(fit=_in_a_batch)
 def batch_invariance(t: Trial) -> Comparisons:
-    """A sequence alone gives what it gives in a batch of others: the same bits, where the spec says so."""
+    """A sequence gives the same alone as in a batch of others, and the same bits if the spec says so."""
     problem = t.problem
     B = len(problem.q)
     b = int(t.rng.integers(B))

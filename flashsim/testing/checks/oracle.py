@@ -48,7 +48,7 @@ def _with_empty_rows(case: Case, subject: Subject) -> Case | None:
 
 @check(_defined_empty_rows, fit=_with_empty_rows)
 def empty_rows(t: Trial) -> Comparisons:
-    """Rows in which every key is masked give what the spec says; where that is 0, their lse is −∞."""
+    """Rows whose keys are all masked give what the spec says; if that is 0, their lse is −∞."""
     empty, want = t.problem.empty, t.problem.solution
     if not empty.any():
         return
@@ -79,7 +79,7 @@ def poisoned(t: Trial) -> Problem | None:
 
 @check("masks", fit=with_dead_keys)
 def masked_kv_poison(t: Trial) -> Comparisons:
-    """NaN and ±∞ in keys that are masked for every query, or in their values, reach no output."""
+    """NaN and ±∞ in keys that are masked for every query, or in their values, never reach the output."""
     changed = poisoned(t)
     if changed is None:
         return
@@ -111,7 +111,7 @@ def appended_masked_keys(t: Trial) -> Comparisons:
 
 @check("causal", fit=lambda case, subject: replace(case, causal=True) if case.N_k > 1 else None)
 def causal_no_leak(t: Trial) -> Comparisons:
-    """Other, large keys and values in the future of a query do not change its output."""
+    """If the keys and values after a query are replaced by large ones, its output stays the same."""
     problem, rng = t.problem, t.rng
     first = int(rng.integers(1, problem.score_shape[-1]))
     k, v = problem.k.copy(), problem.v.copy()
