@@ -89,7 +89,7 @@ def test_a_right_kernel_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
     assert out.startswith("attention, 15 cases, seed 0\n")
     assert "FAILS" not in out
-    assert "Not checked, the spec declares no lse: log_sum_exp, split_and_merge" in out
+    assert "Not checked, because the spec does not declare lse: log_sum_exp," in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -145,14 +145,14 @@ def test_what_is_expected_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["with_lse"], "It returns two arrays, (O, lse). Give --lse natural, in Python Spec(lse='natural')."),
+        (["with_lse"], "It returns two arrays, (O, lse). Give --lse natural, or in Python Spec(lse='natural')."),
         (["attention", "--lse", "base2"], "It returns O alone. Give no --lse"),
-        (["rows_first"], "Its arrays are (B, N, H, d); called by the spec, it raised ValueError"),
-        (["deaf", "--causal", "bottom_right"], "It ignores causal=: with it, its answer is the same, to the bit."),
+        (["rows_first"], "Its arrays are (B, N, H, d). Called as its spec says, it raised ValueError"),
+        (["deaf", "--causal", "bottom_right"], "It ignores causal=: its answer has the same bits with it and without."),
         (["attention", "--causal", "top_left"], "It does not take causal=: it raised TypeError"),
         (["narrow", "--gqa"], "It does not take fewer KV heads (2) than query heads (4): it raised TypeError"),
         (["narrow", "--dtypes", "float16", "float32"], "It does not take float16: it raised TypeError: unsupported"),
-        (["narrow", "--dtypes", "float16"], "It takes dtypes float32; called by the spec, it raised TypeError"),
+        (["narrow", "--dtypes", "float16"], "It takes dtypes float32. Called as its spec says, it raised TypeError"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
@@ -167,10 +167,10 @@ def test_what_a_spec_misses_is_said_once(arguments: list[str], said: str, capsys
 def test_what_was_declared_and_left_out_is_not_said_to_be_undeclared(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "my_kernels:narrow", "--gqa", "--backward", "my_kernels:narrow", "--examples", "4"]) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "Not checked, left out by the first calls: grouped_heads, gradients, finite_differences" in out
-    assert "declares no gqa" not in out
+    assert "Not checked, because the first calls show that they fail: grouped_heads" in out
+    assert "does not declare gqa" not in out
     assert "no backward was given" not in out
-    assert "the spec declares no causal: causal_no_leak" in out
+    assert "the spec does not declare causal: causal_no_leak" in out
 
 
 def test_what_the_first_calls_leave_out_is_not_undeclared(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +184,7 @@ def test_one_failure_is_shown_whole_and_the_others_in_a_line(capsys: pytest.Capt
     assert main(["check", "my_kernels:unscaled", "--examples", "15", "--masks"]) == 1
     out = capsys.readouterr().out
     assert out.count("To see it again") == out.count("unscaled fails ") == 1
-    brief = out.partition("The others, in brief")[2].splitlines()[1:]
+    brief = out.partition("Other checks that fail, in brief")[2].splitlines()[1:]
     assert len(brief) == out.count("FAILS") - 1 > 0
     assert all(len(line) <= 80 for line in brief)
 
@@ -208,7 +208,7 @@ def test_a_diagnosis_says_which_failing_cases_it_counts(capsys: pytest.CaptureFi
     assert max(map(len, said.partition("To see it again")[0].splitlines())) <= 80
     out = " ".join(said.split())
     assert "(simplest found; 1 of 1 cases drawn fails)" in out
-    assert "in 2 of 2 drawn and simplified failing cases.)" in out
+    assert "in 2 of 2 examined failing cases.)" in out
 
 
 def test_what_is_printed_to_see_it_again_runs_as_printed(
@@ -412,7 +412,7 @@ def test_init_says_which_lengths_a_kernel_takes(capsys: pytest.CaptureFixture[st
     assert "multiples=(16, 16)" in capsys.readouterr().out
     assert main(["check", "tiles.py:tiles", "--examples", "5"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "It takes lengths that are multiples of 16 only" in said
+    assert "It takes only lengths that are multiples of 16" in said
     assert "raised ValueError: N must be a multiple of 16" in said
     assert "Give --multiples 16 16" in said
     assert main(["check", "tiles.py:tiles", "--examples", "5", "--multiples", "16", "16"]) == 0
@@ -456,7 +456,7 @@ def test_names_inside_names_are_found() -> None:
 
 def test_a_kernel_without_a_spec_beside_it_is_told_of_init(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["check", "my_kernels.py:attention", "--check", "determinism", "--examples", "1", "--quiet"]
-    hint = "A spec and tests to keep: flashsim check my_kernels.py:attention --init"
+    hint = "To write a spec and tests: flashsim check my_kernels.py:attention --init"
     main(command)
     assert hint in capsys.readouterr().out
     main([*command, "--spec", "my_kernels:SPEC"])
@@ -467,6 +467,6 @@ def test_a_kernel_without_a_spec_beside_it_is_told_of_init(capsys: pytest.Captur
     (folder := Path("my code")).mkdir()
     Path("my_kernels.py").rename(folder / "their_kernels.py")
     main(["check", "my code/their_kernels.py:attention", *command[2:]])
-    assert "keep: flashsim check 'my code/their_kernels.py:attention' --init" in capsys.readouterr().out
+    assert "tests: flashsim check 'my code/their_kernels.py:attention' --init" in capsys.readouterr().out
     main(["check", "my code/their_kernels.py:attention", "--init"])
     assert capsys.readouterr().out.endswith("\npytest 'my code/test_attention.py'\n")

@@ -49,8 +49,8 @@ if _why_not():
     pytest.skip(_why_not(), allow_module_level=True)
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:tensor_core runs in hopper's place"),
-    pytest.mark.filterwarnings("ignore:hopper runs in hopper_decode's place"),
+    pytest.mark.filterwarnings("ignore:tensor_core runs instead of hopper"),
+    pytest.mark.filterwarnings("ignore:hopper runs instead of hopper_decode"),
 ]
 
 RUNGS = [rung for rung in gpu.ladder().values() if not rung.output]  # of 8 bits: test_gpu_fp8.py
@@ -339,7 +339,7 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
     if rung.name == "hopper_decode":
         pytest.skip("it cuts heads unlike each other: see below")
     if rung.name == "hopper" and (sizes[5] == 32 or blocks):
-        pytest.skip("tensor_core runs in hopper's place, or it has no such blocks")
+        pytest.skip("tensor_core runs instead of hopper, or it does not have such blocks")
     if rung.name == "hopper":
         kind = {"full": "FULL", "causal": "CAUSAL"}.get(masked, "ARRAY")
         tiles = hopper.choose_tiles(sizes[5], kind, dropout_p > 0)

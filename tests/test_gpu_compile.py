@@ -427,7 +427,7 @@ def test_few_queries_go_to_the_rung_for_decoding() -> None:
     def plan(H: int, N_q: int, *asked: str) -> settling.Plan:
         return settling._plan("forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, 9, 128), True, asked, "90")
 
-    assert plan(8, 16, "causal", "count") == settling.Plan("hopper_decode", "the fastest that there is")
+    assert plan(8, 16, "causal", "count") == settling.Plan("hopper_decode", "the fastest of all")
     assert plan(8, 17).kernel == "hopper"
     assert "hopper_decode: does not take dropout_p" in plan(8, 16, "dropout_p").why
     assert "hopper_decode: does not take window" in plan(8, 16, "window").why
@@ -464,19 +464,19 @@ def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
 @pytest.mark.parametrize(
     ("capability", "d", "asked", "wanted", "why"),
     [
-        ("90", 128, (), "hopper", "the fastest that there is"),
+        ("90", 128, (), "hopper", "the fastest of all"),
         ("90", 64, ("causal", "dropout_p", "count"), "hopper", "the fastest"),
         ("90", 64, ("dropout_p",), "hopper", "the fastest"),
         ("90", 128, ("dropout_p",), "hopper", "the fastest"),
         ("90", 64, ("blocks",), "algorithm_2", "hopper: does not take blocks; tensor_core: does not take blocks"),
         ("90", 32, (), "tensor_core", "hopper: d is 32"),
-        ("90", 64, ("window",), "hopper", "the fastest that there is"),
-        ("90", 64, ("block_mask",), "hopper", "the fastest that there is"),
-        ("90", 128, ("mask", "causal", "count"), "hopper", "the fastest that there is"),
+        ("90", 64, ("window",), "hopper", "the fastest of all"),
+        ("90", 64, ("block_mask",), "hopper", "the fastest of all"),
+        ("90", 128, ("mask", "causal", "count"), "hopper", "the fastest of all"),
         ("90", 64, ("mask", "dropout_p"), "algorithm_2", "hopper: does not take dropout_p with mask"),
         ("80", 64, ("window",), "algorithm_2", "tensor_core: does not take window"),
         ("80", 64, ("block_mask",), "algorithm_2", "; algorithm_2: does not take block_mask"),
-        ("90", 256, ("causal", "window", "count"), "hopper", "the fastest that there is"),
+        ("90", 256, ("causal", "window", "count"), "hopper", "the fastest of all"),
         ("90", 256, ("dropout_p",), "algorithm_2", "hopper: does not take dropout_p; "),
         ("80", 256, (), "algorithm_2", "; algorithm_2: does not take d = 256"),
         ("80", 128, (), "tensor_core", "hopper: the GPU has compute capability 80"),

@@ -411,8 +411,8 @@ class TensorLike:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (TensorLike("torch.int64", 8), "x has dtype int64 and 8 elements; expected float16, bfloat16, float32"),
-        (TensorLike("torch.float16", 3, 5), "x has dtype float16 and 15 elements; .*, and a multiple of 4"),
+        (TensorLike("torch.int64", 8), "x has dtype int64 and 8 elements; expected one of float16, bfloat16, float32"),
+        (TensorLike("torch.float16", 3, 5), "x has dtype float16 and 15 elements; .*, and a multiple of 4 elements"),
         (TensorLike("torch.float16", 8, memory="CPU"), "x is a tensor in the CPU's memory; expected one on a GPU"),
     ],
     ids=["dtype", "elements", "place"],
@@ -610,7 +610,7 @@ def test_the_kernel_of_8_bits_gets_a_copy_of_v_where_its_keys_are_no_fours(launc
     (_, place, *rest), (_, other, *same) = (struct.unpack("<16Q", launch[11]) for launch in launches)
     assert rest == same
     assert place == v.data.ptr != other
-    with pytest.raises(ValueError, match="its keys have stride 1; hopper_fp8 then takes multiples of 4 keys"):
+    with pytest.raises(ValueError, match="its keys stride 1; hopper_fp8 then expects a multiple of 4 keys"):
         hopper_fp8.prepare(DEVICE, q, k, eight_bits(v, keys_contiguous=True), False, Options(1.0))
     with pytest.raises(ValueError, match=r"v is at .* with strides .*; expected multiples of 16"):
         gpu.forward(q, q, Array(q.shape, q.dtype, 0, (6 * 128 * 300, 128 * 300, 1, 300)))
@@ -669,7 +669,7 @@ def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warn
             assert {one.filename for one in warned} == {__file__}
     assert len(ran) == 4
     assert not launches
-    with pytest.raises(ValueError, match=r"window is given; tensor_core, which runs in hopper's place as the GPU has .* 80"):
+    with pytest.raises(ValueError, match=r"window is given; .* runs instead of hopper because the GPU has .* 80"):
         gpu.forward(q, k, v, kernel="hopper", mask=flashsim.SlidingWindow(9, 3))
     with pytest.raises(ValueError, match=r"d = 256, which tensor_core does not take, and the GPU has"):
         gpu.forward(*(Array((1, 1, 9, 256), "float16") for _ in "qkv"), kernel="hopper")

@@ -402,7 +402,7 @@ def test_lengths_may_be_declared_to_be_multiples() -> None:
 
 
 def test_a_kernel_of_whole_tiles_is_told_what_to_declare() -> None:
-    with pytest.raises(AssertionError, match="It takes lengths that are multiples of 16 only") as told:
+    with pytest.raises(AssertionError, match="It takes only lengths that are multiples of 16") as told:
         check_attention(whole_tiles, Spec(lse="natural"), max_examples=5)
     assert "Spec(multiples=(16, 16))" in str(told.value)
 

@@ -284,7 +284,8 @@ def test_a_packed_backward_pass_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("N_k", "said"), [(17, "alone before key 6, 12 and only in a batch of 2 before key 9"), (24, "alone before key 8, 16 and")]
+    ("N_k", "said"),
+    [(17, "begin at 6, 12 if a sequence is alone, and at 9 in a batch of 2"), (24, "begin at 8, 16 if a sequence is alone, and")],
 )
 def test_the_cuts_of_a_sum_are_told(N_k: int, said: str) -> None:
     kernel = mutants.splits_follow_the_batch

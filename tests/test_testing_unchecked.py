@@ -65,16 +65,16 @@ def test_a_keyword_that_nothing_tried_is_said_on_top_and_exits_with_3(capsys: py
     assert main(["check", "mine.py:leaks", "--examples", "3"]) == 3
     out = said(capsys)
     assert out.startswith("INCOMPLETE: leaks takes causal=, and the spec does not declare it.")
-    assert "A call with causal= is wrong, or fails. Give --causal bottom_right or top_left, in Python Spec(causal=" in out
+    assert "gives a wrong answer, or fails. Give --causal bottom_right or top_left, or in Python Spec(causal=" in out
 
 
 def test_the_value_that_a_call_fits_is_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "mine.py:causal_by_hand", "--examples", "3"]) == 3
     out = said(capsys)
-    assert "Give --causal top_left, in Python Spec(causal='top_left')" in out
+    assert "Give --causal top_left, or in Python Spec(causal='top_left')" in out
     assert "bottom_right" not in out
     assert "Only the default of block_m is tried." in out
-    assert "on purpose: --unchecked causal block_m, in Python Spec(unchecked=('causal', 'block_m'))." in out
+    assert "on purpose, give --unchecked causal block_m, or in Python Spec(unchecked=('causal', 'block_m'))." in out
 
 
 def test_what_is_left_at_its_default_on_purpose_is_not_missing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ def test_what_has_another_name_or_no_word_is_said_to(capsys: pytest.CaptureFixtu
     assert main(["check", "mine.py:packed", "--examples", "3"]) == 3
     out = said(capsys)
     assert "attn_mask (the kit's name is mask)" in out
-    assert "cu_seqlens_q (no spec can declare it: flashsim check --list)" in out
+    assert "cu_seqlens_q (no spec can declare it, see flashsim check --list)" in out
 
 
 def test_a_failure_counts_for_more_than_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +201,7 @@ def test_a_backward_pass_that_takes_no_empty_keys_is_told_so_and_checked_without
     )
     (missed,) = map(str, report.mismatches)
     assert missed.startswith("Its backward function does not take N_k = 0: it raised ValueError: zero-size array")
-    assert missed.endswith("Give --zero-keys forward, in Python Spec(zero_keys='forward').")
+    assert missed.endswith("Give --zero-keys forward, or in Python Spec(zero_keys='forward').")
     (failure,) = (f for f in report.failures if f.check == "gradients")
     assert "dq is multiplied by the scale twice" in failure.suspicions[0].says
 

@@ -18,8 +18,7 @@ from flashsim.problem.shapes import Blocks
 
 
 def memory_efficient(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
 ) -> tuple[Matrix, Matrix]:
     """Run equations 1 and 2; return O (N_q, d_v) and log L (N_q, 1), in HBM."""
     on_chip = sram.on_chip

@@ -16,8 +16,7 @@ from flashsim.problem.shapes import Blocks
 
 
 def rabe_staats(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Summarise each block of keys, then combine; return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
     on_chip = sram.on_chip

@@ -64,9 +64,7 @@ def backward_of(forward: Algorithm) -> Algorithm:
     for found in _beside(forward):
         if found.direction == "backward" and found.forward_pass == forward.name:
             return found
-    raise ValueError(
-        f"{forward.name!r} has no backward pass: its file holds no Algorithm of={forward.name!r} that is one"
-    )
+    raise ValueError(f"{forward.name!r} has no backward pass: its file holds no Algorithm of={forward.name!r} that is one")
 
 
 def forward_of(backward: Algorithm) -> Algorithm:

@@ -59,8 +59,7 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 
 def small_cache(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
 ) -> tuple[Matrix, Matrix]:
     """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
     on_chip = sram.on_chip

@@ -42,8 +42,7 @@ from flashsim.problem.shapes import Blocks
 
 
 def snake(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
-    dropout: Dropout,
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
     on_chip = sram.on_chip

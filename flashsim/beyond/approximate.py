@@ -97,8 +97,7 @@ def features(k: int, d: int, *, seed: int = 0, dtype: Any = "float64") -> Array:
     k, d, stored = check_count("k", k), check_count("d", d), float_dtype(dtype)
     rng = np.random.default_rng(check_seed(seed))
     lengths = np.linalg.norm(rng.normal(size=(k, d)), axis=1, keepdims=True)
-    Z = rng.normal(size=(-(-k // d), d, d))
-    directions, R = np.linalg.qr(Z)
+    directions, R = np.linalg.qr(rng.normal(size=(-(-k // d), d, d)))
     directions = directions * np.sign(np.diagonal(R, axis1=1, axis2=2))[:, None, :]
     W: Array = (lengths * directions.swapaxes(1, 2).reshape(-1, d)[:k]).astype(stored)
     return W
@@ -124,9 +123,7 @@ def reformer(
     C = check_count("C", C)
     given = _of_rounds("buckets", buckets, Q, "iu", "whole numbers")
     order, home = homes(given, min(C, given.shape[1]))
-    return _clustered(
-        "reformer", {"Q": Q, "K": K, "V": V, "order": order, "home": home}, C, scale, M, enforce, observers
-    )
+    return _clustered("reformer", {"Q": Q, "K": K, "V": V, "order": order, "home": home}, C, scale, M, enforce, observers)
 
 
 def smyrf(
@@ -150,9 +147,7 @@ def smyrf(
         for of, hashes in (("Q", hashes_Q), ("K", hashes_K))
     }
     if len(orders["order_Q"]) != len(orders["order_K"]):
-        raise ValueError(
-            f"hashes_Q has {len(orders['order_Q'])} rounds, hashes_K {len(orders['order_K'])}; expected as many"
-        )
+        raise ValueError(f"hashes_Q has {len(orders['order_Q'])} rounds, hashes_K {len(orders['order_K'])}; expected as many")
     return _clustered("smyrf", {"Q": Q, "K": K, "V": V, **orders}, C, scale, M, enforce, observers)
 
 
@@ -237,15 +232,12 @@ def _asked(
     return name, {**sizes, "h": check_count("rounds", rounds)}, {**how, "blocks": (check_count("C", C),)}
 
 
-def _clustered(
-    name: str, operands: Mapping[str, Any], C: int, scale: Any, M: Any, enforce: Any, observers: Any
-) -> ProgramRun:
+def _clustered(name: str, operands: Mapping[str, Any], C: int, scale: Any, M: Any, enforce: Any, observers: Any) -> ProgramRun:
     program = programs()[name]
     _, sizes, dtype = check_operands(program, operands)
     _check_fits(name, sizes, (C,), M, enforce, dtype)
     return run_program(
-        program, operands, M=M, blocks=(C,), enforce=enforce, options={"tau": _scale(operands["Q"], scale)},
-        observers=observers,
+        program, operands, M=M, blocks=(C,), enforce=enforce, options={"tau": _scale(operands["Q"], scale)}, observers=observers
     )
 
 

@@ -64,8 +64,7 @@ def product(
     if reduction == "logsumexp" and (given["V"] < 0).any():
         raise ValueError(f"V has {given['V'].min():g}; expected weights of at least 0, as reduction is 'logsumexp'")
     run = run_program(
-        programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k},
-        observers=observers,
+        programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k}, observers=observers
     )
     return replace(run, results={"Y": run.Y[:, 0]}) if flat and run.Y.ndim == 2 else run
 
@@ -89,11 +88,7 @@ def gradient(
     launch = run.launch
     k: Any = launch.options["k"]
     if isinstance(k, Own) != (derivative is not None):
-        said = (
-            "a function ∂f/∂x, as the kernel is a function"
-            if isinstance(k, Own)
-            else f"none, as {k.name!r} has its own"
-        )
+        said = "a function ∂f/∂x, as the kernel is a function" if isinstance(k, Own) else f"none, as {k.name!r} has its own"
         raise ValueError(f"derivative is {shown(derivative)}; expected {said}")
     if isinstance(k, Own):
         if not callable(derivative):
@@ -161,9 +156,7 @@ def _kernel(kernel: Any, sigma: Any, chip: np.dtype[Any], limit: float) -> Kerne
         expected = f"a number from {least:.3g} to {most:.3g}, as {chip} holds it"
         return Radial(kernel, check_number("sigma", sigma, expected, lambda s: least <= s <= most))
     if isinstance(kernel, str) or not callable(kernel):
-        raise ValueError(
-            f"unknown kernel {shown(kernel)}; known: {', '.join(map(repr, PROFILES))}, or a function f(x, z)"
-        )
+        raise ValueError(f"unknown kernel {shown(kernel)}; known: {', '.join(map(repr, PROFILES))}, or a function f(x, z)")
     if not isinstance(sigma, int | float) or sigma != 1:
         raise ValueError(f"sigma is {shown(sigma)}; expected none, as the kernel is a function")
     return Own(kernel, limit)

@@ -41,26 +41,20 @@ def attention(
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.
     """
     return run_program(
-        programs()[_name(state)], {"Q": Q, "K": K, "V": V}, M=M, blocks=_blocks(chunk), enforce=enforce,
-        observers=observers,
+        programs()[_name(state)], {"Q": Q, "K": K, "V": V}, M=M, blocks=_blocks(chunk), enforce=enforce, observers=observers
     )
 
 
-def count(
-    *, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any
-) -> ProgramTally:
+def count(*, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any) -> ProgramTally:
     """Count what `attention` would move, on shapes alone. `e`, the width of V, is d by default. Errors as there.
 
     The rest is `flashsim.run.programs.count_program`'s: M, enforce, dtype, observers.
     """
     check_how(count, how, (*HOW, "observers"))
-    sizes = {"N": N, "d": d, "e": d if e is None else e}
-    return count_program(programs()[_name(state)], sizes, blocks=_blocks(chunk), **how)
+    return count_program(programs()[_name(state)], {"N": N, "d": d, "e": d if e is None else e}, blocks=_blocks(chunk), **how)
 
 
-def exact(
-    *, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any
-) -> ExactProgram:
+def exact(*, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any) -> ExactProgram:
     """Return the same by formula: equal, whatever the arguments."""
     check_how(exact, how, HOW)
     return exact_program(_name(state), {"N": N, "d": d, "e": d if e is None else e}, blocks=_blocks(chunk), **how)

@@ -72,16 +72,12 @@ def exact(
 def _asked(fused: Any, tiles: Any, mask1: Any, mask2: Any, blocks: Any) -> tuple[Any, dict[str, Any]]:
     check_choice("tiles", tiles, TILES)
     if check_flag("fused", fused) and tiles != "rows":
-        raise ValueError(
-            f"tiles is {tiles!r}, fused is True; expected fused=False, as only rows of full width can be fused"
-        )
+        raise ValueError(f"tiles is {tiles!r}, fused is True; expected fused=False, as only rows of full width can be fused")
     options = {"mask1": mask1, "mask2": mask2}
     for name, mask in options.items():
         if mask is None or callable(mask):
             continue
         options[name] = check_live(name, mask)
         if blocks is None:
-            raise ValueError(
-                f"blocks is None, {name} is {shown(mask)}; expected (B_r, B_d, B_f, B_o), of which blocks it is"
-            )
+            raise ValueError(f"blocks is None, {name} is {shown(mask)}; expected (B_r, B_d, B_f, B_o), of which blocks it is")
     return programs()["sparse_mlp_fused" if fused else TILES[tiles]], options

@@ -38,8 +38,7 @@ def add_options(parser: Any) -> None:
     quick = f"a quick look, in a minute: --N {lengths}, --d 128, normal numbers, 3 rounds; with bars at its end"
     add(parser, "--quick", **FLAG, help=quick)
     add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; with --ladder, {LADDERS}")
-    dims = "head dimensions. Default: 64 128; with --ladder, 128"
-    add(parser, "--d", nargs="+", required=False, help=dims)
+    add(parser, "--d", nargs="+", required=False, help="head dimensions. Default: 64 128; with --ladder, 128")
     ways, masked = ["no", "yes", "both"], "with a causal mask, without it, or both. Default: both"
     add(parser, "--causal", action="store", choices=ways, default="both", help=masked)
     add(parser, "--direction", choices=[*DIRECTIONS, "both"], default="both", help="which pass. Default: both")
@@ -56,8 +55,7 @@ def add_options(parser: Any) -> None:
     only += "; and fa4's backward pass, which may not return"
     add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
     add(parser, "--rounds", type=whole(), help="how often each is timed; the median is shown. Default: 7")
-    turn = "how long a turn lasts, if a call is shorter. Default: 30"
-    add(parser, "--turn", type=whole(), metavar="MS", help=turn)
+    add(parser, "--turn", type=whole(), metavar="MS", help="how long a turn lasts, if a call is shorter. Default: 30")
     add(parser, "--commit", help="commit of the sources, stored with the numbers")
     add(parser, "--json", "--quiet")
 
@@ -109,9 +107,8 @@ def _climb(options: argparse.Namespace) -> int:
     for name, given in more.items():
         if given:
             raise ValueError(f"--ladder is one problem, forward, of all rungs: {name} asks for something else")
-    causal = options.causal == "yes"
     sizes = {"dtype": options.dtype, "B": options.batch, "H": options.heads[0], "distribution": drawn[0]}
-    setting = Setting(lengths[0], dims[0], causal, **sizes)
+    setting = Setting(lengths[0], dims[0], options.causal == "yes", **sizes)
     on = machine()
     with progress(options) as told:
         found = climb(setting, rounds=rounds, on_step=lambda what: told(what=what))
@@ -174,8 +171,7 @@ def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
     print_table(("setting", *names, *compared, "our W", "our MHz"), rows)
     if record.get("absent"):
         print("absent: " + "; ".join(f"{name}: {why}" for name, why in record["absent"].items()))
-    failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
-    for name, why in sorted(failed):
+    for name, why in sorted({(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}):
         print(f"{name} failed: {why}")
     for r in record["results"] if bars else []:
         rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}

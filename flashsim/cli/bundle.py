@@ -44,8 +44,7 @@ def write_bundle(found: Any, options: argparse.Namespace, pictures: Mapping[str,
     """Write a sweep's rows, pictures by name, certificates, versions, inputs, and the command that makes the rows again."""
     inputs: dict[str, bytes] = {}
     again = [*_again(options, inputs), "--bound", "--csv", AGAIN]
-    proofs = enumerate(found.certificates, 1)
-    certificates = {f"certificates/{number:04d}.json": _json(proof) for number, proof in proofs}
+    certificates = {f"certificates/{number:04d}.json": _json(proof) for number, proof in enumerate(found.certificates, 1)}
     proved = CERTIFICATES if certificates else "No lower bound is known at these points: rows.csv says why.\n"
     drawn, typed = PICTURE if pictures else "", shlex.join(again)
     said = README.format(command=options.command_line, again=typed, made=AGAIN, picture=drawn, certificates=proved)

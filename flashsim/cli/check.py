@@ -91,18 +91,15 @@ def add_options(parser: Any) -> None:
     add(parser, "--seed", help="seed of the cases. Default: 0")
     gradient = "its backward function (q, k, v, do, …) -> dq, dk, dv; or auto: by --wrap torch's autograd, or jax.vjp"
     parser.add_argument("--backward", metavar=f"{WHERE}|auto", help=gradient)
-    keep = "the keep mask of its dropout, (shape, dropout_p, seed) -> booleans"
-    parser.add_argument("--dropout", metavar=WHERE, help=keep)
-    only = "run only these checks. Default: all that apply"
-    add(parser, "--check", dest="checks", nargs="+", metavar="NAME", help=only)
+    parser.add_argument("--dropout", metavar=WHERE, help="the keep mask of its dropout, (shape, dropout_p, seed) -> booleans")
+    add(parser, "--check", dest="checks", nargs="+", metavar="NAME", help="run only these checks. Default: all that apply")
     known = "checks that are known to fail: the run passes with them, and fails if one of them passes"
     parser.add_argument("--expect", nargs="+", default=[], metavar="NAME", help=known)
     add(parser, "--fail-fast", **FLAG, help="stop at the first case that fails")
     first = "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the kernel's file"
     add(parser, "--init", **FLAG, help=first)
     add(parser, "--overwrite", **FLAG, help="with --init: replace existing files")
-    packages = ["numpy", "torch", "cupy", "jax"]
-    add(parser, "--wrap", choices=packages, help="the function takes this package's arrays")
+    add(parser, "--wrap", choices=["numpy", "torch", "cupy", "jax"], help="the function takes this package's arrays")
     how = f"with --wrap, whose conventions it follows for names, alignment, packing and pages: {', '.join(CONVENTIONS)}"
     parser.add_argument("--convention", choices=CONVENTIONS, metavar="NAME", help=how)
     add(parser, "--page", type=whole(), metavar="ROWS", help="with --convention: how many rows a page has")
@@ -110,11 +107,9 @@ def add_options(parser: Any) -> None:
     add(parser, "--json", "--quiet")
     default = "Default: the function's own attribute `spec`, if it has one"
     declared = parser.add_argument_group("what the kernel declares", default)
-    given = "a flashsim.testing.Spec; the options below change it"
-    declared.add_argument("--spec", metavar="MODULE:NAME", help=given)
+    declared.add_argument("--spec", metavar="MODULE:NAME", help="a flashsim.testing.Spec; the options below change it")
     for name, settings in SPEC_OPTIONS.items():
-        spelt = "--blocks" if name == "block" else f"--{name.replace('_', '-')}"
-        declared.add_argument(spelt, dest=name, **settings)
+        declared.add_argument("--blocks" if name == "block" else f"--{name.replace('_', '-')}", dest=name, **settings)
     none = {"dest": "zero_keys", "action": "store_const", "const": False, "default": None}
     declared.add_argument("--no-zero-keys", help=argparse.SUPPRESS, **none)
     was = {**SPEC_OPTIONS["block"], "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
@@ -158,12 +153,11 @@ def _show(report: Any, options: argparse.Namespace) -> None:
 
     print(printable(report))
     where, _, name = options.function.rpartition(":")
-    there = any(path.exists() for path in paths(name, Path(where).parent))
-    if where.endswith(".py") and not options.spec and not there:
+    if where.endswith(".py") and not options.spec and not any(path.exists() for path in paths(name, Path(where).parent)):
         given = by_name(options, "wrap", "convention", "device", "page")
         wrapped = (word for name, value in given.items() if value is not None for word in (f"--{name}", str(value)))
         again = command_line(["flashsim", "check", options.function, *wrapped, "--init"])
-        print(f"\nA spec and tests to keep: {again}")
+        print(f"\nTo write a spec and tests: {again}")
 
 
 def ended(options: argparse.Namespace, ending: Ending) -> int:
@@ -180,8 +174,7 @@ def ended(options: argparse.Namespace, ending: Ending) -> int:
         os._exit(0)
     if shrinking.words:
         tried = word_left(shrinking)
-    line = f"flashsim check: error: {tried.name} ended the process ({ending.how}), {tried}"
-    print(one_line(line), file=sys.stderr)
+    print(one_line(f"flashsim check: error: {tried.name} ended the process ({ending.how}), {tried}"), file=sys.stderr)
     return 1
 
 

@@ -4,16 +4,7 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import finish
-from flashsim.cli.shared import (
-    DEFAULT_ALGORITHM,
-    LENGTHS,
-    add,
-    add_algorithm,
-    add_declared,
-    algorithm_in,
-    declared_in,
-    problem_in,
-)
+from flashsim.cli.shared import DEFAULT_ALGORITHM, LENGTHS, add, add_algorithm, add_declared, algorithm_in, problem_in
 
 SUMMARY = "Count what an algorithm moves, line by line, at any size, without computing it."
 EXAMPLES = (
@@ -44,8 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.cli import report
     from flashsim.verify import comparison
 
-    others = "sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p"
-    arguments = problem_in(options, *others) | declared_in(options)
+    arguments = problem_in(options, "sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
     counted = comparison.count_lines(algorithm_in(options, DEFAULT_ALGORITHM), arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))
     return 1 if counted.agrees is False else 0

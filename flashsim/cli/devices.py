@@ -31,16 +31,14 @@ LAYOUTS = ("contiguous", "striped", "zigzag")
 def add_options(parser: Any) -> None:
     known = f"{', '.join(PROGRAMS)}. Default: all except tree, side by side"
     parser.add_argument("program", nargs="?", choices=PROGRAMS, metavar="NAME", help=known)
-    devices = "devices. Default: 4; under torchrun or mpiexec, the processes"
-    add(parser, "--P", type=several(whole()), metavar="P", help=devices)
+    add(parser, "--P", type=several(whole()), metavar="P", help="devices. Default: 4; under torchrun or mpiexec, the processes")
     add(parser, "--N", required=True)
     add(parser, "--N-q", help="queries, for tree, which decodes. Default: as many as keys")
     add(parser, "--d", "--d-v", "--dtype")
     add(parser, "--heads", default=1, help="query heads")
     add(parser, "--kv-heads", help="KV heads, where query heads share them")
     parser.add_argument("--layout", choices=LAYOUTS, help="which rows a device has. Default: the program's own layout")
-    columns = "columns of the mesh. Default: the number with the fewest words"
-    add(parser, "--columns", type=whole(), metavar="C", help=columns)
+    add(parser, "--columns", type=whole(), metavar="C", help="columns of the mesh. Default: the number with the fewest words")
     add(parser, "--backward", help="count the backward pass; tree has none")
     add(parser, "--causal", "--M", "--blocks")
     add(parser, "--seed", help="of the random numbers, on real processes. Default: 0")
@@ -67,11 +65,10 @@ def run(options: argparse.Namespace) -> int:
         return _for_real(options)
     from flashsim import devices
 
-    names = [options.program] if options.program else PROGRAMS[:3]
     lengths = by_name(options, "N", "N_q", "d", "d_v", "dtype", "heads", "kv_heads")
     how = by_name(options, "layout", "direction", "causal", "M", "blocks")
     tallies = []
-    for name in names:
+    for name in [options.program] if options.program else PROGRAMS[:3]:
         columns = options.columns if name == "mesh" or options.program else None
         tallies.append(devices.count(name, P=options.P or 4, columns=columns, **lengths, **how))
     agree = all(_agrees(tally) for tally in tallies)
@@ -153,9 +150,8 @@ def _plan(options: argparse.Namespace) -> int:
             "computed by formula."
         )
         if timed:
-            kv = of.heads // of.group
-            size = {"itemsize": of.dtype.itemsize, "causal": options.causal}
-            n = hidden_from(heads=of.heads, kv_heads=kv, **size, **speeds)
+            size, causal = of.dtype.itemsize, options.causal
+            n = hidden_from(heads=of.heads, kv_heads=of.heads // of.group, itemsize=size, causal=causal, **speeds)
             print_paragraphs(f"The ring's messages are hidden if a device has {n:,.0f} rows or more.")
 
     finish(options, {"plans": [vars(found) | {"bound": found.bound.certificate()} for found in plans]}, show)
@@ -213,8 +209,7 @@ def _for_real(options: argparse.Namespace) -> int:
     costs = simulated.devices[engine.rank]
     bits = all(np.array_equal(getattr(part, X), getattr(simulated, X)[:, rows]) for X in names)
     modelled = sum(link.bytes for link in costs.links.values())
-    mine = (engine.rank, len(rows), modelled, part.handed, part.received, bits, part.costs == costs)
-    found = engine.everyone_s(mine)
+    found = engine.everyone_s((engine.rank, len(rows), modelled, part.handed, part.received, bits, part.costs == costs))
     engine.close()
     right = all(row[2] == row[3] and row[5] and row[6] for row in found)
     if found[0][4] is not None:

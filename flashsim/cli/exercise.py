@@ -42,10 +42,8 @@ def add_options(parser: Any) -> None:
         "grade: the folder with what a class handed in"
     )
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
-    where = "start, notebook: where the file goes. Default: here"
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help=where)
-    hint = "check: show a hint as well, the next one each time, or the Nth"
-    add(parser, "--hint", nargs="?", const="", metavar="N", help=hint)
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="start, notebook: where the file goes. Default: here")
+    add(parser, "--hint", nargs="?", const="", metavar="N", help="check: show a hint as well, the next one each time, or the Nth")
     which = "check, grade: the exercise's number or name, or a file of your own. Default: as a file's name says"
     add(parser, "--exercise", metavar="N", help=which)
     add(parser, "--csv", metavar="FILE", help="grade: a row for each file")
@@ -73,8 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if options.action != "list" and options.what is None:
         which = {"check": "which file? give its name", "grade": "which folder? give its name"}
         raise ValueError(which.get(options.action, "which exercise? give its number"))
-    actions = {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}
-    return actions[options.action](options)
+    return {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}[options.action](options)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -209,5 +206,4 @@ def _hint(found: Grade, path: Path, number: int) -> str:
 
 def _paragraphs(text: str) -> str:
     """Return text in lines of a terminal's width; indented lines are code, and stay."""
-    lines = printable(text).split("\n")
-    return "\n".join(line if line.startswith("    ") else "\n".join(wrap(line, WIDTH)) for line in lines)
+    return "\n".join(line if line.startswith("    ") else "\n".join(wrap(line, WIDTH)) for line in printable(text).split("\n"))

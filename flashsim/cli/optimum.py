@@ -46,8 +46,7 @@ def run_optimum(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     off, trace = found.off(played), traced(recorder, played)
     if options.output is not None:
         replace(trace, about=replace(trace.about, command=options.command_line)).save(options.output)
-    certificate = {"command": options.command_line, **found.certificate()}
-    finish(options, certificate, lambda: _show(options, found, trace, off))
+    finish(options, {"command": options.command_line, **found.certificate()}, lambda: _show(options, found, trace, off))
     return 0
 
 

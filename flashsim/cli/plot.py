@@ -137,6 +137,5 @@ def _draw(
     from flashsim.plots import save
 
     with progress(options) as told:
-        watched = {"on_done": told} if chart.says_progress else {}
-        data = chart.data(**arguments, **watched)
+        data = chart.data(**arguments, **{"on_done": told} if chart.says_progress else {})
         return data, save(chart.draw(data, wide=options.wide), stem, data, command)

@@ -35,8 +35,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--direction", choices=DIRECTIONS, default="forward", help=argparse.SUPPRESS)  # as Python says it
     add(parser, "--mask", help="a .npy file: booleans (N_q, N_k), True = attend")
     add(parser, "--exact", **FLAG, help="search for the optimum (lengths up to 8) and replay it")
-    plays = "with --exact: write a page that plays the optimum, FILE.html, or its trace"
-    add(parser, "--output", metavar="FILE", help=plays)
+    add(parser, "--output", metavar="FILE", help="with --exact: write a page that plays the optimum, FILE.html, or its trace")
     add(parser, "--check", **FILE, help="check a certificate that --json wrote; takes no other options")
     add(parser, "--json", help="write a certificate as JSON; -: to stdout, and print nothing else there")
 
@@ -84,8 +83,7 @@ def _show(proof: Any, dtype: str) -> None:
     if (proof.rows or 0) > at.accesses:
         rows.append(("lower bound of the row game", proof.rows, f"{proof.rows / at.accesses:.3f}"))
     if best is not None:
-        said = f"best schedule here: {best.algorithm}, {best.B_r:,} × {best.B_c:,}"
-        rows.append((said, best.accesses, f"{proof.ratio:.3f}"))
+        rows.append((f"best schedule here: {best.algorithm}, {best.B_r:,} × {best.B_c:,}", best.accesses, f"{proof.ratio:.3f}"))
     print_table(("", "elements moved", "÷ bound"), rows)
     print_paragraphs(
         f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. {_how_sure(proof.certificate())}",

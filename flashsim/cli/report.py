@@ -31,23 +31,17 @@ def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[s
     """Return the results as plain data."""
     shapes = {name: list(array.shape) for name, array in (("Q", given.Q), ("K", given.K), ("V", given.V))}
     return {
-        "source": given.source,
-        "shapes": shapes,
-        "dtype": given.Q.dtype.name,
+        "source": given.source, "shapes": shapes, "dtype": given.Q.dtype.name,
         "algorithms": {name: _numbers(result) for name, result in forwards.items()},
         "backward": {name: _numbers(result) for name, result in backwards.items()},
-    }
+    }  # fmt: skip
 
 
 def _numbers(result: Result) -> dict[str, Any]:
     return {
-        **result.hbm.to_dict(),
-        "sram": asdict(result.sram),
-        "blocks": asdict(result.blocks),
-        "max_error": result.max_error,
-        "error_of_rounding_bound": result.error_of_bound,
-        "equals_theory": result.equals_theory,
-    }
+        **result.hbm.to_dict(), "sram": asdict(result.sram), "blocks": asdict(result.blocks), "max_error": result.max_error,
+        "error_of_rounding_bound": result.error_of_bound, "equals_theory": result.equals_theory,
+    }  # fmt: skip
 
 
 def count_numbers(counted: Counted) -> dict[str, Any]:
@@ -55,12 +49,9 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
     costs, given = counted.tally.to_dict(), counted.arguments.items()
     return {
         "arguments": {key: repr(value) if key == "mask" else getattr(value, "__name__", value) for key, value in given},
-        **costs.pop("hbm"),
-        **costs,
-        "resident_at_peak": counted.ledger.at_peak,
-        "equals_theory": counted.agrees,
+        **costs.pop("hbm"), **costs, "resident_at_peak": counted.ledger.at_peak, "equals_theory": counted.agrees,
         "by_line": [asdict(movement) for movement in counted.ledger.movements],
-    }
+    }  # fmt: skip
 
 
 def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:

@@ -76,11 +76,9 @@ def run(options: argparse.Namespace) -> int:
         )  # fmt: skip
     numbers = report.run_numbers(given, forwards, backwards)
     schedule = "query heads grouped" if options.gqa == "grouped" else ""
-    sized = report.SIZED["given" if options.blocks else options.sizing]
-    what = ", ".join(filter(None, (asked, schedule, sized)))
+    what = ", ".join(filter(None, (asked, schedule, report.SIZED["given" if options.blocks else options.sizing])))
     finish(options, numbers, lambda: report.print_run(given, forwards, backwards, what))
-    M = next(iter(forwards.values())).sram.capacity
-    figure = plots.run_figure(forwards, heads=given.heads, M=M, **given.shape)
+    figure = plots.run_figure(forwards, heads=given.heads, M=next(iter(forwards.values())).sram.capacity, **given.shape)
     saved = plots.save(figure, stem, numbers, options.command_line)
     if options.json != "-":
         print(f"Saved {', '.join(map(str, saved))}")

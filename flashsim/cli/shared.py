@@ -104,7 +104,7 @@ def add_declared(parser: Any, *, many: bool = False) -> None:
 
 def declared_in(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of those that were given."""
-    given = {name: value for name, value in by_name(options, *declared()).items() if value is not None}
+    given = {name: value for name in declared() if (value := getattr(options, name, None)) is not None}
     return {name: declared()[name][0][1].choices.get(value, value) for name, value in given.items()}
 
 
@@ -130,9 +130,10 @@ def masks_in(options: argparse.Namespace, mask: Any = None) -> dict[str, Any]:
 
 
 def problem_in(options: argparse.Namespace, *names: str, mask: Any = None) -> dict[str, Any]:
-    """Return lengths and widths, dtype, direction, what is named, M in elements, and what `masks_in` does. Raises ValueError."""
+    """Return lengths, widths, dtype, direction, what is named, M in elements, masks, and options that algorithms declare."""
     given = by_name(options, "N", "N_q", "N_k", "d", "d_v", "dtype", "direction", *names)
-    return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **masks_in(options, mask)}
+    given |= {"M": elements(options.M, float_dtype(options.dtype).itemsize)}
+    return given | masks_in(options, mask) | declared_in(options)
 
 
 def add_algorithm(parser: Any, default: str = "", *, read: Callable[[str], Any] = algorithm, also: str = "") -> None:

@@ -73,8 +73,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--jobs", default=1, help="processes. Default: 1")
     kept = "keep the rows in this file as they come: after Ctrl-C, the same command goes on from there"
     add(parser, "--resume", metavar="FILE", help=kept)
-    bound = "also compute the lower bound (flashsim prove), and each count divided by it"
-    add(parser, "--bound", **FLAG, help=bound)
+    add(parser, "--bound", **FLAG, help="also compute the lower bound (flashsim prove), and each count divided by it")
     add(parser, "--csv", metavar="FILE", help="write the rows as CSV; -: to stdout, and print nothing else there")
     add(parser, "--json", "--output")
     packed = "write rows, picture, the bounds' certificates, versions, and the command that makes them again"
@@ -148,8 +147,7 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
     if stem is not None:
         saved += [write_whole(stem.with_name(stem.name + suffix), content) for suffix, content in drawn.items()]
     if options.bundle is not None:
-        pictures = {f"picture{suffix}": content for suffix, content in drawn.items()}
-        saved.append(write_bundle(found, options, pictures))
+        saved.append(write_bundle(found, options, {f"picture{suffix}": content for suffix, content in drawn.items()}))
 
     def show() -> None:
         if options.csv == "-":

@@ -39,8 +39,7 @@ def run(options: argparse.Namespace) -> int:
     with progress(options) as told:
         asked = problem_in(options, "dropout_p", "least")
         tuned = tune(**asked, algorithms=[*options.named, *options.algorithm], on_tried=told)
-    numbers = {"command": options.command_line, **tuned.to_dict()}
-    finish(options, numbers, lambda: print_tuned(tuned, options.dtype))
+    finish(options, {"command": options.command_line, **tuned.to_dict()}, lambda: print_tuned(tuned, options.dtype))
     return 0
 
 
@@ -81,7 +80,6 @@ def print_tuned(tuned: Any, dtype: str) -> None:
 def _print_choices(tuned: Any, by_name: Mapping[str, Any]) -> None:
     rows = []
     for name, choice in by_name.items():
-        blocks = f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}"
         ratios = f"{choice.accesses / tuned.compulsory:.2f}", f"{choice.peak / tuned.M:.0%}"
-        rows.append((name, choice.loops, blocks, choice.accesses, *ratios))
+        rows.append((name, choice.loops, f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}", choice.accesses, *ratios))
     print_table(("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M"), rows)

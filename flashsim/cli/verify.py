@@ -19,8 +19,7 @@ def add_options(parser: Any) -> None:
     parser.epilog = f"It takes {took(False, 1)} on one core, less on several.\n\n{parser.epilog}"
     said = "claims to check: stream_k is one, theorem2 all of Theorem 2; a wrong name lists others. Default: all"
     parser.add_argument("claims", nargs="*", metavar="NAME", help=said)
-    wider = f"sweep far wider ranges: {took(True, 1)} on one core, {took(True, 8)} on many"
-    add(parser, "--full", **FLAG, help=wider)
+    add(parser, "--full", **FLAG, help=f"sweep far wider ranges: {took(True, 1)} on one core, {took(True, 8)} on many")
     add(parser, "--jobs", help="claims to check at the same time. Default: one for each core")
     add(parser, "--json", "--quiet")
 

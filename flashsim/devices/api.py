@@ -182,9 +182,7 @@ def exact(tally: DevicesTally) -> list[theory.ExactDevice]:
     return [form.exact(tally.share, p, tally.columns) for p in range(tally.P)]
 
 
-def checked(
-    Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: Any, check_finite: Any
-) -> tuple[Inputs, Problem]:
+def checked(Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: Any, check_finite: Any) -> tuple[Inputs, Problem]:
     """Return the arrays and their problem. Raises ValueError."""
     check_finite = check_flag("check_finite", check_finite)
     given = check_inputs(Q, K, V)
@@ -213,9 +211,7 @@ def asked(
             f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected as many queries as keys over devices"
         )
     if problem.in_hbm or problem.mask.per_head or problem.mask.scores:
-        raise ValueError(
-            f"mask is {problem.mask!r}; expected a mask that depends on positions alone, the same for all heads"
-        )
+        raise ValueError(f"mask is {problem.mask!r}; expected a mask that depends on positions alone, the same for all heads")
     where = layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_k, P)
     queries = [np.arange(shape.N_q), *[np.arange(0)] * (P - 1)] if program.at_root else where
     fixed = check_blocks(blocks)
@@ -250,10 +246,7 @@ def _launched(
     dtype, arithmetic = chip_dtype(share.problem.dtype), given is not None
     network = Network(len(share.where), share.problem.M, dtype=dtype, arithmetic=arithmetic, observers=observers)
     share = share if arithmetic else CountedShare(**vars(share))
-    calls = [
-        call_on(device, program, share, columns, own_rows(program, share, device.rank, given))
-        for device in network.devices
-    ]
+    calls = [call_on(device, program, share, columns, own_rows(program, share, device.rank, given)) for device in network.devices]
     with one_blas_thread():
         returned = network.run(lambda device: calls[device.rank]())
     return network, returned

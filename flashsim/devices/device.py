@@ -95,8 +95,7 @@ class Device:
     def _tell(self, kind: EventKind, block: Block, way: str, site: Site) -> None:
         """Tell the observers of the memory of what was sent, X[→to], or arrived, X[←from]."""
         if self.sram._observers:
-            name = block.name.partition("[")[0] + way
-            self.sram._tell(kind, name, block.shape[0] * block.shape[1], None, site)
+            self.sram._tell(kind, block.name.partition("[")[0] + way, block.shape[0] * block.shape[1], None, site)
 
     @property
     def words(self) -> int:
@@ -110,9 +109,7 @@ class Device:
 
     def _other(self, rank: Any, site: Site) -> int:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.size or rank == self.rank:
-            raise LinkError(
-                f"{said(self.rank, site)} posts to or from rank {rank!r}; expected another one of {self.size} ranks"
-            )
+            raise LinkError(f"{said(self.rank, site)} posts to or from rank {rank!r}; expected another one of {self.size} ranks")
         return rank
 
 

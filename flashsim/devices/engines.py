@@ -139,8 +139,7 @@ class Nccl(Torch):
         try:
             _until(event.query, seconds)
         except TimeoutError:
-            backend = self._dist.group.WORLD._get_backend(self.device)
-            ending, self._ended = Thread(target=backend.abort, daemon=True), True
+            ending, self._ended = Thread(target=self._dist.group.WORLD._get_backend(self.device).abort, daemon=True), True
             ending.start()  # its kernels end at once
             with suppress(TimeoutError):
                 _until(event.query, seconds)
@@ -261,9 +260,7 @@ def engine(name: str | None = None, timeout: float = 60.0) -> Processes:
     name = started_by() if name is None else name
     if name not in ENGINES:
         started = "torchrun --standalone --nproc-per-node 4 -m -- flashsim …, or mpiexec -n 4 python -m flashsim …"
-        raise ValueError(
-            f"engine is {name!r}; expected {' or '.join(map(repr, ENGINES))}, and to be started by {started}"
-        )
+        raise ValueError(f"engine is {name!r}; expected {' or '.join(map(repr, ENGINES))}, and to be started by {started}")
     if name == "mpi":
         return Mpi(timeout)
     return Nccl(timeout) if name == "nccl" else Gloo(timeout)

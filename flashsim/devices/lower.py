@@ -1,10 +1,9 @@
 """What devices must receive: a lower bound on words, with its proof, by the phases of `flashsim.theory.lower` with P memories.
 
-Class of schedules. As there, each word is an entry of Q, K or V, something of a pair (i, k), or a part of O_ic; the terms
-P_ik V_kc are formed in any order, anywhere, as often as a schedule likes, and parts may be kept, added or sent. What the
-softmax knows of a row costs nothing. A device begins with its own rows of Q, K, V, and ends with its own rows of O: q rows of
-queries and n of keys at most. No device does more than W pairs of heads' rows. Without such a limit one could do all. Words
-may be relayed.
+Class of schedules. As there, each word is an entry of Q, K or V, something of a pair (i, k), or a part of O_ic; the terms P_ik
+V_kc are formed in any order, anywhere, as often as a schedule likes, and parts may be kept, added or sent. What the softmax knows
+of a row costs nothing. A device begins with its own rows of Q, K, V, and ends with its own rows of O: q rows of queries and n of
+keys at most. No device does more than W pairs of heads' rows. Without such a limit one could do all. Words may be relayed.
 
 Theorem 1. Let c = min(g · pairs, W), δ = min(d, d_v), and λ ≤ 1 a number with, for all n ≤ β ≤ N_k and gq ≤ α ≤ gN_q, αβ ≤ c,
     λ (αβ − gqn) ≤ 2δ ((β − n) + (α − gq)).                                                                              (1)

@@ -59,9 +59,7 @@ class Network:
         self._error: BaseException | None = None
         self._tickets: dict[tuple[int, int], _Posted] = {}
         self._ends: dict[tuple[int, int, str], deque[_Message]] = {}
-        self._at: dict[int, tuple[Ticket, Site] | None] = dict.fromkeys(
-            range(P)
-        )  # what a rank waits for; gone: it ended
+        self._at: dict[int, tuple[Ticket, Site] | None] = dict.fromkeys(range(P))  # what a rank waits for; gone: it ended
         memories = [HBM(arithmetic=arithmetic) for _ in range(P)]
         self.devices = [
             Device(rank, P, hbm, SRAM(hbm, M, enforced=enforced, dtype=dtype, observers=seen), self)
@@ -125,9 +123,7 @@ class Network:
         one, two = (message, other) if end == "send" else (other, message)
         kinds = [(each.block.shape, each.block._storage.dtype) for each in (one, two)]
         if kinds[0] != kinds[1]:
-            sent, expected = (
-                f"{each.block.name} {each.block.shape} {each.block._storage.dtype}" for each in (one, two)
-            )
+            sent, expected = (f"{each.block.name} {each.block.shape} {each.block._storage.dtype}" for each in (one, two))
             raise LinkError(
                 f"{said(from_, one.ticket.site)} sends {sent} to {said(to, two.ticket.site)} which expects {expected}"
             )

@@ -78,9 +78,7 @@ def plan(
     shape, layout, where = problem.shape, layout or program.layout, share.where
     if name == "ulysses" and share.H_q < P:
         raise ValueError(f"P is {P}; expected at most {share.H_q} devices under Ulysses, one for each query head")
-    sent_by = {"ring": theory.ring_words, "ulysses": theory.ulysses_words}.get(
-        name, partial(theory.mesh_words, columns=columns)
-    )
+    sent_by = {"ring": theory.ring_words, "ulysses": theory.ulysses_words}.get(name, partial(theory.mesh_words, columns=columns))
     words = [sent_by(share, p) for p in range(P)]
     largest = max(range(P), key=lambda p: _size(share, p, name, columns))
     open_share = Share(Problem.of(**given), where, where, share.B_r, share.B_c)
@@ -169,8 +167,6 @@ def star_trail(share: Share) -> tuple[int, int] | None:
     """
     P, N, w = len(share.where), len(share), share.problem.shape.d + share.problem.shape.d_v
     totals = {
-        C: N * ((C - 1) * (w + 2) * share.H_q + (P // C + C - 2) * w * share.H_kv)
-        for C in range(2, P + 1)
-        if P % C**2 == 0
+        C: N * ((C - 1) * (w + 2) * share.H_q + (P // C + C - 2) * w * share.H_kv) for C in range(2, P + 1) if P % C**2 == 0
     }
     return min(totals.items(), key=lambda each: each[1]) if totals else None

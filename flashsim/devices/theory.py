@@ -167,11 +167,7 @@ def mesh_backward(share: Share, p: int, columns: int) -> ExactDevice:
         m, (away, role) = H_kv * share.rows(y), ("", "input") if y == p else (f"_{y}", "extra")
         arrays |= _rows({f"K{away}": d, f"V{away}": d_v}, m, 0, m, stored, role)
         arrays |= _rows({f"dK_of_{y}": d, f"dV_of_{y}": d_v}, m if y == p else 0, m, m, chip)
-    for name, others, size, width in (
-        ("dQ", row, H_q * n, d),
-        ("dK", column, H_kv * n, d),
-        ("dV", column, H_kv * n, d_v),
-    ):
+    for name, others, size, width in (("dQ", row, H_q * n, d), ("dK", column, H_kv * n, d), ("dV", column, H_kv * n, d_v)):
         arrays |= _rows({f"{name}_from_{x}": width for x in others if x != p}, size, 0, size, chip)
         arrays |= _rows({name: width}, 0, size, size, chip, "output")
     return ExactDevice(mesh_words(share, p, columns, "backward"), Traffic(arrays))

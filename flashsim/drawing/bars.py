@@ -113,8 +113,7 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
         if column >= _MOST_NAMED:
             continue
         column_at = most * column / columns
-        swatch_at = column_at + 0.0125 * most
-        ax.plot([swatch_at], [y + 0.28], "s", color=colour, mec=BLACK, mew=0.5, clip_on=False)
+        ax.plot([column_at + 0.0125 * most], [y + 0.28], "s", color=colour, mec=BLACK, mew=0.5, clip_on=False)
         ax.annotate(shown, (column_at, y + 0.28), (9, 0), textcoords="offset points", va="center")
         ax.text(column_at, y + 0.38, _short(moved), va="top")
     if cut:  # a white zigzag through the bar's end

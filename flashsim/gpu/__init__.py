@@ -5,8 +5,8 @@
     o, lse = flashsim.gpu.forward(q, k, v, kernel="q_outer", causal=True, return_lse=True)
     o, moved = flashsim.gpu.forward(q, k, v, kernel="algorithm_1", count=True)
 
-Kernels are in kernels/*.cu. CuPy is imported when one is first used: pip install "flashsim[gpu]". `flashsim gpu info` says
-what is missing.
+The kernels are in kernels/*.cu. CuPy is imported when a kernel is first used: pip install "flashsim[gpu]". `flashsim gpu info`
+says what is missing.
 """
 
 from flashsim.gpu.api import backward, forward, plan
@@ -19,17 +19,6 @@ from flashsim.gpu.serving import paged, varlen
 from flashsim.gpu.settling import Plan
 
 __all__ = [
-    "CompileError",
-    "MissingGPU",
-    "Moved",
-    "Plan",
-    "backward",
-    "forward",
-    "info",
-    "kernel",
-    "ladder",
-    "paged",
-    "plan",
-    "to_fp8",
+    "CompileError", "MissingGPU", "Moved", "Plan", "backward", "forward", "info", "kernel", "ladder", "paged", "plan", "to_fp8",
     "varlen",
-]
+]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from flashsim.gpu.algorithm_2 import shared_bytes
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, HEAD_DIMS, check_blocks, launch, lse_of, problem, variants
+from flashsim.gpu.launching import ELEMENTS, HEAD_DIMS, check_blocks, launch, problem, variants
 
 FILE = "algorithm_1.cu"
 ARRAYS = ("Q", "K", "V", "O", "l", "m")
@@ -15,7 +15,7 @@ MEASURED = (16, 32, 64, 128, 256)  # B_c of the paper's Figure 2 (middle), at d 
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c) for want of others."""
+    """Return the default (B_r, B_c)."""
     return 64, 64
 
 
@@ -30,20 +30,13 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     function = f"algorithm_1<{ELEMENTS[q.dtype.name]}, {d}, {B_r}, {B_c}>"
     launch(FILE, function, B * H, shared, (q, k, v, o, l, m, problem(q, k, v, options)), ARRAYS, options)
     if lse is not None:
-        lse_of(l, m, lse)
+        cupy.add(m, cupy.log(l), out=lse)  # −∞ for rows without keys
 
 
 KERNEL = Kernel(
-    name="algorithm_1",
-    about="Algorithm 1 as printed, one block of threads per head",
-    short="Algorithm 1",
+    name="algorithm_1", about="Algorithm 1 as printed, one block of threads per head", short="Algorithm 1",
     look=("sky", "o", "-"),
-    rung=1,
-    fastest_in=(),
-    model="flash_basic",
-    longest=2048,
-    dtypes=tuple(ELEMENTS),
-    head_dims=HEAD_DIMS,
+    rung=1, fastest_in=(), model="flash_basic", longest=2048, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
     variants=(
         *variants(FILE, "algorithm_1", ("",), dims=[(d, 64, 64) for d in HEAD_DIMS]),
         *(
@@ -51,7 +44,5 @@ KERNEL = Kernel(
             for count in (0, 1)
         ),
     ),
-    forward=forward,
-    takes=("blocks", "count"),
-    choose_blocks=choose_blocks,
-)
+    forward=forward, takes=("blocks", "count"), choose_blocks=choose_blocks,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Algorithm 2, and Algorithm 4 as its backward pass, on a GPU: launches kernels/algorithm_2.cu and algorithm_4.cu."""
+"""Algorithm 2 on a GPU, with Algorithm 4 as its backward pass: launches kernels/algorithm_2.cu and algorithm_4.cu."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.gpu import launching
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import (
-    ELEMENTS,
-    FLOAT,
-    HEAD_DIMS,
-    THREADS,
-    check_blocks,
-    launch,
-    lse_of,
-    problem,
-    state,
-    variant_types,
-    variants,
-)
+from flashsim.gpu.launching import ELEMENTS, FLOAT, HEAD_DIMS, check_blocks, launch, problem, state, variant_types, variants
 
 FORWARD, BACKWARD = "algorithm_2.cu", "algorithm_4.cu"
 ARRAYS = ("Q", "K", "V", "O", "l", "m", "R", "mask")
@@ -29,17 +18,17 @@ TYPES = [f", {mask}, {drop}" for mask in ("NoMask", "Causal", "Dense", "CausalDe
 
 
 def shared_bytes(d: int, B_r: int, B_c: int) -> int:
-    """Return the shared memory of Q_i, K_j, V_j, P̃_ij, ℓ_i, m_i; rows of tiles are one longer than they look."""
+    """Return the bytes of shared memory of Q_i, K_j, V_j, P̃_ij, ℓ_i, m_i. Each row of a tile is padded by one element."""
     return FLOAT * (B_r * (d + 1) + 2 * B_c * (d + 1) + B_r * (B_c + 1) + 2 * B_r)
 
 
 def backward_shared_bytes(d: int, B_r: int, B_c: int) -> int:
-    """Return the shared memory of Q_i, dO_i, K_j, V_j, P_ij^dropped, dS_ij, ℓ_i, m_i, and R's two words."""
+    """Return the bytes of shared memory of Q_i, dO_i, K_j, V_j, P_ij^dropped, dS_ij, ℓ_i, m_i; R's two words come on top."""
     return FLOAT * (2 * B_r * (d + 1) + 2 * B_c * (d + 1) + 2 * B_r * (B_c + 1) + 2 * B_r)
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c) for want of others: 64 × 64, and half the rows where the backward pass runs out of registers."""
+    """Return the default (B_r, B_c): 64 × 64, or 32 × 64 where the backward pass would run out of registers."""
     return (32 if direction == "backward" and d > 64 else 64), 64
 
 
@@ -56,14 +45,14 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     function = f"algorithm_2<{ELEMENTS[q.dtype.name]}, {d}, {B_r}, {B_c}, {MASK}, {dropout}>"
     launch(FORWARD, function, B * H, shared, (q, k, v, o, l, m, R, problem(q, k, v, options)), ARRAYS, options)
     if lse is not None:
-        lse_of(l, m, lse)
+        cupy.add(m, cupy.log(l), out=lse)  # −∞ for rows without keys
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
     """Fill dq, dk, dv.
 
-    Algorithm 4 takes ℓ and m, and here gets ℓ = 1 and m = lse: the same softmax. A group of query heads writes parts of dK
-    and dV, one each, in the inputs' dtype, which a pass then sums.
+    Algorithm 4 takes ℓ and m. It gets ℓ = 1 and m = lse here, which is the same softmax. Each query head of a group writes its
+    own part of dK and dV in the inputs' dtype. A second pass sums the parts.
     """
     cupy = import_cupy()
     (B, H, N_q, d), (_, H_kv, N_k, _) = q.shape, k.shape
@@ -81,37 +70,20 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     launch(BACKWARD, function, B * H, shared, given, names, options)
     if group > 1:
         for name, parts, sums in (("dK", dk_parts, dk), ("dV", dv_parts, dv)):
-            size, total = N_k * d, B * H_kv * N_k * d
-            blocks = min(-(-total // THREADS), 2**20)
-            launch(
-                BACKWARD,
-                f"group_sum<{T}>",
-                blocks,
-                0,
-                (parts, sums, np.int32(group), np.int64(size), np.int64(total)),
-                (f"{name}_parts", name),
-                options,
-            )
+            total = B * H_kv * N_k * d
+            sizes = np.int32(group), np.int64(N_k * d), np.int64(total)
+            blocks = min(-(-total // launching.THREADS), 2**20)
+            launch(BACKWARD, f"group_sum<{T}>", blocks, 0, (parts, sums, *sizes), (f"{name}_parts", name), options)
 
 
 KERNEL = Kernel(
-    name="algorithm_2",
-    about="Algorithm 2 as printed: mask and dropout; Algorithm 4 backward",
-    short="Algorithm 2, 4",
+    name="algorithm_2", about="Algorithm 2 as printed: mask and dropout; Algorithm 4 backward", short="Algorithm 2, 4",
     look=("blue", "o", "-"),
-    rung=2,
-    fastest_in=("backward",),
-    model="flash",
-    longest=2048,
-    dtypes=tuple(ELEMENTS),
-    head_dims=HEAD_DIMS,
+    rung=2, fastest_in=("backward",), model="flash", longest=2048, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
     variants=(
         *variants(FORWARD, "algorithm_2", TYPES, dims=[(d, *choose_blocks(d, "", "forward")) for d in HEAD_DIMS]),
         *variants(BACKWARD, "algorithm_4", TYPES, dims=[(d, *choose_blocks(d, "", "backward")) for d in HEAD_DIMS]),
         *(Variant(BACKWARD, (("COUNT", count),), tuple(f"group_sum<{T}>" for T in ELEMENTS.values())) for count in (0, 1)),
     ),
-    forward=forward,
-    backward=backward,
-    takes=("causal", "mask", "dropout_p", "blocks", "count"),
-    choose_blocks=choose_blocks,
-)
+    forward=forward, backward=backward, takes=("causal", "mask", "dropout_p", "blocks", "count"), choose_blocks=choose_blocks,
+)  # fmt: skip

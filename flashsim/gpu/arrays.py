@@ -1,7 +1,7 @@
-"""Arrays on a GPU, whosever they are: looked at where they lie, or taken as CuPy's by DLPack, and others made of the same kind.
+"""Arrays on a GPU, of any library: how they are described, and how results of the same library are made.
 
-A kernel needs addresses, shapes and strides, so arrays of CuPy's and tensors of PyTorch's are only asked for these. Others,
-and kernels that are called with CuPy's arrays, go through DLPack, which copies nothing either.
+A kernel needs only addresses, shapes and strides. CuPy arrays and PyTorch tensors are asked for these directly. Arrays of
+other libraries become CuPy arrays by DLPack, and so do all arrays for kernels that CuPy calls. Neither copies.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from flashsim.gpu.launching import Prepared, Stream
 from flashsim.masks.rules import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
-New = tuple[int | None, Any, Any]  # which of the given arrays a new one is like, if one; shape and dtype
+New = tuple[int | None, Any, Any]  # of a new array: which given array it is like, or None; its shape; its dtype
 Look = tuple[tuple[Any, ...], list[int]]
-"""Shape, strides and dtype of each array, in the library's own words; addresses."""
+"""Shape, strides and dtype of each array, as the library has them; addresses."""
 
 
 class CuPy:
@@ -31,7 +31,7 @@ class CuPy:
         self._cupy = import_cupy()
 
     def look(self, given: Sequence[Any], device: int) -> Look | None:
-        """Return what a launch needs to know of arrays, or None if some are not CuPy's on this device."""
+        """Return what a launch needs to know of the arrays, or None unless all are CuPy's on this device."""
         ndarray = self._cupy.ndarray
         found: list[Any] = []
         at = []
@@ -46,11 +46,11 @@ class CuPy:
         return tuple(found), at
 
     def described(self, shape: Any, strides: Any, dtype: Any) -> tuple[Any, ...]:
-        """Return what `look` found of an array as a shape, strides in bytes, and NumPy's dtype."""
+        """Return what `look` found of one array as a shape, strides in bytes, and a NumPy dtype."""
         return shape, strides, dtype
 
     def own(self, name: str, array: Any) -> Any:
-        """Return an array of whatever library, on a GPU, as this one's, or ValueError."""
+        """Return an array of any library, on a GPU, as one of this library, or raise ValueError."""
         return as_cupy(name, array)
 
     def dtype(self, name: str) -> Any:
@@ -68,7 +68,7 @@ class CuPy:
         return self._cupy.ascontiguousarray(bits).view(array.dtype)
 
     def scratch(self, size: int, like: Any) -> tuple[Any, int]:
-        """Return memory of so many bytes, and where it is."""
+        """Return memory of `size` bytes, and its address."""
         memory = self._cupy.cuda.alloc(size)
         return memory, memory.ptr
 
@@ -77,7 +77,7 @@ class CuPy:
         return int(self._cupy.cuda.get_current_stream().ptr)
 
     def addresses(self, arrays: Sequence[Any]) -> list[int]:
-        """Return where arrays are."""
+        """Return the arrays' addresses."""
         return [x.data.ptr for x in arrays]
 
     def enter(self, within: ExitStack, device: int) -> None:
@@ -85,12 +85,12 @@ class CuPy:
 
 
 class PyTorch:
-    """PyTorch's tensors. What they are asked for, and memory from PyTorch's own pool, takes less time than DLPack."""
+    """PyTorch's tensors. Asking them, and taking memory from PyTorch's own pool, takes less time than DLPack."""
 
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
         self._types = (self._torch.Tensor, self._torch.nn.Parameter)
-        # current_stream makes an object of the stream; what Triton asks takes a twentieth of the time
+        # current_stream makes an object for the stream; Triton's way takes a twentieth of the time
         usual = self._torch.cuda.current_stream
         self.stream = getattr(self._torch._C, "_cuda_getCurrentRawStream", lambda device: usual(device).cuda_stream)
 
@@ -133,7 +133,7 @@ class PyTorch:
         return getattr(self._torch, name)
 
     def new(self, wanted: Sequence[New], given: Sequence[Any]) -> list[Any]:
-        """Return new tensors, where one can be had like a given one in half the time."""
+        """Return new tensors. One that is like a given tensor takes half the time to make."""
         like, dense, first = self._torch.empty_like, self._torch.contiguous_format, given[0]
         return [
             first.new_empty(shape, dtype=dtype) if n is None else like(given[n], memory_format=dense)
@@ -150,7 +150,7 @@ class PyTorch:
         return array.contiguous()
 
     def addresses(self, arrays: Sequence[Any]) -> list[int]:
-        """Return where tensors are."""
+        """Return the tensors' addresses."""
         return [x.data_ptr() for x in arrays]
 
     def enter(self, within: ExitStack, device: int) -> None:
@@ -160,14 +160,14 @@ class PyTorch:
 
 @cache
 def _library(kind: Any) -> CuPy | PyTorch:
-    """Return whose an array of this type is; other libraries' are taken as CuPy's."""
+    """Return the library of arrays of this type; libraries other than PyTorch are treated as CuPy."""
     return PyTorch() if kind.__module__.split(".")[0] == "torch" else CuPy()
 
 
 class Taken:
-    """The arrays of a call, all of one library and device, to be used within a `with`.
+    """The arrays of a call, all of one library and device. To be used in a `with`.
 
-    `found` and `at` are what `look` returns, `mask` is CuPy's array of a mask that is one.
+    `found` and `at` are what `look` returns. `mask` is a CuPy array, or None unless the mask is an array.
     """
 
     def __init__(self, names: Sequence[str], given: Sequence[Any], mask: Any) -> None:
@@ -185,14 +185,14 @@ class Taken:
             self._within.__exit__(None, None, None)
 
     def enter(self) -> None:
-        """Make the arrays' device, and their library's stream, CuPy's until the end."""
+        """Make the arrays' device, and their library's stream, CuPy's current ones until the `with` ends."""
         if self._within is None:
             self._within = ExitStack()
             self._within.enter_context(import_cupy().cuda.Device(self.device))
             self.library.enter(self._within, self.device)
 
     def _asked_for(self, mask: Any) -> Look:
-        """Take arrays from elsewhere, or raise ValueError."""
+        """Take arrays of other libraries or devices, or raise ValueError."""
         everything = dict(zip(self.names, self.given, strict=True))
         if mask is not None and not isinstance(mask, Mask):
             everything["mask"] = mask
@@ -214,13 +214,13 @@ class Taken:
         return looked
 
     def as_cupy(self, filled: Sequence[Any]) -> list[Any]:
-        """Return the arrays, and others of their library that are to be filled, as CuPy's."""
+        """Return the arrays, then those to be filled, as CuPy's."""
         self.enter()
         names = (*self.names, *["result"] * len(filled))
         return [as_cupy(name, x) for name, x in zip(names, (*self.given, *filled), strict=True)]
 
     def fill(self, run: Prepared | None, wanted: Sequence[New]) -> list[Any]:
-        """Return new arrays, filled by what is prepared for the addresses of arrays and them; None fills nothing."""
+        """Return new arrays, filled by `run`, or left empty if it is None."""
         results = self.library.new(wanted, self.given)
         if run is not None:
             import_cupy().cuda.runtime.setDevice(self.device)
@@ -229,7 +229,7 @@ class Taken:
         return results
 
     def make_contiguous(self, n: int) -> None:
-        """Have a contiguous copy in the place of the nth array."""
+        """Replace the nth array by a contiguous copy."""
         self.given[n] = self.library.contiguous(self.given[n])
         (self.at[n],) = self.library.addresses([self.given[n]])
 
@@ -246,7 +246,7 @@ def _device(name: str, array: Any) -> int:
 
 
 def as_cupy(name: str, array: Any) -> Any:
-    """Return an array of whatever library, on a GPU, as CuPy's, or ValueError."""
+    """Return an array of any library, on a GPU, as CuPy's, or raise ValueError."""
     cupy = import_cupy()
     if isinstance(array, cupy.ndarray):
         return array
@@ -263,6 +263,6 @@ def as_cupy(name: str, array: Any) -> Any:
 
 
 def host(block_mask: Any) -> Any:
-    """Return a block mask, of a GPU's memory a copy in NumPy."""
+    """Return a block mask, as a NumPy copy if it is on a GPU."""
     kind = block_mask.__dlpack_device__()[0] if hasattr(block_mask, "__dlpack_device__") else None
     return as_cupy("block_mask", block_mask).get() if kind in CUDA else block_mask

@@ -1,14 +1,14 @@
-"""Clocks: our kernels, unfused attention and PyTorch's backends, interleaved in one run.
+"""Times of our kernels, unfused attention and PyTorch's backends, interleaved in one run.
 
     results = benchmark(settings(lengths=(1024, 4096), head_dims=(128,)))
 
-Contestants of a setting take turns: in every round each runs as many launches as fill some milliseconds, one at least,
-between two CUDA events; what is reported is the median over the rounds, with the least and the most. Inputs are of a
-distribution, never zeros, which would draw less power and clock higher. All share one limit of power: who comes after one that
-drew much runs slower; what power and clock were at the end of a turn stands beside its rate. Times are of whole calls, Python
-included where the GPU does not hide it.
+The contestants of a setting take turns. In every round, each runs for some milliseconds, at least one launch, between two CUDA
+events. Reported are the median, least and most over the rounds. Inputs are random numbers: zeros would draw less power, and the
+clock would be higher. All contestants share one power limit, so one that follows a kernel with a high power draw runs slower.
+Power and clock at the end of a turn are therefore reported beside the rate. A time is that of the whole call, including Python
+where the GPU does not hide it.
 
-All our kernels are compiled before, side by side.
+All our kernels are compiled beforehand, in parallel.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from flashsim.gpu.sensors import Sensors
 
 OnSetting = Callable[[int, int, str], None]
 TURN_MS, MOST_LAUNCHES, LEAST_ROUNDS = 30.0, 1000, 3
-MUCH = 2**30  # bytes that a call takes, and leaves in pools
+MUCH = 2**30  # after a call that takes this many bytes, pools are emptied
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A contestant's time of one call in ms: median, least and most over the rounds; TFLOP/s; peak bytes beyond inputs.
+    """A contestant's time of one call in ms (median, least, most over the rounds), its TFLOP/s, and peak bytes beyond inputs.
 
-    Watts and MHz are medians too, or None where they cannot be read.
+    Watts and MHz are medians too, or None if they cannot be read.
     """
 
     name: str
@@ -55,16 +55,12 @@ class Timing:
 
 
 def benchmark(
-    asked: Sequence[Setting],
-    *,
-    names: Sequence[str] = (),
-    rounds: int = 7,
-    turn_ms: float = TURN_MS,
+    asked: Sequence[Setting], *, names: Sequence[str] = (), rounds: int = 7, turn_ms: float = TURN_MS,
     on_setting: OnSetting | None = None,
-) -> list[dict[str, Any]]:
-    """Return, by setting, what each contestant took, as plain data. A contestant that fails says why, and others go on.
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return the times of all contestants for each setting, as plain data. If one fails, its reason is kept and the rest go on.
 
-    `names`: of NAMES; none: all that the setting allows. Raises MissingGPU without a GPU.
+    `names` are of NAMES; if empty, all that the setting allows take part. Raises MissingGPU without a GPU.
     """
     if on_setting is not None:
         on_setting(0, len(asked), "compile")
@@ -79,7 +75,7 @@ def benchmark(
 
 
 def _shortest(asked: Sequence[Setting], names: Sequence[str]) -> list[Callable[[], Call]]:
-    """Return what makes the calls of our contestants, each of its shortest setting of a kind: they need all kernels there are."""
+    """Return makers of calls that together need every kernel: for each of ours and each kind of setting, the shortest."""
     kinds: dict[tuple[str, Setting], Callable[[], Call]] = {}
     for setting in sorted(asked, key=lambda setting: setting.N):
         for name, make in contestants(setting, names):
@@ -89,10 +85,10 @@ def _shortest(asked: Sequence[Setting], names: Sequence[str]) -> list[Callable[[
 
 
 def compile_first(makers: Iterable[Callable[[], Call]]) -> None:
-    """Make and run each call in a thread of its own: NVRTC compiles one kernel a thread, and takes a second or more for each."""
+    """Make and run each call in a thread of its own. NVRTC needs a second or more for a kernel, and compiles one per thread."""
 
     def called(make: Callable[[], Call]) -> None:
-        with suppress(Exception):  # who fails says so in its turn
+        with suppress(Exception):  # the benchmark reports the failure in the contestant's turn
             make()()
 
     cuda = import_cupy().cuda
@@ -104,7 +100,7 @@ def compile_first(makers: Iterable[Callable[[], Call]]) -> None:
 def race(
     setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rounds: int, turn_ms: float = TURN_MS
 ) -> Iterator[Timing]:
-    """Yield what each contestant took: a name, and what makes its call. First come those that fail, with the reason."""
+    """Yield each contestant's timing. `makers` has names and what makes their calls. Those that fail come first."""
     cupy = import_cupy()
     calls: dict[str, Call] = {}
     extra: dict[str, int] = {}
@@ -118,7 +114,7 @@ def race(
         except Exception as error:  # a contestant that cannot do this setting must not end the benchmark
             failed[name] = _said(error)
         cupy.cuda.runtime.deviceSynchronize()
-        if extra.get(name, MUCH) >= MUCH:  # else left for later: it takes 80 ms
+        if extra.get(name, MUCH) >= MUCH:  # otherwise later, since it takes 80 ms
             _free()
     sensors, readings = Sensors(cupy.cuda.runtime.getDevice()), defaultdict[str, list[tuple[float, int]]](list)
 
@@ -140,19 +136,16 @@ def race(
 
 
 def interleaved(
-    calls: Mapping[str, Call],
-    rounds: int,
-    failed: dict[str, str] | None = None,
-    turn_ms: float = TURN_MS,
+    calls: Mapping[str, Call], rounds: int, failed: dict[str, str] | None = None, turn_ms: float = TURN_MS,
     look: Callable[[str], None] = lambda _: None,
-) -> dict[str, list[float]]:
-    """Return the ms of each call, a number a round: all take turns, each with as many launches as take `turn_ms`.
+) -> dict[str, list[float]]:  # fmt: skip
+    """Return the ms of each call, one number per round. In a turn, a call is launched as often as fits into `turn_ms`.
 
-    Rounds have orders of their own: who comes after one that draws little power would clock higher each time. There is one
-    round more, to find how many launches; it counts for those of which it is one. In it a first call is not timed: where pools
-    are empty it asks the driver for memory, which may take longer than the call. One that fails twice goes to `failed`, with
-    the reason, and the others go on; without `failed` the error is raised. `look` is called in each turn, while the last of its
-    launches run.
+    Each round has its own random order, since a call that always followed one with a low power draw would always clock higher.
+    One more round, the first, finds how many launches fit. It counts for a call if that is one launch. Each call is made once
+    before it is timed there, as it may have to ask the driver for memory, which can take longer than the call itself. A call
+    that fails twice goes to `failed` with the reason, and the others go on. Without `failed`, the error is raised. `look` is
+    called in each turn before the last launch, while the GPU is busy.
     """
     rounds, shuffled = max(rounds, LEAST_ROUNDS), random.Random(0)
     launches: dict[str, int] = {}
@@ -179,21 +172,21 @@ def interleaved(
 
 
 def _said(error: Exception) -> str:
-    """Return an error in words: itself, it would keep its frames' arrays."""
+    """Return an error as text. The error object would keep its frames' arrays in memory."""
     return f"{type(error).__name__}: {error}"[:300]
 
 
 def _tried_twice(measure: Callable[..., Any], call: Call, *how: Any) -> Any:
-    """Return what is measured of a call; where what others keep in their pools is in the way, at a second try."""
-    with suppress(Exception):  # CuPy and PyTorch free their own pools when memory ends, and not each other's
+    """Return a call's measurement. If it fails, free all pools and try again."""
+    with suppress(Exception):  # when memory runs out, CuPy and PyTorch free their own pools, not each other's
         return measure(call, *how)
-    _free()  # here, where no error keeps its frames' arrays any more
+    _free()  # only here, after the error has released its frames' arrays
     call()
     return measure(call, *how)
 
 
 def _time(call: Call, launches: int, look: Callable[[], None] = lambda: None) -> float:
-    """Return the ms of one call, of so many between two events; `look` is called while the GPU is at the last ones."""
+    """Return the ms per call of `launches` calls between two events. `look` is called before the last one."""
     cupy = import_cupy()
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
@@ -207,12 +200,12 @@ def _time(call: Call, launches: int, look: Callable[[], None] = lambda: None) ->
 
 
 def _extra_bytes(call: Call) -> int:
-    """Return the most memory a call allocates beyond what was there: in a pool of CuPy's that starts empty, and in PyTorch's."""
+    """Return the peak memory that a call allocates, in an empty CuPy pool and in PyTorch's."""
     cupy, torch = import_cupy(), torch_if_there()
     if torch is not None:
         torch.cuda.reset_peak_memory_stats()
         allocated = torch.cuda.memory_allocated()
-    pool = cupy.cuda.MemoryPool()  # the usual one may have room in what the inputs left
+    pool = cupy.cuda.MemoryPool()  # the usual pool may have room left from making the inputs
     with cupy.cuda.using_allocator(pool.malloc):
         result = call()
         cupy.cuda.runtime.deviceSynchronize()
@@ -220,12 +213,12 @@ def _extra_bytes(call: Call) -> int:
     if torch is not None:
         most += torch.cuda.max_memory_allocated() - allocated
     del result
-    pool.free_all_blocks()  # now, not when it is collected
+    pool.free_all_blocks()  # now, not when the pool is garbage-collected
     return int(most)
 
 
 def _free() -> None:
-    gc.collect()  # pools and calls are in circles
+    gc.collect()  # pools and calls are in reference cycles
     import_cupy().get_default_memory_pool().free_all_blocks()
     torch = torch_if_there()
     if torch is not None:

@@ -1,10 +1,10 @@
-"""From a `.cu` file to functions: NVRTC makes a cubin for a named architecture, with what ptxas says of its resources.
+"""From a `.cu` file to functions: NVRTC makes a cubin for an architecture, and ptxas reports the resources it needs.
 
-`compile_file` needs neither a GPU nor a driver, only the packages of the extra `flashsim[gpu]`: so every kernel is compiled
-for every architecture on any machine. `load` needs a GPU. CuPy is imported when one of them is called.
+`compile_file` needs neither a GPU nor a driver, only the packages of the extra `flashsim[gpu]`. So any machine can compile
+every kernel for every architecture. `load` needs a GPU. CuPy is imported when one of them is called.
 
-Both keep what they made, in memory and, as cubins, in the folder `cache_folder()`; the key is a hash of every kernel source,
-the defines, the functions, the architecture and NVRTC's version.
+Both keep what they made: in memory, and as cubins in the folder `cache_folder()`. The key is a hash of all kernel sources, the
+defines, the functions, the architecture and NVRTC's version.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from typing import Any
 from flashsim.support.files import write_whole
 
 KERNELS = Path(__file__).parent / "kernels"
-ARCHITECTURES = ("sm_80", "sm_90a")  # compiled in the tests, with a GPU or without; on no GPU is sm_90 chosen
+ARCHITECTURES = ("sm_80", "sm_90a")  # the only ones compiled for; the tests compile for both, with a GPU or without
 INSTALL = 'pip install "flashsim[gpu]" (CuPy for CUDA 13, with the NVRTC and runtime headers that it needs)'
-OPTIONS = ("-std=c++17", "-ftz=true", "--ptxas-options=-v", "--no-cache")  # NVRTC's own cache would keep ptxas silent
+OPTIONS = ("-std=c++17", "-ftz=true", "--ptxas-options=-v", "--no-cache")  # from NVRTC's own cache, ptxas reports nothing
 
 
 class MissingGPU(RuntimeError):
-    """A package, the driver or a GPU is missing; says which, and what to install."""
+    """A package, the driver or a GPU is missing. The message says which, and what to install."""
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a kernel; says which file, for what, and NVRTC's log."""
+    """NVRTC could not compile a kernel. The message has the file, the architecture, the defines and NVRTC's log."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas says of one function, per thread: registers, and bytes spilled and on the stack; static shared bytes."""
+    """What ptxas says of one function: per thread, registers and bytes spilled and on the stack; static shared bytes."""
 
     registers: int
     spill_stores: int
@@ -51,7 +51,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled file. `names` and `resources` are by function as it was asked for; `names` has the cubin's own name."""
+    """A compiled file. The keys of `names` and `resources` are the functions asked for; `names` has their names in the cubin."""
 
     file: str
     arch: str
@@ -68,11 +68,11 @@ _loaded: dict[tuple[Any, ...], dict[str, Any]] = {}
 def compile_file(name: str, functions: Sequence[str], defines: Mapping[str, str | int], arch: str) -> Compiled:
     """Compile kernels/`name` for `arch`, such as "sm_90a".
 
-    functions  of those, `__global__`, the names: "f", or "f<float, 64>" for one of a template
+    functions  names of `__global__` functions: "f", or "f<float, 64>" for an instance of a template
     defines    {"B_r": 64} is the option -DB_r=64
 
-    Raises `MissingGPU` where CuPy, NVRTC or the runtime's headers are missing, `CompileError` where NVRTC finds errors,
-    ValueError for a file that there is not.
+    Raises `MissingGPU` if CuPy, NVRTC or the runtime's headers are missing, `CompileError` if NVRTC finds errors, and
+    ValueError if the file does not exist.
     """
     source = KERNELS / name
     if not source.is_file():
@@ -87,14 +87,14 @@ def compile_file(name: str, functions: Sequence[str], defines: Mapping[str, str 
 
 
 def load(name: str, functions: Sequence[str], defines: Mapping[str, str | int], arch: str | None = None) -> dict[str, Any]:
-    """Return the functions of kernels/`name`, by name as asked for, as CuPy functions on the current device.
+    """Return the functions of kernels/`name`, by the names asked for, as CuPy functions on the current device.
 
-    `arch` None: the device's own, "sm_90a" on a Hopper. Raises as `compile_file`, and `MissingGPU` without a GPU.
+    If `arch` is None, it is the device's own, such as "sm_90a". Raises as `compile_file`, and `MissingGPU` without a GPU.
     """
     cupy = import_cupy()
     device = current_device()
     asked = (device, name, tuple(functions), tuple(sorted(defines.items())), arch)
-    if asked not in _loaded:  # sources are taken not to change while a program runs: hashing takes longer than a launch
+    if asked not in _loaded:  # hashing takes longer than a launch, so sources are assumed not to change while a program runs
         compiled = compile_file(name, functions, defines, arch or architecture(device))
         path = _cubin_file(hashlib.sha256(compiled.cubin).hexdigest(), compiled.cubin)
         module = cupy.RawModule(path=str(path))
@@ -103,7 +103,7 @@ def load(name: str, functions: Sequence[str], defines: Mapping[str, str | int], 
 
 
 def architecture(device: int) -> str:
-    """Return the architecture to compile for on a device: "sm_80", or "sm_90a", with the instructions that only it has."""
+    """Return the architecture to compile for on a device: "sm_80", or "sm_90a" with Hopper's own instructions."""
     found = capability(device)
     if int(found) < 80:
         raise MissingGPU(f"GPU {device} has compute capability {found}; expected 80 (Ampere) or later")
@@ -117,7 +117,7 @@ def capability(device: int) -> str:
 
 
 def current_device() -> int:
-    """Return the current device's number, or `MissingGPU`, with the reason, where there is none."""
+    """Return the current device's number, or raise `MissingGPU` with the reason why there is none."""
     cupy = import_cupy()
     try:
         return int(cupy.cuda.runtime.getDevice())
@@ -126,10 +126,10 @@ def current_device() -> int:
 
 
 def import_cupy() -> Any:
-    """Return the module cupy, or `MissingGPU` that says what to install."""
+    """Return the module cupy, or raise `MissingGPU`, which says what to install."""
     loaded = sys.modules.get("cupy")
-    begun = getattr(getattr(loaded, "__spec__", None), "_initializing", False)  # by another thread, which to wait for
-    if loaded is not None and not begun:  # a call asks several times
+    begun = getattr(getattr(loaded, "__spec__", None), "_initializing", False)  # another thread is importing it: wait
+    if loaded is not None and not begun:  # this is quick, since one call asks several times
         return loaded
     try:
         return importlib.import_module("cupy")
@@ -159,12 +159,12 @@ def _compile(nvrtc: Any, source: Path, functions: tuple[str, ...], options: tupl
     found = parse_log(log)
     missing = [function for function, lowered in names.items() if lowered not in found]
     if missing:
-        raise CompileError(f"{source.name} for {arch}: ptxas says nothing of {', '.join(missing)}:\n{log}")
+        raise CompileError(f"{source.name} for {arch}: ptxas reports nothing about {', '.join(missing)}:\n{log}")
     return Compiled(source.name, arch, cubin, names, log, {f: found[lowered] for f, lowered in names.items()})
 
 
 def parse_log(log: str) -> dict[str, Resources]:
-    """Return the resources of each function, by the cubin's name for it, from what `--ptxas-options=-v` prints."""
+    """Return each function's resources, by its name in the cubin, from what `--ptxas-options=-v` prints."""
     found: dict[str, Resources] = {}
     for part in re.split(r"(?=Compiling entry function)", log):
         entry = re.match(r"Compiling entry function '(\S+)'", part)
@@ -216,12 +216,12 @@ def _headers() -> str:
 
 
 def cache_folder() -> Path:
-    """Return where cubins are kept: $FLASHSIM_CACHE, or flashsim/ in the user's cache; a temporary one if not writable."""
+    """Return where cubins are kept: $FLASHSIM_CACHE, or flashsim/ in the user's cache, or a temporary folder if not writable."""
     asked = os.environ.get("FLASHSIM_CACHE")
     try:
         folder = Path(asked) if asked else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashsim"
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
         return _temporary()
     return folder if os.access(folder, os.W_OK) else _temporary()
 

@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark, of which problem: our kernels, unfused attention, PyTorch's backends and FlashAttention-4."""
+"""The contestants of a benchmark (our kernels, unfused attention, PyTorch's backends, FlashAttention-4) and its problems."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,31 +22,31 @@ from flashsim.problem.qkv import SAMPLE
 
 Call = Callable[[], Any]
 TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
-"""Backends of PyTorch's scaled_dot_product_attention; "": attention written in PyTorch, the paper's baseline."""
-FA4 = "fa4"  # FlashAttention-4, of the package flash-attn-4, where it is installed
+"""Backends of PyTorch's scaled_dot_product_attention. "" is unfused attention written in PyTorch, the paper's baseline."""
+FA4 = "fa4"  # FlashAttention-4, if the package flash-attn-4 is installed
 SPARSE: dict[str, dict[str, Any]] = {
     "hopper_window": {"mask": SlidingWindow(128, 127)},
     "hopper_butterfly": {"block_mask": butterfly},
 }
-"""What else the paper's Figure 3 compares: less than all of S, by `hopper`, forward. They take part if they are asked for."""
+"""Sparse attention, forward, by `hopper`, which the paper's Figure 3 compares too. These take part only if asked for."""
 NAMES = (*ladder(), *SPARSE, *TORCH, FA4)
 LONGEST = {"torch_unfused": 16_384, "torch_math": 16_384}
-"""Beyond these lengths the N × N matrices are too large to be worth the time. Our kernels' records have their own."""
+"""Beyond these lengths the N × N matrices are not worth the time. For our kernels, `Kernel.longest` says so."""
 TOKENS, HEADS = 16_384, 16
 DISTRIBUTIONS = {
-    "normal": "random normal numbers: scores' standard deviation is 1",
-    "wide": "normal, Q 9 times as large: scores' is 9",
-    "growing": "normal, K_j grows from 1 to 9 times towards the first key, where kernels end",
-    "sink": "normal, and the first key's scores are 16 above the others'",
-    "captured": "a real model's, the bundled sample, head by head and token by token again and again",
+    "normal": "normal numbers, so that scores have standard deviation 1",
+    "wide": "normal, with Q 9 times as large, so that scores have standard deviation 9",
+    "growing": "normal, but keys grow from 1 times to 9 times towards the first key, which kernels read last",
+    "sink": "normal, but the first key's scores are 16 above all others",
+    "captured": "Q, K, V of a real model, the bundled sample, repeated over heads and tokens",
 }
-"""What Q, K and V are drawn from: how much the maxima of scores grow while keys go by."""
+"""What Q, K and V are drawn from. They differ in how much the rows' maxima grow as keys are read."""
 LARGE, SINK = 9.0, 16.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One problem: B·N tokens in H heads, self-attention, of numbers of a distribution. `dropout_p` as in GPT-2 medium's."""
+    """One problem: self-attention of B sequences of N tokens in H heads, with numbers of a distribution."""
 
     N: int
     d: int
@@ -59,12 +60,12 @@ class Setting:
 
     @property
     def batch(self) -> int:
-        """B, by default as many as make 16,384 tokens."""
+        """B; by default, B·N is 16,384."""
         return self.B or max(TOKENS // self.N, 1)
 
     @property
     def flops(self) -> float:
-        """4·B·H·N²·d forward, 2.5 times that backward, half if causal: as kernels' authors count."""
+        """4·B·H·N²·d forward, 2.5 times that backward, about half if causal, as authors of kernels usually count."""
         pairs = self.N * (self.N + 1) / 2 if self.causal else self.N**2
         return 4 * self.batch * self.H * pairs * self.d * (2.5 if self.direction == "backward" else 1.0)
 
@@ -75,24 +76,15 @@ class Setting:
 
 
 def settings(
-    lengths: Iterable[int],
-    head_dims: Iterable[int],
-    causal: Iterable[bool] = (False, True),
-    directions: Iterable[str] = ("forward", "backward"),
-    **others: Any,
-) -> list[Setting]:
+    lengths: Iterable[int], head_dims: Iterable[int], causal: Iterable[bool] = (False, True),
+    directions: Iterable[str] = ("forward", "backward"), **others: Any,
+) -> list[Setting]:  # fmt: skip
     """Return all combinations, the shortest first; `others` are fields of each."""
-    return [
-        Setting(N, d, masked, direction, **others)
-        for N in lengths
-        for d in head_dims
-        for masked in causal
-        for direction in directions
-    ]
+    return [Setting(*each, **others) for each in product(lengths, head_dims, causal, directions)]
 
 
 def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Call]]]:
-    """Yield names, and what makes a call of each: that may fail too."""
+    """Yield names, and what makes a call of each. Making it may fail, too."""
     usual = [name for name in NAMES if name not in SPARSE and _longest(name, setting.N) >= setting.N]
     names = [name for name in NAMES if name in asked] if asked else usual
     torch = torch_if_there()
@@ -106,7 +98,7 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
         elif torch is None or (name == FA4 and version("flash-attn-4") is None):
             continue
         elif name == FA4 and setting.direction == "backward" and name not in asked:
-            continue  # which may not return: see `absent`
+            continue  # it may not return: see `absent`
         elif name == FA4:
             yield name, partial(_fa4, setting, torch)
         else:
@@ -114,7 +106,7 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
 
 
 def absent(asked: Sequence[str]) -> dict[str, str]:
-    """Return why peers do not take part on this machine, by name, if these were asked for, or none by name."""
+    """Return by name why peers do not take part on this machine. `asked` are the names asked for, if any."""
     if torch_if_there() is None:
         return dict.fromkeys((*TORCH, FA4), "PyTorch is not installed, or sees no GPU")
     if version("flash-attn-4") is None:
@@ -123,7 +115,7 @@ def absent(asked: Sequence[str]) -> dict[str, str]:
 
 
 def share(name: str, setting: Setting) -> float:
-    """Return how many of S's elements a contestant is asked for, of all that a setting has."""
+    """Return the part of S's elements that a contestant computes, from 0 to 1."""
     N, more = setting.N, SPARSE.get(name, {})
     if "mask" in more:
         rows, window = np.arange(N), more["mask"]
@@ -141,12 +133,12 @@ def _longest(name: str, otherwise: int) -> int:
 
 
 def dtype_of(rung: Kernel, setting: Setting) -> str:
-    """Return the setting's dtype, or the one that a rung takes in its place: 8 bits."""
+    """Return the setting's dtype, or the 8-bit dtype of a rung that takes nothing else."""
     return rung.dtypes[0] if rung.output else setting.dtype
 
 
 def _can(rung: Kernel, setting: Setting) -> bool:
-    """Say whether a rung has what the setting asks for."""
+    """Say whether a rung can run the setting."""
     shape = setting.batch, setting.H, setting.N, setting.d
     lacks = (
         rung.unsuited and rung.unsuited(shape, shape),
@@ -159,7 +151,7 @@ def _can(rung: Kernel, setting: Setting) -> bool:
 
 
 def arrays(setting: Setting, count: int, dtype: str = "") -> list[Any]:
-    """Return so many arrays, shaped as a setting's q, of its dtype or another: Q, K, V of its distribution, dO normal."""
+    """Return `count` arrays with the shape of a setting's q: Q, K, V of its distribution, and a normal dO."""
     cupy = import_cupy()
     rng = cupy.random.default_rng(0)
     shape = setting.batch, setting.H, setting.N, setting.d
@@ -171,13 +163,13 @@ def arrays(setting: Setting, count: int, dtype: str = "") -> list[Any]:
 
 
 def drawn(setting: Setting, normal: Sequence[Any], xp: Any) -> list[Any]:
-    """Return Q, K, V of a setting's distribution, from normal numbers (B, H, N, d), as arrays of the module xp."""
+    """Return Q, K, V of a setting's distribution, made of normal numbers (B, H, N, d), as arrays of the module xp."""
     (Q, K, V), d = normal, setting.d
     if setting.distribution == "wide":
         Q = Q * xp.float32(LARGE)
     elif setting.distribution == "growing":
         K = K * xp.linspace(LARGE, 1.0, setting.N, dtype="float32")[:, None]
-    elif setting.distribution == "sink":  # the first column of all rows has the same sign, and the first key that column alone
+    elif setting.distribution == "sink":  # Q's first column is positive, and the first key is nonzero in that column alone
         Q[..., 0] = abs(Q[..., 0]) * 0.1 + 4.0
         K[..., 0] = 0.0
         K[:, :, 0] = 0.0
@@ -188,9 +180,9 @@ def drawn(setting: Setting, normal: Sequence[Any], xp: Any) -> list[Any]:
 
 
 def captured(setting: Setting) -> list[Any]:
-    """Return the bundled Q, K, V, (B, H, N, d): its heads and tokens, and each head's columns, repeated until they fill that.
+    """Return the bundled Q, K, V as (B, H, N, d): its heads, tokens and columns are repeated until they fill that shape.
 
-    Columns that are there n times make scores n times as large: Q is divided by what makes τ Q Kᵀ the sample's.
+    Columns repeated n times make Q Kᵀ n times as large. Q is scaled so that τ Q Kᵀ is the sample's.
     """
     sample = np.load(SAMPLE)
     attend = sample["attend"]
@@ -222,7 +214,7 @@ def _torchs(backend: str, setting: Setting, torch: Any) -> Call:
 
 
 def _fa4(setting: Setting, torch: Any) -> Call:
-    """Its arrays are (B, N, H, d)."""
+    """Return a call of FlashAttention-4, whose arrays are (B, N, H, d)."""
     from flash_attn.cute import flash_attn_func
 
     def attention(q: Any, k: Any, v: Any) -> Any:
@@ -235,7 +227,7 @@ def _fa4(setting: Setting, torch: Any) -> Call:
 
 
 def _peer(attention: Callable[..., Any], setting: Setting, torch: Any, *, rows_first: bool = False) -> Call:
-    """Return a call of attention on our numbers as tensors, (B, N, H, d) if rows come first, or of its backward pass."""
+    """Return a call of attention, or of its backward pass, on our numbers as tensors: (B, N, H, d) if `rows_first`."""
     backward = setting.direction == "backward"
     made = (torch.from_dlpack(x).to(getattr(torch, setting.dtype)) for x in arrays(setting, 3, "float32"))
     laid = (x.transpose(1, 2).contiguous() if rows_first else x for x in made)
@@ -248,7 +240,7 @@ def _peer(attention: Callable[..., Any], setting: Setting, torch: Any, *, rows_f
 
 
 def _fused(backend: str, setting: Setting) -> Callable[..., Any]:
-    """Return PyTorch's scaled_dot_product_attention, which is to use this backend."""
+    """Return PyTorch's scaled_dot_product_attention with this backend."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -260,7 +252,7 @@ def _fused(backend: str, setting: Setting) -> Callable[..., Any]:
 
 
 def _unfused(setting: Setting, torch: Any, device: str = "cuda") -> Callable[..., Any]:
-    """Return attention as PyTorch programs had it before: products, scale, mask, softmax and dropout one by one."""
+    """Return unfused attention in PyTorch: products, scale, mask, softmax and dropout, one call each."""
     from torch.nn.functional import dropout, softmax
 
     above = torch.ones(setting.N, setting.N, dtype=torch.bool, device=device).triu(1) if setting.causal else None

@@ -1,4 +1,4 @@
-"""Where counting builds add what they move: for each array, elements read and elements written."""
+"""Counters on the GPU, to which counting builds add what they move: for each array, elements read and elements written."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from flashsim.gpu.compiling import import_cupy
 
 @dataclass(frozen=True)
 class Moved:
-    """What kernels moved between HBM and the chip, of one array, in elements, over all heads."""
+    """How many elements of one array kernels moved between HBM and the chip, over all heads."""
 
     reads: int
     writes: int
 
 
 class Counters:
-    """Totals, by name, in the GPU's memory: {reads, writes} of each array, and behind them how often each event happened.
+    """Totals in the GPU's memory: reads and writes of each array, then how often each event happened.
 
-    Of names that several launches share the totals add up.
+    If several launches share a name, their totals are added.
     """
 
     def __init__(self) -> None:
         self._launches: list[tuple[tuple[str, ...], tuple[str, ...], Any]] = []
 
     def for_launch(self, names: Sequence[str], events: Sequence[str] = ()) -> Any:
-        """Return zeros, 64 bits each, for one launch to add to: two of each name, one of each event."""
+        """Return 64-bit zeros for one launch to add to: two for each name, one for each event."""
         totals = import_cupy().zeros(2 * len(names) + len(events), "uint64")
         self._launches.append((tuple(names), tuple(events), totals))
         return totals
 
     def moved(self) -> dict[str, Moved]:
-        """Wait for the launches; return what each array's accesses add up to."""
+        """Wait for the launches; return each array's totals."""
         sums: dict[str, Moved] = {}
         for names, _, totals in self._launches:
-            pairs = totals[: 2 * len(names)].reshape(-1, 2).get().tolist()
-            for name, (reads, writes) in zip(names, pairs, strict=True):
+            for name, (reads, writes) in zip(names, totals[: 2 * len(names)].reshape(-1, 2).get().tolist(), strict=True):
                 before = sums.get(name, Moved(0, 0))
                 sums[name] = Moved(before.reads + reads, before.writes + writes)
         return sums

@@ -1,9 +1,9 @@
 """FlashAttention on Hopper's own instructions: launches kernels/hopper.cu, with masks, windows and lists of live tiles.
 
-The backward pass is `hopper_backward`'s, where d = 256 `hopper_backward_wide`'s.
+`hopper_backward` is the backward pass, or `hopper_backward_wide` if d = 256.
 
-The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or 256. Elsewhere this rung
-runs `tensor_core` in its place, if that takes d, with a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
+The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or 256. Elsewhere this rung runs `tensor_core` instead, if
+that takes d, with a RuntimeWarning. `flashsim.gpu.plan` says so beforehand.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from flashsim.support.sizes import ceil_div
 FILE = "hopper.cu"
 ARRAYS = ("Q", "K", "V", "O", "L", "mask")
 ELEMENTS = tensor_core.ELEMENTS
-HEAD_DIMS = (64, 128, 256)  # the kernel's; the rung takes tensor_core's too
-WIDEST = 256  # which has a backward pass of its own
-ROWS, O_ROWS = 64, 16  # of Q_i that a warpgroup has; of O_i that are stored at a time: a warp's
-O_COLUMNS = 128  # of O_i at most that are stored at a time
-LEAST_HEADS, MOST_HEADS = 8, 64  # of a section, causally, whatever the L2 holds; the most for each team
-MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
+HEAD_DIMS = (64, 128, 256)  # of the kernel; the rung takes tensor_core's too
+WIDEST = 256  # this d has a backward pass of its own
+ROWS, O_ROWS = 64, 16  # rows of Q_i that a warpgroup has; rows of O_i that a warp stores at a time
+O_COLUMNS = 128  # the most columns of O_i that are stored at a time
+LEAST_HEADS, MOST_HEADS = 8, 64  # of a section in causal calls, whatever the L2 holds; the most for each team
+MOST = 2**31 - 2**16  # row blocks, which are counted in 32 bits
 
 
 PROBLEM = np.dtype(
@@ -48,13 +48,13 @@ class Tiles(NamedTuple):
     """B_r × B_c, and which ideas are used.
 
     longest     row blocks that see the most keys come first
-    split       tiles that need a mask have a loop of their own, so that the loop of the others has no masking
-    lazy        O_i is rescaled only where a maximum has grown by much
-    sums        a whole tile's maximum is found only if sums of weights say that it has grown by much
-    mends       if they say so, most weights are multiplied, and not computed again
+    split       tiles that need a mask have a loop of their own, so that the other tiles' loop has no masking
+    lazy        O_i is rescaled only if a maximum has grown by much
+    sums        a tile's maxima are computed only if sums of weights show that one has grown by much
+    mends       then most weights are multiplied instead of computed again
     turns       consumers start their products one after the other
-    persistent  a block of threads takes one row block after another, and not only one
-    abreast     how many tiles, side by side, a block mask's block is
+    persistent  a block of threads takes row block after row block, instead of only one
+    abreast     how many tiles, side by side, are one block of a block mask
     """
 
     B_r: int
@@ -70,11 +70,11 @@ class Tiles(NamedTuple):
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """What is asked for as (B_r, B_c): a block mask's blocks."""
+        """(B_r, B_c) as users name it: the blocks of a block mask."""
         return self.B_r, self.B_c * self.abreast
 
     def teams(self, d: int) -> int:
-        """Return how many row blocks a block of threads has at a time: kernels/hopper.cu's TEAMS."""
+        """Return how many row blocks a block of threads works on at a time: kernels/hopper.cu's TEAMS."""
         return 256 // self.B_r if d == self.B_c == 64 else 1
 
     def function(self, dtype: str, d: int, kind: str, dropout: bool, varlen: bool = False) -> str:
@@ -84,7 +84,7 @@ class Tiles(NamedTuple):
         return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {kind}, {switches}>"
 
     def shared_bytes(self, d: int, masks: bool = False, varlen: bool = False) -> int:
-        """Return that of Q_i, K_j, V_j, O_i, a mask's tiles, barriers in pairs, and the row blocks' numbers and sequences."""
+        """Return the bytes for Q_i, K_j, V_j, O_i, a mask's tiles, pairs of barriers, and the row blocks' numbers."""
         Q_stages, stages = (2, self.B_r // 32) if d == self.B_c == 64 else (1, 2)
         tiles = 2 * (d * (Q_stages * self.B_r + 2 * stages * self.B_c) + o_columns(d, masks) * self.B_r)
         tiles += masks * stages * self.B_r * self.B_c
@@ -92,7 +92,7 @@ class Tiles(NamedTuple):
 
 
 def o_columns(d: int, masks: bool) -> int:
-    """Return how many columns of O_i leave at a time: kernels/hopper.cu's O_COLUMNS."""
+    """Return how many columns of O_i are stored at a time: kernels/hopper.cu's O_COLUMNS."""
     return 64 if d == WIDEST and masks else min(d, O_COLUMNS)
 
 
@@ -100,20 +100,18 @@ WIDE, SMALL, DEEP = Tiles(128, 128, turns=True), Tiles(128, 128), Tiles(128, 64)
 FINE, PAIR = Tiles(256, 64), Tiles(128, 64)
 TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL, PAIR)}  # without a mask; with dropout, or an array; with another mask
 KINDS = ("FULL", "CAUSAL", "ARRAY", "WINDOW", "LISTED")  # of masks, as the kernel calls them
-
-
-MENDS_NOT = (64, "WINDOW"), (256, "ARRAY")  # for want of registers
+MENDS_NOT = (64, "WINDOW"), (256, "ARRAY")  # `mends` would need too many registers
 
 
 @lru_cache(maxsize=1024)
 def choose_tiles(
     d: int, kind: str, dropout: bool = False, blocks: tuple[int, int] | None = None, *, begun: bool = False
 ) -> Tiles:
-    """Return what the kernel is compiled for; ValueError for other blocks.
+    """Return the tiles that the kernel is compiled for, or raise ValueError for other blocks.
 
-    More than two consumers have too few registers for Philox, d = 256 with a window or a list for `sums`, and d = 64 with a
-    window, and d = 256 with an array, for `mends`. In windows of d = 64 sums pay if all rows have begun with the first tile
-    of their warpgroup: if they see some of it. Turns pay where d = 128, and two consumers see the same tiles.
+    Registers do not suffice for Philox with more than two consumers, and for `sums` if d = 256 with a window or a list. In
+    windows of d = 64, `sums` are faster only if all rows see some of their warpgroup's first tile (`begun`). `turns` are
+    faster if d = 128, where two consumers see the same tiles.
     """
     tiles = TILES[d][min(1 if dropout or kind == "ARRAY" else 2 if kind != "FULL" else 0, len(TILES[d]) - 1)]
     if (d, kind, dropout) == (64, "LISTED", False):
@@ -127,22 +125,22 @@ def choose_tiles(
 
 
 def varlen_tiles(d: int, causal: bool) -> Tiles:
-    """Return what the kernel is compiled for, of packed batches; with d = 64, not causal, registers do not do for `mends`."""
+    """Return the tiles of packed batches. If d = 64 and not causal, `mends` would need too many registers."""
     return PAIR._replace(mends=causal) if d == 64 else choose_tiles(d, "CAUSAL" if causal else "FULL")
 
 
 def all_begin(window: tuple[int, int], N_q: int, N_k: int) -> bool:
-    """Return whether each of 64 rows in a row sees a key of the last tile of 64 of which one of them does."""
+    """Say whether in each 64 successive rows, all see some of the last tile of 64 keys that any of them sees."""
     return window[1] == -1 or window[1] >= N_q - 1 or (N_k - N_q + window[1]) % ROWS == 0
 
 
 def as_list(d: int, kind: str, dropout: bool) -> str:
-    """Return the kind that is launched: a window whose edges leave no registers for Philox is a list of all tiles."""
+    """Return the kind that is launched. Where a window leaves too few registers for Philox, it runs as a list of tiles."""
     return "LISTED" if (d, kind, dropout) == (WIDEST, "WINDOW", True) else kind
 
 
 def steps(d: int) -> dict[str, Tiles]:
-    """Return the kernel without its ideas, and with one more each time; `forward` takes the last, or that without turns."""
+    """Return the kernel without its ideas, then with one more each time. `forward` uses the last, or the one before turns."""
     tiles = TILES[d][0]._replace(longest=False, split=False, turns=False, lazy=False, sums=False, mends=False, persistent=False)
     found = {"plain": tiles}
     for idea in ("split", "persistent", "longest", "lazy", "sums", "mends", "turns"):
@@ -152,7 +150,7 @@ def steps(d: int) -> dict[str, Tiles]:
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c), forward with neither dropout nor mask."""
+    """Return (B_r, B_c) without dropout and mask."""
     if d not in TILES:
         return tensor_core.block_sizes(d)
     if direction == "backward":
@@ -161,7 +159,7 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
 
 
 def why_not(capability: str, d: int) -> str:
-    """Return why tensor_core is to run in the kernel's place, or "" if it is not."""
+    """Return why tensor_core must run instead of the kernel, or ""."""
     if capability != "90":
         return f"the GPU has compute capability {capability}, and wgmma needs 90 (Hopper)"
     return "" if d in HEAD_DIMS else f"d is {d}, and the kernel takes {min(HEAD_DIMS)} or more"
@@ -176,25 +174,25 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 
 
 def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
-    """Return `forward` for arrays of these shapes, strides and dtypes, or None where tensor_core runs in the kernel's place."""
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None if tensor_core runs instead."""
     return None if why_not(capability(device), q.shape[3]) else prepared(None, device, q, k, v, wants_L, options)
 
 
 def kind_of(options: Options) -> str:
-    """Return which of KINDS is asked for."""
+    """Return the mask's kind, one of KINDS."""
     if options.block_mask is not None:
         return "LISTED"
     return "ARRAY" if options.mask is not None else "WINDOW" if options.window else KINDS[options.causal]
 
 
 def launch(tiles: Tiles | None, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
-    """Fill o and, unless None, lse, with these tiles or the fastest. Raises ValueError as `forward`."""
+    """Fill o and, unless None, lse, by these tiles, or the fastest if None. Raises ValueError as `forward`."""
     device = import_cupy().cuda.runtime.getDevice()
     prepared(tiles, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
 def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
-    """Return what fills o and lse for arrays of these shapes, strides and dtypes, with these tiles or the fastest."""
+    """Return what fills o and lse for arrays of these shapes, strides and dtypes, by these tiles, or the fastest if None."""
     kind = kind_of(options)
     begun = options.window is not None and all_begin(options.window, q.shape[2], k.shape[2])
     tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks, begun=begun)
@@ -217,22 +215,11 @@ def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: 
 
 @lru_cache(maxsize=1024)
 def _launch(
-    device: int,
-    tiles: Tiles,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    wants_L: bool,
-    kind: str,
-    window: tuple[int, int],
-    masked: tuple[tuple[int, ...], ...] | None,
-    scale: float,
-    drops: tuple[float, int],
-    listed: tuple[int, ...],
-    counting: bool,
-) -> Launch:
-    """Return it, for lists of tiles at these addresses: called with those of Q, K, V, O, the mask, L, the counter and totals.
+    device: int, tiles: Tiles, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
+    wants_L: bool, kind: str, window: tuple[int, int], masked: tuple[tuple[int, ...], ...] | None, scale: float,
+    drops: tuple[float, int], listed: tuple[int, ...], counting: bool,
+) -> Launch:  # fmt: skip
+    """Return the launch, to be called with the addresses of Q, K, V, O, the mask, L, the counter and totals.
 
     `masked` is the mask's shape, strides and steps, as `in_tiles` returns them.
     """
@@ -274,18 +261,18 @@ def _launch(
 
 
 def section_of(bytes_a_head: float, l2_bytes: int, heads: int, teams: int = 1) -> int:
-    """Return how many heads make a section, whose row blocks come in turn, those that see the most keys first.
+    """Return how many heads make a section. Within a section, the row blocks of all heads that see the most keys come first.
 
-    With more than MOST_HEADS, short ones, all multiprocessors would first load K and V of other heads at once, and then none
-    would. Of long ones, LEAST_HEADS share out the L2 well enough, for row blocks of one length are at the same keys. Sections
-    are about equal: in a last one of few heads, some multiprocessors would have no row block while others have a long one.
+    With more than MOST_HEADS short heads, all multiprocessors would load K and V of different heads at once, and nothing later.
+    LEAST_HEADS long heads may exceed the L2, since row blocks of one length read the same keys at about the same time. Sections
+    are about equal: in a last one with few heads, some multiprocessors would have no row block while others have a long one.
     """
     most = min(heads, MOST_HEADS * teams, max(LEAST_HEADS, section(bytes_a_head, l2_bytes, heads)))
     return ceil_div(heads, ceil_div(heads, most))
 
 
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:
-    """Return where each row block's live tiles start in their list, and the list: arrays on the GPU."""
+    """Return two arrays on the GPU: where each row block's live tiles start in their list, and the list."""
     shape = Shape(N_q, N_k, 1, 1)
     return _on_gpu(device, computed(block_mask, tiles.blocks, shape), tiles.blocks, shape, window, tiles.B_c)
 
@@ -299,9 +286,12 @@ def _on_gpu(device: int, bits: bytes, asked: tuple[int, int], shape: Shape, wind
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
-    rung = tensor_core_backward if _another_runs(q, options) else _backward(q.shape[3])
-    rung.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+    """Fill dq, dk, dv. Raises ValueError for rows that do not start at multiples of 16 bytes, and for too large a grid."""
+    if _another_runs(q, options):
+        tensor_core_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+    else:
+        device = import_cupy().cuda.runtime.getDevice()
+        _backward(q.shape[3]).prepared(device, q, k, v, do, options)(q, k, v, o, lse, do, dq, dk, dv)
 
 
 def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared | None:
@@ -316,21 +306,21 @@ def _backward(d: int) -> Any:
 
 
 def _another_runs(q: Any, options: Options) -> bool:
-    """Say whether tensor_core is to run in the kernel's place, after a RuntimeWarning; ValueError for what it does not take."""
+    """Say whether tensor_core runs instead, and then warn. Raises ValueError for what tensor_core does not take."""
     reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
     if reason and q.shape[3] not in tensor_core.HEAD_DIMS:
         raise ValueError(f"q has shape {q.shape}, d = {q.shape[3]}, which tensor_core does not take, and {reason}")
     for name in ("blocks", "counters", "mask", "window", "block_mask") if reason else ():
         if getattr(options, name) is not None:
             given = "count" if name == "counters" else name
-            raise ValueError(f"{given} is given; tensor_core, which runs in hopper's place as {reason}, does not take it")
+            raise ValueError(f"{given} is given; tensor_core does not take it, and runs instead of hopper because {reason}")
     if reason:
-        warn(f"tensor_core runs in hopper's place: {reason}")
+        warn(f"tensor_core runs instead of hopper: {reason}")
     return bool(reason)
 
 
 def _functions(dtype: str, count: bool) -> Iterator[str]:
-    """Yield what the tests compile: with dropout, and of packed batches d = 64, in float16."""
+    """Yield what the tests compile: dropout, and packed batches of d = 64, only in float16."""
     for d, kind, drops in product(HEAD_DIMS, KINDS, (False, True)):
         if (not drops or (dtype == "float16" and not count)) and as_list(d, kind, drops) == kind:
             yield choose_tiles(d, kind, drops).function(dtype, d, kind, drops)
@@ -340,27 +330,13 @@ def _functions(dtype: str, count: bool) -> Iterator[str]:
 
 
 KERNEL = Kernel(
-    name="hopper",
-    about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
-    short="wgmma and TMA",
-    look=("vermillion", "P", "-"),
-    rung=5,
-    fastest_in=("forward", "backward"),
-    model="q_outer",
-    tensor_cores=True,
-    dtypes=tuple(ELEMENTS),
+    name="hopper", about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
+    short="wgmma and TMA", look=("vermillion", "P", "-"),
+    rung=5, fastest_in=("forward", "backward"), model="q_outer", tensor_cores=True, dtypes=tuple(ELEMENTS),
     head_dims=(*tensor_core.HEAD_DIMS, WIDEST),
     variants=hopper_variants(FILE, _functions) + hopper_backward.VARIANTS + hopper_backward_wide.VARIANTS,
-    forward=forward,
-    backward=backward,
-    prepare=prepare,
-    prepare_backward=prepare_backward,
-    takes=("causal", "mask", "window", "block_mask", "dropout_p", "blocks", "count"),
-    forward_only=("blocks",),
-    not_together=(("mask", "block_mask"),),
-    not_together_backward=(("mask", "dropout_p"),),
-    not_backward={WIDEST: hopper_backward_wide.TAKES_NOT},
-    aligned=True,
-    choose_blocks=choose_blocks,
-    why_not=why_not,
-)
+    forward=forward, backward=backward, prepare=prepare, prepare_backward=prepare_backward,
+    takes=("causal", "mask", "window", "block_mask", "dropout_p", "blocks", "count"), forward_only=("blocks",),
+    not_together=(("mask", "block_mask"),), not_together_backward=(("mask", "dropout_p"),),
+    not_backward={WIDEST: hopper_backward_wide.TAKES_NOT}, aligned=True, choose_blocks=choose_blocks, why_not=why_not,
+)  # fmt: skip

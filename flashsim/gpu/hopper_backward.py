@@ -1,6 +1,6 @@
 """FlashAttention's backward pass on Hopper's own instructions: launches kernels/hopper_backward.cu on the current stream.
 
-dQ is summed in HBM, in fp32, by blocks of threads that run at once: in any order, or, if `deterministic`, by turns.
+Blocks of threads that run at once sum dQ in HBM, in fp32: in any order, or in a fixed order if `deterministic`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from flashsim.problem.shapes import Blocks, Shape
 
 FILE = "hopper_backward.cu"
 HEAD_DIMS = (64, 128)
-MASK_BLOCKS = 128, 128  # of a block mask: the forward pass's
-ROWS = 64  # of the boxes in which dK_j and dV_j are stored
+MASK_BLOCKS = 128, 128  # of a block mask, as in the forward pass
+ROWS = 64  # dK_j and dV_j are stored in boxes of this many rows
 PREPARES, SUMS = 256, 384  # threads of the two kernels
 GRID = 2**31 - 1
 KINDS = ("FULL", "CAUSAL", "ARRAY", "CAUSAL_ARRAY", "LISTED")  # of masks, as the kernel calls them
-NOT_COMPILED = 64, "CAUSAL_ARRAY"  # for want of registers: the array gets the causal mask, and all tiles are computed
-MOVES = (  # what each kernel's totals are of, in its order
+NOT_COMPILED = 64, "CAUSAL_ARRAY"  # too few registers: the causal mask is put into the array, and all tiles are computed
+MOVES = (  # the arrays of each kernel's totals, in its order
     ("O", "dO", "L", "D", "dQ", "dK", "dV"),
     ("Q", "K", "V", "dO", "L", "D", "dQ", "dK", "dV", "mask"),
 )
@@ -47,14 +47,14 @@ _PROBLEM = np.dtype(
 
 
 def choose_blocks(d: int) -> tuple[int, int]:
-    """Return (B_r, B_c), the file's."""
+    """Return (B_r, B_c) as the kernel has them."""
     return (128 if d == 64 else 64), 128
 
 
 def shared_bytes(d: int, drops: bool, masks: bool = False) -> int:
-    """Return the shared memory of K_j, V_j, two Q_i, dO_i, dS_ij, L_i and D_i, dQ_i, dropout's bits, sums, barriers and words.
+    """Return the bytes for K_j, V_j, two each of Q_i, dO_i, dS_ij, L_i and D_i, for dQ_i, dropout's bits, sums and barriers.
 
-    With a mask there are tiles of it, and barriers, two or, where d = 64, one.
+    A mask adds two of its tiles with their barriers, or one if d = 64.
     """
     B_r, B_c = choose_blocks(d)
     keys = 3 if d == 64 and not drops and not masks else 2  # tiles: K_j, V_j, and the next K_j
@@ -70,14 +70,8 @@ def functions(dtype: str, d: int, kind: str, drops: bool, deterministic: bool) -
     return f"prepare<{T}>", f"hopper_backward<{T}, {kind}, {switches}>"
 
 
-def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv. Raises ValueError for rows that do not start at multiples of 16 bytes, and for too large a grid."""
-    device = import_cupy().cuda.runtime.getDevice()
-    prepared(device, q, k, v, do, options)(q, k, v, o, lse, do, dq, dk, dv)
-
-
 def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared:
-    """Return `backward` for arrays of these shapes, strides and dtypes."""
+    """Return `hopper.backward` for arrays of these shapes, strides and dtypes."""
     strides = q.strides, k.strides, v.strides, do.strides
     asked = options.scale, options.dropout_p, options.seed, options.deterministic
     window = options.window or (-1, 0 if options.causal else -1)
@@ -105,7 +99,7 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
 def _listed(
     device: int, block_mask: Any, window: tuple[int, int], q: tuple[int, ...], k: tuple[int, ...]
 ) -> tuple[Any, Any, Any]:
-    """Return where each key block's live tiles start in their list, in how many a row block is, and the list: on the GPU."""
+    """Return on the GPU: where each key block's live tiles start in their list, how many tiles each row block has, the list."""
     B_r, B_c = choose_blocks(q[3])
     blocks, shape = Blocks(B_r, B_c, -(-q[2] // B_r), -(-k[2] // B_c)), Shape(q[2], k[2], 1, 1)
     return _on_gpu(device, computed(block_mask, MASK_BLOCKS, shape), blocks, shape, window)
@@ -116,31 +110,19 @@ def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tupl
     live = live_tiles(bits, MASK_BLOCKS, blocks, shape, window)
     j, i = np.nonzero(live.T)
     tiles = np.stack([i, (live.cumsum(axis=1) - 1)[i, j]], axis=1)
-    starts = np.concatenate([[0], live.sum(axis=0).cumsum()])
-    return to_gpu(starts, live.sum(axis=1), tiles)
+    return to_gpu(np.concatenate([[0], live.sum(axis=0).cumsum()]), live.sum(axis=1), tiles)
 
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    kind: str,
-    window: tuple[int, int],
-    masked: tuple[tuple[int, ...], ...] | None,
-    listed: tuple[int, ...],
-    scale: float,
-    dropout_p: float,
-    seed: int,
-    deterministic: bool,
-    counting: bool,
-) -> tuple[Launches, int]:
-    """Return what `run` starts, for q and k of these shapes, and the bytes of scratch; strides are q's, k's, v's and do's.
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, kind: str,
+    window: tuple[int, int], masked: tuple[tuple[int, ...], ...] | None, listed: tuple[int, ...], scale: float, dropout_p: float,
+    seed: int, deterministic: bool, counting: bool,
+) -> tuple[Launches, int]:  # fmt: skip
+    """Return the launches for q and k of these shapes, and the bytes of scratch memory. Strides are of q, k, v and do.
 
-    `listed` is where lists of live tiles are, which are kept; `masked` the mask's shape, strides and steps.
-    It is called with the addresses of scratch memory, of the mask, Q, K, V, O, L, dO, dQ, dK, dV, and of each kernel's totals.
+    `listed` has the addresses of the lists of live tiles, `masked` the mask's shape, strides and steps. The launches are to be
+    called with the addresses of scratch memory, the mask, Q, K, V, O, L, dO, dQ, dK, dV, and each kernel's totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = choose_blocks(d)
@@ -170,15 +152,8 @@ def _launches(
     kernels = ready(device, FILE, names, names[1], shared, counting)
     sums, rows, turns = (4 * row_blocks * B_r * d, 8 * row_blocks * B_r, 8 * row_blocks)  # dQ's; L and D; whose turn it is
     do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
-    sides = tuple(
-        zip(
-            ("q", "k", "v", "do", "dk", "dv"),
-            (q, k, k, q, k, k),
-            (*strides, *[contiguous(k, dtype.itemsize)] * 2),
-            (B_r, B_c, B_c, B_r, ROWS, ROWS),
-            strict=True,
-        )
-    )
+    names_of, given = ("q", "k", "v", "do", "dk", "dv"), (*strides, *[contiguous(k, dtype.itemsize)] * 2)
+    sides = tuple(zip(names_of, (q, k, k, q, k, k), given, (B_r, B_c, B_c, B_r, ROWS, ROWS), strict=True))
 
     def arguments(
         scratch: int, M: int, Q: int, K: int, V: int, O: int, L: int, dO: int, dQ: int, dK: int, dV: int, *moved: int

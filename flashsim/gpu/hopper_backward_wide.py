@@ -1,6 +1,6 @@
 """FlashAttention's backward pass for d = 256 on Hopper's own instructions: launches kernels/hopper_backward_wide.cu.
 
-Two passes, dK and dV and then dQ, as flashsim's "q_outer_two_pass" has them: nothing is added in HBM, so bits always repeat.
+One pass computes dK and dV and a second one dQ, as in "q_outer_two_pass". Nothing is summed in HBM, so the bits always repeat.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from flashsim.gpu.tensor_core import ELEMENTS, LOG2_E
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
 FILE = "hopper_backward_wide.cu"
-ROWS, KEYS, ROW_BLOCK = 64, 64, 128  # of a tile of dK's and dV's pass; of a tile of dQ's pass there are ROW_BLOCK rows
+ROWS, KEYS, ROW_BLOCK = 64, 64, 128  # a tile is ROWS × KEYS in dK's and dV's pass, and ROW_BLOCK × KEYS in dQ's
 HALF, SUMS = 64, 384  # columns of a half; threads of the two passes
 TILE = 2 * KEYS * 256  # bytes
-SHARED = 6 * TILE + 3 * 2 * ROWS * KEYS + 2 * 8 * ROWS + 48, 7 * TILE + 64  # of the passes: tiles, L and D, barriers
+SHARED = 6 * TILE + 3 * 2 * ROWS * KEYS + 2 * 8 * ROWS + 48, 7 * TILE + 64  # of each pass: tiles, L and D, barriers
 TAKES_NOT = ("mask", "block_mask", "dropout_p")
-MOVES = (  # what each kernel's totals are of, in its order
+MOVES = (  # the arrays of each kernel's totals, in its order
     ("O", "dO", "L", "D"),
     ("Q", "K", "V", "dO", "L", "D", "dK", "dV"),
     ("Q", "K", "V", "dO", "L", "D", "dQ"),
@@ -43,14 +43,8 @@ def functions(dtype: str) -> tuple[str, str, str]:
     return f"prepare<{T}>", f"keys<{T}>", f"queries<{T}>"
 
 
-def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
-    device = import_cupy().cuda.runtime.getDevice()
-    prepared(device, q, k, v, do, options)(q, k, v, o, lse, do, dq, dk, dv)
-
-
 def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared:
-    """Return `backward` for arrays of these shapes, strides and dtypes."""
+    """Return `hopper.backward` for arrays of these shapes, strides and dtypes."""
     strides = q.strides, k.strides, v.strides, do.strides
     window, counting = options.window or (-1, 0 if options.causal else -1), options.counters is not None
     start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, window, options.scale, counting)
@@ -63,18 +57,12 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    window: tuple[int, int],
-    scale: float,
-    counting: bool,
-) -> tuple[Launches, int]:
-    """Return what `run` starts, for q and k of these shapes, and the bytes of scratch; strides are q's, k's, v's and do's.
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
+    window: tuple[int, int], scale: float, counting: bool,
+) -> tuple[Launches, int]:  # fmt: skip
+    """Return the launches for q and k of these shapes, and the bytes of scratch memory. Strides are of q, k, v and do.
 
-    It is called with the addresses of scratch memory, of Q, K, V, O, L, dO, dQ, dK, dV, and of each kernel's totals.
+    They are to be called with the addresses of scratch memory, Q, K, V, O, L, dO, dQ, dK, dV, and each kernel's totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     T_r, T_c = -(-N_q // ROW_BLOCK), -(-N_k // KEYS)

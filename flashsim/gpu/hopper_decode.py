@@ -1,12 +1,12 @@
-"""Decoding on Hopper: launches kernels/hopper_decode.cu, and where heads are split, its second kernel, which merges.
+"""Decoding on Hopper: launches kernels/hopper_decode.cu and, if heads are split, its second kernel, which merges the parts.
 
-The kernel needs a GPU of compute capability 9.0, d of 64 or 128, and no more than 64 queries for a KV head: those of a group's
-heads, at all positions. Elsewhere this rung runs `hopper` in its place, with a RuntimeWarning.
+The kernel needs a GPU of compute capability 9.0, d of 64 or 128, and at most 64 queries for a KV head: those of all heads of
+its group, at all positions. Elsewhere this rung runs `hopper` instead, with a RuntimeWarning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -22,16 +22,16 @@ from flashsim.gpu.tensor_maps import tensor_map
 FILE = "hopper_decode.cu"
 ARRAYS = ("Q", "K", "V", "O", "L", "O_parts", "l_parts", "m_parts")
 ELEMENTS = tensor_core.ELEMENTS
-HEAD_DIMS = (64, 128)  # the kernel's
-ROWS = 64  # of the tile of queries
+HEAD_DIMS = (64, 128)  # of the kernel
+ROWS = 64  # B_r
 KEYS = 64  # B_c
-THREADS, PLACES = 160, 2  # the kernel's; blocks on a multiprocessor
-WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp has on their way together
-FILLED = 0.95  # is as good as all
-SHORT, MEDIUM = 8, 64  # tiles of a head up to which a second launch costs more than it saves: always; if all have work
+THREADS, PLACES = 160, 2  # of the kernel; blocks on a multiprocessor
+WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp loads at a time
+FILLED = 0.95  # a GPU this full counts as full
+SHORT, MEDIUM = 8, 64  # tiles of a head up to which heads are never split; not split if each multiprocessor has one
 LEAST = 4  # tiles of a part
 CLUSTER = 2  # blocks of threads that read each other's shared memory
-MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
+MOST = 2**31 - 2**16  # heads, and rows of all heads, which are counted in 32 bits
 
 PROBLEM = np.dtype(
     [("Q", STRIDES), ("tiles", "i8"), ("table", "u8"), ("lengths", "u8")]
@@ -41,7 +41,7 @@ PROBLEM = np.dtype(
 
 
 def grid(heads: int, T_c: int, rows: int, places: int) -> int:
-    """Return how many blocks of threads are to share the tiles of so many heads, T_c each: `heads` if none is to be split."""
+    """Return how many blocks of threads share the tiles of `heads` heads, T_c tiles each: `heads` if none is split."""
     multiprocessors = places // PLACES
     filled = heads / (places * -(-heads // places))
     one_each = FILLED * multiprocessors <= heads <= multiprocessors
@@ -57,19 +57,19 @@ def grid(heads: int, T_c: int, rows: int, places: int) -> int:
 
 
 def cluster(heads: int, blocks: int) -> int:
-    """Return how many blocks merge what they have of a head before it leaves the chip: 1 unless heads are cut alike."""
+    """Return how many blocks merge their parts of a head on the chip: 1 unless all heads are cut alike."""
     return 1 if blocks == heads or blocks % (heads * CLUSTER) else CLUSTER
 
 
 def parts(heads: int, T_c: int, blocks: int) -> list[int]:
-    """Return into how many parts each head is cut, for so many blocks."""
+    """Return into how many parts each head is cut if there are `blocks` blocks of threads."""
     tiles = heads * T_c
-    ends = ((head * T_c + 1, (head + 1) * T_c) for head in range(heads))  # the first tile and the last, plus 1
+    ends = ((head * T_c + 1, (head + 1) * T_c) for head in range(heads))  # the numbers, from 1, of its first and last tile
     return [(last * blocks - 1) // tiles - (first * blocks - 1) // tiles + 1 for first, last in ends]
 
 
 def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
-    """Return why queries and keys of these shapes are not for this rung, or ""."""
+    """Return why this rung does not take queries and keys of these shapes, or ""."""
     rows = q[1] // max(k[1], 1) * q[2]
     return f"{rows:,} queries share a KV head, and the kernel takes {ROWS} at most" if rows > ROWS else ""
 
@@ -79,22 +79,21 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     device = import_cupy().cuda.runtime.getDevice()
     reason = hopper.why_not(capability(device), q.shape[3]) or unsuited(q.shape, k.shape)
     if reason:
-        warn(f"hopper runs in hopper_decode's place: {reason}")
+        warn(f"hopper runs instead of hopper_decode: {reason}")
         hopper.forward(q, k, v, o, lse, options)
         return
     _prepared(device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
 def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
-    """Return `forward` for arrays of these shapes, strides and dtypes, or None where `hopper` runs in its place."""
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None if `hopper` runs instead."""
     reason = hopper.why_not(capability(device), q.shape[3]) or unsuited(q.shape, k.shape)
     return None if reason else _prepared(device, q, k, v, wants_L, options)
 
 
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
-    strides = q.strides, k.strides, v.strides
     asked = wants_L, options.causal, options.scale, options.counters is not None
-    start, parts = _launches(device, q.shape, k.shape, strides, q.dtype, *asked)
+    start, parts = _launches(device, q.shape, k.shape, (q.strides, k.strides, v.strides), q.dtype, *asked)
 
     def run(stream: int, at: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
         start(stream, at, Q, K, V, O, L, totals(options, ARRAYS))
@@ -104,19 +103,12 @@ def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Optio
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    wants_L: bool,
-    causal: bool,
-    scale: float,
-    counting: bool,
-) -> tuple[Launches, int]:
-    """Return what is started, for q and k of these shapes, and the bytes of parts; strides are q's, k's and v's.
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, wants_L: bool,
+    causal: bool, scale: float, counting: bool,
+) -> tuple[Launches, int]:  # fmt: skip
+    """Return the launches for q and k of these shapes, and the bytes of all parts. Strides are of q, k and v.
 
-    It is called with the addresses of parts, Q, K, V, O, L and totals.
+    They are to be called with the addresses of parts, Q, K, V, O, L and totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
@@ -126,39 +118,53 @@ def _launches(
     places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     blocks = grid(heads, T_c, rows, places)
     together = cluster(heads, blocks)
-    merged = blocks // together  # so many parts, or heads
-    problem = np.zeros((), PROBLEM)
-    problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
-    problem["tiles"], problem["N_q"], problem["N_k"], problem["H_kv"] = heads * T_c, N_q, N_k, H_kv
-    problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
-    problem["causal"], problem["wants_L"] = causal, wants_L
-    problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     names = functions(dtype.name, d, together)
     kernels = ready(device, FILE, names, names[0], shared_bytes(d), counting)
+    asked: dict[str, Any] = {"causal": causal, "wants_L": wants_L, "N_k": N_k}
+    return launches(kernels, q, k, strides, dtype, (KEYS,), scale, asked, T_c=T_c, blocks=blocks, merged=blocks // together)
+
+
+def launches(
+    kernels: Sequence[Any], q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
+    box: tuple[int, ...], scale: float, asked: Mapping[str, int], *, T_c: int, blocks: int, merged: int,
+) -> tuple[Launches, int]:  # fmt: skip
+    """Return what decodes with so many blocks of threads, and what merges `merged` parts, if heads have parts; and parts' bytes.
+
+    It is called with the addresses of parts, Q, K, V, with pages of the table and lengths, of O, L and totals. Tiles of K and V
+    are `box`; `asked` are other fields of PROBLEM.
+    """
+    (b, H, N_q, d), H_kv = q, k[1]
+    heads, rows = b * H_kv, H // H_kv * N_q
+    problem = np.zeros((), PROBLEM)
+    problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
+    sizes = {"tiles": heads * T_c, "N_q": N_q, "H_kv": H_kv, "group": H // H_kv, "heads": heads, "rows": rows, "T_c": T_c}
+    for name, value in {**sizes, **asked}.items():
+        problem[name] = value
+    problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     places = 0 if merged == heads else (merged + heads - 1) * rows
     share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-merged // heads) <= PARTS * share)
-    by_value = np.void(problem.tobytes())
+    grids = (blocks, THREADS, shared_bytes(d)), (-(-heads * rows * share // WARPS), 32 * WARPS, 0)
+    each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)][: 1 if merged == heads else 2]
 
-    def cut(parts: int) -> tuple[Any, ...]:
-        return tuple(np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
-
-    def arguments(parts: int, Q: int, K: int, V: int, O: int, L: int, totals: int) -> Any:
+    def arguments(parts: int, Q: int, K: int, V: int, *others: int) -> Any:
+        *pages, O, L, totals = others
         check_rows("q", Q, q, strides[0])
-        maps = (
-            tensor_map(name, at, k, given, dtype.name, KEYS) for name, at, given in (("k", K, strides[1]), ("v", V, strides[2]))
-        )
-        written = np.uint64(O), np.uint64(L), *cut(parts)
+        sides = zip("kv", (K, V), strides[1:3], strict=True)
+        maps = [tensor_map(name, at, k, given, dtype.name, *box) for name, at, given in sides]
+        own = problem.copy()
+        if pages:
+            own["table"], own["lengths"] = pages
+        cut = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
+        written, by_value = (np.uint64(O), np.uint64(L), *cut), np.void(own.tobytes())
         decoding = np.uint64(Q), *maps, *written, by_value, np.uint64(totals)
         merging = *written, np.int32(merged), np.int32(share), by_value, np.uint64(totals)
         return (decoding, merging)[: len(each)]
 
-    grids = (blocks, THREADS, shared_bytes(d)), (-(-heads * rows * share // WARPS), 32 * WARPS, 0)
-    each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)][: 1 if merged == heads else 2]
     return Launches(each, arguments), 4 * places * (d + 2)
 
 
 def shared_bytes(d: int) -> int:
-    """Return the shared memory of Q, of as many K_j and V_j as make 32 KB each, of a pair of barriers for each, and of a run."""
+    """Return the bytes for Q, 32 KB each of K_j and of V_j, a pair of barriers for each tile, and a run's words."""
     stages = 256 // d
     return 2 * d * (ROWS + 2 * stages * KEYS) + 2 * stages * 16 + 16
 
@@ -169,12 +175,12 @@ def functions(dtype: str, d: int, together: int, paged: bool = False) -> tuple[s
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c), in rows of a group."""
+    """Return (B_r, B_c); the rows are all queries of a group."""
     return (ROWS, KEYS) if d in HEAD_DIMS else hopper.choose_blocks(d, dtype, direction)
 
 
 def _functions(dtype: str, count: bool) -> Iterator[str]:
-    """Yield what the tests compile: of pages d = 128, and in float16 all."""
+    """Yield what the tests compile: with pages, d = 128, and in float16 every d."""
     all_of = dtype == "float16" and not count
     for d, together, paged in product(HEAD_DIMS, (1, CLUSTER), (False, True)):
         if not paged or d == 128 or all_of:
@@ -184,20 +190,9 @@ def _functions(dtype: str, count: bool) -> Iterator[str]:
 KERNEL = Kernel(
     name="hopper_decode",
     about="few queries, a long cache: a group's queries in one tile, keys split over the machine; fp16 and bf16",
-    short="wgmma and TMA, decoding",
-    look=("vermillion", "X", "-"),
-    rung=6,
-    fastest_in=("forward",),
-    model="split_kv",
-    tensor_cores=True,
-    dtypes=tuple(ELEMENTS),
-    head_dims=tensor_core.HEAD_DIMS,
+    short="wgmma and TMA, decoding", look=("vermillion", "X", "-"),
+    rung=6, fastest_in=("forward",), model="split_kv", tensor_cores=True, dtypes=tuple(ELEMENTS), head_dims=tensor_core.HEAD_DIMS,
     variants=hopper_variants(FILE, _functions),
-    forward=forward,
-    prepare=prepare,
-    takes=("causal", "count"),
-    aligned=True,
-    choose_blocks=choose_blocks,
-    why_not=hopper.why_not,
-    unsuited=unsuited,
-)
+    forward=forward, prepare=prepare, takes=("causal", "count"), aligned=True, choose_blocks=choose_blocks,
+    why_not=hopper.why_not, unsuited=unsuited,
+)  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 from functools import cache, lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,16 @@ from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
 EVENTS = ("mended", "S again")
-"""Halves of tiles of which a warp raised m: without their scores, or from their scores, which were computed again."""
+"""Halves of tiles in which a warp raised m: by mending weights, or by computing the scores again."""
 BLOCKS = (192, 128)  # B_r, B_c
 WARPGROUP = 64  # rows of B_r
 THREADS, ROUNDS = 512, 256  # of both kernels
 SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4  # tiles, barriers, numbers
-COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
+COUNTS = WORDS_EACH - 2  # words that count transposed tiles of V
 LARGEST = 448.0
-OFFSET = 2  # log₂ of P̃ where a score is m. Of the 2^8 that e4m3 has, m may lag by the rest
-FOURS = 4  # of so many keys N_k is a multiple where V is taken as it is: K's rows then go by fours
-HEADS = 32  # of a section but the last where V is transposed: all of its heads begin at once, and each waits for its V
+OFFSET = 2  # log₂ of P̃ where a score equals m. The rest of e4m3's 2^8 is for scores above m
+FOURS = 4  # if V is taken as it is, N_k is a multiple of this, since K's rows are loaded by fours
+HEADS = 32  # of each section but the last, if V is transposed: its heads begin together, and each waits for its V
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "last_section", "wants_L", "ahead")]
@@ -42,19 +43,19 @@ _PROBLEM = np.dtype(
 
 
 def function(causal: bool, keys_contiguous: bool, offset: int = OFFSET) -> str:
-    """Return the kernel's name for one case: V may be given with its keys, not its columns, next to each other."""
+    """Return the kernel's name for one case. `keys_contiguous`: V has its keys next to each other, not its columns."""
     return f"hopper_fp8<{str(causal).lower()}, {str(keys_contiguous).lower()}, {offset}>"
 
 
 def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
-    """Return x rounded to e4m3: of an array of float32, float16 or bfloat16, CuPy's of ml_dtypes' type, contiguous.
+    """Return x rounded to e4m3, contiguous: a CuPy array of ml_dtypes' type, or for a PyTorch tensor one of float8_e4m3fn.
 
-    Of a PyTorch tensor on a GPU a tensor of its float8_e4m3fn, without a gradient.
+    x is float32, float16 or bfloat16. The result has no gradient.
 
-    keys_contiguous  of V, (…, N, d): lay the keys next to each other, rows of d in steps of 16. The shape stays. `forward`
-                     takes it as it is, where it has to transpose V otherwise
+    keys_contiguous  for V, (…, N, d): lay its keys next to each other, each of the d columns padded to a multiple of 16 keys.
+                     The shape stays the same. `forward` takes such a V as it is, and otherwise has to transpose V
 
-    What is beyond ±448 becomes ±448: divide by a scale before, and let `forward` have it in its own `scale`, as in
+    Numbers beyond ±448 become ±448. To avoid this, divide by a scale and give it to `forward`:
     `forward(to_fp8(q / s), to_fp8(k / t), to_fp8(v), scale=s * t / d**0.5)`. Raises ValueError for other dtypes, and for a
     tensor that is not on a GPU.
     """
@@ -62,7 +63,8 @@ def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
     name = getattr(x.dtype, "name", None) or str(x.dtype).removeprefix("torch.")
     size = math.prod(x.shape)
     if name not in ELEMENTS or size % 4:
-        raise ValueError(f"x has dtype {name} and {size:,} elements; expected {', '.join(ELEMENTS)}, and a multiple of 4")
+        expected = f"one of {', '.join(ELEMENTS)}, and a multiple of 4 elements"
+        raise ValueError(f"x has dtype {name} and {size:,} elements; expected {expected}")
     tensor = str(x.dtype).startswith("torch.")
     if tensor and x.__dlpack_device__()[0] not in CUDA:
         raise ValueError("x is a tensor in the CPU's memory; expected one on a GPU")
@@ -84,7 +86,7 @@ def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
 
 @cache
 def dtype() -> Any:
-    """Return ml_dtypes' type, or MissingGPU."""
+    """Return ml_dtypes' type, or raise MissingGPU."""
     try:
         import ml_dtypes
     except ImportError as error:
@@ -107,7 +109,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 
 
 def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
-    """Return `forward` for arrays of these shapes, strides and dtypes, or None where it cannot run."""
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None if it cannot run."""
     return None if why_not(capability(device), q.shape[3]) else _prepared(device, q, k, v, wants_L, options)
 
 
@@ -116,27 +118,19 @@ def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Optio
     start, scratch = _launch(device, q.shape, k.shape, strides, *asked, options.counters is not None)
 
     def run(stream: int, transposed: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
-        moved = totals(options, ARRAYS, EVENTS)
-        start(stream, Q, K, V, O, L, transposed, counter(device, stream), moved)
+        start(stream, Q, K, V, O, L, transposed, counter(device, stream), totals(options, ARRAYS, EVENTS))
 
     return Prepared(run, scratch)
 
 
 @lru_cache(maxsize=1024)
 def _launch(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    wants_L: bool,
-    causal: bool,
-    scale: float,
-    offset: int,
-    counting: bool,
-) -> tuple[Launch, int]:
-    """Return it, called with the addresses of Q, K, V, O, L, Vᵀ, the counters and totals; and the bytes of Vᵀ.
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], wants_L: bool, causal: bool,
+    scale: float, offset: int, counting: bool,
+) -> tuple[Launch, int]:  # fmt: skip
+    """Return the launch and the bytes of Vᵀ, which are 0 if V's keys lie next to each other.
 
-    Where V's keys lie next to each other, there is no Vᵀ.
+    The launch is to be called with the addresses of Q, K, V, O, L, Vᵀ, the counters and totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = BLOCKS
@@ -146,7 +140,7 @@ def _launch(
         raise ValueError(f"q has shape {q}, k {k}; hopper_fp8 takes fewer than {hopper.MOST:,} tiles")
     keys_contiguous = strides[2][3] != 1
     if keys_contiguous and N_k % FOURS:
-        raise ValueError(f"v has shape {k}, its keys have stride 1; hopper_fp8 then takes multiples of {FOURS} keys")
+        raise ValueError(f"v has shape {k} and its keys stride 1; hopper_fp8 then expects a multiple of {FOURS} keys")
     attributes = import_cupy().cuda.Device(device).attributes
     grid = min(attributes["MultiProcessorCount"], row_blocks if keys_contiguous else max(row_blocks, tiles))
     problem = np.zeros((), _PROBLEM)
@@ -155,7 +149,7 @@ def _launch(
     problem["ahead"] = (T_r * B_r - N_q) // WARPGROUP * WARPGROUP if causal else 0
     heads = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H)
     each = heads if keys_contiguous else min(heads, HEADS)
-    last = min(heads, max(B * H - each, 2 * each))  # a small one first, unless the last were as small
+    last = min(heads, max(B * H - each, 2 * each))  # a small section comes first, unless the last were as small
     problem["section"], problem["last_section"] = each, -((last - B * H) // each) * each
     problem["T_c"], problem["H_kv"], problem["tiles"], problem["last_draw"] = T_c, H_kv, tiles, tiles + grid - 1
     together = ((B * H_kv - 1) // COUNTS).bit_length()
@@ -178,8 +172,7 @@ def _launch(
     def arguments(Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int) -> tuple[Any, ...]:
         for name, at, rows in zip("qkv", (Q, K, V), in_rows, strict=True):
             check_rows(name, at, *rows)
-        each = zip(sides, (Q, K, V, O), strict=True)
-        maps = (described(name, at, *rest) for (name, described, *rest), at in each)
+        maps = (described(name, at, *rest) for (name, described, *rest), at in zip(sides, (Q, K, V, O), strict=True))
         words = np.array([counters, counters + 4, counters + 8], "u8")
         return (*maps, np.uint64(L), np.uint64(transposed), np.void(words.tobytes()), by_value, np.uint64(totals))
 
@@ -187,7 +180,7 @@ def _launch(
 
 
 def _rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return V's shape and strides with the axis last along which it is contiguous."""
+    """Return V's shape and strides with its contiguous axis last."""
     B, H, N, d = shape
     batch, head, key, column = strides
     return (shape, strides) if column == 1 else ((B, H, d, N), (batch, head, column, key))
@@ -200,29 +193,13 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
 
 FUNCTIONS = tuple(function(causal, keys) for keys in (False, True) for causal in (False, True))
 KERNEL = Kernel(
-    name="hopper_fp8",
-    about="8 bits: e4m3 operands, V transposed on the way, P̃ kept below 448; O in fp16",
-    rung=7,
-    fastest_in=("forward",),
-    short="wgmma and TMA, 8 bits",
-    look=("vermillion", "p", "-"),
-    model="q_outer",
-    tensor_cores=True,
-    dtypes=(NAME,),
-    output="float16",
-    head_dims=(128,),
-    variants=(
-        *(
-            Variant(FILE, (("COUNT", count),), ("round_to_8<float>", *FUNCTIONS[at::2]), ("sm_90a",))
-            for count in (0, 1)
-            for at in (0, 1)
-        ),
+    name="hopper_fp8", about="8 bits: e4m3 operands, V transposed on the way, P̃ kept below 448; O in fp16",
+    rung=7, fastest_in=("forward",), short="wgmma and TMA, 8 bits", look=("vermillion", "p", "-"), model="q_outer",
+    tensor_cores=True, dtypes=(NAME,), output="float16", head_dims=(128,),
+    variants=tuple(
+        Variant(FILE, (("COUNT", count),), ("round_to_8<float>", *FUNCTIONS[at::2]), ("sm_90a",))
+        for count, at in product((0, 1), (0, 1))
     ),
-    forward=forward,
-    prepare=prepare,
-    takes=("causal", "count"),
-    aligned=True,
-    keys_contiguous=FOURS,
-    choose_blocks=choose_blocks,
-    why_not=why_not,
-)
+    forward=forward, prepare=prepare, takes=("causal", "count"), aligned=True, keys_contiguous=FOURS,
+    choose_blocks=choose_blocks, why_not=why_not,
+)  # fmt: skip

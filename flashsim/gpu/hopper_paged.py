@@ -1,40 +1,38 @@
-"""Paged decoding on Hopper: launches kernels/hopper_decode.cu with K and V in pages, and where heads are split, its merging."""
+"""Paged decoding on Hopper: launches kernels/hopper_decode.cu with K and V in pages and, if heads are split, its merging."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from flashsim.gpu import hopper_decode, tensor_core
+from flashsim.gpu import hopper_decode
 from flashsim.gpu.compiling import import_cupy
-from flashsim.gpu.hopper_decode import CLUSTER, KEYS, PARTS, PLACES, PROBLEM, ROWS, THREADS, WARPS, functions, shared_bytes
+from flashsim.gpu.hopper_decode import CLUSTER, KEYS, PLACES, ROWS, functions, launches, shared_bytes
 from flashsim.gpu.kernel import Options
-from flashsim.gpu.launching import Launches, Prepared, check_rows, ready, totals
-from flashsim.gpu.tensor_maps import HALF_BYTES, tensor_map
+from flashsim.gpu.launching import Launches, Prepared, ready, totals
+from flashsim.gpu.tensor_maps import HALF_BYTES
 
 ARRAYS = (*hopper_decode.ARRAYS, "table", "lengths")
-LEAST_PAGE = 8  # rows, which the swizzle of shared memory repeats
+LEAST_PAGE = 8  # rows: the swizzle of shared memory repeats after 8
 
 
 def check_page(page: int) -> None:
-    """Raise ValueError unless pages of so many rows make tiles, or tiles pages."""
+    """Raise ValueError unless whole pages make a tile, or whole tiles a page."""
     if page % KEYS and (KEYS % page or page < LEAST_PAGE):
         raise ValueError(f"k has pages of {page} rows; expected {LEAST_PAGE}, 16, 32, or a multiple of {KEYS}")
 
 
 def parts(heads: int, longest: int, rows: int, places: int) -> int:
-    """Return into how many parts each of so many KV heads is to be cut, if the longest has so many keys."""
+    """Return into how many parts each KV head is cut, if the longest sequence has `longest` keys."""
     return max(1, hopper_decode.grid(heads, max(1, -(-longest // KEYS)), rows, places) // heads)
 
 
 def prepared(
     device: int, q: Any, k: Any, v: Any, table: Any, wants_L: bool, options: Options, longest: int, splits: int | None
 ) -> Prepared:
-    """Return what fills o and lse for arrays of these shapes, strides and dtypes, called with those of q, k, v, table, lengths.
+    """Return what fills o and lse, to be called with q, k, v, table and lengths of these shapes, strides and dtypes.
 
-    splits  into how many parts heads are cut; None: as many as fill the machine, two of which may be merged before they leave
+    splits  into how many parts heads are cut; None: as many as fill the GPU. Two of them may be merged on the chip
     """
     heads, rows = q.shape[0] * k.shape[1], q.shape[1] // k.shape[1] * q.shape[2]
     places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
@@ -52,61 +50,25 @@ def prepared(
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    wants_L: bool,
-    causal: bool,
-    scale: float,
-    counting: bool,
-    t: int,
-    together: int,
-) -> tuple[Launches, int]:
-    """Return what is started, and the bytes of parts; strides are q's, k's, v's and the table's.
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, wants_L: bool,
+    causal: bool, scale: float, counting: bool, t: int, together: int,
+) -> tuple[Launches, int]:  # fmt: skip
+    """Return the launches, and the bytes of all parts. Strides are of q, k, v and the table.
 
-    It is called with the addresses of parts, Q, K, V, the table, lengths, O, L and totals.
+    They are to be called with the addresses of parts, Q, K, V, the table, lengths, O, L and totals.
     """
     (b, H, N_q, d), (pages, H_kv, page, _) = q, k
-    heads, group, merged = b * H_kv, H // H_kv, t // together
-    rows = group * N_q
+    heads, rows = b * H_kv, H // H_kv * N_q
     if heads * max(rows, t) >= hopper_decode.MOST:
         raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {hopper_decode.MOST:,}")
-    problem = np.zeros((), PROBLEM)
-    problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
-    problem["tiles"], problem["N_q"], problem["H_kv"] = heads * t, N_q, H_kv
-    problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, t
-    problem["causal"], problem["wants_L"] = causal, wants_L
-    problem["width"], problem["pages"], problem["page"] = strides[3][0] // 4, pages, page
-    problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     names = functions(dtype.name, d, together, paged=True)
     kernels = ready(device, hopper_decode.FILE, names, names[0], shared_bytes(d), counting)
-    places = 0 if merged == 1 else (heads * merged + heads - 1) * rows
-    share = next(share for share in (1, 2, 4, 8) if share == WARPS or merged <= PARTS * share)
-
-    def cut(parts: int) -> tuple[Any, ...]:
-        return tuple(np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
-
-    def arguments(parts: int, Q: int, K: int, V: int, table: int, lengths: int, O: int, L: int, totals: int) -> Any:
-        check_rows("q", Q, q, strides[0])
-        sides = (("k", K, strides[1]), ("v", V, strides[2]))
-        half = HALF_BYTES // dtype.itemsize
-        maps = (tensor_map(name, at, k, given, dtype.name, min(page, KEYS), half) for name, at, given in sides)
-        own = problem.copy()
-        own["table"], own["lengths"] = table, lengths
-        by_value = np.void(own.tobytes())
-        written = np.uint64(O), np.uint64(L), *cut(parts)
-        decoding = np.uint64(Q), *maps, *written, by_value, np.uint64(totals)
-        merging = *written, np.int32(heads * merged), np.int32(share), by_value, np.uint64(totals)
-        return (decoding, merging)[: len(each)]
-
-    grids = (heads * t, THREADS, shared_bytes(d)), (-(-heads * rows * share // WARPS), 32 * WARPS, 0)
-    each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)][: 1 if merged == 1 else 2]
-    return Launches(each, arguments), 4 * places * (d + 2)
+    asked = {"causal": causal, "wants_L": wants_L, "width": strides[3][0] // 4, "pages": pages, "page": page}
+    given = q, k, strides, dtype, (min(page, KEYS), HALF_BYTES // dtype.itemsize), scale, asked
+    return launches(kernels, *given, T_c=t, blocks=heads * t, merged=heads * (t // together))
 
 
 def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
-    """Return why queries and keys of these shapes are not for the kernel, or ""."""
+    """Return why the kernel does not take queries and keys of these shapes, or ""."""
     rows = q[1] // max(k[1], 1) * q[2]
     return f"{rows:,} queries of a sequence share a KV head; expected {ROWS} at most" if rows > ROWS else ""

@@ -1,7 +1,7 @@
-"""Packed batches on Hopper: launches kernels/hopper.cu for sequences that lie end to end, by a list of row blocks.
+"""Packed batches on Hopper: launches kernels/hopper.cu for sequences that lie end to end, with a list of row blocks.
 
-Sequences come in groups, the longest first, whose keys and values the L2 holds, of some heads at a time; and of a group's row
-blocks those that see the most keys come first.
+Sequences come in groups, the longest first. The L2 holds the keys and values of a group, of some heads at a time. Within a
+group, the row blocks that see the most keys come first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEAD_DIMS = (64, 128)
 
 
 class Packed(NamedTuple):
-    """A batch on the GPU: cu_q, cu_k, and `order`'s list; how many row blocks a head has; how many heads take turns."""
+    """A batch on the GPU: cu_q, cu_k and `order`'s list; how many row blocks a head has; how many heads make a section."""
 
     words: tuple[Any, ...]
     row_blocks: int
@@ -34,9 +34,9 @@ class Packed(NamedTuple):
 
 
 def order(N: NDArray[Any], n: NDArray[Any], B_r: int, causal: bool, keys: float, most: int) -> NDArray[np.int64]:
-    """Return (row blocks, 2): sequence and number of each row block, for N queries and n keys by sequence.
+    """Return (row blocks, 2): the sequence and number of each row block. N and n are each sequence's queries and keys.
 
-    Groups have about so many keys, and at most so many sequences, or one.
+    A group has about `keys` keys and at most `most` sequences, and at least one.
     """
     longest_first = np.argsort(-n, kind="stable")
     size = np.maximum(n / keys, 1 / most)[longest_first]
@@ -51,7 +51,7 @@ def order(N: NDArray[Any], n: NDArray[Any], B_r: int, causal: bool, keys: float,
 
 @lru_cache(maxsize=256)
 def _packed(device: int, cu_q: bytes, cu_k: bytes, B_r: int, causal: bool, heads: int, bytes_a_key: float) -> Packed:
-    """Return a batch of which each of so many heads has so many bytes of K and V a key."""
+    """Return the batch; a head has `bytes_a_key` bytes of K and V for each key."""
     ends_q, ends_k = (np.frombuffer(words, np.uint32).astype(np.int64) for words in (cu_q, cu_k))
     n, on = np.diff(ends_k), import_cupy().cuda.Device(device)
     l2 = on.attributes["L2CacheSize"]
@@ -65,7 +65,7 @@ def _packed(device: int, cu_q: bytes, cu_k: bytes, B_r: int, causal: bool, heads
 def prepared(
     device: int, q: Any, k: Any, v: Any, cu_q: NDArray[np.uint32], cu_k: NDArray[np.uint32], wants_L: bool, options: Options
 ) -> Prepared | None:
-    """Return what fills o and lse for arrays (H, rows, d) of these shapes, strides and dtypes; None if there are no queries."""
+    """Return what fills o and lse for arrays (H, rows, d) of these shapes, strides and dtypes, or None without queries."""
     (heads, _, d), tiles = q.shape, hopper.varlen_tiles(q.shape[2], options.causal)
     held = heads, 4 * d * k.shape[0] / heads
     batch = _packed(device, cu_q.tobytes(), cu_k.tobytes(), tiles.B_r, options.causal, *held)
@@ -84,20 +84,10 @@ def prepared(
 
 @lru_cache(maxsize=1024)
 def _launch(
-    device: int,
-    tiles: Tiles,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: Any,
-    wants_L: bool,
-    causal: bool,
-    scale: float,
-    counting: bool,
-    row_blocks: int,
-    section: int,
-) -> Launch:
-    """Return it, for so many row blocks a head: called with the addresses of Q, K, V, O, L, words, counter and totals."""
+    device: int, tiles: Tiles, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
+    wants_L: bool, causal: bool, scale: float, counting: bool, row_blocks: int, section: int,
+) -> Launch:  # fmt: skip
+    """Return the launch, to be called with the addresses of Q, K, V, O, L, cu_q, cu_k, the order, the counter and totals."""
     (H, N_q, d), (H_kv, N_k, _) = q, k
     if H * row_blocks >= MOST:
         raise ValueError(f"q has shape {q}: {H * row_blocks:,} row blocks; hopper takes fewer than {MOST:,}")
@@ -117,7 +107,7 @@ def _launch(
     sides = tuple(zip("qkvo", ((1, *shape) for shape in (q, k, k, q)), given, boxes, strict=True))
 
     def arguments(Q: int, K: int, V: int, O: int, L: int, cu_q: int, cu_k: int, order: int, counter: int, totals: int) -> Any:
-        at = (Q, K, V, O) if N_k else (Q, Q, Q, O)  # of no keys none is read
+        at = (Q, K, V, O) if N_k else (Q, Q, Q, O)  # without keys, none is read
         of = sides if N_k else (sides[0], *[sides[0]] * 2, sides[3])
         maps = [tensor_map(name, where, *given, dtype.name, *box) for (name, *given, box), where in zip(of, at, strict=True)]
         own = problem.copy()

@@ -1,4 +1,4 @@
-"""What a rung of the ladder is: a `Kernel`. Each rung's file ends in its record, KERNEL; `ladder` collects them."""
+"""A rung of the ladder is a `Kernel`. Each rung's file ends with its record, KERNEL, and `ladder` collects them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from flashsim.gpu.counters import Counters
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked besides the arrays, checked.
+    """What a call asks for besides its arrays, checked.
 
     scale      softmax scale τ
     causal     key j is attended to if j ≤ i + N_k − N_q
     dropout_p, seed  as in `flashsim.forward`
     mask       None, or booleans (B, H_q, N_q, N_k), True = attend, with any strides: 0 along axes that broadcast
     window     None, or (left, right) of a `flashsim.SlidingWindow`; then `causal` is False
-    block_mask None, or booleans (T_r, T_c) in NumPy, True = computed, or a function of (T_r, T_c) that returns them
+    block_mask None, or NumPy booleans (T_r, T_c), True = computed, or a function of (T_r, T_c) that returns them
     blocks     (B_r, B_c), or None: the kernel's own
-    deterministic  the same bits in every run, where the kernel can choose
-    counters   where a counting build adds what it moves, or None: not counted
+    deterministic  whether a kernel that can choose must give the same bits in every run
+    counters   where a counting build adds what it moves, or None: nothing is counted
     """
 
     scale: float
@@ -38,7 +38,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Variant:
-    """One compilation that the tests make for every architecture in `architectures`: a file, its defines, its functions."""
+    """One compilation that the tests make for each of `architectures`: a file, its defines, its functions."""
 
     file: str
     defines: tuple[tuple[str, str | int], ...]
@@ -46,15 +46,15 @@ class Variant:
     architectures: tuple[str, ...] = ("sm_80", "sm_90a")
 
 
-MOST = 9  # functions in one of Hopper's variants: they take some 20 seconds
+MOST = 9  # functions in one of Hopper's variants, which take some 20 seconds to compile
 
 
 def hopper_variants(file: str, functions: Callable[[str, bool], Iterable[str]]) -> tuple[Variant, ...]:
-    """Return float16's, and a third of bfloat16's and of what counts, for Hopper: `functions` of a dtype and whether it counts.
+    """Return the variants of a file for Hopper. `functions` yields names for a dtype and whether the build counts.
 
-    A third of them, as listed, has every width and every kind of mask: what only bfloat16 has, or only counting. And the first
-    of each function. More than MOST are shared out among variants, each of which has all functions: what one alone uses would
-    be of no use in a build without it.
+    float16 has all of them, bfloat16 and counting builds every third, and the first of each function. A third still has every
+    width and every kind of mask. More than MOST are split into several variants, each with at least one of every function, so
+    that a build uses all code of the file.
     """
     found = []
     for dtype, count, first in (("float16", 0, None), ("bfloat16", 0, 2), ("float16", 1, 1)):
@@ -73,35 +73,35 @@ def hopper_variants(file: str, functions: Callable[[str, bool], Iterable[str]]) 
 class Kernel:
     """A rung.
 
-    name, about  as in `flashsim.gpu.forward(kernel=name)`, and a line on it
-    short, look  its name in pictures, and the colour, marker and dashes of its curve there
-    rung         its place on the ladder, from 0: the higher, the faster
+    name, about  the name in `flashsim.gpu.forward(kernel=name)`, and one line about it
+    short, look  its name in pictures, and its curve's colour, marker and dashes
+    rung         its place on the ladder, from 0; a higher rung is faster
     fastest_in   the directions in which `flashsim.gpu.plan` may choose it
-    model        the algorithm of the simulator that it is: counts and bounds on rounding are that one's
-    tensor_cores whether its products are tensor cores' of its own, which round P̃ and dS to the inputs' type
-    longest      the N up to which a benchmark has it take part, if nobody asks for it by name; None: any
-    dtypes       "float16", "bfloat16", "float32", or "float8_e4m3fn", of those that it takes
-    output       the dtype of what it returns, or None: the inputs'
+    model        the simulator's algorithm that has the same counts and bounds on rounding
+    tensor_cores whether it multiplies on tensor cores itself, which rounds P̃ and dS to the inputs' type
+    longest      the largest N in benchmarks that do not ask for it by name; None: any
+    dtypes       those that it takes of "float16", "bfloat16", "float32" and "float8_e4m3fn"
+    output       the dtype of its results, or None: the inputs'
     head_dims    widths d of Q, K and V that it takes
-    takes        what else it takes, by the names of `flashsim.gpu.forward`'s parameters; and "window", a mask that is one
-    forward_only what of these the backward pass does not take
-    not_backward what else of these the backward pass does not take, by d
-    not_together pairs of these of which it takes one at a time; and such pairs that the backward pass does not take
+    takes        which other parameters of `flashsim.gpu.forward` it takes; "window" is a mask that is a window
+    forward_only those of `takes` that the backward pass does not take
+    not_backward further ones that the backward pass does not take, by d
+    not_together pairs that it does not take together; with `_backward`, pairs that only the backward pass does not
     variants     what the tests compile
     aligned      whether rows must start at multiples of 16 bytes
-    keys_contiguous  of what N_k must be a multiple for V's keys to have stride 1, in place of its columns; 0: they may not
-    choose_blocks (d, dtype, direction) -> (B_r, B_c) that it takes by itself, or None where it has no such sizes
-    why_not      (capability, d) -> why a GPU of this compute capability, "90", cannot run it, or ""
-    unsuited     (q's shape, k's) -> why arrays of these shapes are not for it, or ""
+    keys_contiguous  V's keys may have stride 1, instead of its columns, if N_k is a multiple of this; 0: never
+    choose_blocks (d, dtype, direction) -> its default (B_r, B_c), or None if it has no such sizes
+    why_not      (capability, d) -> why a GPU of this compute capability, such as "90", cannot run it, or ""
+    unsuited     (q's shape, k's shape) -> why it does not take arrays of these shapes, or ""
     forward      (q, k, v, o, lse, options): fills o (B, H_q, N_q, d) and, unless None, lse (B, H_q, N_q), float32
     backward     (q, k, v, o, lse, do, dq, dk, dv, options): fills dq, dk, dv, shaped as q, k, v; or None
-    prepare      (device, q, k, v, whether lse is wanted, options) -> a `launching.Prepared` that does as `forward` for arrays
-                 of these shapes, strides and dtypes, or None; it looks at no more of an array. Or None
-    prepare_backward  (device, q, k, v, do, options) -> likewise one that does as `backward`, or None; or None
+    prepare      (device, q, k, v, whether lse is wanted, options) -> a `launching.Prepared` that does the work of `forward`
+                 for arrays of these shapes, strides and dtypes, which is all it looks at, or None; or None
+    prepare_backward  (device, q, k, v, do, options) -> the same for `backward`; or None
 
-    Arrays are CuPy's, checked, on the current device; inputs have unit last stride, V perhaps as `keys_contiguous` says, and
-    otherwise any strides; what is to be filled, and o and lse in the backward pass, are contiguous. Bfloat16 is ml_dtypes'
-    type: `q.dtype.name` is "bfloat16". Launches go to the current stream.
+    Arrays are CuPy's, checked, on the current device. Inputs have last stride 1, or as `keys_contiguous` says, and otherwise
+    any strides. Arrays to be filled are contiguous, as are o and lse in the backward pass. Bfloat16 is ml_dtypes' type, so
+    `q.dtype.name` is "bfloat16". Launches go to the current stream.
     """
 
     name: str

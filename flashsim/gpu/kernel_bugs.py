@@ -1,4 +1,4 @@
-"""Planted bugs in kernels: a .cu file with a change to its text, which NVRTC compiles as it does the original.
+"""Planted bugs in kernels: NVRTC compiles a .cu file after its text was changed.
 
 with planted("algorithm_4.cu", ("element *= p.tau;", "element *= p.tau * p.tau;")):
     flashsim.gpu.backward(q, k, v, o, lse, do, kernel="algorithm_2")
@@ -21,10 +21,10 @@ SHARED = '#include "scalar.cuh"'
 
 @contextmanager
 def planted(file: str, *changes: Change) -> Iterator[None]:
-    """Have kernels/`file` compiled and launched with changes to its text, by all threads, for as long as this lasts.
+    """Within the `with`, change the text of kernels/`file` for all threads.
 
-    Raises ValueError for a text that is not there exactly once, and for a file that is not a scalar rung's: the others keep
-    the functions that they once loaded.
+    Raises ValueError for a text that does not occur exactly once, and for a file of a rung that keeps the functions it once
+    loaded: all but the scalar rungs.
     """
     original = compiling.KERNELS
     texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(original.glob("*.cu"))}

@@ -1,4 +1,4 @@
-"""How the scalar rungs are launched: kernels/scalar.cuh's Problem, shared memory, counters, and one block per head."""
+"""How kernels are launched: struct Problem of kernels/scalar.cuh, shared memory, counters, and launches that are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD_DIMS = (32, 64, 128)
 THREADS, SIDE = 256, 16
 GRID = 2**31 - 1
 FLOAT = 4
-L2_PART = 0.8  # of the L2 that what a section of heads reads again may fill
+L2_PART = 0.8  # the part of the L2 for what a section of heads reads again
 
 DROPOUT = np.dtype([("key_0", "u4"), ("key_1", "u4"), ("last", "u4"), ("keep_scale", "f4")])
 STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
@@ -35,7 +35,7 @@ _PROBLEM = np.dtype(
 
 
 def problem(q: Any, k: Any, v: Any, options: Options, *, o: Any = None, do: Any = None) -> np.void:
-    """Return struct Problem, which kernels take by value. Arrays are (B, H, N, d); o's and do's strides where given."""
+    """Return struct Problem, which kernels take by value. Arrays are (B, H, N, d)."""
     found = np.zeros((), _PROBLEM)
     for name, array in (("q", q), ("k", k), ("v", v), ("o", o), ("dO", do)):
         if array is not None:
@@ -52,7 +52,7 @@ def problem(q: Any, k: Any, v: Any, options: Options, *, o: Any = None, do: Any 
 
 
 def dropout(p: float, seed: int) -> tuple[int, int, int, float]:
-    """Return what kernels/common.cuh's struct Dropout holds. Where p is 0, no kernel may ask it."""
+    """Return what struct Dropout of kernels/common.cuh holds. Kernels do not use it if p is 0."""
     return (*seed_words(seed), max((threshold(p) << 16) - 1, 0), 1 / (1 - p))
 
 
@@ -63,17 +63,17 @@ def variant_types(options: Options) -> tuple[str, str]:
 
 
 def check_blocks(kernel: str, blocks: tuple[int, int], shared: int) -> tuple[int, int]:
-    """Return (B_r, B_c), multiples of 16 whose tiles take `shared` bytes, or ValueError."""
+    """Return blocks, or raise ValueError unless they are multiples of 16 and this GPU has `shared` bytes of shared memory."""
     if any(b % SIDE or b <= 0 for b in blocks):
         raise ValueError(f"blocks is {blocks}; expected multiples of {SIDE}, the side of {kernel}'s block of threads")
     most = import_cupy().cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     if shared > most:
-        raise ValueError(f"blocks is {blocks}, which need {shared:,} bytes of shared memory; this GPU has {most:,}")
+        raise ValueError(f"blocks is {blocks}, which needs {shared:,} bytes of shared memory; this GPU has {most:,}")
     return blocks
 
 
 def check_rows(name: str, at: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Raise ValueError unless rows start at multiples of 16 bytes, as they are copied 16 bytes at a time."""
+    """Raise ValueError unless rows start at multiples of 16 bytes, since 16 bytes are copied at a time."""
     if at % 16 or any(stride % 16 for stride, n in zip(strides[:3], shape[:3], strict=True) if n > 1):
         raise ValueError(f"{name} is at {at:#x} with strides {strides} bytes; expected multiples of 16 for tensor_core")
 
@@ -81,15 +81,14 @@ def check_rows(name: str, at: int, shape: tuple[int, ...], strides: tuple[int, .
 def launch(
     file: str, function: str, blocks: int, shared: int, arguments: Sequence[Any], names: Sequence[str], options: Options
 ) -> None:
-    """Launch kernels/`file`'s `function` with so many blocks of threads, on the current stream.
+    """Launch `function` of kernels/`file` with `blocks` blocks of threads, on the current stream.
 
-    The kernel's last parameter, the totals of the arrays `names`, is added to `arguments`. Raises ValueError for a grid
-    over the limit.
+    The kernel's last parameter, the totals of the arrays `names`, is added to `arguments`. Raises ValueError if the grid is too
+    large.
     """
     if blocks > GRID:
         raise ValueError(f"{function} would need {blocks:,} blocks of threads; a grid has {GRID:,} at most")
-    counting = options.counters is not None
-    kernel = load(file, (function,), {"COUNT": int(counting)})[function]
+    kernel = load(file, (function,), {"COUNT": int(options.counters is not None)})[function]
     if shared > 48 * 1024:
         kernel.max_dynamic_shared_size_bytes = shared
     totals = options.counters.for_launch(names) if options.counters is not None else np.uint64(0)
@@ -98,11 +97,11 @@ def launch(
 
 
 def variants(file: str, function: str, types: Sequence[str], *, dims: Sequence[tuple[int, int, int]]) -> tuple[Variant, ...]:
-    """Return what the tests compile of a `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in `dims`.
+    """Return what the tests compile of `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in `dims`.
 
-    The last of `types`, such as ", Causal, NoDropout", does most. For sm_90a: in float every one of them at the middle of
-    `dims`, elsewhere the first and the last; of other element types in the first everywhere the last. The last at the middle
-    for other types, for builds that count, and for sm_80, whose code the sources do not tell from sm_90a's.
+    The last of `types`, such as ", Causal, NoDropout", does most. For sm_90a, float has all of `types` at the middle of `dims`,
+    and the first and the last elsewhere. Half has the last of `types` at all `dims`. Bfloat16, counting builds and sm_80, which
+    has the same source, have the last of `types` at the middle.
     """
     middle, most = dims[len(dims) // 2], types[-1:]
     ends = tuple(dict.fromkeys((types[0], types[-1])))
@@ -126,24 +125,24 @@ def variants(file: str, function: str, types: Sequence[str], *, dims: Sequence[t
 
 @cache
 def ready(device: int, file: str, names: tuple[str, ...], large: str, shared: int, counting: bool) -> tuple[Any, ...]:
-    """Return functions, loaded, and `large` of them allowed so much shared memory, on `device`, the current one."""
+    """Return loaded functions on `device`, the current one. `large` is the one that may use `shared` bytes of shared memory."""
     loaded = load(file, names, {"COUNT": int(counting)})
     loaded[large].max_dynamic_shared_size_bytes = shared
     return tuple(loaded[name] for name in names)
 
 
 class Launches:
-    """Launches, one after the other, of which all but addresses is settled: called with the stream's handle, and them.
+    """Launches, one after the other, of which only addresses are not settled. To be called with the stream's handle and them.
 
-    Of `each` a kernel, its grid, threads and shared memory. `arguments` makes the arguments of each of addresses, and is to
-    depend on nothing else that changes, since what it made is kept: so memory may be freed and come back at the same address.
+    `each` has a kernel, its grid, threads and shared memory. `arguments` makes every kernel's arguments of the addresses. They
+    are kept, so they may depend on nothing else that changes. Memory may be freed and come back at the same address.
 
-    What is called again is a graph from then on, which takes the host less time to launch than one kernel does.
+    From the second call on, the launches are a CUDA graph. To launch it takes the host less time than a kernel does.
     """
 
     def __init__(self, each: Sequence[tuple[Any, int, int, int]], arguments: Callable[..., Sequence[Sequence[Any]]]) -> None:
         cuda = import_cupy().cuda
-        self._runtime, self._launch = cuda.runtime, cuda.driver.launchKernel  # CuPy would look at each argument
+        self._runtime, self._launch = cuda.runtime, cuda.driver.launchKernel  # CuPy would inspect each argument
         self._kernels = [kernel.kernel for kernel, *_ in each]
         shapes = [(grid, 1, 1, threads, 1, 1, shared) for _, grid, threads, shared in each]
         hows = [(kernel.ptr, *shape) for kernel, shape in zip(self._kernels, shapes, strict=True)]
@@ -159,7 +158,7 @@ class Launches:
             kept.again = True
             self._launch_each(kept, stream)
             return
-        with self._one_at_a_time:  # threads may not launch the same graph at once
+        with self._one_at_a_time:  # two threads must not launch one graph at once
             if kept.graph is None:
                 own = import_cupy().cuda.Stream(non_blocking=True)
                 own.begin_capture()
@@ -174,7 +173,7 @@ class Launches:
 
 @dataclass(eq=False)
 class Repeated:
-    """Kernels with their arguments, whether they were launched before, and then their graph."""
+    """Kernels with their arguments, whether they were launched before, and their graph once there is one."""
 
     each: list[tuple[Any, InMemory]]
     again: bool = False
@@ -182,19 +181,19 @@ class Repeated:
 
 
 class Launch(Launches):
-    """A single launch: `arguments` makes its arguments of addresses."""
+    """A single launch. `arguments` makes its arguments of the addresses."""
 
     def __init__(self, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., Sequence[Any]]) -> None:
         super().__init__([(kernel, grid, threads, shared)], lambda *addresses: [arguments(*addresses)])
 
 
 class Prepared(NamedTuple):
-    """What does a rung's work for arrays of which all but addresses is settled.
+    """Does a rung's work for arrays of which only the addresses are not settled.
 
-    run      called with the stream's handle, the address of scratch memory, and those of arrays: q, k, v, o, and lse if it is
-             wanted; or q, k, v, o, lse, do, dq, dk, dv. In a thread that has used the device: others have no context
-    scratch  bytes that it needs
-    kept     what else it reads on the GPU, as lists of tiles, which are to live as long
+    run      to be called with the stream's handle, the address of scratch memory, and the arrays' addresses: q, k, v, o, and
+             lse if it is wanted; or q, k, v, o, lse, do, dq, dk, dv. The thread must have used the device before
+    scratch  the bytes of scratch memory
+    kept     other arrays on the GPU that `run` reads, such as lists of tiles
     """
 
     run: Callable[..., None]
@@ -202,15 +201,14 @@ class Prepared(NamedTuple):
     kept: Sequence[Any] = ()
 
     def __call__(self, *arrays: Any) -> None:
-        """Run it with CuPy's arrays, of which None are left out, on CuPy's current stream and device."""
+        """Run it with CuPy's arrays, leaving out those that are None, on CuPy's current stream and device."""
         cuda = import_cupy().cuda
         cuda.runtime.setDevice(cuda.runtime.getDevice())
-        memory = cuda.alloc(self.scratch)
-        self.run(cuda.get_current_stream().ptr, memory.ptr, *[x.data.ptr for x in arrays if x is not None])
+        self.run(cuda.get_current_stream().ptr, cuda.alloc(self.scratch).ptr, *[x.data.ptr for x in arrays if x is not None])
 
 
 class InMemory:
-    """A kernel's arguments, NumPy's scalars, where the driver reads them: `at` is the address of a table of addresses."""
+    """A kernel's arguments, NumPy scalars, in memory for the driver: `at` is the address of the table of their addresses."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.values = [ctypes.create_string_buffer(value.tobytes(), value.nbytes) for value in arguments]
@@ -219,19 +217,19 @@ class InMemory:
 
 
 def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
-    """Return of how many heads so many bytes for each stay in the L2 together: a power of two, or all."""
+    """Return how many heads' bytes fit into the L2 together: a power of two, or all."""
     return min(heads, 1 << max(0, int(L2_PART * l2_bytes / bytes_a_head).bit_length() - 1))
 
 
-WORDS, WORDS_EACH = 65_536, 64  # that are made at once; that a stream has
+WORDS, WORDS_EACH = 65_536, 64  # allocated at a time; of each stream
 _counters: dict[tuple[int, ...], int] = {}
 _one_at_a_time = threading.Lock()
 
 
 def counter(device: int, stream: int) -> int:
-    """Return where the words are from which blocks of threads draw what to do next: 0 between launches, for each stream its own.
+    """Return the address of a stream's own words, from which blocks of threads draw their next work. Between launches, all are 0.
 
-    Memory is not asked for where a stream is new, since that may be captured in a graph, but where WORDS more are needed.
+    Memory is allocated for many streams together, and not whenever a stream is new, since a stream may be capturing a graph.
     """
     key = device, stream, threading.get_ident()
     if key not in _counters:
@@ -252,7 +250,7 @@ def _words(device: int, _: int) -> Any:
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream by its handle, by the CUDA stream protocol, which older versions of PyTorch's lack."""
+    """A stream's handle in the CUDA stream protocol, which streams of older PyTorch versions lack."""
 
     handle: int
 
@@ -261,7 +259,7 @@ class Stream:
 
 
 def warn(message: str) -> None:
-    """Give a RuntimeWarning of the line that called this package."""
+    """Issue a RuntimeWarning at the line that called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("flashsim.gpu"):
         frame, level = frame.f_back, level + 1
@@ -269,19 +267,13 @@ def warn(message: str) -> None:
 
 
 def totals(options: Options, names: Sequence[str], events: Sequence[str] = ()) -> int:
-    """Return where a launch is to add what it moves of the arrays `names`, and how often events happen, or 0."""
+    """Return the address where a launch adds what it moves of the arrays `names`, and counts events, or 0."""
     return 0 if options.counters is None else int(options.counters.for_launch(names, events).data.ptr)
 
 
 def state(heads: int, seed: int | None) -> Any:
-    """Return R of each head, (heads, 2): the seed's words, or memory that a kernel is to write them to."""
+    """Return R of each head, (heads, 2): the seed's words, or, if `seed` is None, memory for a kernel to write them to."""
     cupy = import_cupy()
     if seed is None:
         return cupy.empty((heads, 2), "uint32")
     return cupy.tile(cupy.asarray(seed_words(seed), "uint32"), (heads, 1))
-
-
-def lse_of(l: Any, m: Any, out: Any) -> None:
-    """Write m + log ℓ to `out`, −∞ for rows without keys: the log-sum-exp, of what Algorithms 1 and 2 keep."""
-    cupy = import_cupy()
-    cupy.add(m, cupy.log(l), out=out)

@@ -1,4 +1,4 @@
-"""What this machine has of what the GPU kernels need, and what a record says of it."""
+"""Whether this machine has what the GPU kernels need, and how records describe it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from flashsim.gpu.compiling import (
-    ARCHITECTURES,
-    CompileError,
-    MissingGPU,
-    architecture,
-    compile_file,
-    current_device,
-    import_cupy,
-)
+from flashsim.gpu import compiling
+from flashsim.gpu.compiling import CompileError, MissingGPU, compile_file, current_device, import_cupy
 
 
 @dataclass(frozen=True)
 class Info:
-    """`found`: what is there, by name. `missing`: what is not, each with what to do. `ready`: whether kernels can run."""
+    """`found`: what is there, by name. `missing`: what is missing, each with what to do."""
 
     found: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -31,7 +24,7 @@ class Info:
 
 
 def info() -> Info:
-    """Look for CuPy, NVRTC with headers (by compiling a kernel), a driver and a GPU. Raises nothing for what is missing."""
+    """Look for CuPy, NVRTC with headers (by compiling a kernel), a driver and a GPU. Does not raise if one is missing."""
     found, missing = {}, []
     try:
         cupy = import_cupy()
@@ -39,7 +32,7 @@ def info() -> Info:
         return Info({}, [str(error)])
     found["CuPy"] = cupy.__version__
     try:
-        compiled = compile_file("algorithm_1.cu", ("algorithm_1<float, 64, 64, 64>",), {"COUNT": 0}, ARCHITECTURES[0])
+        compiled = compile_file("algorithm_1.cu", ("algorithm_1<float, 64, 64, 64>",), {"COUNT": 0}, compiling.ARCHITECTURES[0])
         version = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
         registers = next(iter(compiled.resources.values())).registers
         found["NVRTC"] = f"{version}; algorithm_1 compiles for {compiled.arch}, {registers} registers"
@@ -48,11 +41,11 @@ def info() -> Info:
     try:
         device = current_device()
         properties = cupy.cuda.runtime.getDeviceProperties(device)
-        found["driver"] = (
-            f"for CUDA {cupy.cuda.runtime.driverGetVersion() // 1000}.{cupy.cuda.runtime.driverGetVersion() % 1000 // 10}"
-        )
+        driver = cupy.cuda.runtime.driverGetVersion()
+        found["driver"] = f"for CUDA {driver // 1000}.{driver % 1000 // 10}"
         found["GPU"] = (
-            f"{properties['name'].decode()}, {architecture(device)}, {properties['multiProcessorCount']} multiprocessors, "
+            f"{properties['name'].decode()}, {compiling.architecture(device)}, "
+            f"{properties['multiProcessorCount']} multiprocessors, "
             f"{properties['sharedMemPerBlockOptin'] // 1024} KB of shared memory a block, "
             f"{properties['l2CacheSize'] // 2**20} MB of L2, {properties['totalGlobalMem'] // 2**30} GB"
         )
@@ -67,16 +60,11 @@ def machine() -> dict[str, Any]:
     properties = cupy.cuda.runtime.getDeviceProperties(current_device())
     torch = torch_if_there()
     return {
-        "gpu": properties["name"].decode(),
-        "sms": properties["multiProcessorCount"],
-        "l2_bytes": properties["l2CacheSize"],
-        "driver_cuda": cupy.cuda.runtime.driverGetVersion(),
-        "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
-        "cupy": cupy.__version__,
-        "torch": None if torch is None else torch.__version__,
-        "cudnn": None if torch is None else torch.backends.cudnn.version(),
+        "gpu": properties["name"].decode(), "sms": properties["multiProcessorCount"], "l2_bytes": properties["l2CacheSize"],
+        "driver_cuda": cupy.cuda.runtime.driverGetVersion(), "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        "cupy": cupy.__version__, "torch": torch and torch.__version__, "cudnn": torch and torch.backends.cudnn.version(),
         "flash_attn_4": version("flash-attn-4"),
-    }
+    }  # fmt: skip
 
 
 def torch_if_there() -> Any:

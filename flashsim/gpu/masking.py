@@ -1,4 +1,4 @@
-"""Which scores are computed, and which count: of what `forward` is asked for, what kernels know."""
+"""Masks as kernels know them, made of `forward`'s arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashsim.problem.shapes import Shape
 
 @dataclass(frozen=True)
 class Rule:
-    """As in `Options`: at most one of `causal` and `window`."""
+    """The masks of `Options`. At most one of `causal` and `window` is given."""
 
     causal: bool
     mask: Any = None
@@ -23,9 +23,9 @@ class Rule:
 
 
 def rule_of(q: Any, k: Any, causal: bool, mask: Any, array: Any, block_mask: Any = None) -> Rule:
-    """Return the rule of a mask object or, where `mask` is one, of `array`, with `causal` and a block mask.
+    """Return the rule of a mask object, or of `array` if `mask` is an array, with `causal` and a block mask.
 
-    A window that is open to the left and ends at the query's own position is causal. Raises ValueError.
+    A window that is open to the left and ends at the query's own position becomes `causal`. Raises ValueError.
     """
     check_flag("causal", causal)
     if isinstance(block_mask, str):
@@ -44,11 +44,11 @@ def rule_of(q: Any, k: Any, causal: bool, mask: Any, array: Any, block_mask: Any
 
 
 class InTiles(NamedTuple):
-    """A mask as TMA reads it: matrices (N_q, N_k), or (1, N_k) where it broadcasts over queries, some bytes apart.
+    """A mask as TMA reads it: matrices (N_q, N_k), or (1, N_k) if it broadcasts over queries.
 
-    array    which is to live as long as it is read
+    array    the mask, which must live as long as it is read
     shape, strides  of (matrices, rows, columns)
-    steps    whether rows differ, 1 or 0; how many matrices it is from a head to the next, and from a batch entry
+    steps    whether rows differ, 1 or 0; how many matrices to step from one head to the next, and from one batch entry
     """
 
     array: Any
@@ -76,7 +76,7 @@ def in_tiles(mask: Any) -> InTiles:
 
 
 def with_causal(mask: Any) -> Any:
-    """Return a mask (B, H, N_q, N_k) and the causal one, of both one array: a copy."""
+    """Return a copy of a mask (B, H, N_q, N_k) that also masks what the causal mask does."""
     one = mask[tuple(slice(None) if stride else slice(1) for stride in mask.strides[:2])]
     return import_cupy().broadcast_to(one & as_array((-1, 0), *mask.shape[2:]), mask.shape)
 

@@ -1,4 +1,4 @@
-"""The hardware's own counters: a program run under Nsight Compute, and what lies between two marker kernels added up."""
+"""The hardware's own counters: a program runs under Nsight Compute, and counts between two marker kernels are added."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
 
 def profiled(module: str, *arguments: str) -> list[dict[str, float]]:
-    """Run `python -m module` under ncu, which is to call `run_marked`; return each call's METRICS, summed over its kernels.
+    """Run `python -m module`, which must call `run_marked`, under ncu. Return each call's METRICS, summed over its kernels.
 
-    Caches are flushed before every kernel, clocks left alone. Raises MissingGPU without ncu, or where it fails.
+    Caches are flushed before every kernel; clocks are not fixed. Raises MissingGPU if ncu is missing or fails.
     """
     ncu = shutil.which("ncu")
     if ncu is None:
@@ -44,7 +44,7 @@ def profiled(module: str, *arguments: str) -> list[dict[str, float]]:
 
 
 def run_marked(calls: Iterable[Callable[[], Any]]) -> None:
-    """Run each call once, between the two marker kernels: what ncu watches."""
+    """Run each call once, between two marker kernels, for ncu."""
     cupy = import_cupy()
     begin, end = (cupy.ElementwiseKernel("float32 x", "float32 y", "y = x", name) for name in (BEGIN, END))
     one = cupy.zeros(1, "float32")
@@ -56,7 +56,7 @@ def run_marked(calls: Iterable[Callable[[], Any]]) -> None:
 
 
 def parse(text: str) -> list[dict[str, float]]:
-    """Return the counters of each pass from ncu's raw CSV: of the kernels between its two markers, added up."""
+    """Return each pass's counters from ncu's raw CSV, added over the kernels between its two markers."""
     lines = text.splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith('"ID"'))
     names, units, *rows = list(csv.reader(lines[start:]))

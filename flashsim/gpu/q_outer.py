@@ -1,9 +1,10 @@
-"""FlashAttention with the loops exchanged on a GPU, scalar: launches kernels/q_outer.cu."""
+"""FlashAttention with the loops exchanged, without tensor cores: launches kernels/q_outer.cu."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from flashsim.gpu.algorithm_1 import choose_blocks
 from flashsim.gpu.algorithm_2 import TYPES
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel, Options
@@ -14,17 +15,12 @@ ARRAYS = ("Q", "K", "V", "O", "L", "R", "mask")
 
 
 def shared_bytes(d: int, B_r: int, B_c: int) -> int:
-    """Return the shared memory of Q_i, K_j, V_j, P̃_ij; rows of tiles are one longer than they look."""
+    """Return the bytes of shared memory of Q_i, K_j, V_j, P̃_ij. Each row of a tile is padded by one element."""
     return FLOAT * (B_r * (d + 1) + 2 * B_c * (d + 1) + B_r * (B_c + 1))
 
 
-def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c) for want of others."""
-    return 64, 64
-
-
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
-    """Fill o and, unless None, lse: L is written in any case."""
+    """Fill o and, unless None, lse. The kernel always writes L."""
     cupy = import_cupy()
     B, H, N_q, d = q.shape
     B_r, B_c = options.blocks or choose_blocks(d, q.dtype.name, "forward")
@@ -39,18 +35,9 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 
 
 KERNEL = Kernel(
-    name="q_outer",
-    about="loops exchanged, scalar: O stays on chip, a block of threads per row block",
-    short="loops exchanged",
+    name="q_outer", about="loops exchanged, scalar: O stays on chip, a block of threads per row block", short="loops exchanged",
     look=("orange", "v", "-"),
-    rung=3,
-    fastest_in=("forward",),
-    model="q_outer",
-    longest=8192,
-    dtypes=tuple(ELEMENTS),
-    head_dims=HEAD_DIMS,
+    rung=3, fastest_in=("forward",), model="q_outer", longest=8192, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
     variants=variants(FILE, "q_outer", TYPES, dims=[(d, *choose_blocks(d, "float32", "forward")) for d in HEAD_DIMS]),
-    forward=forward,
-    takes=("causal", "mask", "dropout_p", "blocks", "count"),
-    choose_blocks=choose_blocks,
-)
+    forward=forward, takes=("causal", "mask", "dropout_p", "blocks", "count"), choose_blocks=choose_blocks,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The ladder: every `KERNEL` of this folder, collected. Nothing else has to name a rung."""
+"""The ladder collects every `KERNEL` of this folder. Rungs need not be listed anywhere else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashsim.problem.arguments import is_one_of, shown
 
 @cache
 def ladder() -> dict[str, Kernel]:
-    """Return the rungs by name, from the lowest: the modules here that have a file of CUDA of their name, and a record."""
+    """Return the rungs by name, from the lowest: all modules here that have a .cu file of their name and a record."""
     files = [file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)])]
     modules = [import_module(f"flashsim.gpu.{name}") for name in files if (SOURCES / f"{name}.cu").exists()]
     found = [module.KERNEL for module in modules if hasattr(module, "KERNEL")]
@@ -22,13 +22,13 @@ def ladder() -> dict[str, Kernel]:
 
 
 def kernel(name: str) -> Kernel:
-    """Return a rung of the ladder, or ValueError."""
+    """Return a rung of the ladder, or raise ValueError."""
     if not is_one_of(name, ladder()):
         raise ValueError(f"kernel is {shown(name)}; expected one of {', '.join(map(repr, ladder()))}")
     return ladder()[name]
 
 
 def fastest(direction: str, dtype: str) -> list[Kernel]:
-    """Return the rungs that may be chosen in a direction, the fastest first; of 8-bit numbers only those that are for them."""
+    """Return the rungs that may be chosen in a direction, the fastest first. For an 8-bit dtype, only rungs made for it."""
     found = [rung for rung in reversed(ladder().values()) if direction in rung.fastest_in]
     return [rung for rung in found if rung.output and dtype in rung.dtypes] or [r for r in found if not r.output]

@@ -1,9 +1,9 @@
-"""Power and clock of a GPU at a moment, as NVIDIA's management library reads them: what a rate was measured at.
+"""Power and clock of a GPU at one moment, read by NVIDIA's management library (NVML).
 
     sensors = Sensors(device)
-    sensors.read()          # (watts, MHz), or None where there is no such library
+    sensors.read()          # (watts, MHz), or None without such a library
 
-The power is that of the moment, not the average of a second that most programs show: a turn of a benchmark is shorter.
+The power is the current one. Most programs show an average over a second, but a turn of a benchmark is shorter.
 """
 
 from __future__ import annotations
@@ -19,22 +19,16 @@ SM_CLOCK = 1  # NVML_CLOCK_SM, in MHz
 
 
 class _Field(ctypes.Structure):
-    """nvmlFieldValue_t, with the value as the unsigned int that power is."""
+    """nvmlFieldValue_t, with the value as an unsigned int, as power is."""
 
     _fields_ = (
-        ("id", ctypes.c_uint),
-        ("scope", ctypes.c_uint),
-        ("timestamp", ctypes.c_longlong),
-        ("latency", ctypes.c_longlong),
-        ("type", ctypes.c_int),
-        ("failed", ctypes.c_int),
-        ("value", ctypes.c_uint),
-        ("rest", ctypes.c_uint),
-    )
+        ("id", ctypes.c_uint), ("scope", ctypes.c_uint), ("timestamp", ctypes.c_longlong), ("latency", ctypes.c_longlong),
+        ("type", ctypes.c_int), ("failed", ctypes.c_int), ("value", ctypes.c_uint), ("rest", ctypes.c_uint),
+    )  # fmt: skip
 
 
 class Sensors:
-    """Of one device, by its place on the bus, since the library counts devices in its own order."""
+    """The sensors of one device. It is found by its place on the bus, since the library numbers devices in its own order."""
 
     def __init__(self, device: int) -> None:
         self._library: Any = None
@@ -48,7 +42,7 @@ class Sensors:
             self._library = library
 
     def read(self) -> tuple[float, int] | None:
-        """Return watts and MHz of this moment, or None where they cannot be read."""
+        """Return the current watts and MHz, or None if they cannot be read."""
         if self._library is None:
             return None
         power, clock = _Field(id=POWER_INSTANT), ctypes.c_uint()

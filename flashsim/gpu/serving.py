@@ -1,4 +1,4 @@
-"""What serves, on Hopper: `paged`, few queries of keys in pages, and `varlen`, sequences end to end; see `flashsim.serving`."""
+"""Serving on Hopper: `paged` attends to keys in pages, and `varlen` to sequences that lie end to end. See `flashsim.serving`."""
 
 from __future__ import annotations
 
@@ -22,36 +22,29 @@ WORDS = ("int32", "uint32")
 
 
 def paged(
-    q: Any,
-    k: Any,
-    v: Any,
-    table: Any,
-    lengths: Any,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
-    splits: int | None = None,
-    check: bool = True,
-    return_lse: bool = False,
-    count: bool = False,
-) -> Any:
+    q: Any, k: Any, v: Any, table: Any, lengths: Any, *, causal: bool = True, scale: float | None = None,
+    splits: int | None = None, check: bool = True, return_lse: bool = False, count: bool = False,
+) -> Any:  # fmt: skip
     """Return attention of a batch to keys and values in pages, (b, H_q, N, d), float16 or bfloat16, d of 64 or 128.
 
-    q        (b, H_q, N, d): N queries of each sequence, the last ones; with their group's heads 64 of a KV head at most
-    k, v     pools (pages, H_kv, page, d), of any strides but the last: a pool (pages, page, H_kv, d) with its axes swapped.
-             Pages of 8, 16, 32 rows, or a multiple of 64
-    table    (b, width), int32 or uint32 on the GPU, or on the host: table[s, j] is the page with sequence s's keys page·j and
-             after. What is not needed may be anything; −1 is none
-    lengths  (b,), likewise: the keys of each sequence, those of its queries included; may be 0
-    splits   in how many runs a sequence's pages are attended to independently, and merged; None: as many as there is room for
-    check    look at table and lengths before the launch, which waits for the GPU. Without, a page that there is not ends the
-             kernel, and with it the process's work on this GPU; what else is wrong is not seen
-    count    return also what was moved, by array, as of `flashsim.gpu.forward`
+    q        (b, H_q, N, d): the last N queries of each sequence. At most 64 queries may share a KV head
+    k, v     pools (pages, H_kv, page, d) with any strides but the last, such as a pool (pages, page, H_kv, d) with its axes
+             swapped. A page has 8, 16, 32 or a multiple of 64 rows
+    table    (b, width), int32 or uint32, on the GPU or the host: table[s, j] is the page of sequence s's keys from page·j on.
+             Entries that are not needed may be anything, such as −1
+    lengths  (b,), likewise: how many keys each sequence has, those of its queries included; may be 0
+    splits   into how many runs each sequence's pages are split; they run independently and are merged. None: as many as fill
+             the GPU
+    check    check table and lengths before the launch, which waits for the GPU. Without it, a page number outside the pool
+             stops the kernel and all further work of the process on this GPU, and other mistakes are not noticed
+    count    also return what was moved, by array, as `flashsim.gpu.forward` does
 
-    Rows of the pool that no sequence fills may hold anything, NaN too. Of finite inputs results are finite as long as scaled
-    scores and sums of values are. Returns O, or a tuple (O, lse), (O, moved), (O, lse, moved); lse is (b, H_q, N), float32.
+    Rows of the pool that belong to no sequence may hold anything, even NaN. Finite inputs give finite results as long as scaled
+    scores, and sums of values, are finite. Returns O, or a tuple (O, lse), (O, moved), (O, lse, moved); lse is (b, H_q, N),
+    float32.
 
-    Raises ValueError for arguments that make no sense, naming sequence and page, `MissingGPU` without a GPU or a package.
+    Raises ValueError for arguments that make no sense, with the sequence and the page, and `MissingGPU` without a GPU or a
+    package.
     """
     check_flag("check", check)
     splits = None if splits is None else check_count("splits", splits, most=MOST_SPLITS)
@@ -84,26 +77,18 @@ def paged(
 
 
 def varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_q: Any,
-    cu_k: Any,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
-    return_lse: bool = False,
+    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *, causal: bool = True, scale: float | None = None, return_lse: bool = False,
     count: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return attention of sequences that lie end to end, (H_q, ΣN, d), float16 or bfloat16, d of 64 or 128.
 
-    q, k, v     (H_q, ΣN, d), (H_kv, Σn, d), (H_kv, Σn, d), of any strides but the last: (ΣN, H_q, d) with its axes swapped
-    cu_q, cu_k  (b + 1,), where each sequence begins, and where the last one ends; best on the host, as a list or NumPy's array,
-                since from a GPU they are fetched, which waits for it. Sequences may be empty
+    q, k, v     (H_q, ΣN, d), (H_kv, Σn, d), (H_kv, Σn, d) with any strides but the last, such as (ΣN, H_q, d) with axes swapped
+    cu_q, cu_k  (b + 1,): where each sequence begins, and where the last one ends. Sequences may be empty. Best on the host, as a
+                list or NumPy array: if they are on a GPU, they are fetched, which waits for the GPU
     causal      query r of N_s sees keys up to position r + n_s − N_s of its sequence
 
-    A sequence's results are the same bits in any batch; nothing of other sequences, NaN neither, reaches them. In rows of no
-    sequence, before the first or behind the last, O is 0 and lse −∞. Other arguments, results and errors as of `paged`.
+    A sequence's results have the same bits in any batch, and nothing of other sequences reaches them, not even NaN. Rows before
+    the first sequence or after the last one have O = 0 and lse = −∞. Other arguments, results and errors are as in `paged`.
     """
     with Taken("qkv", (q, k, v), None) as x:
         q, k, v = _described(x)
@@ -120,7 +105,7 @@ def varlen(
 
 
 def _on_gpu(name: str, words: Any, axes: int) -> Any:
-    """Return words that are on the host as CuPy's array."""
+    """Return words as a CuPy array; copy them if they are on the host."""
     if isinstance(words, list | tuple | np.ndarray):
         return import_cupy().asarray(check_words(name, words, (None,) * axes, least=-(name == "table")))
     return words
@@ -154,7 +139,7 @@ def _check_arrays(device: int, q: Any, k: Any, v: Any, axes: int) -> None:
             "that are a multiple of theirs"
         )
     if reason := why_not(capability(device), d):
-        raise ValueError(f"{reason}; nothing else here serves")
+        raise ValueError(f"{reason}; no other kernel here serves")
 
 
 def _options(q: Any, causal: bool, scale: float | None, count: bool) -> Options:
@@ -163,7 +148,7 @@ def _options(q: Any, causal: bool, scale: float | None, count: bool) -> Options:
 
 
 def _finished(x: Taken, run: Prepared | None, q: Any, return_lse: bool, options: Options, rows: Sequence[int] = ()) -> Any:
-    """Run it; return what was asked for. Of rows that are none of `rows`, the first and the one behind the last, O is 0."""
+    """Run it and return what was asked for. Rows outside `rows`, (first, end), get O = 0."""
     wanted: list[Any] = [(0, x.found[0], x.found[2])] + [(None, x.found[0][:-1], x.library.dtype("float32"))] * bool(return_lse)
     results = x.fill(run, wanted)
     if rows and (rows[0] or rows[1] < q.shape[1]):

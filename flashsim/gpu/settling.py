@@ -1,4 +1,4 @@
-"""What a call on a GPU is to run: its arguments checked, a rung chosen, and all but addresses settled, for the next call too."""
+"""Settles what a call on a GPU runs: checks its arguments, chooses a rung, prepares all but addresses, and keeps that."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flashsim.gpu.tensor_maps import contiguous
 from flashsim.masks.rules import Causal, Mask, SlidingWindow
 from flashsim.problem.arguments import check_blocks, check_flag, check_p, check_scale, check_seed
 
-LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, of tiles that may reach beyond the end
+LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, and tiles may reach beyond the end
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `forward` is to run: a rung's name, and why none that is faster. It says last why this one will refuse, if it will."""
+    """What `forward` will run: a rung's name, and why not a faster one. If this rung will refuse, the last reason is why."""
 
     kernel: str
     why: str
@@ -31,7 +31,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Described:
-    """What is to be known of an array before a kernel is launched, but for where it is."""
+    """What a launch needs to know of an array, except its address."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -39,27 +39,27 @@ class Described:
 
     @property
     def ndim(self) -> int:
-        """How many axes."""
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def itemsize(self) -> int:
-        """Of how many bytes an element is."""
+        """Bytes of an element."""
         return int(self.dtype.itemsize)
 
     @property
     def contiguous(self) -> bool:
-        """Whether there are no gaps; axes of length 1 may have any stride."""
+        """Whether elements follow each other without gaps; axes of length 1 may have any stride."""
         wanted = contiguous(self.shape, self.itemsize)
         return all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, wanted, strict=True))
 
     @property
     def keys_contiguous(self) -> bool:
-        """Whether the last axis but one has stride 1, and the last another."""
+        """Whether the last axis but one has stride 1, and the last axis another stride."""
         return self.ndim == 4 and self.strides[-1] != self.itemsize == self.strides[-2]
 
     def copied(self) -> Described:
-        """Return what is to be known of a contiguous copy."""
+        """Return the description of a contiguous copy."""
         return replace(self, strides=contiguous(self.shape, self.itemsize))
 
 
@@ -74,7 +74,7 @@ def _aligned(names: Sequence[str], at: Sequence[int]) -> bool:
 
 
 def planned(direction: str, x: Taken, causal: bool, dropout_p: float, others: tuple[Any, ...]) -> Plan:
-    """Return which rung is to run; `others` are as in `settled`."""
+    """Return which rung will run. `others` are as in `settled`."""
     mask, block_mask, blocks, count = others
     arrays = _described(x.library, x.names, x.found)
     rule = rule_of(arrays["q"], arrays["k"], causal, mask, x.mask, host(block_mask))
@@ -83,12 +83,12 @@ def planned(direction: str, x: Taken, causal: bool, dropout_p: float, others: tu
 
 
 class Settled(NamedTuple):
-    """What is to run, and with what.
+    """What will run, and with what.
 
-    run       what is prepared for addresses, or what runs it, given arrays and those that it is to fill
-    results   what it fills
-    copied    the places of arrays of which it needs contiguous copies
-    counters  where it counts, if it does
+    run       what is prepared for addresses, or a function of the given arrays and those to be filled
+    results   the arrays to be filled
+    copied    which arrays it needs as contiguous copies, by place
+    counters  where it counts, or None
     """
 
     run: Callable[..., None]
@@ -101,13 +101,13 @@ _SIMPLE = frozenset((type(None), bool, int, float, str))
 
 
 def settled(direction: str, x: Taken, plain: tuple[Any, ...], others: tuple[Any, ...]) -> Settled:
-    """Return what is to run, or raise ValueError.
+    """Return what will run, or raise ValueError.
 
     plain   kernel, causal, scale, dropout_p, seed, deterministic, whether lse is wanted
     others  mask, block_mask, blocks, count
 
-    Where no others but a window are asked for, this depends on shapes, strides and dtypes alone, and is kept: it takes longer
-    than a launch.
+    This takes longer than a launch. So it is kept if it depends only on shapes, strides and dtypes: if of `others` at most a
+    window is given.
     """
     key = direction, x.names, x.library, x.found, _aligned(x.names, x.at), x.device
     mask, block_mask, blocks, count = others
@@ -160,7 +160,7 @@ def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...
 
 
 def _masked(rung: Kernel, options: Options, q: Any, k: Any) -> Options:
-    """Return options with an array in a window's place, for a rung that knows none: made in each call, as it is large."""
+    """Return options with an array instead of a window, for a rung without windows. It is large, so it is not kept."""
     if options.window is None or "window" in rung.takes:
         return options
     N_q, N_k = q.shape[2], k.shape[2]
@@ -169,14 +169,14 @@ def _masked(rung: Kernel, options: Options, q: Any, k: Any) -> Options:
 
 
 def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[str, ...]:
-    """Return what is asked for, of what a kernel `takes` or not."""
+    """Return which options of `Kernel.takes` are asked for."""
     asked = {"causal": rule.causal or None, "mask": rule.mask, "window": rule.window, "block_mask": rule.block_mask}
     asked |= {"dropout_p": dropout_p or None, "blocks": blocks, "count": count or None}
     return tuple(what for what, value in asked.items() if value is not None)
 
 
 def _lacks(rung: Kernel, asked: Sequence[str], direction: str, d: int) -> list[str]:
-    """Return what of it a kernel does not take in a direction. A window it may get as a mask."""
+    """Return which of them a kernel does not take in a direction. A rung with masks takes a window as a mask."""
     without = (*rung.forward_only, *rung.not_backward.get(d, ())) if direction == "backward" else ()
     takes = {*rung.takes} - {*without} | ({"window"} if "mask" in rung.takes else set())
     pairs = rung.not_together + (rung.not_together_backward if direction == "backward" else ())
@@ -194,11 +194,10 @@ def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple
 def _plan(
     direction: str, dtype: Any, q: tuple[int, ...], k: tuple[int, ...], aligned: bool, asked: tuple[str, ...], capability: str
 ) -> Plan:
-    """Return the fastest rung that takes what is asked, for q and k of these shapes, or the last."""
+    """Return the fastest rung that takes q and k of these shapes with what is asked, or the last."""
     skipped: list[str] = []
     d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
-    known = rungs.fastest(direction, dtype.name)
-    for rung in known:
+    for rung in rungs.fastest(direction, dtype.name):
         lacks = _lacks(rung, asked, direction, d)
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
@@ -211,7 +210,7 @@ def _plan(
         if not reason:
             break
         skipped.append(f"{rung.name}: {reason}")
-    return Plan(rung.name, "; ".join(skipped) or "the fastest that there is")
+    return Plan(rung.name, "; ".join(skipped) or "the fastest of all")
 
 
 def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) -> None:
@@ -253,7 +252,7 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
 def _options(
     rung: Kernel, arrays: dict[str, Any], rule: Rule, plain: tuple[Any, ...], others: tuple[Any, ...], direction: str
 ) -> Options:
-    """Return what a kernel is asked for besides arrays, or raise ValueError."""
+    """Return the options of a call, or raise ValueError."""
     _, _, scale, dropout_p, seed, deterministic, _ = plain
     _, _, blocks, count = others
     q, k = arrays["q"], arrays["k"]
@@ -261,7 +260,7 @@ def _options(
         check_flag(name, value)
     dropout_p, seed = check_p(dropout_p), check_seed(seed)
     for name in _lacks(rung, _asked(rule, dropout_p, blocks, count), direction, q.shape[3]):
-        what = "mask, a window," if name == "window" else name
+        what = "mask (a window)" if name == "window" else name
         raise ValueError(f"{what} is given; kernel {rung.name!r} does not take it")
     blocks, mask = check_blocks(blocks), rule.mask
     if mask is not None:

@@ -1,12 +1,12 @@
 """The unfused baseline, pass by pass as in Algorithms 0 and 3: cuBLAS for the products, kernels/standard.cu between them.
 
-S, P, and with dropout P^dropped, are matrices in HBM, (B, H_q, N_q, N_k), in the inputs' dtype. So memory grows with N_q·N_k:
-CuPy's OutOfMemoryError says where that ends. τ is part of the product τ QKᵀ. Products are cuBLAS's gemmStridedBatchedEx, with
-fp32 sums for every dtype and without TF32, since CuPy's matmul has no bfloat16; operands that are not contiguous, and K and V
-of groups of query heads, are copied for it.
+S, P, and with dropout P^dropped, are matrices in HBM, (B, H_q, N_q, N_k), in the inputs' dtype. So memory grows with N_q·N_k,
+until CuPy raises OutOfMemoryError. τ is part of the product τ QKᵀ. Products use cuBLAS's gemmStridedBatchedEx with fp32 sums
+for every dtype and without TF32, since CuPy's matmul has no bfloat16. Operands that are not contiguous are copied for it, and
+so are K and V of groups of query heads.
 
-As kernels return O alone, `backward` computes P anew before Algorithm 3 begins; `saved` and `backward_from` take that apart,
-for measuring.
+Kernels keep only O, so `backward` computes P again before Algorithm 3 begins. `forward_saving` and `backward_from` are the two
+halves, for measurements.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FILE = "standard.cu"
 CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 COMPUTE_32F, GEMM_DEFAULT = 68, -1  # CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
 HEAD_DIMS = tuple(range(8, 257, 8))
-MASKS = ("Causal", "Dense", "CausalDense")
+MASKS, PASSES = ("Causal", "Dense", "CausalDense"), ("softmax_rows", "drop", "softmax_backward_rows")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: P and P^dropped, which are one array without dropout."""
+    """What the backward pass needs: P and P^dropped, which are the same array without dropout."""
 
     P: Any
     P_dropped: Any
@@ -38,12 +38,11 @@ class Saved:
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o and, unless None, lse."""
-    saved = forward_saving(q, k, v, lse, options)
-    _product(saved.P_dropped, _shared(q, v), o, "NN")
+    _product(forward_saving(q, k, v, lse, options).P_dropped, _shared(q, v), o, "NN")
 
 
 def forward_saving(q: Any, k: Any, v: Any, lse: Any, options: Options) -> Saved:
-    """Run Algorithm 0's lines 1 and 2, and dropout: return P, and fill lse unless None."""
+    """Run Algorithm 0's lines 1 and 2, and dropout. Return P, and fill lse unless None."""
     cupy = import_cupy()
     S = cupy.empty((*q.shape[:3], k.shape[2]), q.dtype)
     _product(q, _shared(q, k), S, "NT", options.scale)
@@ -65,7 +64,7 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
 
 
 def backward_from(saved: Saved, q: Any, k: Any, v: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Run Algorithm 3 and fill dq, dk, dv. A group's dk and dv are summed over its query heads in a pass of their own."""
+    """Run Algorithm 3 and fill dq, dk, dv. One more pass sums a group's dk and dv over its query heads."""
     cupy = import_cupy()
     group = q.shape[1] // k.shape[1]
     parts = [(x if group == 1 else cupy.empty((*q.shape[:2], *k.shape[2:]), q.dtype)) for x in (dk, dv)]
@@ -74,18 +73,17 @@ def backward_from(saved: Saved, q: Any, k: Any, v: Any, do: Any, dq: Any, dk: An
     _product(do, _shared(q, v), dP, "NT")  # line 2
     if options.dropout_p:
         _launch("drop<{T}>", q, (dP, dP, problem(q, k, v, options)), dP)  # line 3
-    _launch("softmax_backward_rows<{T}>", q, (saved.P, dP, np.int32(k.shape[2])), dP)  # line 3: dS, in place of dP
+    _launch("softmax_backward_rows<{T}>", q, (saved.P, dP, np.int32(k.shape[2])), dP)  # line 3: dS replaces dP
     _product(dP, _shared(q, k), dq, "NN", options.scale)  # line 4
     _product(dP, q, parts[0], "TN", options.scale)  # line 5
     if group > 1:
         for part, total in zip(parts, (dk, dv), strict=True):
-            split = part.reshape(*k.shape[:2], group, *k.shape[2:])
-            total[...] = split.astype("float32").sum(axis=2).astype(q.dtype)
+            total[...] = part.reshape(*k.shape[:2], group, *k.shape[2:]).astype("float32").sum(axis=2).astype(q.dtype)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One pass: which matrices it reads and writes, "N·d" or "N·N" for each, and how to run it."""
+    """One pass: the matrices that it reads and writes, each "N·d" or "N·N", and how to run it."""
 
     name: str
     reads: tuple[str, ...]
@@ -94,9 +92,9 @@ class Step:
 
 
 def steps(q: Any, k: Any, v: Any, do: Any, scale: float) -> list[Step]:
-    """Return the passes of Algorithms 0 and 3 without mask, dropout or groups, to be run in order: for measuring each alone.
+    """Return the passes of Algorithms 0 and 3 without mask, dropout or groups, to be run in order and measured one by one.
 
-    P takes the place of S, and dS that of dP.
+    P replaces S, and dS replaces dP.
     """
     cupy = import_cupy()
     o, dq, dk, dv = (cupy.empty_like(x) for x in (q, q, k, v))
@@ -116,15 +114,15 @@ def steps(q: Any, k: Any, v: Any, do: Any, scale: float) -> list[Step]:
 
 
 def _shared(q: Any, k: Any) -> Any:
-    """Return k with a head for each of q's: a view without groups, else a copy."""
+    """Return k with one head for each of q's heads: a view without groups, else a copy."""
     group = q.shape[1] // k.shape[1]
     return k if group == 1 else import_cupy().repeat(k, group, axis=1)
 
 
 def _product(A: Any, B: Any, out: Any, form: str, factor: float = 1.0) -> None:
-    """Write factor · op(A) op(B) to `out`, head by head; `form` has N or T, as is or transposed, for A and for B.
+    """Write factor · op(A) op(B) to `out`, head by head. `form` has N (as is) or T (transposed) for A and for B.
 
-    cuBLAS counts columns first, so it is asked for outᵀ = op(B)ᵀ op(A)ᵀ.
+    cuBLAS stores matrices by columns, so it computes outᵀ = op(B)ᵀ op(A)ᵀ.
     """
     cupy = import_cupy()
     cublas, handle = _cublas(), cupy.cuda.device.get_cublas_handle()
@@ -145,7 +143,7 @@ def _product(A: Any, B: Any, out: Any, form: str, factor: float = 1.0) -> None:
 def _cublas() -> Any:
     try:
         found = import_cupy().cuda.cublas
-        found.gemmStridedBatchedEx  # noqa: B018  (CuPy loads the library when it is first asked for something)
+        found.gemmStridedBatchedEx  # noqa: B018  (CuPy loads the library at first use)
     except (ImportError, AttributeError) as error:
         raise MissingGPU(f"cuBLAS is missing ({error}): pip install nvidia-cublas") from None
     return found
@@ -160,28 +158,12 @@ def _launch(function: str, q: Any, arguments: Sequence[Any], matrix: Any) -> Non
 
 
 KERNEL = Kernel(
-    name="standard",
-    about="unfused: S and P in HBM, cuBLAS for products, and a kernel for each pass",
-    short="standard, CuPy",
+    name="standard", about="unfused: S and P in HBM, cuBLAS for products, and a kernel for each pass", short="standard, CuPy",
     look=("black", "x", ":"),
-    rung=0,
-    fastest_in=(),
-    model="standard",
-    longest=16_384,
-    dtypes=tuple(ELEMENTS),
-    head_dims=HEAD_DIMS,
+    rung=0, fastest_in=(), model="standard", longest=16_384, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
     variants=tuple(
-        Variant(
-            FILE,
-            (("COUNT", 0),),
-            (
-                *(f"mask_scores<{T}, {mask}>" for mask in MASKS),
-                *(f"{name}<{T}>" for name in ("softmax_rows", "drop", "softmax_backward_rows")),
-            ),
-        )
+        Variant(FILE, (("COUNT", 0),), (*(f"mask_scores<{T}, {mask}>" for mask in MASKS), *(f"{name}<{T}>" for name in PASSES)))
         for T in ELEMENTS.values()
     ),
-    forward=forward,
-    backward=backward,
-    takes=("causal", "mask", "dropout_p"),
-)
+    forward=forward, backward=backward, takes=("causal", "mask", "dropout_p"),
+)  # fmt: skip

@@ -1,13 +1,13 @@
-"""What each idea buys: every rung on one problem, forward, with the steps within `hopper`, beside PyTorch's and FlashAttention-4.
+"""What each idea gains: every rung on one problem, forward, with the steps within `hopper`, PyTorch's and FlashAttention-4.
 
     record = climb(Setting(4096, 128))
 
-Of each the time and rate, all in one interleaved run; the accesses that the simulator counts, and the counting build of the
-kernel, in elements; and what the hardware's counters saw, in bytes: between the L2 and the multiprocessors, and of DRAM.
+The record has the time and rate of each, all from one interleaved run. It has the accesses that the simulator and the kernel's
+counting build count, in elements. And it has what the hardware's counters saw, in bytes, between L2 and multiprocessors and
+in DRAM.
 
-A step of `hopper` is the kernel with fewer of its ideas, as far as they are choices that it is compiled for, or a matter of
-the launch: two loops, a persistent grid, the longest row blocks first, lazy rescaling, sums for maxima, mending, turns.
-Others are its structure: docs/gpu-tried.md has them.
+A step of `hopper` is the kernel with fewer of its ideas: two loops, a persistent grid, the longest row blocks first, lazy
+rescaling, sums for maxima, mending, turns. docs/gpu-tried.md has the ideas that cannot be switched off.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OnStep = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Step:
-    """A rung, or `hopper` with some of its ideas: how it is called, and the simulator's algorithm and block sizes."""
+    """A rung, or `hopper` with some of its ideas: how to call it, and the simulator's algorithm and block sizes."""
 
     name: str
     rung: Kernel
@@ -43,11 +43,11 @@ class Step:
 
     @property
     def counts(self) -> bool:
-        """Whether there is a build that counts."""
+        """Whether it has a counting build."""
         return "count" in self.rung.takes and self.tiles is None
 
     def call(self, setting: Setting, *, counting: bool = False) -> Call:
-        """Return what runs it on random arrays; counting, with the build that counts, which only whole rungs have."""
+        """Return what runs it on random arrays. `counting` runs the counting build, which only whole rungs have."""
         from flashsim import gpu
 
         q, k, v = arrays(setting, 3, dtype_of(self.rung, setting))
@@ -66,7 +66,7 @@ class Step:
 
 
 def steps(setting: Setting) -> Iterator[Step]:
-    """Yield what takes part, from the lowest rung up."""
+    """Yield the steps, from the lowest rung up."""
     for rung in ladder().values():
         shape = setting.batch, setting.H, setting.N, setting.d
         lacks = setting.causal and "causal" not in rung.takes, setting.d not in rung.head_dims
@@ -108,17 +108,17 @@ def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None
 
 
 def simulated(step: Step, setting: Setting) -> dict[str, int]:
-    """Return the elements that the simulator's algorithm reads and writes, over all heads, if M is large enough for its tiles."""
+    """Return how many elements the simulator's algorithm reads and writes over all heads, with M large enough for its tiles."""
     heads = setting.batch * setting.H
     asked: dict[str, Any] = {"causal": True} if setting.causal else {}
     traffic = count(step.rung.model, N=setting.N, d=setting.d, M=10**9, blocks=step.blocks, heads=heads, **asked).hbm
-    state = traffic.by_array.get("R")  # of dropout, which the kernel gets with the call
+    state = traffic.by_array.get("R")  # dropout's seed, which the kernel gets with the call
     unwritten = state.writes if state is not None and step.rung.tensor_cores else 0
     return {"reads": traffic.reads, "writes": traffic.writes - unwritten}
 
 
 def main() -> None:
-    """Run every step once: what ncu watches."""
+    """Run every step once, for ncu."""
     N, d, causal, H = map(int, sys.argv[1:5])
     setting = Setting(N, d, bool(causal), H=H, distribution=sys.argv[5])
     run_marked(step.call(setting) for step in steps(setting))

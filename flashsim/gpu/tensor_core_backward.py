@@ -1,7 +1,7 @@
 """FlashAttention's backward pass on tensor cores: launches kernels/tensor_core_backward.cu on the current stream.
 
-Two forms, as the choice `deterministic` says: dQ summed in HBM by atomic additions, whose order and so last bits vary from
-run to run; or dQ by a kernel of its own, which computes S and dP again, as flashsim's "q_outer_two_pass" does.
+It has two forms. By default, atomic additions sum dQ in HBM; their order, and so the last bits, differ from run to run. With
+`deterministic`, a kernel of its own computes S and dP again, and then dQ, as "q_outer_two_pass" does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flashsim.gpu.kernel import Options, Variant
 
 FILE = "tensor_core_backward.cu"
 HEAD_DIMS = (32, 64, 128)
-PAD = 128  # rows to which D and L·log₂e are padded; the file's PAD
+PAD = 128  # D and L·log₂e are padded to a multiple of this many rows, as in the file
 GRID = 2**31 - 1
 LOG2_E = math.log2(math.e)
 
@@ -39,10 +39,10 @@ class Tiles:
     """How dk_dv and, in the deterministic form, dq divide their work.
 
     warps, halves  each 16 · m keys have `halves` warps
-    B_r            rows of the tiles of Q and dO that stream past
-    warps_down     how many of the warps share the rows of dQ_i in dS_ij K_j; the others share its columns
-    blocks         on one multiprocessor, for which registers are to last
-    dq             (warps, m, B_c, blocks) of dq, whose warps have 16 · m queries each
+    B_r            rows of the tiles of Q and dO that are read one after the other
+    warps_down     how many warps divide the rows of dQ_i in dS_ij K_j; the others divide its columns
+    blocks         blocks of threads on one multiprocessor, for which registers must suffice
+    dq             (warps, m, B_c, blocks) of dq, where each warp has 16 · m queries
     """
 
     warps: int
@@ -63,7 +63,7 @@ class Tiles:
     def launches(
         self, deterministic: bool, heads_q: int, heads_k: int, N_q: int, N_k: int, d: int
     ) -> tuple[tuple[int, int, int], ...]:
-        """Return for each kernel how many blocks, threads, and bytes of shared memory."""
+        """Return each kernel's number of blocks, threads, and bytes of shared memory."""
         B_c = 16 * self.m * self.warps // self.halves
         P_tiles = self.halves > 1, self.halves > 1 or not deterministic  # P_ij, dS_ij in shared memory
         shared = 2 * (2 * B_c * d + 4 * self.B_r * d + sum(P_tiles) * B_c * self.B_r) + 16 * self.B_r
@@ -89,7 +89,7 @@ TILES = {
 }
 """By d."""
 SMALL = {128: Tiles(8, 1, 2, 32, 2, 1, dq=(4, 1, 32, 2))}
-"""For GPUs whose blocks have too little shared memory for the above: 99 KB on compute capability 8.6 and 8.9."""
+"""For GPUs with too little shared memory for the above, such as the 99 KB of compute capability 8.6 and 8.9."""
 
 
 def defines(d: int, dtype: str, dropout: bool) -> dict[str, str | int]:
@@ -99,22 +99,19 @@ def defines(d: int, dtype: str, dropout: bool) -> dict[str, str | int]:
 
 VARIANTS = tuple(
     Variant(
-        FILE,
-        tuple(defines(d, dtype, dropout).items()),
-        tuple(dict.fromkeys(tiles.functions(False) + tiles.functions(True))),
+        FILE, tuple(defines(d, dtype, dropout).items()), tuple(dict.fromkeys(tiles.functions(False) + tiles.functions(True))),
         ("sm_80", "sm_90a") if dropout and (dtype == "float16") == (d == 128) else ("sm_90a",),
     )
-    for of in (TILES, SMALL)
-    for d, tiles in of.items()
+    for of in (TILES, SMALL) for d, tiles in of.items()
     for dtype, dropout in (("float16", False), ("float16", True), ("bfloat16", True))
-)
-"""What the tests compile: bfloat16, and sm_80, for what does most."""
+)  # fmt: skip
+"""What the tests compile: bfloat16 and sm_80 only for the largest case."""
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
     """Fill dq, dk, dv: the gradients of softmax(scale · q kᵀ) v, given o, lse (−∞ where all keys are masked) and do.
 
-    Raises ValueError for rows that do not start at multiples of 16 bytes, and for more tiles than a grid has room for.
+    Raises ValueError for rows that do not start at multiples of 16 bytes, and for too many tiles.
     """
     cupy = import_cupy()
     (B, H_q, N_q, d), (_, H_k, N_k, _) = q.shape, k.shape
@@ -139,8 +136,7 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     rows = cupy.empty((2, B * H_q, padded), "float32")
     sums = None if deterministic else cupy.empty((B * H_q, padded, d), "float32")
     problem = np.zeros((), _PROBLEM)
-    pointers = (q, k, v, o, do, lse, dq, dk, dv, rows[0], rows[1], sums)
-    for name, x in zip(_POINTERS, pointers, strict=True):
+    for name, x in zip(_POINTERS, (q, k, v, o, do, lse, dq, dk, dv, rows[0], rows[1], sums), strict=True):
         problem[name] = 0 if x is None else x.data.ptr
     for name, x in arrays.items():
         problem[name] = tuple(stride // 2 for stride in x.strides[:3])

@@ -1,4 +1,4 @@
-"""How an array in HBM is cut into tiles for the tensor memory accelerator: struct TensorMap of kernels/hopper.cuh."""
+"""How an array in HBM is cut into tiles for the tensor memory accelerator (TMA): struct TensorMap of kernels/hopper.cuh."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-HALF_BYTES = 128  # of a row of a half of a tile: the widest swizzle
+HALF_BYTES = 128  # of a row in a half of a tile: the widest swizzle
 TYPES = {"bool": (0, 1), "float8_e4m3fn": (0, 1), "float16": (6, 2), "bfloat16": (9, 2)}  # the driver's number, bytes
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the strides of an array of this shape without gaps, in bytes."""
+    """Return the strides in bytes of a contiguous array of this shape."""
     return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
@@ -22,10 +22,10 @@ def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def tensor_map(
     name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int, columns: int = 256
 ) -> Any:
-    """Return the driver's description of an array (B, H, N, d) in tiles of so many rows, as kernels take it by value.
+    """Return the driver's description of an array (B, H, N, d) in tiles of `rows` rows, which kernels take by value.
 
-    Tiles are as wide as the array, up to so many columns. Its axes: column within a half, row, half, head, batch.
-    Raises ValueError, with the array's name, where there is none.
+    Tiles are as wide as the array, but at most `columns`. Axes are column within a half, row, half, head, batch. Raises
+    ValueError with the array's name if TMA cannot read it.
     """
     (B, H, N, d), (_, width) = shape, TYPES[dtype]
     half = HALF_BYTES // width
@@ -36,9 +36,9 @@ def tensor_map(
 
 @lru_cache(maxsize=4096)
 def fours_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
-    """Return as `tensor_map`, of rows of 128 bytes: a box has two of each four rows, so many in all.
+    """Return the map of an array with rows of 128 bytes. A box has two of each four rows, `rows` in all.
 
-    Its axes: column, row of a four, four, head, batch. N is a multiple of 4.
+    Axes are column, row within its four, four, head, batch. N is a multiple of 4.
     """
     B, H, N, d = shape
     batch, head, row = _apart(shape, strides)
@@ -47,9 +47,9 @@ def fours_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[in
 
 @lru_cache(maxsize=4096)
 def columns_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
-    """Return as `tensor_map` of an array whose rows, not columns, lie next to each other; a box has all columns of 128 bytes.
+    """Return the map of an array whose rows, not columns, have stride 1. A box has 128 bytes of every column.
 
-    Its axes: row, column, one that is 1 long, head, batch.
+    Axes are row, column, an axis of length 1, head, batch.
     """
     B, H, N, d = shape
     batch, head, column = _apart((B, H, d), (*strides[:2], strides[3]))
@@ -58,9 +58,9 @@ def columns_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[
 
 @lru_cache(maxsize=4096)
 def mask_map(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, columns: int) -> Any:
-    """Return the driver's description of a mask's bytes (matrices, N_q, N_k) in tiles of rows × columns, 128 or 64.
+    """Return the map of a mask's bytes (matrices, N_q, N_k) in tiles of rows × columns, 128 or 64 columns.
 
-    Its axes: column, row, matrix.
+    Axes are column, row, matrix.
     """
     matrices, N_q, N_k = shape
     box, swizzle = (columns, rows if N_q > 1 else 1, 1), 3 if columns == 128 else 2
@@ -68,36 +68,22 @@ def mask_map(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], row
 
 
 def _apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Return strides, of the first three axes; of an axis of length 1 one that the driver takes."""
+    """Return the strides of the first three axes. An axis of length 1 gets a stride that the driver takes."""
     return tuple(stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
 
 
 def _described(
-    name: str,
-    pointer: int,
-    given: tuple[int, ...],
-    dtype: str,
-    dims: tuple[int, ...],
-    strides: tuple[int, ...],
-    box: tuple[int, ...],
-    swizzle: int = 3,
-) -> Any:
+    name: str, pointer: int, given: tuple[int, ...], dtype: str, dims: tuple[int, ...], strides: tuple[int, ...],
+    box: tuple[int, ...], swizzle: int = 3,
+) -> Any:  # fmt: skip
     axes, memory = len(dims), np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
     status = _encode()(
-        ctypes.c_void_p(found.ctypes.data),
-        TYPES[dtype][0],
-        axes,
-        ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * axes)(*dims),
-        (ctypes.c_uint64 * (axes - 1))(*strides),
-        (ctypes.c_uint32 * axes)(*box),
-        (ctypes.c_uint32 * axes)(*[1] * axes),
-        0,  # not interleaved
-        swizzle,  # 3: over 128 bytes, 2: 64
-        2,  # the L2 fetches 128 bytes
-        0,  # zeros out of bounds
-    )
+        ctypes.c_void_p(found.ctypes.data), TYPES[dtype][0], axes, ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * axes)(*dims), (ctypes.c_uint64 * (axes - 1))(*strides),
+        (ctypes.c_uint32 * axes)(*box), (ctypes.c_uint32 * axes)(*[1] * axes),
+        0, swizzle, 2, 0,  # not interleaved; 3: over 128 bytes, 2: 64; the L2 fetches 128 bytes at a time; 0 out of bounds
+    )  # fmt: skip
     if status:
         raise ValueError(
             f"{name} is at {pointer:#x} with strides {given} bytes; expected multiples of 16, below 2^40, for hopper"

@@ -1,4 +1,4 @@
-"""Which tiles are live, of a block mask and a window, as lists on the GPU."""
+"""The live tiles of a block mask and a window, as lists on the GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashsim.problem.shapes import Blocks, Shape
 
 
 def computed(block_mask: Any, blocks: tuple[int, int], shape: Shape) -> bytes:
-    """Return the block mask's tiles, (T_r, T_c), as bits; None is all. Raises ValueError for one of another shape."""
+    """Return a block mask's tiles, (T_r, T_c), as bits; None means all tiles. Raises ValueError for another shape."""
     T = -(-shape.N_q // blocks[0]), -(-shape.N_k // blocks[1])
     if block_mask is None:
         return np.packbits(np.ones(T, bool)).tobytes()
@@ -22,7 +22,7 @@ def computed(block_mask: Any, blocks: tuple[int, int], shape: Shape) -> bytes:
 
 
 def live_tiles(bits: bytes, asked: tuple[int, int], blocks: Blocks, shape: Shape, window: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which of a kernel's tiles, (T_r, T_c), lie in one that is `computed`, in blocks `asked`, and in the window."""
+    """Return which of a kernel's tiles, (T_r, T_c), lie in the window and in a computed block. `asked` is the blocks' size."""
     T = -(-shape.N_q // asked[0]), -(-shape.N_k // asked[1])
     found = np.unpackbits(np.frombuffer(bits, np.uint8), count=T[0] * T[1]).reshape(T).astype(bool)
     found = found.repeat(asked[0] // blocks.B_r, axis=0).repeat(asked[1] // blocks.B_c, axis=1)[: blocks.T_r, : blocks.T_c]

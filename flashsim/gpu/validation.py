@@ -1,21 +1,21 @@
-"""Counters: what the model predicts, byte by byte, beside what Nsight Compute reads from the hardware.
+"""Bytes that the model predicts, beside those that Nsight Compute reads from the hardware's counters.
 
-    record = validate()        # runs itself once under ncu, once alone for the clock
+    record = validate()        # runs itself once under ncu, and once alone for the times
 
-Two levels are measured. DRAM bytes (`dram__bytes_read.sum`, `dram__bytes_write.sum`) are what the model's HBM accesses are
-compared with, where the working set exceeds the L2; where it does not, what crosses from L2 to the SMs and back
-(`l1tex__m_xbar2l1tex_read_bytes.sum`, `l1tex__m_l1tex2xbar_write_bytes.sum`: the L2's own counts of sectors lack requests
-that are merged on the way). Each pass runs alone, between two marker kernels, caches flushed before every kernel, clocks
-left alone.
+If the working set exceeds the L2, the model's HBM accesses are compared with DRAM bytes (`dram__bytes_read.sum`,
+`dram__bytes_write.sum`). Otherwise they are compared with what moves between L2 and SMs
+(`l1tex__m_xbar2l1tex_read_bytes.sum`, `l1tex__m_l1tex2xbar_write_bytes.sum`). The L2's own sector counts are not used, since
+they lack requests that are merged on the way. Each pass runs alone, between two marker kernels. Caches are flushed before every
+kernel; clocks are not fixed.
 
-    standard     every pass of Algorithms 0 and 3 at GPT-2 medium's shape: each operand read once, as the proofs count, since
-                 what cuBLAS's tiles re-read is in the L2; N × N matrices are not
-    algorithm_1  Theorem 2 in silicon: two heads per SM, Q and O of those at work larger than the L2, B_c from 16 up
+    standard     every pass of Algorithms 0 and 3 at GPT-2 medium's shape. Each operand is read from DRAM once, as in the
+                 proofs: what cuBLAS's tiles read again is in the L2, though N × N matrices as a whole do not fit
+    algorithm_1  Theorem 2 in silicon: two heads per SM, B_c from 16 up. Q and O of the heads at work exceed the L2
     algorithm_4  Theorem 5 likewise
-    on chip      the loops exchanged: the model's accesses between SM and L2; from DRAM only what is compulsory
+    on chip      the loops exchanged: the model's accesses are between SM and L2, and DRAM sees only what is compulsory
 
-Writes may fall short by what is still dirty in the L2 when a kernel ends, so their tolerance is 1% (2% for the passes of
-standard attention) plus the L2's size.
+Up to the L2's size of written bytes may still be in it when a kernel ends. So the tolerance of writes is that size plus 1% (2%
+for the passes of standard attention).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ OnPass = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass: how to run it, and what the model predicts, in bytes, of which level ("DRAM" or "L2").
+    """One pass: how to run it, and the bytes that the model predicts at a level ("DRAM" or "L2").
 
-    `within` is the tolerance, a part of the prediction, to which writes add what the L2 may hold; None: reported only.
+    `within` is the tolerance as a part of the prediction; for writes, the L2's size is added. None: reported only.
     """
 
     group: str
@@ -53,7 +53,7 @@ class Pass:
 
 
 def passes() -> Iterator[Pass]:
-    """Yield all passes; what each needs is allocated when it is reached, and freed after."""
+    """Yield all passes. Their arrays are allocated when a pass is reached, and freed after it."""
     yield from _standard()
     yield from _algorithm_1()
     yield from _algorithm_4()
@@ -78,7 +78,7 @@ def _standard() -> Iterator[Pass]:
 
 
 def _bytes(traffic: Traffic) -> tuple[int, int]:
-    """Of float32."""
+    """Return the bytes of float32 that traffic reads and writes."""
     return 4 * traffic.reads, 4 * traffic.writes
 
 
@@ -104,8 +104,7 @@ def _algorithm_4() -> Iterator[Pass]:
     o, lse = gpu.forward(q, k, v, kernel="algorithm_2", return_lse=True)
     for B_c in (16, 32, 64):
         blocks = (32, B_c)
-        tally = count("flash", N=N, d=d, M=10**6, blocks=blocks, heads=B * H, direction="backward")
-        reads, writes = _bytes(tally.hbm)
+        reads, writes = _bytes(count("flash", N=N, d=d, M=10**6, blocks=blocks, heads=B * H, direction="backward").hbm)
         yield Pass(
             "algorithm_4", f"B_c = {B_c}", "DRAM", reads, writes, 0.01,
             lambda blocks=blocks: gpu.backward(q, k, v, o, lse, do, kernel="algorithm_2", blocks=blocks),  # type: ignore[misc]
@@ -114,7 +113,7 @@ def _algorithm_4() -> Iterator[Pass]:
 
 
 def _on_chip() -> Iterator[Pass]:
-    """Scalar, and with tensor cores: at a shape whose K and V stay in the L2 while they are read again and again."""
+    """Yield q_outer and the rungs with tensor cores, at a shape whose K and V stay in the L2 while they are read repeatedly."""
     from flashsim import gpu
     from flashsim.gpu import tensor_core
 
@@ -123,11 +122,9 @@ def _on_chip() -> Iterator[Pass]:
     for name, dtype, blocks in (("q_outer", "float32", (64, 64)), ("tensor_core", "float16", tensor_core.block_sizes(64))):
         q, k, v = (_normal(*shape, dtype=dtype) for _ in range(3))
         width = 4 if dtype == "float32" else 2
-        tally = count("q_outer", N=N, d=d, M=10**7, blocks=blocks, heads=B * H)
-        arrays = tally.hbm.by_array
+        arrays = count("q_outer", N=N, d=d, M=10**7, blocks=blocks, heads=B * H).hbm.by_array
         lse = arrays["L"].writes * 4
         reads = sum(arrays[name].reads for name in "QKV") * width
-        writes = arrays["O"].writes * width
         options: dict[str, Any] = {"kernel": name, "return_lse": True}
         if name == "q_outer":
             options["blocks"] = blocks
@@ -135,7 +132,7 @@ def _on_chip() -> Iterator[Pass]:
         def run(q: Any = q, k: Any = k, v: Any = v, options: dict[str, Any] = options) -> Any:
             return gpu.forward(q, k, v, **options)
 
-        yield Pass("on chip", f"{name}, SM ↔ L2", "L2", reads, writes + lse, 0.05, run)
+        yield Pass("on chip", f"{name}, SM ↔ L2", "L2", reads, arrays["O"].writes * width + lse, 0.05, run)
         once = B * H * N * d * width
         yield Pass("compulsory", f"{name}, DRAM", "DRAM", 3 * once, once + lse, None, run)
 
@@ -144,7 +141,7 @@ def _on_chip() -> Iterator[Pass]:
 
 
 def validate(on_pass: OnPass | None = None) -> dict[str, Any]:
-    """Return rows of predicted and measured bytes, with times, and the machine, as plain data.
+    """Return plain data: rows of predicted and measured bytes with times, and the machine.
 
     Raises MissingGPU without a GPU or without Nsight Compute (`ncu`).
     """
@@ -161,7 +158,7 @@ def validate(on_pass: OnPass | None = None) -> dict[str, Any]:
 
 
 def _row(each: Pass, got: dict[str, float], l2_bytes: int) -> dict[str, Any]:
-    """Return a pass as plain data. Its error is the larger one, as a part of the prediction; writes may lack an L2 full."""
+    """Return a pass as plain data. Its error is the larger of the two, as a part of the prediction."""
     row: dict[str, Any] = {key: getattr(each, key) for key in ("group", "name", "level", "within", "B_c")}
     row["error"] = 0.0
     for way in ("reads", "writes"):
@@ -189,7 +186,7 @@ def _milliseconds(run: Callable[[], Any], rounds: int = 5) -> float:
 
 
 def main() -> None:
-    """Run every pass once, each after a marker kernel: what ncu watches."""
+    """Run every pass once, for ncu."""
     run_marked(each.run for each in passes())
 
 

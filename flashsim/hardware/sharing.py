@@ -96,8 +96,7 @@ class SharedL2(L2):
         self._transfer = []
         super().__call__(event)
         if self._transfer:
-            array = self._transfer[0][0]
-            first, height, width = self._places[array]
+            first, height, width = self._places[self._transfer[0][0]]
             turn = event.loops[0][1] if event.loops else 0
             self._stages[-1].add(turn, self._transfer, first, height * width)
 

@@ -11,10 +11,9 @@ Algorithms speak to it in five verbs::
 A table that a program follows is read a word at a time: `b = sram.word(table[s, j])` is a number. Rows that lie anywhere
 are one block, `K.at(rows)`, which is gathered by a load and scattered by a store.
 
-What lives in HBM is a handle (`Matrix`, `Block`), not an array: computing with it raises `NotOnChip`. A tile on chip
-is a plain `np.ndarray`; evicted, it becomes NaN. One statement is one fused on-chip operation: its result occupies
-SRAM, the sub-expressions inside it do not (they are the registers of one element-wise pass, or a product accumulated
-in place).
+What lives in HBM is a handle (`Matrix`, `Block`), not an array: computing with it raises `NotOnChip`. A tile on chip is a plain
+`np.ndarray`; evicted, it becomes NaN. One statement is one fused on-chip operation: its result occupies SRAM, the sub-expressions
+inside it do not (they are the registers of one element-wise pass, or a product accumulated in place).
 
 Everything is counted in elements. The memory knows nothing of attention. To follow a run, pass observers: they are
 told every `Event`.
@@ -262,8 +261,7 @@ class HBM:
         if given.ndim != 2 or given.dtype.kind not in "iu" or np.any((given < 0) | (given > np.iinfo(np.uint32).max)):
             raise ValueError(f"{name} is {values!r:.80}; expected whole numbers from 0 to 2³²−1, (rows, columns)")
         words: NDArray[np.uint32] = given.astype(np.uint32)
-        shape = len(words), words.shape[1]
-        matrix = self._add(name, shape, words.dtype, role, words if self.arithmetic else None)
+        matrix = self._add(name, (len(words), words.shape[1]), words.dtype, role, words if self.arithmetic else None)
         matrix._storage.words = words
         return matrix
 
@@ -437,8 +435,7 @@ class SRAM:
     def load(self, *blocks: Block, over: Tile | None = None) -> Tile | tuple[Tile, ...]:
         """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype` (booleans as such).
 
-        With `over`, one block replaces that resident tile, and takes no further room: its first rows, where the block has
-        fewer.
+        With `over`, one block replaces that resident tile, and takes no further room: its first rows, where the block has fewer.
         """
         if over is not None:
             return self._load_over(blocks, over)

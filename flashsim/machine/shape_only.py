@@ -88,8 +88,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         if function is np.ones_like:
             return ShapeOnly(self.shape, self._counter)
         if function is np.where:
-            shapes = [x.shape if isinstance(x, ShapeOnly) else np.shape(x) for x in args]
-            shape = _broadcast(*shapes)
+            shape = _broadcast(*[x.shape if isinstance(x, ShapeOnly) else np.shape(x) for x in args])
             self._counter.count_flops(other=math.prod(shape))
             return ShapeOnly(shape, self._counter)
         raise TypeError(f"np.{function.__name__} {NOT_COUNTED}")

@@ -337,8 +337,7 @@ def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -
     try:
         found = mask.allows(rows, cols, shape, head)
         if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
-            is_array = isinstance(found, np.ndarray)
-            what = f"an array of {found.dtype} of shape {found.shape}" if is_array else shown(found)
+            what = f"an array of {found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else shown(found)
             raise TypeError(
                 f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = attend, such as "
                 "rows[:, None] >= cols"

@@ -10,15 +10,13 @@
    five. The closed form computes S anew for each of dV, dQ and dK, and dP twice: eight.
 """
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
-from flashsim.plots.chart import Chart, said, setting
+from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
@@ -41,8 +39,7 @@ def appendix_b5_data(
     `products` is how many products of 2N²d the backward pass computes.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
-    ways = ("forward", "backward")
-    forward, backward = ({name: count(name, **shape, direction=way) for name in _LOOKS} for way in ways)
+    forward, backward = ({name: count(name, **shape, direction=way) for name in _LOOKS} for way in ("forward", "backward"))
     matmul = {name: tally.flops.matmul for name, tally in backward.items()}
     return {
         **shape,
@@ -58,8 +55,8 @@ def appendix_b5_data(
     }
 
 
-@partial(Chart, "appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.5, x=10)
-def plot_appendix_b5(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.5, x=10)
+def plot_appendix_b5(data: Data, ax: Axes) -> None:
     """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside the dot."""
     ax.set_xlim(0.75, 60_000)
     labels, y = [], 0.0

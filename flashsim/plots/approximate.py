@@ -1,10 +1,8 @@
 """Figure 3 of the paper, as a model: accesses, FLOPs and extra memory of exact and approximate attention against N."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import theory
@@ -12,7 +10,7 @@ from flashsim.beyond import approximate
 from flashsim.drawing.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, Look, hang, looks, ticks
 from flashsim.machine.traffic import Occupancy
 from flashsim.masks import patterns
-from flashsim.plots.chart import Chart, said, setting
+from flashsim.plots.chart import Data, Several, chart, said, setting
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import REFERENCE_D
 from flashsim.support.sizes import Size
@@ -134,8 +132,8 @@ def _from(not_fewer: Sequence[int]) -> int | None:
     return None if last >= _LAST else last // _STEP * _STEP + _STEP
 
 
-@partial(Chart, "approximate", approximate_data, _WHAT, 8.9, panels=3, grid={"sharex": True}, x=2, y=10)
-def plot_approximate(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+@chart("approximate", approximate_data, _WHAT, 8.9, panels=3, grid={"sharex": True}, x=2, y=10)
+def plot_approximate(data: Data, axes: Several) -> None:
     """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a bar where accesses do."""
     known = looks(EXACT) | _DRAWN
     for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
@@ -162,7 +160,7 @@ def plot_approximate(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     axes[0].set_title(_point(data), x=hang(axes[0], -0.2))
 
 
-def _point(data: Mapping[str, Any]) -> str:
+def _point(data: Data) -> str:
     found: dict[int, list[str]] = {}
     for name in _TOLD:
         at = data["crosses"][name]["q_outer"]

@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
 from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
 from flashsim.optimal.tune import cost
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.run.api import Run, Tally, count, forward
@@ -64,8 +63,7 @@ def blocks_data(
     as_run = -(-N_q // min(first, d)) * -(-N // first) <= MOST_TILES
     if as_run:
         random = np.random.default_rng(2205_14135)
-        sizes = ((N_q, d), (N, d), (N, d_v))
-        Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in sizes)
+        Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in ((N_q, d), (N, d), (N, d_v)))
 
     def simulate(B_c: int) -> dict[str, Any]:
         how: dict[str, Any] = {"M": exact_at(B_c).sram.peak, "blocks": (min(B_c, d), B_c)}
@@ -96,17 +94,11 @@ def blocks_data(
     if backward:
         back = {"curve": _curve(every, map(backward_at, every)), **one_pass("flash", "backward", backward_at)}
     return {
-        "N": N,
-        **shape,
-        "M": M,
-        "itemsize": stored.itemsize,
-        "theory": _curve(every, map(exact_at, every)),
-        "simulator_ran_on": "numbers" if as_run else "shapes",
-        "simulator": [simulate(B_c) for B_c in chosen_sizes],
-        **one_pass("flash_basic", "forward", exact_at),
-        **({"backward": back} if backward else {}),
+        "N": N, **shape, "M": M, "itemsize": stored.itemsize, "theory": _curve(every, map(exact_at, every)),
+        "simulator_ran_on": "numbers" if as_run else "shapes", "simulator": [simulate(B_c) for B_c in chosen_sizes],
+        **one_pass("flash_basic", "forward", exact_at), **({"backward": back} if backward else {}),
         **({"others": dict(map(other, algorithms))} if algorithms else {}),
-    }
+    }  # fmt: skip
 
 
 def _curve(sizes: list[int], costs: Iterable[Any]) -> dict[str, list[int]]:
@@ -119,8 +111,8 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@partial(Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
-def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
+def plot_blocks(data: Data, ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 
     Where blocks do not fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
@@ -166,15 +158,14 @@ def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
     return {name: [curve[name][number] for number in fits] for name in ("B_c", "accesses")}
 
 
-def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mapping[str, Any], which: str) -> None:
+def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data, which: str) -> None:
     N, floor, limit = data["N"], data["floor"], numbers["largest_that_fits"]
     (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
     if limit != N:
         grey: dict[str, Any] = {"facecolor": BLACK, "alpha": 0.1, "linewidth": 0, "zorder": 0}
         ax.fill_between([limit or left, right], floor, top, **grey, gid=_gid("does not fit", direction))
     if limit is not None and limit != N:
-        dotted = (0, (1, 1.5))
-        ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=dotted, linewidth=1, gid=_gid("limit", direction))
+        ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid=_gid("limit", direction))
     ax.axhline(numbers["standard"]["accesses"], color=_STANDARD.colour, linestyle="--", gid=_gid("standard", direction))
     if direction == "forward":
         ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
@@ -183,7 +174,7 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mappi
     ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction), label=label)
 
 
-def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, Any]]) -> None:
+def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:
     N, d, M, itemsize, floor = (data[k] for k in ("N", "d", "M", "itemsize", "floor"))
     standard, left = data["standard"]["accesses"], data["theory"]["B_c"][0]
     both, within = len(passes) > 1, f"M = {M:,}\n({human_bytes(M * itemsize)})"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flashsim.algorithms import FORWARD
@@ -16,7 +14,7 @@ from flashsim.drawing.bars import Counted, draw_bar, finish, legend, numbers, pl
 from flashsim.drawing.style import column_figure, compared_both_ways, looks, styled
 from flashsim.masks.patterns import butterfly
 from flashsim.plots.blocks import blocks_data, plot_blocks
-from flashsim.plots.chart import Chart, said, setting
+from flashsim.plots.chart import Data, Several, chart, said, setting
 from flashsim.problem.arguments import check_heads
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.run.api import count
@@ -57,11 +55,11 @@ def arrays_data(
     return {**shape, **asked, "sram_peak": peaks, "block_mask": "butterfly", "directions": directions}
 
 
-@partial(
-    Chart, "arrays", arrays_data, "accesses by array, every algorithm, forward and backward",
+@chart(
+    "arrays", arrays_data, "accesses by array, every algorithm, forward and backward",
     lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=9.2,
 )  # fmt: skip
-def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+def plot_arrays(data: Data, axes: Several) -> None:
     """Draw stacked bars, forward beside backward, a far longer one cut. Below each bar stand its eight largest arrays."""
     for panel, (direction, bars) in zip(axes, data["directions"].items(), strict=True):
         totals = [total_of(by_array) for by_array in bars.values()]

@@ -1,8 +1,7 @@
 """Accesses against M, from M ≪ d² to M ≥ Nd: where FlashAttention is optimal, and where it is not."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,7 +11,7 @@ from flashsim import theory
 from flashsim.algorithms.own import chosen
 from flashsim.drawing.style import GREY, compared, hang, looks, ticks
 from flashsim.optimal.tune import best_of
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N
 
@@ -35,8 +34,8 @@ def cache_size_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D, algorithms: S
     return {**sizes, "series": series, "bound": bound, "floor": theory.compulsory(N, N, d, d)}
 
 
-@partial(Chart, "cache_size", cache_size_data, "accesses against M, and where FlashAttention is not optimal", 3.6, x=10, y=10)
-def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("cache_size", cache_size_data, "accesses against M, and where FlashAttention is not optimal", 3.6, x=10, y=10)
+def plot_cache_size(data: Data, ax: Axes) -> None:
     """Draw accesses over M, log-log, with M = d² and M = Nd marked, and the bound's order, or 4Nd where that is more."""
     N, d, rooms = data["N"], data["d"], data["M"]
     drawn: list[list[int | None]] = []
@@ -67,7 +66,7 @@ def _alike(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
     return all(abs(a - b) < 0.05 * b for a, b in zip(one, other, strict=True) if a and b)
 
 
-def _point(data: Mapping[str, Any]) -> str:
+def _point(data: Data) -> str:
     near = min(
         (M for M, moved in zip(data["M"], data["series"]["flash"], strict=True) if moved is not None),
         key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,6 +17,9 @@ from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import check_M, float_dtype
 from flashsim.run.plan import check_sizing
 from flashsim.support.sizes import Size
+
+Data = Mapping[str, Any]  # what a figure is drawn of
+Several = Sequence[Axes]  # the panels of one that has several
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class Chart:
     name: str
     data: Callable[..., dict[str, Any]]
     what: str
-    height: float | Callable[[Mapping[str, Any]], float]
-    on: Callable[[Mapping[str, Any], Any], None]
+    height: float | Callable[[Data], float]
+    on: Callable[[Data, Any], None]
     panels: int = 1
     columns: float = 1
     grid: Mapping[str, Any] = field(default_factory=dict)
@@ -57,9 +61,7 @@ class Chart:
         return "on_done" in inspect.signature(self.data).parameters
 
     @styled
-    def __call__(
-        self, data: Mapping[str, Any] | None = None, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False
-    ) -> Any:
+    def __call__(self, data: Data | None = None, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False) -> Any:
         """Draw `data`, by default `data()`, on `ax`, by default of a new figure, `wide` as a slide of 16:9; return the axes.
 
         Raises ValueError unless `ax` are as many as there are panels.
@@ -88,6 +90,11 @@ class Chart:
         return figure_of(self(data, wide=wide))
 
 
+def chart(*about: Any, **how: Any) -> Callable[[Callable[[Data, Any], None]], Chart]:
+    """Return what makes a `Chart` of the function that draws it; arguments are the chart's, in order."""
+    return partial(Chart, *about, **how)
+
+
 def setting(
     *, N: int, d: int, M: Size | None, dtype: Any, blocks: tuple[int, int] | None = None, sizing: str = "fit"
 ) -> dict[str, Any]:
@@ -102,7 +109,7 @@ def setting(
     return {**checked, **({"sizing": sizing} if blocks is None else {"blocks": tuple(blocks)})}
 
 
-def said(data: Mapping[str, Any], *names: str) -> str:
+def said(data: Data, *names: str) -> str:
     """Say those numbers of a figure's data, its dtype, mask and heads, and who chose its blocks: "N = 1,024, …, one head"."""
     words = [*(f"{name} = {data[name]:,}" for name in names), data["dtype"], *["causal"] * data.get("causal", False)]
     heads, kv_heads = data.get("heads", 1), data.get("kv_heads", 1)
@@ -111,7 +118,7 @@ def said(data: Mapping[str, Any], *names: str) -> str:
     return f"{', '.join(words)}\n{said_blocks(data)}, {of}"
 
 
-def said_blocks(data: Mapping[str, Any]) -> str:
+def said_blocks(data: Data) -> str:
     """Say who chose the blocks, and of line 1's what they need of M, by `sram_peak`."""
     if "blocks" in data:
         return "{:,} × {:,} blocks".format(*data["blocks"])

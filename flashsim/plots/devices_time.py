@@ -1,7 +1,6 @@
 """Time of causal attention against how many devices there are, by the model: arithmetic, messages, and what a ring wastes."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -10,7 +9,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from flashsim.devices.planning import plan
 from flashsim.drawing.style import BLACK, BLUE, GREEN, ORANGE, ticks
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, Several, chart
 from flashsim.problem.arguments import check_count, check_heads
 from flashsim.support.exporting import plain
 
@@ -53,8 +52,8 @@ def devices_time_data(
     return data
 
 
-@partial(Chart, "devices_time", devices_time_data, "time of causal attention over devices, by the model", 7.4, panels=3, x=2, y=2)
-def plot_devices_time(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+@chart("devices_time", devices_time_data, "time of causal attention over devices, by the model", 7.4, panels=3, x=2, y=2)
+def plot_devices_time(data: Data, axes: Several) -> None:
     """Draw a panel for each speed of links, and one against N: a line for each program and layout, and the arithmetic alone."""
     for ax, panel in zip(axes, data["panels"], strict=False):
         _draw(ax, data["P"], panel["lines"])

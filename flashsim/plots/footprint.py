@@ -9,7 +9,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.machine.traffic import ArrayTraffic
-from flashsim.plots.chart import Chart, said_blocks, setting
+from flashsim.plots.chart import Data, chart, said_blocks, setting
 from flashsim.problem.inputs import REFERENCE_D
 from flashsim.support.sizes import Size, first
 from flashsim.theory import Exact, exact
@@ -76,11 +76,11 @@ def _last(need: Callable[[int], int]) -> int:
     return first(lambda N: need(N) > LIMIT) - 1
 
 
-@partial(
-    Chart, "memory", memory_data, "Figure 3 (right): extra memory by N; where it exceeds 40 GB", 4.3, x=10, y=10,
+@chart(
+    "memory", memory_data, "Figure 3 (right): extra memory by N; where it exceeds 40 GB", 4.3, x=10, y=10,
     shown={"dtype": "float16"},
 )  # fmt: skip
-def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
+def plot_memory(data: Data, ax: Axes) -> None:
     """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB."""
     N, limit = data["N"], data["limit"]
     ax.set_xlim(N[0], N[-1] * 1.3)
@@ -93,12 +93,11 @@ def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
         # FlashAttention's line covers this one
         below = {"linewidth": 3.5, "marker": None} if name == "memory_efficient" else {}
         ax.plot(N, data["extra"][name], **{**look.line, **below}, gid=name)
-        crosses = data["crosses"][name]
-        ax.plot([crosses], [limit], "D", color=look.colour, mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
+        ax.plot([data["crosses"][name]], [limit], "D", color=look.colour, mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
     _label(ax, data)
 
 
-def _label(ax: Axes, data: Mapping[str, Any]) -> None:
+def _label(ax: Axes, data: Data) -> None:
     limit, crosses, at = data["limit"], data["crosses"], data["N"]
     ax.text(at[0] * 1.15, limit * 1.2, f"A100's\n{limit / 1e9:.0f} GB", va="bottom")
     labels = {

@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator
 
 from flashsim import theory
 from flashsim.beyond import mlp
 from flashsim.drawing.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, Several, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import DEFAULT_DTYPE
 from flashsim.theory.program import ExactProgram
@@ -38,8 +36,8 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
     return {"N": N, "d": d, "f": f, "dtype": DEFAULT_DTYPE, "M": rooms, "mlp": layers, "attention": scores}
 
 
-@partial(Chart, "fusing", fusing_data, _WHAT, 5.2, panels=2, grid={"sharex": True}, x=2, y=10)
-def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+@chart("fusing", fusing_data, _WHAT, 5.2, panels=2, grid={"sharex": True}, x=2, y=10)
+def plot_fusing(data: Data, axes: Several) -> None:
     """Draw accesses of an N × f hidden layer, and of N × N scores, per element of these, over M/d², log-log."""
     N, d = data["N"], data["d"]
     panels = (
@@ -59,8 +57,7 @@ def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
         shares = FixedLocator([1 / 64, 1 / 16, 1 / 4, 1, 4, 16])
         ticks(panel.xaxis, shares, lambda x, _: f"1/{round(1 / x)}" if x < 1 else f"{x:g}")
         ticks(panel.yaxis, LogLocator(10), lambda y, _: f"{y:g}")
-    below_each_other = axes[0].get_shared_x_axes().joined(*axes)
-    for panel in axes[1:] if below_each_other else axes:
+    for panel in axes[1:] if axes[0].get_shared_x_axes().joined(*axes) else axes:
         shape = f"N = {N:,}, d = {d:,}, f = {data['f']:,}, {data['dtype']}"
         panel.set_xlabel(f"SRAM size M / d²\n{shape}\nthe largest blocks that fit, one head")
     axes[0].set_title(_point(data, "mlp", ["fused"], "An MLP: fusing its two layers"), x=hang(axes[0], -0.2))
@@ -88,7 +85,7 @@ def pays_from(rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], w
     return found
 
 
-def _point(data: Mapping[str, Any], what: str, names: Sequence[str], of: str) -> str:
+def _point(data: Data, what: str, names: Sequence[str], of: str) -> str:
     least = pays_from(data["M"], data[what], names)
     return f"{of} never pays here" if least is None else f"{of} pays\nfrom M = {least / data['d'] ** 2:.1f} d² on"
 

@@ -1,8 +1,7 @@
 """The error of a ring against how many devices there are, with unfinished O kept in float32 and in bfloat16."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from flashsim import devices
 from flashsim.devices.programs import programs
 from flashsim.drawing.style import BLUE, ORANGE, ticks
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import float_dtype
 from flashsim.reference import attention
@@ -47,8 +46,8 @@ def hops_data(*, N: int = 512, d: int = 32, P: Sequence[int] = (1, 2, 4, 8, 16))
     return data
 
 
-@partial(Chart, "hops", hops_data, "error of a ring, against how many devices there are", 2.6, x=2, exact=False)
-def plot_hops(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("hops", hops_data, "error of a ring, against how many devices there are", 2.6, x=2, exact=False)
+def plot_hops(data: Data, ax: Axes) -> None:
     """Draw a line for each type that unfinished O is kept in."""
     for name, (colour, marker, said) in LOOKS.items():
         ax.plot(data["P"], data["kept"][name], color=colour, marker=marker, markersize=4, label=said, gid=name)

@@ -1,7 +1,6 @@
 """DRAM traffic against the size of an L2 cache between SRAM and DRAM."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine
 from flashsim.hardware.reading import machine_of
 from flashsim.machine.memory import Event
-from flashsim.plots.chart import Chart, said, setting
+from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.problem.arguments import check_callback
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.run.api import count, forward
@@ -79,8 +78,8 @@ class _Progress:
                 self.on_done(self.percent, 100)
 
 
-@partial(Chart, "l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.8, x=2, y=10)
-def plot_l2(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.8, x=2, y=10)
+def plot_l2(data: Data, ax: Axes) -> None:
     """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted)."""
     (N, d), sizes, curves = (data["N"], data["d"]), data["sizes"], data["curves"]
     forms = {4 * N * d + 2 * N: "4Nd + 2N", 4 * N * d + 2 * N * N: "4Nd + 2N²"}

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,7 +9,7 @@ from matplotlib.ticker import FixedLocator
 
 from flashsim.drawing.style import GREY, Look, hang, looks, ticks
 from flashsim.optimal.tune import best_of
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, Several, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, check_M, float_dtype
 from flashsim.theory import lower_bound, lower_bound_backward
@@ -29,8 +28,7 @@ def lower_data(*, N: int = 16_384, d: int = REFERENCE_D, M: Any = None, dtype: s
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
 
     def at(N: int, M: int) -> dict[str, Any]:
-        moved = _moved(FORWARD, N=N, d=d, M=M)
-        return {"N": N, "M": M, "bound": lower_bound(N=N, d=d, M=M).accesses, "accesses": moved}
+        return {"N": N, "M": M, "bound": lower_bound(N=N, d=d, M=M).accesses, "accesses": _moved(FORWARD, N=N, d=d, M=M)}
 
     by_N, by_M = [at(length, M) for length in LENGTHS], [at(N, int(part * d * d)) for part in CACHES]
     return {"N": N, "d": d, "M": M, "dtype": dtype, "by_N": by_N, "by_M": by_M}
@@ -52,8 +50,8 @@ def _moved(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
     return {name: choice.accesses if choice else None for name, choice in found.items()}
 
 
-@partial(Chart, "lower", lower_data, "accesses ÷ lower bound, forward", 5.8, panels=2, x=2, y=10)
-def plot_lower(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+@chart("lower", lower_data, "accesses ÷ lower bound, forward", 5.8, panels=2, x=2, y=10)
+def plot_lower(data: Data, axes: Several) -> None:
     """Draw accesses ÷ bound, log-log, with Saha and Ye's border at M = d²."""
     (above, below), d = axes, data["d"]
     panels: list[tuple[Axes, list[dict[str, Any]], list[float]]] = [
@@ -78,8 +76,8 @@ def plot_lower(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     below.set_title(title, x=hang(below, -0.13))
 
 
-@partial(Chart, "lower_backward", lower_backward_data, "accesses ÷ lower bound, backward", 3.3, x=2, y=10)
-def plot_lower_backward(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("lower_backward", lower_backward_data, "accesses ÷ lower bound, backward", 3.3, x=2, y=10)
+def plot_lower_backward(data: Data, ax: Axes) -> None:
     """Draw accesses ÷ bound, log-log."""
     drawn = looks(BACKWARD)
     loops = drawn["q_outer"]

@@ -1,7 +1,6 @@
 """Accesses against occupancy: every block size of the two loop orders, and how little each may move in how much room."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,7 +11,7 @@ from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.optimal.tune import cost, sides
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 
@@ -28,8 +27,7 @@ def pareto_data(
     sizes, those that no other undercuts in both; `paper`, line 1's blocks for M; `best`, the fewest accesses with a peak of
     at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written.
     """
-    stored = float_dtype(dtype)
-    N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)
+    N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
 
     def at(algorithm: Any, **sizes: Any) -> list[int]:
         moved = cost(algorithm, N=N, d=d, M=M, dtype=dtype, **sizes)
@@ -41,11 +39,9 @@ def pareto_data(
         frontier = _frontier(at(algorithm, blocks=(B_r, B_c)) for B_r in sides(N) for B_c in sides(N))
         fitting = [point for point in frontier if point[2] <= M]
         drawn[algorithm.name] = {
-            "points": [at(algorithm, blocks=(B_r, B_c)) for B_r in few for B_c in few],
-            "frontier": frontier,
-            "paper": at(algorithm, sizing="paper"),
-            "best": fitting[-1] if fitting else None,
-        }
+            "points": [at(algorithm, blocks=(B_r, B_c)) for B_r in few for B_c in few], "frontier": frontier,
+            "paper": at(algorithm, sizing="paper"), "best": fitting[-1] if fitting else None,
+        }  # fmt: skip
     return {"N": N, "d": d, "M": M, "dtype": dtype, "floor": theory.compulsory(N, N, d, d), "algorithms": drawn}
 
 
@@ -57,8 +53,8 @@ def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
     return kept
 
 
-@partial(Chart, "pareto", pareto_data, "accesses against occupancy: every block size, both loop orders", 3.3, x=10, y=10)
-def plot_pareto(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("pareto", pareto_data, "accesses against occupancy: every block size, both loop orders", 3.3, x=10, y=10)
+def plot_pareto(data: Data, ax: Axes) -> None:
     """Draw accesses over peak occupancy, log-log: points for block sizes, steps for the frontiers, × the paper's choice."""
     for name, look in looks(data["algorithms"]).items():
         drawn, colour, marker = data["algorithms"][name], look.colour, look.marker

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from flashsim.drawing.style import BLACK, GREY, compared_both_ways, hang, looks,
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import Machine, Roofline, kv_tile, predict, roofline
 from flashsim.hardware.reading import machine_of
-from flashsim.plots.chart import Chart, said, setting
+from flashsim.plots.chart import Data, Several, chart, said, setting
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.run.api import backward, count, forward
 
@@ -62,23 +61,15 @@ def roofline_data(
         tile = kv_tile(B_q=B_q, B_k=32, d=128, itemsize=itemsize)
         chapter[name] = {**_numbers(roofline(on, tile.nbytes, tile.flops, dtype)), "printed": float(tile.as_printed)}
     return {
-        "machine": on.name,
-        "bandwidth": on.bandwidth,
-        "peak": on.peak_for(dtype),
-        "plain": max(on.peak.values()) > on.peak_for(dtype),
-        "ridge": on.ridge(dtype),
-        "l2_share": on.l2_share(dtype),
-        **shape,
-        "sram_peak": max(count("flash", **shape, direction=way).sram.peak for way in PASSES),
-        "directions": directions,
-        "chapter": chapter,
-        **({"others": list(others["forward"])} if algorithms else {}),
-    }
+        "machine": on.name, "bandwidth": on.bandwidth, "peak": on.peak_for(dtype),
+        "plain": max(on.peak.values()) > on.peak_for(dtype), "ridge": on.ridge(dtype), "l2_share": on.l2_share(dtype), **shape,
+        "sram_peak": max(count("flash", **shape, direction=way).sram.peak for way in PASSES), "directions": directions,
+        "chapter": chapter, **({"others": list(others["forward"])} if algorithms else {}),
+    }  # fmt: skip
 
 
 def _numbers(line: Roofline) -> dict[str, Any]:
-    names = ("flops", "intensity", "time", "reached", "bound")
-    return {"bytes": line.nbytes, **{name: getattr(line, name) for name in names}}
+    return {"bytes": line.nbytes, **{name: getattr(line, name) for name in ("flops", "intensity", "time", "reached", "bound")}}
 
 
 def _dram_bytes(on: Machine, N: int, d: int, M: int, dtype: str, **how: Any) -> dict[str, dict[Direction, int]]:
@@ -101,11 +92,11 @@ _CHAPTER = {"prefill": "tile of 32 × 32", "decode": "decode"}
 _APART = 1.05  # points nearer than this factor are not drawn twice
 
 
-@partial(
-    Chart, "roofline", roofline_data, "the roofline of an A100: each algorithm's intensity and limit", 6.2,
+@chart(
+    "roofline", roofline_data, "the roofline of an A100: each algorithm's intensity and limit", 6.2,
     panels=2, x=10, y=10, shown={"dtype": "float16"},
 )  # fmt: skip
-def plot_roofline(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+def plot_roofline(data: Data, axes: Several) -> None:
     """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and backward.
 
     Filled: every HBM access reaches DRAM. Hollow, where that is elsewhere: through an SM's share of the L2. The legend has
@@ -129,7 +120,7 @@ def _point(points: Mapping[str, Any]) -> str:
     return f"{what.capitalize() if plain == cached else f'With the L2, {what}'} binds FlashAttention{too}"
 
 
-def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Data) -> None:
     bandwidth, peak, ridge = (data[k] for k in ("bandwidth", "peak", "ridge"))
     plain, cached = points["algorithms"], points["through_l2"]
     kinds = [kind for way in data["directions"].values() for kind in way.values()]
@@ -143,16 +134,14 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
             look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
             _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
     arrow = ""
-    drawn = [*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]
-    for name, one in looks(drawn).items():
+    for name, one in looks([*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]).items():
         look, text = {"color": one.colour, "marker": one.marker}, f"{one.label}: {plain[name]['intensity']:.3g}"
         if name in cached and _apart(cached[name], plain[name]):
             arrow, text = " → with L2", f"{text} → {cached[name]['intensity']:.3g}"
             _mark(ax, cached[name], f"{name} through L2", mfc="white", **look)
         if name == "flash" or name in data.get("others", ()) or _apart(plain[name], plain["flash"]):
             _mark(ax, plain[name], name, label=text, **look)
-    title = f"FLOP/byte{arrow}\n(ridge {ridge:.3g})"
-    ax.legend(loc="lower right", title=title, alignment="left", numpoints=1, handlelength=1)
+    ax.legend(loc="lower right", title=f"FLOP/byte{arrow}\n(ridge {ridge:.3g})", alignment="left", numpoints=1, handlelength=1)
     ax.set_xlim(left, right)
     ax.set_ylim(bottom, peak * 5)
     ticks(ax.yaxis, LogLocator(10), lambda y, _: f"{y / 1e12:g}")

@@ -1,17 +1,15 @@
 """§4.1 and Appendix E of the paper, at the size of a laptop: one training curve, whichever attention trains it."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from flashsim.drawing.style import BLACK, GREY, PURPLE, hang, looks, on_slide, ticks
 from flashsim.learn.examples import as_json
 from flashsim.learn.examples.same_curve import EARLY, STEPS, WITHIN, compute
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, Several, chart
 from flashsim.problem.arguments import check_count
 
 _WHAT = "§4.1: one training curve, whichever attention trains it"
@@ -30,8 +28,8 @@ def same_curve_data(*, steps: int = STEPS) -> dict[str, Any]:
     return found
 
 
-@partial(Chart, "same_curve", same_curve_data, _WHAT, 5.4, panels=2, exact=False)
-def plot_same_curve(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+@chart("same_curve", same_curve_data, _WHAT, 5.4, panels=2, exact=False)
+def plot_same_curve(data: Data, axes: Several) -> None:
     """Draw the curves, and how far each is from standard attention's in its dtype."""
     above, below = axes
     curves = [curve for curve in data["curves"] if len(curve["losses"]) == data["steps"]]
@@ -49,8 +47,7 @@ def plot_same_curve(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
             wide, label = (1, f"bug: {bug}") if bug else (_WIDTHS.get(name, 1), f"{colours[name].label}, no bug")
             above.plot(_steps(curve), curve["losses"], color=colour, linewidth=wide, gid=gid, label=label)
         if curve is not first[dtype]:
-            apart = np.abs(np.subtract(curve["losses"], first[dtype]["losses"]))
-            so_far = np.maximum(np.maximum.accumulate(apart), _LEAST)
+            so_far = np.maximum(np.maximum.accumulate(np.abs(np.subtract(curve["losses"], first[dtype]["losses"]))), _LEAST)
             below.plot(_steps(curve), so_far, _DASHES[dtype], color=colour, gid=f"{gid} apart")
     above.set_ylabel("loss (nats a character)")
     above.set_title("One training curve,\nwhichever attention trains it", x=hang(above, -0.17))

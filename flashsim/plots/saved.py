@@ -4,15 +4,13 @@ S and P are 4N² accesses of standard attention, and FlashAttention makes 3Nd fo
 B_c is nearly M/4d: 12N²d²/M. So forward the factor is near M/3d² while M is far below Nd, whatever N.
 """
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
 from flashsim.drawing.style import BLACK, BLUE, GREEN, GREY, ORANGE, hang, ticks
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.run.api import count
@@ -41,8 +39,7 @@ def saved_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D) -> dict[str, Any]:
 
     def curve(width: int, direction: str) -> dict[str, Any]:
         rooms = [round(part * width * width) for part in _PARTS]
-        found = [factor(width, max(M, 1), direction) for M in rooms]
-        return {"d": width, "direction": direction, "M": rooms, "factor": found}
+        return {"d": width, "direction": direction, "M": rooms, "factor": [factor(width, max(M, 1), direction) for M in rooms]}
 
     named = {"reference": check_M(None, float_dtype(DEFAULT_DTYPE).itemsize), "figure_2": A100_M}
     curves = [curve(d, "forward"), curve(half, "forward"), curve(d, "backward")]
@@ -50,8 +47,8 @@ def saved_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D) -> dict[str, Any]:
     return {"N": N, "d": d, "sizing": "fit", "curves": curves, "marks": marks, "paper": FACTOR}
 
 
-@partial(Chart, "saved", saved_data, "how much FlashAttention saves, against M/d²", 3.5, x=2, y=2)
-def plot_saved(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("saved", saved_data, "how much FlashAttention saves, against M/d²", 3.5, x=2, y=2)
+def plot_saved(data: Data, ax: Axes) -> None:
     """Draw the factors against M/d², log-log, and the line M/3d²."""
     N, d = data["N"], data["d"]
     styles = ((BLUE, "-", "o"), (BLUE, "none", "x"), (GREEN, "--", "s"))
@@ -72,15 +69,14 @@ def plot_saved(data: Mapping[str, Any], ax: Axes) -> None:
     ax.axhline(1, color=GREY, linewidth=0.6, gid="as much")
     ax.set_ylim(0.2, 40)
     ticks(ax.xaxis, FixedLocator([0.5, 1, 2, 4, 8, 16, 32, 64]), lambda x, _: "1/2" if x < 1 else f"{x:g}")
-    times = FixedLocator([0.25, 0.5, 1, 2, 4, 8, 16, 32])
-    ticks(ax.yaxis, times, lambda y, _: f"{y:g}×" if y >= 1 else f"1/{1 / y:g}×")
+    ticks(ax.yaxis, FixedLocator([0.25, 0.5, 1, 2, 4, 8, 16, 32]), lambda y, _: f"{y:g}×" if y >= 1 else f"1/{1 / y:g}×")
     ax.legend(loc="lower right")
     ax.set_xlabel(f"M/d²\nN = {N:,}, one head, the largest blocks that fit M")
     ax.set_ylabel("standard's accesses ÷ FlashAttention's")
     ax.set_title("What is saved follows M/d²", x=hang(ax, -0.15))
 
 
-def _say(ax: Axes, data: Mapping[str, Any]) -> None:
+def _say(ax: Axes, data: Data) -> None:
     beside: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom"}
     near, far = (data["marks"][name] for name in ("reference", "figure_2"))
     if near["factor"] is not None:

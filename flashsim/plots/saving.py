@@ -45,7 +45,6 @@ def contents(figure: Figure, data: dict[str, Any], command: str, *, machine: str
     versions = {"numpy": np.__version__, "matplotlib": matplotlib.__version__, "flashsim": __version__}
     made_with = {"python": platform.python_version(), **versions}
     on = machine or "any: these are counts, the same on every machine"
-    record = {"command": command, "made_with": made_with, "machine": on, "data": data}
-    text = json.dumps(record, indent=1, ensure_ascii=False)
+    text = json.dumps({"command": command, "made_with": made_with, "machine": on, "data": data}, indent=1, ensure_ascii=False)
     text = re.sub(r'\n\s*(?=[^\[\]{}"]*\])', " ", text)  # a list of numbers on one line
     return {".png": drawn(figure, "png"), ".svg": drawn(figure, "svg"), ".json": text + "\n"}

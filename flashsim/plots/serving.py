@@ -1,7 +1,6 @@
 """What serving moves: against the size of pages, the length of a prefix, the share of padding, and the number of splits."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentForm
 from flashsim import serving
 from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, hang, ticks
 from flashsim.masks.paddings import KeyPadding
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, Several, chart
 from flashsim.problem.arguments import check_count
 from flashsim.run.api import count
 from flashsim.serving.schedules import schedule_of
@@ -63,8 +62,8 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
 _WHAT = "what serving moves: pages, a shared prefix, padding, splits"
 
 
-@partial(Chart, "serving", serving_data, _WHAT, 8.9, panels=4, slide=10.6)
-def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+@chart("serving", serving_data, _WHAT, 8.9, panels=4, slide=10.6)
+def plot_serving(data: Data, axes: Several) -> None:
     """Draw the four panels below each other."""
     pages, prefix, padding, splits = axes
     shares = [(waste or np.nan, share) for _, waste, share in data["pages"]]
@@ -104,8 +103,7 @@ def plot_serving(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     splits.set_ylabel("busiest worker")
     ticks(splits.yaxis, FixedLocator([1, 1.5, 2, 2.5, 3]), "{x:g}×")
     prefixes, balance = "A prefix: B_r times at most", "Splits: balance against parts"
-    titles = ("Pages: small ones waste least", prefixes, "Padding", balance)
-    for panel, title in zip(axes, titles, strict=True):
+    for panel, title in zip(axes, ("Pages: small ones waste least", prefixes, "Padding", balance), strict=True):
         panel.set_title(title, x=hang(panel, -0.2))
         panel.legend(loc=(0, 0.22) if panel is prefix else "best", frameon=False)
         panel.xaxis.set_minor_locator(NullLocator())

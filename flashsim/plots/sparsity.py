@@ -1,6 +1,6 @@
 """Figure 2 (right) of the paper, as a model: block-sparse FlashAttention's accesses against s. Proposition 4."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flashsim.algorithms.blocks import Fixed
 from flashsim.drawing.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.masks import patterns
-from flashsim.plots.chart import Chart, said, setting
+from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.problem.inputs import REFERENCE_D
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
@@ -84,8 +84,8 @@ def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
         yield mask
 
 
-@partial(Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 4.1, x=2, y=10)
-def plot_sparsity(data: Mapping[str, Any], ax: Axes) -> None:
+@chart("sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 4.1, x=2, y=10)
+def plot_sparsity(data: Data, ax: Axes) -> None:
     """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor."""
     tiles = data["T_r"] * data["T_c"]
     every = np.geomspace(2.0**-13, 1, 200)
@@ -114,8 +114,7 @@ def plot_sparsity(data: Mapping[str, Any], ax: Axes) -> None:
         label = f"{name} by {_STRIDE}" if name == "strided" else name
         ax.annotate(label, (point["s"], point["accesses"]), (6, -4), textcoords="offset points", va="top")
     middle = np.sqrt(forward["flash"] * data["directions"]["backward"]["floor"])
-    key = "circles: tiles at random\nline: floor + s · (all − floor)"
-    ax.text(at, middle * 1.6, key, va="center", linespacing=1.4)
+    ax.text(at, middle * 1.6, "circles: tiles at random\nline: floor + s · (all − floor)", va="center", linespacing=1.4)
     exponents = range(-12, 1, 3)
     parts = [f"1/{2**-e:,}" if e else "1" for e in exponents]
     ticks(ax.xaxis, FixedLocator([2.0**e for e in exponents]), FixedFormatter(parts))

@@ -14,7 +14,7 @@ from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
 from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
-from flashsim.plots.chart import Chart, setting
+from flashsim.plots.chart import Chart, Data, Several, setting
 from flashsim.problem.inputs import REFERENCE_D
 from flashsim.run.api import count
 from flashsim.support.sizes import Size
@@ -114,7 +114,7 @@ _TITLES = {
 }
 
 
-def plot_theorem(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+def plot_theorem(data: Data, axes: Several) -> None:
     """Draw Theorem 2, or 5, in three panels, HBM accesses (elements) against N, d and M, log-log, with fitted slopes.
 
     FlashAttention's line is its fit; the others join their points. The band is what `theory.flash_constants` allows, or
@@ -124,8 +124,7 @@ def plot_theorem(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
         _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
         needs = dict.fromkeys(f"{share:.0%}" for share in (min(numbers["needs"]), max(numbers["needs"])))
-        said = f"{panel.get_xlabel()}, {data['dtype']}, one head\nline 1's blocks: they need {' to '.join(needs)} of M"
-        panel.set_xlabel(said)
+        panel.set_xlabel(f"{panel.get_xlabel()}, {data['dtype']}, one head\nline 1's blocks: they need {' to '.join(needs)} of M")
 
 
 def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theorem) -> None:

@@ -19,7 +19,6 @@ counts elements, times their item size. What agrees, and what does not:
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -28,7 +27,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from flashsim.drawing.style import BLACK, hang, looks
 from flashsim.machine.memory import Event
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, Several, chart
 from flashsim.run.api import Tally, count
 from flashsim.theory.measured import FIGURE_2
 
@@ -76,8 +75,7 @@ def _model(name: str, sizing: str) -> dict[str, Any]:
 
 
 def _count(name: str, way: str, sizing: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()) -> Tally:
-    M = kilobytes * 1024 // 2
-    return count(name, **_SHAPE, **_VARIANT, M=M, direction=way, sizing=sizing, observers=observers)
+    return count(name, **_SHAPE, **_VARIANT, M=kilobytes * 1024 // 2, direction=way, sizing=sizing, observers=observers)
 
 
 def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
@@ -99,12 +97,10 @@ def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
     rows = []
     for one in passes[:-1]:  # after the last loop nothing moves
         moves = f"{', '.join(one['reads'])} → {', '.join(one['writes'])}"
-        listing = {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way]
-        title = listing if name == "flash" else _PASSES[moves]
+        title = {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way] if name == "flash" else _PASSES[moves]
         reads, writes = in_bytes(one["reads"]), in_bytes(one["writes"])
         sums = {"reads": sum(reads.values()), "writes": sum(writes.values())}
-        by_array = {"reads": reads, "writes": writes}
-        rows.append({"direction": way, "pass": title, "moves": moves, **sums, "by_array": by_array})
+        rows.append({"direction": way, "pass": title, "moves": moves, **sums, "by_array": {"reads": reads, "writes": writes}})
     return rows
 
 
@@ -113,8 +109,8 @@ _KEYS = (("read", ""), ("written", _WRITTEN))
 _EDGE: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.5}
 
 
-@partial(Chart, "traffic", traffic_data, _WHAT, 8.8, panels=3, grid={"height_ratios": [10.5, 6.5, 17]})
-def plot_traffic(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+@chart("traffic", traffic_data, _WHAT, 8.8, panels=3, grid={"height_ratios": [10.5, 6.5, 17]})
+def plot_traffic(data: Data, axes: Several) -> None:
     """Draw three panels: HBM traffic in GB at three M beside the paper's, FLOPs as ratios likewise, and the model's passes."""
     for panel in axes:
         panel.spines["left"].set_visible(False)
@@ -153,7 +149,7 @@ class _Rows:
         self._ax.set_title(title, x=hang(self._ax, -0.3), pad=pad)
 
 
-def _draw_bytes(ax: Axes, data: Mapping[str, Any]) -> None:
+def _draw_bytes(ax: Axes, data: Data) -> None:
     rows, paper = _Rows(ax), data["paper"]
     for name, model in data["model"].items():
         rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
@@ -172,7 +168,7 @@ def _draw_bytes(ax: Axes, data: Mapping[str, Any]) -> None:
     rows.finish(88e9, f"HBM reads + writes, forward + backward (GB)\n{whose}", title)
 
 
-def _draw_flops(ax: Axes, data: Mapping[str, Any]) -> None:
+def _draw_flops(ax: Axes, data: Data) -> None:
     rows, paper = _Rows(ax), data["paper"]
     for name, model in data["model"].items():
         rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
@@ -184,7 +180,7 @@ def _draw_flops(ax: Axes, data: Mapping[str, Any]) -> None:
     rows.finish(2.2, xlabel, f"{ratio:.2f}× the FLOPs (paper: {in_paper:.2f}×)", unit=1)
 
 
-def _draw_passes(ax: Axes, data: Mapping[str, Any]) -> None:
+def _draw_passes(ax: Axes, data: Data) -> None:
     rows = _Rows(ax)
     for name, model in data["model"].items():
         heading = ""

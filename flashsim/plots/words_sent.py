@@ -1,7 +1,6 @@
 """What a device sends under a ring, Ulysses and a mesh: against how many devices there are, and how many KV heads."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,7 +11,7 @@ from flashsim.devices import theory
 from flashsim.devices.layouts import positions
 from flashsim.devices.share import Share
 from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, ticks
-from flashsim.plots.chart import Chart
+from flashsim.plots.chart import Data, Several, chart
 from flashsim.problem.arguments import check_count, check_heads
 from flashsim.support.exporting import plain
 
@@ -50,10 +49,8 @@ def words_sent_data(
     return data
 
 
-@partial(
-    Chart, "words_sent", words_sent_data, "words that a device sends, against devices and KV heads", 5.2, panels=2, x=2, y=10
-)
-def plot_words_sent(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+@chart("words_sent", words_sent_data, "words that a device sends, against devices and KV heads", 5.2, panels=2, x=2, y=10)
+def plot_words_sent(data: Data, axes: Several) -> None:
     """Draw a line for each program, log-log; under the mesh's markers stand its rows × columns. A grey line: g = P − 1."""
     of = data["of_shared"]
     _draw(axes[0], data["P"], data, data["P"])

@@ -93,6 +93,18 @@ def float_name(dtype: Any) -> str:
     return found
 
 
+def stored_type(name: str) -> np.dtype[Any]:
+    """Return a dtype. Raises ValueError for one of 8 bits where its package is missing."""
+    if name.startswith("float8"):
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError as error:
+            raise ValueError(f"dtype {name} needs a package: pip install ml_dtypes") from error
+        of_8_bits: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return of_8_bits
+    return np.dtype(name)
+
+
 def chip_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return what the chip computes in: float32 for inputs of 16 bits and fewer, else the inputs' own dtype."""
     return np.dtype(np.float32) if dtype.itemsize <= 2 else dtype

@@ -58,8 +58,7 @@ class Sizes(Mapping[str, int]):
 
     def clipped(self, blocks: Mapping[str, str], sizes: Sequence[int]) -> Sizes:
         """Return block sizes, each at most as long as what it divides: `blocks` has the symbol of that, by name."""
-        pairs = zip(blocks.items(), sizes, strict=True)
-        return Sizes(**{name: min(size, self[symbol]) for (name, symbol), size in pairs})
+        return Sizes(**{name: min(size, self[symbol]) for (name, symbol), size in zip(blocks.items(), sizes, strict=True)})
 
     def __repr__(self) -> str:
         return ", ".join(f"{name} = {size:,}" for name, size in self.items())

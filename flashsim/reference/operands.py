@@ -178,5 +178,4 @@ BY_NAME: dict[str, Check] = {
 @cache
 def naive_programs() -> dict[str, Naive]:
     """Return what each program computes, and how far rounding may lead from it, by its name, as `NAIVE` of a module here says."""
-    files = modules_of("flashsim.reference")
-    return {name: naive for file in files for name, naive in getattr(file, "NAIVE", {}).items()}
+    return {name: naive for file in modules_of("flashsim.reference") for name, naive in getattr(file, "NAIVE", {}).items()}

@@ -92,8 +92,7 @@ def sink_gradient(
 def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
     """Return an array summed over the axes along which one of that shape was broadcast."""
     a = a.sum(axis=tuple(range(a.ndim - len(shape))))
-    alone = tuple(axis for axis, n in enumerate(shape) if n == 1)
-    return np.asarray(a.sum(axis=alone, keepdims=True))
+    return np.asarray(a.sum(axis=tuple(axis for axis, n in enumerate(shape) if n == 1), keepdims=True))
 
 
 def _gradients(

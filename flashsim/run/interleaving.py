@@ -104,14 +104,12 @@ class GroupedMask(Mask):
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Ask for the positions that a tile's rows are of; a tile is live if it is for any head of the group."""
         tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
-        found = [self._mask.live(tops, ends, cols, col_ends, one, at) for at in self._heads(head)]
-        return np.asarray(np.any(found, axis=0))
+        return np.asarray(np.any([self._mask.live(tops, ends, cols, col_ends, one, at) for at in self._heads(head)], axis=0))
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Ask likewise; a tile is full if it is for every head of the group."""
         tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
-        found = [self._mask.full(tops, ends, cols, col_ends, one, at) for at in self._heads(head)]
-        return np.asarray(np.all(found, axis=0))
+        return np.asarray(np.all([self._mask.full(tops, ends, cols, col_ends, one, at) for at in self._heads(head)], axis=0))
 
     def keys(self, shape: Shape, head: Head) -> int:
         return max(self._mask.keys(self._one(shape), at) for at in self._heads(head))

@@ -13,22 +13,14 @@ import numpy as np
 from flashsim.algorithms.blocks import clipped, most_rows
 from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
 from flashsim.machine.traffic import ArrayTraffic, Occupancy, Traffic
-from flashsim.problem.arguments import (
-    check_blocks,
-    check_choice,
-    check_count,
-    check_flag,
-    check_heads,
-    check_observers,
-    check_scale,
-    shown,
-)
-from flashsim.problem.inputs import Array, check_M, chip_dtype, float_dtype
+from flashsim.problem import arguments
+from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, check_observers, check_scale, shown
+from flashsim.problem.inputs import Array, check_M, chip_dtype, float_dtype, stored_type
 from flashsim.problem.shapes import Shape, Sizes
 from flashsim.run.interleaving import by_head, interleave
 from flashsim.run.results import Costs
 from flashsim.serving.batch import Batch, Operands
-from flashsim.serving.checks import check_by_sequence, check_fit, check_sequences, stored_type
+from flashsim.serving.checks import check_by_sequence, check_fit, check_sequences
 from flashsim.serving.programs import programs
 from flashsim.serving.record import ServingProgram
 from flashsim.serving.theory import forms
@@ -51,9 +43,7 @@ class Call:
     @property
     def words(self) -> list[str]:
         """The operands that are words, which all KV heads share."""
-        return [
-            name for name, value in self.operands.items() if not isinstance(value, tuple) and value.dtype == np.uint32
-        ]
+        return [name for name, value in self.operands.items() if not isinstance(value, tuple) and value.dtype == np.uint32]
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -95,12 +85,7 @@ class ServingTally(Costs):
         first = "p" if "K_p" in shapes else ""
         keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
         keys = {"C": ("N_k", "d"), **keys}
-        rows = {
-            "Q": "d",
-            "dQ": "d",
-            **dict.fromkeys(("O", "O_new", "dO"), "d_v"),
-            **dict.fromkeys(("L", "L_new", "D"), "1"),
-        }
+        rows = {"Q": "d", "dQ": "d", **dict.fromkeys(("O", "O_new", "dO"), "d_v"), **dict.fromkeys(("L", "L_new", "D"), "1")}
         kinds = {**dict.fromkeys(shapes, ("", "")), **keys, **{name: ("N_q", w) for name, w in rows.items()}}
         shape = Shape(shapes["Q"][0], shapes[next(name for name in keys if name in shapes)][0], batch.d, batch.d_v)
         follows = ("m", "l", "O", "L") if self.call.program.direction == "forward" else ("D", "dQ")
@@ -198,9 +183,7 @@ def _total(call: Call, traffic: Traffic) -> Traffic:
     return Traffic({name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()})
 
 
-def run(
-    name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any
-) -> ServingRun:
+def run(name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any) -> ServingRun:
     """Run the program of that name, forward, on these operands."""
     return finished(called(programs()[name], batch, blocks, options, lambda _: operands), observers)
 
@@ -244,9 +227,7 @@ def packed(batch: Batch, sequences: Sequence[Array]) -> Array:
     return np.concatenate([interleave(array, batch.group) for array in sequences], axis=1)
 
 
-def batch_of_lists(
-    Q: Any, K: Any, V: Any, M: Any, causal: Any, scale: Any
-) -> tuple[Batch, Array, list[Array], list[Array]]:
+def batch_of_lists(Q: Any, K: Any, V: Any, M: Any, causal: Any, scale: Any) -> tuple[Batch, Array, list[Array], list[Array]]:
     """Return the batch of lists with an array for each sequence; Q packed, K and V as lists. Raises ValueError."""
     queries = check_sequences("Q", Q)
     keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
@@ -286,7 +267,7 @@ def count(
     N = check_by_sequence("queries", [queries] * len(n) if isinstance(queries, int) else queries)
     if len(N) != len(n):
         raise ValueError(f"queries has {len(N)} lengths; expected {len(n)}, one for each sequence, as keys has")
-    stored, (heads, kv_heads), d = float_dtype(dtype), check_heads(heads, kv_heads), check_count("d", d)
+    stored, (heads, kv_heads), d = float_dtype(dtype), arguments.check_heads(heads, kv_heads), check_count("d", d)
     batch = Batch(
         queries=N, keys=n, heads=heads, kv_heads=kv_heads, d=d, d_v=d if d_v is None else check_count("d_v", d_v), dtype=stored,
         M=check_M(M, stored.itemsize), tau=check_scale(None, d), causal=check_flag("causal", causal),

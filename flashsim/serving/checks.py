@@ -42,9 +42,7 @@ def check_sequences(name: str, given: Any, like: tuple[str, Sequence[Array]] | N
     like  the name of another list, and that: of the same type and number
     """
     if not isinstance(given, list | tuple) or not given:
-        raise ValueError(
-            f"{name} is {shown(given)}; expected a list of arrays (heads, length, width), one for each sequence"
-        )
+        raise ValueError(f"{name} is {shown(given)}; expected a list of arrays (heads, length, width), one for each sequence")
     arrays = [check_packed(f"{name}[{s}]", array) for s, array in enumerate(given)]
     if like is not None and len(arrays) != len(like[1]):
         raise ValueError(f"{name} has {len(arrays)} sequences; expected {len(like[1])}, as {like[0]} has")
@@ -79,10 +77,7 @@ def check_packed(name: str, given: Any) -> Array:
 
 def check_fit(Q: Array, K: Array, V: Array, names: str = "QKV") -> None:
     """Raise ValueError unless keys and values fit each other and the queries: rows of K and V, columns, heads, and types."""
-    q, k, v = (
-        f"{name} has shape {a.shape}"
-        for name, a in zip(names.split() if " " in names else names, (Q, K, V), strict=True)
-    )
+    q, k, v = (f"{name} has shape {a.shape}" for name, a in zip(names.split() if " " in names else names, (Q, K, V), strict=True))
     if K.dtype != Q.dtype or V.dtype != Q.dtype:
         raise ValueError(f"dtypes are {Q.dtype}, {K.dtype}, {V.dtype}; expected one dtype for queries, keys and values")
     if K.shape[:2] != V.shape[:2]:
@@ -120,18 +115,6 @@ def check_pages(table: Any, lengths: Any, b: int, page: int) -> tuple[NDArray[np
             most = f"at most {words.shape[1] * page}, as table has {words.shape[1]} pages of {page} for each sequence"
             raise ValueError(f"lengths[{s}] is {keys}; expected {most}")
     return words, n
-
-
-def stored_type(name: str) -> np.dtype[Any]:
-    """Return a dtype. Raises ValueError for one of 8 bits where its package is missing."""
-    if name.startswith("float8"):
-        try:
-            import ml_dtypes
-        except ModuleNotFoundError as error:
-            raise ValueError(f"dtype {name} needs a package: pip install ml_dtypes") from error
-        of_8_bits: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return of_8_bits
-    return np.dtype(name)
 
 
 def check_by_sequence(name: str, given: Any, least: int = 0) -> tuple[int, ...]:

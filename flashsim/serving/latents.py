@@ -24,9 +24,7 @@ def absorb(Q: Any, W_UK: Any) -> Array:
     Q, W_UK = check_packed("Q", Q), check_packed("W_UK", W_UK)
     d = W_UK.shape[1]
     if len(W_UK) != len(Q) or d > Q.shape[2]:
-        raise ValueError(
-            f"W_UK has shape {W_UK.shape}; expected ({len(Q)}, at most {Q.shape[2]}, ·), as Q is {Q.shape}"
-        )
+        raise ValueError(f"W_UK has shape {W_UK.shape}; expected ({len(Q)}, at most {Q.shape[2]}, ·), as Q is {Q.shape}")
     return np.concatenate([Q[..., :d] @ W_UK, Q[..., d:]], axis=2)
 
 
@@ -53,8 +51,7 @@ def mla(
     u, tau = _latent(latent, latents[0]), _scale(scale)
     N, n = ([array.shape[1] for array in of] for of in (queries, latents))
     batch = batch_of(queries[0], latents[0], latents[0][..., :u], N, n, M, causal, tau)
-    operands = {"Q": packed(batch, queries), "C": np.concatenate(latents, axis=1)}
-    return run("mla", batch, operands, blocks, observers)
+    return run("mla", batch, {"Q": packed(batch, queries), "C": np.concatenate(latents, axis=1)}, blocks, observers)
 
 
 def mla_paged(
@@ -111,9 +108,7 @@ def mla_expanded(
     rope, w = queries[0].shape[2] - d, latents[0].shape[2]
     if len(W_UV) != H or W_UV.shape[2] != u or W_UK.dtype != W_UV.dtype or W_UK.dtype != queries[0].dtype:
         said = f"W_UK has shape {W_UK.shape} and W_UV {W_UV.shape}, of {W_UK.dtype} and {W_UV.dtype}"
-        raise ValueError(
-            f"{said}; expected the same number of heads and columns, and the dtype of Q, {queries[0].dtype}"
-        )
+        raise ValueError(f"{said}; expected the same number of heads and columns, and the dtype of Q, {queries[0].dtype}")
     if len(latents[0]) != 1 or rope < 0 or w != u + rope or len(queries[0]) % H:
         said = f"Q[0] has shape {queries[0].shape}, C[0] {latents[0].shape}, W_UK {W_UK.shape}"
         raise ValueError(f"{said}; expected (H_q, ·, d + r), (1, ·, u + r), (H, d, u), and H_q a multiple of H")

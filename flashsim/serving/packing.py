@@ -40,13 +40,11 @@ def varlen(
     N, n = (np.diff(ends.astype(np.int64)).tolist() for ends in (ends_q, ends_k))
     batch = batch_of(Q, K, V, N, n, M, causal, scale, (tuple(ends_q.tolist()), tuple(ends_k.tolist())))
     words = {"cu_q": ends_q[:, None], "cu_k": ends_k[:, None]}
-    operands = {"Q": interleave(Q, batch.group), "K": K, "V": V, **words}
-    return run("varlen", batch, operands, blocks, observers)
+    return run("varlen", batch, {"Q": interleave(Q, batch.group), "K": K, "V": V, **words}, blocks, observers)
 
 
 def varlen_backward(
-    run: ServingRun, dO: Any, *,
-    M: Size | None = None, blocks: tuple[int, int] | None = None, observers: Sequence[Observer] = (),
+    run: ServingRun, dO: Any, *, M: Size | None = None, blocks: tuple[int, int] | None = None, observers: Sequence[Observer] = ()
 ) -> ServingGradients:
     """Run the backward pass of a run of `varlen`, for dO, a list with (H_q, N_s, d_v) for each sequence, as run.O.
 

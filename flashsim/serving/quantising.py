@@ -9,9 +9,9 @@ import numpy as np
 
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_choice, check_count
-from flashsim.problem.inputs import Array
+from flashsim.problem.inputs import Array, stored_type
 from flashsim.serving.api import ServingRun, batch_of_lists, run
-from flashsim.serving.checks import check_packed, stored_type
+from flashsim.serving.checks import check_packed
 from flashsim.serving.programs.fp8 import FORMATS
 from flashsim.serving.programs.quantised import check_options
 from flashsim.support.sizes import Size, ceil_div

@@ -1,9 +1,8 @@
 """How a program of flashsim begins and ends: streams that take any text, errors in one line, an exit status.
 
-Exit status: 0 all is well. 1 a claim or a check failed. 2 the arguments or the input make no sense, or a file or a stream
-cannot be read or written. 3 all that was checked passed, and not all was checked. 130 interrupted (Ctrl-C). 143 terminated
-(SIGTERM). 141 whoever read the output has gone, as in `flashsim verify | head`: what a shell says of a program that SIGPIPE
-ended.
+Exit status: 0 all is well. 1 a claim or a check failed. 2 the arguments or the input make no sense, or a file or a stream cannot
+be read or written. 3 all that was checked passed, and not all was checked. 130 interrupted (Ctrl-C). 143 terminated (SIGTERM).
+141 whoever read the output has gone, as in `flashsim verify | head`: what a shell says of a program that SIGPIPE ended.
 """
 
 import codecs

@@ -32,8 +32,7 @@ class Exported:
         from flashsim.support.provenance import made_with
 
         record = plain({**self.to_dict(), "made_with": made_with()})
-        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        return given(text, path)
+        return given(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n", path)
 
 
 class ByArray(Exported):
@@ -46,8 +45,7 @@ class ByArray(Exported):
         """
         found = self.to_dict()
         traffic = found.pop("hbm", found)
-        by_array = traffic.pop("by_array")
-        rows = [{"array": name, **entry} for name, entry in by_array.items()]
+        rows = [{"array": name, **entry} for name, entry in traffic.pop("by_array").items()]
         return to_pandas(rows, list(rows[0]), index="array", attrs={**traffic, **found})
 
 

@@ -79,8 +79,7 @@ def fork(seconds: float | None = None) -> Ending | None:
             signal.signal(each, handler)
     code = os.waitstatus_to_exitcode(status)
     how = TOO_LATE if late else signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    words = room[HEAD : HEAD + int.from_bytes(room[2:HEAD], "little")]
-    return Ending(room[1] if room[0] else None, how, words)
+    return Ending(room[1] if room[0] else None, how, room[HEAD : HEAD + int.from_bytes(room[2:HEAD], "little")])
 
 
 def _hear(number: int, _: Any) -> None:

@@ -81,8 +81,7 @@ def cell(value: Any) -> str:
 
 def print_words(text: str, further: str = "") -> None:
     """Print a line of words; where it is too wide, several lines, which begin with `further` from the second on."""
-    width = page().width
-    print(textwrap.fill(text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False))
+    print(textwrap.fill(text, page().width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False))
 
 
 def print_paragraphs(*texts: str) -> None:

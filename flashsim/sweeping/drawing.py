@@ -68,8 +68,7 @@ def sweep_data(
 def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """Draw the lines of `sweep_data` on axes, by default of a new figure; return the axes."""
     lines = data["lines"]
-    named = min(len(lines), MOST_NAMED + 1)
-    ax = canvas(ax, 2.8 + 0.13 * named)
+    ax = canvas(ax, 2.8 + 0.13 * min(len(lines), MOST_NAMED + 1))
     for number, (line, look) in enumerate(zip(lines, _looks(lines), strict=True)):
         label = ", ".join(_said(*pair) for pair in line["of"].items()) if number < MOST_NAMED else None
         xs, ys = zip(*line["points"], strict=True)
@@ -87,8 +86,7 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         values = [point[index] for line in lines for point in (*line["points"], *line.get("bounds", ()))]
         if min(values) > 0 and max(values) >= WIDE * min(values):
             scale("log")
-            narrow = max(values) < WIDE**3 * min(values)
-            ticks(axis, LogLocator(10, (1, 2, 5) if narrow else (1,)))
+            ticks(axis, LogLocator(10, (1, 2, 5) if max(values) < WIDE**3 * min(values) else (1,)))
         axis.set_major_formatter(EngFormatter(sep=""))
         if index == 0 and (steps := _doubling(values)):
             scale("log", base=2)

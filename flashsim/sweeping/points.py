@@ -52,8 +52,7 @@ class Way:
             form = form_of(algorithm, direction)
         except NoClosedForm:
             form = None
-        options = tuple(option.name for option in forward_of(algorithm).options)
-        return cls(algorithm.name, algorithm, form, options)
+        return cls(algorithm.name, algorithm, form, tuple(option.name for option in forward_of(algorithm).options))
 
     def __reduce__(self) -> Any:  # a user's form may have lambdas: another process finds it anew
         known = self.algorithm
@@ -102,9 +101,8 @@ def _points(
 ) -> Iterator[Point]:
     for row in rows:
         fixed = {name: value for name, value in row.items() if name not in ("algorithm", "direction", LABEL)}
-        of_row = [row["algorithm"]] if "algorithm" in row else names
         directions = [row["direction"]] if "direction" in row else axes.get("direction", ["forward"])
-        for what, direction in product(of_row, directions):
+        for what, direction in product([row["algorithm"]] if "algorithm" in row else names, directions):
             way = ways.of(what, direction)
             own = [name for name in axes if name not in ARGUMENTS and name in way.options]
             order = [*own, *(name for name in ARGUMENTS if name in axes and name != "direction")]
@@ -161,8 +159,7 @@ def _rows(table: Any) -> list[dict[str, Any]]:
         table = table.to_dicts()
     elif isinstance(table, Mapping):
         columns = {name: _many("N", column) for name, column in table.items()}
-        lengths = {len(column) for column in columns.values()}
-        if len(lengths) > 1:
+        if len({len(column) for column in columns.values()}) > 1:
             said = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
             raise ValueError(f"points has columns of several lengths: {said}; expected one length")
         table = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

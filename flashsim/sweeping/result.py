@@ -161,12 +161,9 @@ class Sweep(Exported, Sequence[Row]):
         """How the rows were made, and how many there are of each kind."""
         kinds = Counter(row["status"] for row in self.rows)
         return {
-            "flashsim": __version__,
-            "command": self.command or None,
-            "points": len(self),
-            **{kind: kinds[kind.replace("_", " ")] for kind in KINDS},
-            "cross_checked": self.checked,
-        }
+            "flashsim": __version__, "command": self.command or None, "points": len(self),
+            **{kind: kinds[kind.replace("_", " ")] for kind in KINDS}, "cross_checked": self.checked,
+        }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Return all there is: version, command, how many points there are of each kind, what columns hold, and the rows."""

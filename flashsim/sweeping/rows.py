@@ -139,12 +139,9 @@ def _counts(point: Point, hbm: Traffic, matmul: Any, shape: Any) -> Row:
     compulsory = _compulsory(point, shape)
     counts = {f"{name}_elements": getattr(hbm, name) for name in ("accesses", "reads", "writes", "init_writes", "extra")}
     counts |= {
-        "traffic_bytes": hbm.bytes,
-        "compulsory_elements": compulsory,
-        "over_compulsory": hbm.accesses / compulsory,
-        "matmul_flops": matmul,
-        "intensity_flops_per_byte": matmul / hbm.bytes if hbm.bytes else None,
-    }
+        "traffic_bytes": hbm.bytes, "compulsory_elements": compulsory, "over_compulsory": hbm.accesses / compulsory,
+        "matmul_flops": matmul, "intensity_flops_per_byte": matmul / hbm.bytes if hbm.bytes else None,
+    }  # fmt: skip
     for name, array in hbm.by_array.items():
         counts[f"{name}_reads_elements"], counts[f"{name}_writes_elements"] = array.reads, array.writes
     return counts

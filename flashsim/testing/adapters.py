@@ -123,8 +123,7 @@ def vllm(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
     rng = np.random.default_rng(0)
 
     def on_pages(q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **given: Any) -> Any:
-        rows = [(k[a:b], v[a:b]) for a, b in pairwise(cu_seqlens_k)]
-        cache, table = _in_pages(rng, page, fill, rows)
+        cache, table = _in_pages(rng, page, fill, [(k[a:b], v[a:b]) for a, b in pairwise(cu_seqlens_k)])
         lengths = np.diff(cu_seqlens_k)
         return fn(q, *np.stack(cache), cu_seqlens_q=cu_seqlens_q, seqused_k=lengths, block_table=table, **given)
 

@@ -106,12 +106,11 @@ class Case:
     def problem(self, spec: Spec) -> Problem:
         """Return the arrays that this case stands for. `spec` says how causal is aligned, and what to expect."""
         rng = np.random.default_rng(self.seed)
-        width = self.d if self.d_v is None else self.d_v
         q = rng.normal(size=(self.B, self.group * self.H_kv, self.N_q, self.d))
         k = rng.normal(size=(self.B, self.H_kv, self.N_k, self.d))
         if self.N_k:
             q, k = REGIMES[self.regime](rng, q, k)
-        v = values(rng, (self.B, self.H_kv, self.N_k, width), self.regime)
+        v = values(rng, (self.B, self.H_kv, self.N_k, self.d if self.d_v is None else self.d_v), self.regime)
         dtype, H_q = dtype_of(self.dtype), q.shape[1]
         wide = np.dtype(np.float32) if self.dtype in FP8 else dtype
         allowed = None
@@ -119,8 +118,7 @@ class Case:
             allowed = MASKS[self.mask](np.random.default_rng((self.seed, 1)), (*q.shape[:3], self.N_k), self.block)
         bias = None
         if self.bias is not None:
-            shape = (*q.shape[:3], self.N_k)
-            bias = BIASES[self.bias](np.random.default_rng((self.seed, 4)), shape).astype(wide)
+            bias = BIASES[self.bias](np.random.default_rng((self.seed, 4)), (*q.shape[:3], self.N_k)).astype(wide)
         large = max(float(np.abs(a).max(initial=0)) for a in (q, k, v)) > 100
         dO_size = 2.0**-10 if self.dtype == "float16" and large else 1.0  # or float16's gradients would overflow
         scales = None

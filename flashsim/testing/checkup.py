@@ -94,7 +94,7 @@ def check_attention(
         _failure(subject, name, found, shrunk=number < SHRUNK)
         for number, name in enumerate(failing[:1] if on_fail == "raise" else failing)
     ]
-    left_out = {name: undeclared_for.get(name, "left out by the first calls") for name in found.left_out}
+    left_out = {name: undeclared_for.get(name, "the first calls show that they fail") for name in found.left_out}
     counted = (subject.name, repr(spec), found.examples, seed, found.tallies, left_out)
     report = Report(*counted, failures, expected, missed, *unchecked)
     if on_fail == "raise" and (failures or missed):
@@ -190,8 +190,7 @@ def _failure(subject: Subject, name: str, found: Survey, shrunk: bool) -> Failur
         verdicts = [(case, passed) for case, passed, tried in found.verdicts if tried == name]
         failing = (try_check(check, subject, case) for case, passed in verdicts if not passed)
         suspicions = diagnose(subject, [finding, *islice(filter(None, failing), EXHIBITS)], verdicts, _passing(found))
-    message = describe(subject, finding, tally, suspicions, how)
-    return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
+    return Failure(name, finding, tally.failed, tally.tried, suspicions, describe(subject, finding, tally, suspicions, how))
 
 
 def _passing(found: Survey) -> list[Case]:
@@ -208,8 +207,7 @@ def _check(name: str, fn: Callable[..., Any], spec: Spec, **options: Any) -> Non
     import pytest
 
     __tracebackhide__ = VERDICT
-    report = check_attention(fn, spec, checks=[name], **options)
-    if not report.tallies[name].tried:
+    if not check_attention(fn, spec, checks=[name], **options).tallies[name].tried:
         pytest.skip(f"no case that this spec allows is one for {name!r}")
 
 

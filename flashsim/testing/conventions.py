@@ -122,8 +122,7 @@ def _flash_attn(
 ) -> dict[str, Any]:  # fmt: skip
     if mask is not None:
         raise ValueError("mask is given; expected none, which flash_attn does not take")
-    ours = _given(softmax_scale=scale, window_size=window, causal=causal or None, dropout_p=dropout_p or None)
-    return given | ours
+    return given | _given(softmax_scale=scale, window_size=window, causal=causal or None, dropout_p=dropout_p or None)
 
 
 def _flashinfer(q: Any, cache: Any, scale: float | None = None, softcap: float | None = None, **given: Any) -> dict[str, Any]:

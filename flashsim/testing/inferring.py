@@ -56,8 +56,7 @@ def infer(fn: Callable[..., Any], start: Spec | None = None, backward: Callable[
         notes["dtypes"] = f"each was tried; {', '.join(wrong)} gave no right answer"
         doubtful.append("dtypes")
     if spec.head_dims is not None and "head_dims" not in given:
-        dims = tuple(d for d in WIDTHS if fits(fn, replace(spec, head_dims=(d,))))
-        spec = replace(spec, head_dims=dims)
+        spec = replace(spec, head_dims=tuple(d for d in WIDTHS if fits(fn, replace(spec, head_dims=(d,)))))
         notes["head_dims"] = f"of {', '.join(map(str, WIDTHS))} and 8 these were right"
     for feature in FEATURES:
         if feature.field not in given:
@@ -114,6 +113,5 @@ def _with_empty_rows(fn: Callable[..., Any], spec: Spec) -> tuple[Spec, str]:
     gave = {"nan": "NaN", "mean": "the values' mean, as where masked scores are finite"}
     for value in ("zero", *gave):
         if fits(fn, replace(spec, empty_rows=value), case, "empty_rows"):
-            note = f"a fully masked row gave {gave[value]}" if value in gave else ""
-            return replace(spec, empty_rows=value), note
+            return replace(spec, empty_rows=value), f"a fully masked row gave {gave[value]}" if value in gave else ""
     return replace(spec, empty_rows="undefined"), "a fully masked row gave neither 0, nor NaN, nor the values' mean"

@@ -1,4 +1,4 @@
-"""Differences between a kernel's spec and its first calls, said once and not at every case."""
+"""Differences between a kernel's spec and its first calls. They are reported once, instead of for every case."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from flashsim.testing.spec import Spec
 from flashsim.testing.subject import Broken, OutsidePool, Subject
 from flashsim.testing.wrapping import Wrapped
 
-PACKAGES = {"ensor": "torch", "torch": "torch", "jax": "jax", "cupy": "cupy"}  # by a word of an error
+PACKAGES = {"ensor": "torch", "torch": "torch", "jax": "jax", "cupy": "cupy"}  # by a word in an error's text
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Mismatch:
 
     says     what happened, in a sentence
     changes  fields of the spec that would fit, empty if none was found
-    stops    no call fits the spec, so that nothing can be checked
+    stops    whether no call fits the spec, so that nothing can be checked
     """
 
     says: str
@@ -38,7 +38,7 @@ class Mismatch:
 def in_words(changes: Mapping[str, Any]) -> str:
     """Return changes to a spec as they are given on the command line and in Python."""
     python = ", ".join(f"{name}={value!r}" for name, value in changes.items())
-    return f"{' '.join(flag(*change) for change in changes.items())}, in Python Spec({python})"
+    return f"{' '.join(flag(*change) for change in changes.items())}, or in Python Spec({python})"
 
 
 def flag(name: str, value: Any) -> str:
@@ -52,9 +52,9 @@ def flag(name: str, value: Any) -> str:
 
 
 def mismatches(subject: Subject) -> list[Mismatch]:
-    """Make one call for each thing that the spec declares, and return what it leaves out or says wrongly; mostly nothing.
+    """Make one call for each thing that the spec declares, and return what does not fit; mostly nothing.
 
-    A bug that needs a certain shape is not one: if the smallest call succeeds, the check-up goes on, and finds and shrinks it.
+    A bug that needs a certain shape is not a mismatch. If the smallest call succeeds, the check-up goes on, and finds that bug.
     """
     case = plain(subject.spec)
     broken = {dtype: broken_by(subject, replace(case, dtype=dtype)) for dtype in subject.spec.dtypes}
@@ -71,12 +71,12 @@ def mismatches(subject: Subject) -> list[Mismatch]:
 
 
 def _explained(subject: Subject, case: Case, broken: str) -> Mismatch | None:
-    """Say why an ordinary call breaks: another spec fits, or no call succeeds. None if the smallest call succeeds."""
+    """Say why an ordinary call fails: another spec fits, or no call succeeds. None if the smallest call succeeds."""
     spec = subject.spec
     for changes in other_specs(spec):
         if fits(subject.fn, replace(spec, **changes)):
             return Mismatch(_told(changes, broken), changes, stops=True)
-    for lse in {None, "natural"} - {spec.lse}:  # a pair is a pair, even of wrong numbers
+    for lse in {None, "natural"} - {spec.lse}:  # whatever the numbers: one array or two
         if not broken_by(replace(subject, spec=replace(spec, lse=lse)), case):
             return Mismatch(_told({"lse": lse}, broken), {"lse": lse}, stops=True)
     if not broken_by(subject, smallest(case, subject.spec)):
@@ -84,7 +84,7 @@ def _explained(subject: Subject, case: Case, broken: str) -> Mismatch | None:
     q, k = (case.B, case.H_kv, case.N_q, case.d), (case.B, case.H_kv, case.N_k, case.d)
     words = {} if isinstance(subject.fn, Wrapped) else PACKAGES
     package = next((name for word, name in words.items() if word in broken), "")
-    give = f". If it takes {package} arrays, give --wrap {package}, in Python wrap(fn, {package!r})" if package else ""
+    give = f". If it takes {package} arrays, give --wrap {package}, or in Python wrap(fn, {package!r})" if package else ""
     if not package and words and "'numpy.ndarray' object has no attribute" in broken:
         give = f". If it takes another package's arrays, give --wrap {' or '.join(dict.fromkeys(words.values()))}"
     if parameters(subject.fn)[:2] == ("hbm", "sram"):
@@ -93,20 +93,20 @@ def _explained(subject: Subject, case: Case, broken: str) -> Mismatch | None:
     return Mismatch(says, stops=True)
 
 
-TOLD: dict[str, Callable[[Any], str]] = {  # of what a kernel does, by a field of the spec that it fits
+TOLD: dict[str, Callable[[Any], str]] = {  # what a kernel does, by the spec's field
     "lse": lambda value: "it returns O alone" if value is None else "it returns two arrays, (O, lse)",
     "layout": lambda value: f"its arrays are ({', '.join(value[:3])}, d)",
     "dtypes": lambda value: f"it takes dtypes {', '.join(value)}",
     "head_dims": lambda value: f"it takes head_dims {', '.join(map(str, value))}",
-    "cross": lambda _: "it takes N_q = N_k only",
-    "multiples": lambda value: f"it takes lengths that are multiples of {value[0]} only",
+    "cross": lambda _: "it takes only N_q = N_k",
+    "multiples": lambda value: f"it takes only lengths that are multiples of {value[0]}",
 }
 
 
 def _told(changes: Mapping[str, Any], broken: str) -> str:
-    """Say in a sentence what a kernel does, and how it broke, unless the first says it."""
+    """Say what a kernel does and, unless that is clear already, how the call failed."""
     said = " and ".join(TOLD[name](value) for name, value in changes.items())
-    return said[0].upper() + said[1:] + ("" if set(changes) == {"lse"} else f"; called by the spec, it {broken}")
+    return said[0].upper() + said[1:] + ("" if set(changes) == {"lse"} else f". Called as its spec says, it {broken}")
 
 
 def _of_features(subject: Subject, case: Case) -> Iterator[Mismatch]:
@@ -137,11 +137,11 @@ def _both_broken(subject: Subject, case: Case, *checks: str) -> str:
 
 
 def _of_feature(subject: Subject, case: Case, feature: Feature) -> Mismatch | None:
-    """Say what is wrong with a feature: it breaks the call, perhaps by its keyword's name, or a keyword changes nothing."""
+    """Say what is wrong with a feature: the call fails, perhaps by the keyword's name, or the keyword changes nothing."""
     with_it, without = feature.put_into(case), {feature.field: getattr(Spec(), feature.field)}
     if broken := _both_broken(subject, with_it):
         theirs = [name for name in feature.aliases if name in parameters(subject.fn)]
-        named = f"; its own name for it is {theirs[0]}, and the kit's is {feature.keyword}" if theirs else ""
+        named = f". Its name for it is {theirs[0]}, and the kit's is {feature.keyword}" if theirs else ""
         return Mismatch(f"It does not take {feature.words}: it {broken}{named}", without)
     one, other = with_it.problem(subject.spec), case.problem(subject.spec)
     if not feature.keyword or case.N_k < 2 or np.array_equal(one.solution.O, other.solution.O):
@@ -150,5 +150,5 @@ def _of_feature(subject: Subject, case: Case, feature: Feature) -> Mismatch | No
         same = np.array_equal(subject.forward(one).O, subject.forward(other).O)
     except (Broken, OutsidePool):
         return None
-    said = f"It ignores {feature.words}: with it, its answer is the same, to the bit"
+    said = f"It ignores {feature.words}: its answer has the same bits with it and without"
     return Mismatch(said, without) if same else None

@@ -226,8 +226,7 @@ class Problem:
         if self.spec.stores != "scores":
             return np.zeros(self.score_shape[:3], bool)
         q, k, _, mask, bias = self.operands
-        given = {"mask": mask, "bias": bias}
-        reach = reference.score_reach(q, k, scale=max(abs(self.tau), 1.0), **given)[..., 0]
+        reach = reference.score_reach(q, k, scale=max(abs(self.tau), 1.0), mask=mask, bias=bias)[..., 0]
         return np.asarray(reach * (1 + 8 * roundoff(self.q.dtype)) >= largest(self.q.dtype))
 
     def _fill(self, solution: Solution, v: Array) -> Solution:
@@ -250,8 +249,7 @@ class Problem:
     def dO(self) -> Array:
         """A random output gradient, as large as `dO_size`."""
         rng = np.random.default_rng((self.seed, 2))
-        shape = (*self.q.shape[:3], self.v.shape[-1])
-        return np.asarray((self.dO_size * rng.normal(size=shape)).astype(self.q.dtype))
+        return np.asarray((self.dO_size * rng.normal(size=(*self.q.shape[:3], self.v.shape[-1]))).astype(self.q.dtype))
 
     def gradients(self, keep: Array | None = None) -> ExactGradients:
         """Return the exact gradients of Σ dO ∘ O and their budgets, those of shared KV heads summed over their group."""
@@ -288,8 +286,7 @@ class Problem:
             return zero, zero
         (q, k, v, _, _), how = self.operands, self._how(keep)
         O = reference.attention(q, k, v, **how)
-        budget = reference.error_bound(q, k, v, **how, **self._rounded)
-        return O, np.where(self.overflowing[..., None], np.inf, budget)
+        return O, np.where(self.overflowing[..., None], np.inf, reference.error_bound(q, k, v, **how, **self._rounded))
 
     def _how(self, keep: Array | None) -> dict[str, Any]:
         """Return what `flashsim.reference` takes besides q, k and v to compute the same."""

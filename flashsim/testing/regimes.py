@@ -104,8 +104,7 @@ def values(rng: Rng, shape: tuple[int, ...], regime: str) -> Array:
 
 def _lengths(rng: Rng, B: int, N_k: int) -> Array:
     """One length a sequence, in (B, 1, 1, 1). One in eight is 0."""
-    lengths = np.where(rng.random(B) < 0.125, 0, rng.integers(min(N_k, 1), N_k + 1, size=B))
-    return lengths.reshape(B, 1, 1, 1)
+    return np.where(rng.random(B) < 0.125, 0, rng.integers(min(N_k, 1), N_k + 1, size=B)).reshape(B, 1, 1, 1)
 
 
 def _dense(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:

@@ -1,4 +1,4 @@
-"""What a kernel's check-up found, in words that a person can act on."""
+"""What a kernel's check-up found, in words."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Failure:
 
     finding     the case, the worst element, what the kernel returned there, what was expected, and the budget
     failed, tried  how many cases of the survey failed, of how many
-    suspicions  known bugs that it looks like, the likeliest first
-    message     all of that in words, with code that shows it again
+    suspicions  known bugs that fit, the likeliest first
+    message     all of that in words, with code that shows the failure again
     """
 
     check: str
@@ -59,11 +59,11 @@ class Report:
     name, spec, examples, seed  what was checked, on how many cases
     tallies    for each check: cases tried and failed, and the worst error as a part of its budget
     left_out   checks that do not apply, and why
-    failures   those that were not expected
+    failures   failures that were not expected
     expected   checks expected to fail, and why
-    mismatches what the kernel's first calls did not fit in its spec: it is left out of the cases, or no case is drawn
-    undeclared the kit's keywords that the function has and the spec does not declare, each with the values that a call fits
-    defaulted  its other parameters, that the kit never gives it
+    mismatches what in the spec does not fit the kernel's first calls: cases are drawn without it, or no case is drawn
+    undeclared keywords of the kit that the function has and the spec does not declare, each with the values that fit
+    defaulted  its other parameters, which the kit never gives
     """
 
     name: str
@@ -80,7 +80,7 @@ class Report:
 
     @property
     def kernel(self) -> str:
-        """The name, as it was called before."""
+        """The former name of `name`."""
         return self.name
 
     @property
@@ -90,12 +90,12 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether all of the function's parameters were tried, but for those that the spec says are left out on purpose."""
+        """Whether all parameters were tried, except those that the spec leaves out on purpose."""
         return not self.undeclared and not self.defaulted
 
     @property
     def simplest(self) -> Failure | None:
-        """The failure with the simplest case, the first of several; None where there is none."""
+        """The first failure with the simplest case, or None."""
         return min(self.failures, key=lambda failure: size(failure.finding.case), default=None)
 
     @property
@@ -127,30 +127,30 @@ class Report:
         lines.insert(1, "─" * max(map(len, lines)))
         for reason in dict.fromkeys(self.left_out.values()):
             names = [name for name, why in self.left_out.items() if why == reason]
-            lines.append(_wrapped(f"Not checked, {reason}: {', '.join(names)}"))
+            lines.append(_wrapped(f"Not checked, because {reason}: {', '.join(names)}"))
         return "\n".join(lines)
 
     def missed(self) -> str:
-        """Return what the kernel's first calls did not fit in its spec, as text; empty where they did."""
+        """Return what in the spec does not fit the kernel's first calls, as text; empty if all does."""
         if not self.mismatches:
             return ""
         stopped = any(mismatch.stops for mismatch in self.mismatches)
-        then = "so nothing was checked" if stopped else "so these are left out of the checks"
-        head = _wrapped(f"A few first calls show that {self.name} does not fit its spec, {then}.")
+        then = "So nothing was checked" if stopped else "The checks leave these out"
+        head = _wrapped(f"A few first calls show that {self.name} does not fit its spec. {then}.")
         return "\n".join([head, *(_wrapped(f"* {mismatch}", "  ") for mismatch in self.mismatches)])
 
     def incomplete(self) -> str:
-        """Return what nothing tried, as text; empty where that is nothing."""
+        """Return what no check tried, as text; empty if everything was tried."""
         return _wrapped(incomplete(self.name, self.undeclared, self.defaulted))
 
     def __str__(self) -> str:
         head = _wrapped(f"{self.name}, {self.examples} cases, seed {self.seed}")
         parts = [self.incomplete() if self.tallies else "", f"{head}\n{_wrapped(self.spec, '     ')}", self.missed()]
         if self.tallies:
-            parts += [self.table(), "worst: the largest error as a part of its budget; above 1 a check fails"]
+            parts += [self.table(), "worst: the largest error ÷ its budget. Above 1, a check fails."]
         parts += self._failures()
         if self.unexpected_passes:
-            parts.append(f"Expected to fail, and passed: {', '.join(self.unexpected_passes)}")
+            parts.append(f"Expected to fail, but passed: {', '.join(self.unexpected_passes)}")
         return "\n\n".join(part.strip("\n") for part in parts if part)
 
     def _failures(self) -> list[str]:
@@ -160,7 +160,7 @@ class Report:
         others = [failure for failure in self.failures if failure is not simplest]
         lines = (f"  {failure.check}: {_what_differs(failure.finding).splitlines()[0]}" for failure in others)
         short = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines]
-        more = ["The others, in brief; --check NAME shows one whole:", *short] if others else []
+        more = ["Other checks that fail, in brief (--check NAME shows one in full):", *short] if others else []
         return [simplest.message, "\n".join(more)]
 
     def as_json(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _wrapped(text: str, then: str = "") -> str:
 
 
 def describe(subject: Subject, finding: Finding, tally: Tally, suspicions: Sequence[Suspicion], how: str) -> str:
-    """Return the message of a failure. `how` says how its case was come by."""
+    """Return the message of a failure. `how` says how its case was found."""
     drawn = f"{tally.failed} of {tally.tried} cases drawn fail{'s' if tally.failed == 1 else ''}"
     parts = [
         _wrapped(f"{subject.name} fails {finding.check!r}: {CHECKS[finding.check].about}"),
@@ -231,7 +231,7 @@ def _first_bit(got: float, want: float) -> str:
 
 
 def code(subject: Subject, finding: Finding) -> str:
-    """Return Python that shows a failure again: by its case, and where they are few with its numbers."""
+    """Return Python that shows a failure again, by its case and, if they are few, by its numbers."""
     call = subject.name if subject.name.isidentifier() else "my_attention"
     fetched = _fetched(call, subject.fn)
     more = ""
@@ -257,7 +257,7 @@ def code(subject: Subject, finding: Finding) -> str:
 
 
 def _fetched(name: str, function: Any) -> list[str]:
-    """Return lines that get a function under that name, as far as it can be imported; else a comment."""
+    """Return lines that import a function under that name, or a comment if it cannot be imported."""
     if isinstance(function, Wrapped):
         inner = _import(getattr(function.fn, "__name__", ""), function.fn)
         return [*inner, f"{name} = {function.code()}"] if inner else [f"# {name}: the one under test"]
@@ -265,7 +265,7 @@ def _fetched(name: str, function: Any) -> list[str]:
 
 
 def _import(name: str, function: Any) -> list[str]:
-    """Return the import of a function: from its own module, or, as for one in C, from a public one that has it."""
+    """Return the import of a function, from its own module or, for one in C, from a public module that has it."""
     own = getattr(function, "__module__", None) or ""
     public = sorted((module for module in sys.modules if "._" not in f".{module}"), key=lambda m: (len(m), m))
     if not name.isidentifier() or own == "__main__":
@@ -279,7 +279,7 @@ def _import(name: str, function: Any) -> list[str]:
 
 
 def _path_to(module: str) -> list[str]:
-    """Return lines that make a lone file importable, where it is not in the working directory or installed."""
+    """Return lines that make a file importable if it is neither in the working directory nor installed."""
     file = getattr(sys.modules[module], "__file__", None)
     if "." in module or file is None or {"site-packages", "dist-packages"} & set(Path(file).parts):
         return []
@@ -291,7 +291,7 @@ def _path_to(module: str) -> list[str]:
 
 def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
     dtype, options = problem.q.dtype.name, problem.options
-    narrow = ("bfloat16", *FP8)  # which NumPy does not have
+    narrow = ("bfloat16", *FP8)  # NumPy does not have these
     arrays = {name: a.swapaxes(1, 2) if swapped else a for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)}
     arrays |= {name: value for name, value in options.items() if isinstance(value, np.ndarray)}
     given = [f"{name}={name if name in arrays else repr(value)}" for name, value in options.items()]

@@ -177,8 +177,7 @@ def shrink(
 ) -> Finding | None:  # fmt: skip
     """Lower one value of a failing case after the other while it still fails, and return the last finding.
 
-    If the case itself does not fail again, the finding says so, or is None. After so many seconds no more values are
-    lowered.
+    If the case itself does not fail again, the finding says so, or is None. After so many seconds no more values are lowered.
     """
     until, best = time.monotonic() + seconds, attempt(check, subject, case)
     if best is None or not best.failed:

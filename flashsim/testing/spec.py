@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.problem.arguments import LARGEST, check_flag, check_number, is_one_of, shown
-from flashsim.problem.inputs import FLOATS, chip_dtype, float_dtype
+from flashsim.problem.inputs import FLOATS, chip_dtype, float_dtype, stored_type
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "layout": ("BHND", "BNHD"), "causal": (None, "bottom_right", "top_left"),
@@ -136,14 +136,7 @@ class Spec:
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return the dtype of that name, one of `DTYPES`. Raises ValueError where it needs a package that is not installed."""
-    if name not in FP8:
-        return float_dtype(name)
-    try:
-        import ml_dtypes
-    except ModuleNotFoundError as error:
-        raise ValueError(f"dtype {name} needs a package: pip install ml_dtypes") from error
-    made: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-    return made
+    return stored_type(name) if name in FP8 else float_dtype(name)
 
 
 def call_of(made: Any) -> str:

@@ -122,8 +122,7 @@ class Pool:
 def pool(spec: Spec) -> Pool:
     """Return the shapes to stay within: half of them for cases, the others for what checks make of those."""
     assert spec.max_shapes is not None
-    candidates = list(_candidates(spec))
-    bases = candidates[: max(1, (spec.max_shapes + 1) // 2)]
+    bases = list(_candidates(spec))[: max(1, (spec.max_shapes + 1) // 2)]
     wanted = [*bases, *(shape for base in bases for shape in _derived(base, spec))]
     allowed = list(dict.fromkeys(_key(shape) for shape in wanted))[: spec.max_shapes]
     return Pool(bases, frozenset(allowed))

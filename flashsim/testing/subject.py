@@ -103,7 +103,6 @@ class Subject:
         self._stay_within(problem)
         returned = _called(self.fn, *arrays.values(), **(_copied(problem.options) if copies else problem.options))
         B, H_q, N_q, _ = problem.q.shape
-        O_shape = (B, H_q, N_q, problem.v.shape[-1])
         lse = None
         if self.spec.lse is not None:
             if not isinstance(returned, tuple | list) or len(returned) != 2:
@@ -111,8 +110,8 @@ class Subject:
             returned, given = returned
             lse = _array("lse", given, (B, H_q, N_q)).astype(np.float64)
         elif isinstance(returned, tuple | list):
-            raise Broken(f"returned {_what(returned)}; the spec declares no lse, so expected O alone")
-        return Output(self._from_layout("O", returned, O_shape), lse)
+            raise Broken(f"returned {_what(returned)}; the spec does not declare lse, so expected O alone")
+        return Output(self._from_layout("O", returned, (B, H_q, N_q, problem.v.shape[-1])), lse)
 
     def backward(self, problem: Problem, strides: str = "contiguous") -> tuple[Array, ...]:
         """Run the backward function on fresh copies; return dq, dk, dv, and a sink's gradient, in float64. Raises Broken."""

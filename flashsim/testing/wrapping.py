@@ -159,10 +159,9 @@ def wrap(fn: Any, xp: str, *, convention: str | None = None, device: Any = None,
                     windows are a block mask; soft caps, slopes and biases are a score_mod. With functools.partial(
                     flex_attention, return_aux=AuxRequest(lse=True)), or return_lse=True, there is a natural log-sum-exp
     "flash_attn"    as flash_attn_func of flash_attn ≥ 2.1: (B, N, H, d), causal aligned at the bottom right, no masks.
-                    functools.partial(flash_attn_func, return_attn_probs=True) returns (O, lse, S_dmask), of which O and lse
-                    are passed on. Rows without keys are 0, and their lse is +∞ there, where Spec(lse="natural") expects
-                    −∞ unless empty_rows is "undefined". Its backward pass gives the same bits again only with
-                    deterministic=True
+                    functools.partial(flash_attn_func, return_attn_probs=True) returns (O, lse, S_dmask), of which O and lse are
+                    passed on. Rows without keys are 0, and their lse is +∞ there, where Spec(lse="natural") expects −∞ unless
+                    empty_rows is "undefined". Its backward pass gives the same bits again only with deterministic=True
     "flash_attn_varlen"
                     as flash_attn_varlen_func: packed rows (total, H, d), cu_seqlens, lse (H, total); else the same
     "flash_attn_with_kvcache"

@@ -33,9 +33,7 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     square, dropped = p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
     masking = square if p.masked else 0
     passes = 1 if whole(p) else 2
-    dropped_arrays = p.array("P_dropped", "extra", reads=dropped, writes=dropped) | p.array(
-        "Z", "extra", writes=dropped
-    )
+    dropped_arrays = p.array("P_dropped", "extra", reads=dropped, writes=dropped) | p.array("Z", "extra", writes=dropped)
     return {
         **p.array("Q", "input", reads=p.N_q * p.d),
         **p.array("K", "input", reads=blocks.T_r * p.N_k * p.d),

@@ -6,6 +6,4 @@ from flashsim.problem.arguments import check_block_mask
 from flashsim.problem.options import Option
 from flashsim.theory import algorithm_2_flash
 
-FORM = replace(
-    algorithm_2_flash.FORM, name="block_sparse", options=(Option("block_mask", None, check_block_mask),), theta=None
-)
+FORM = replace(algorithm_2_flash.FORM, name="block_sparse", options=(Option("block_mask", None, check_block_mask),), theta=None)

@@ -24,9 +24,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """The widest of equations 3 to 6; never the third, as the sixth holds the same and more."""
     w, t = p.d + p.d_v, min(blocks.B_c, p.N_q)
     fourth = t * (2 * p.d_v + 1)
-    fifth = p.tiles(1, blocks.B_c).most(
-        lambda _, c: p.d + w + 2 + c * (w + 2) + p.mask_tile(1, c) + p.gradient_tile(1, c)
-    )
+    fifth = p.tiles(1, blocks.B_c).most(lambda _, c: p.d + w + 2 + c * (w + 2) + p.mask_tile(1, c) + p.gradient_tile(1, c))
     sixth = p.tiles(t, 1).most(lambda t, _: p.d + w + t * (w + 4) + p.mask_tile(t, 1))
     return p.R + max(fourth, fifth, sixth)
 

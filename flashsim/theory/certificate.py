@@ -36,9 +36,7 @@ def check_fields(certificate: Mapping[str, Any], kind: str, names: Iterable[str]
         raise ValueError(f"its kind is {str(certificate.get('kind'))[:50]!r}; expected {kind!r}")
     wanted, found = {"kind", *names}, {*certificate} - MADE
     for name in sorted(map(str, wanted ^ found)):
-        raise ValueError(
-            f"it has no {name}" if name in wanted else f"it has {name[:50]!r}; expected {', '.join(sorted(wanted))}"
-        )
+        raise ValueError(f"it has no {name}" if name in wanted else f"it has {name[:50]!r}; expected {', '.join(sorted(wanted))}")
 
 
 def check(certificate: Mapping[str, Any]) -> str:

@@ -147,13 +147,9 @@ class Posed:
             raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
         capped = backward and cap_of(rule.scores) is not None
         if capped and not (form.gives_dS and "P" not in form.formulas):
-            raise ValueError(
-                f"{form.name!r} makes no gradient through a soft cap, backward; 'flash' (Algorithm 4) does"
-            )
+            raise ValueError(f"{form.name!r} makes no gradient through a soft cap, backward; 'flash' (Algorithm 4) does")
         if sink is not None and ((form.sink or form.sink_of or None) is None or own.get("merge") == "tree"):
-            raise ValueError(
-                f"{form.name!r}{', merged as a tree,' * ('merge' in own)} takes no sink; 'flash' (Algorithm 2) does"
-            )
+            raise ValueError(f"{form.name!r}{', merged as a tree,' * ('merge' in own)} takes no sink; 'flash' (Algorithm 2) does")
         dense = arrays_of(rule, group)
         dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
         lengths, dropout = (group * shape.N_q, shape.N_k, shape.d, shape.d_v), bool(asked.dropout_p)

@@ -147,9 +147,7 @@ class Form:
     def whole(self, what: str, found: object, least: int) -> int:
         """Return a number that one of its functions returned. Raises ValueError unless it is a whole number from `least` up."""
         if not isinstance(found, int) or found < least:
-            raise ValueError(
-                f"the {what} of Form {self.name!r} is {found!r}; expected a whole number of at least {least}"
-            )
+            raise ValueError(f"the {what} of Form {self.name!r} is {found!r}; expected a whole number of at least {least}")
         return found
 
 

@@ -47,9 +47,7 @@ def sink_learnt(p: OneHead, columns: tuple[str, ...], heads: int) -> tuple[Array
     peak    2 + b(2d_v + how many columns), b = ⌊(M − 2) / (2d_v + how many columns)⌋ rows, at most N_q
     """
     one, width = replace(p, group=1), 2 * p.d_v + len(columns)
-    entries = one.array("sink", "input", reads=1, kept=(1, "chip")) | one.array(
-        "dsink", "output", writes=1, kept=(1, "chip")
-    )
+    entries = one.array("sink", "input", reads=1, kept=(1, "chip")) | one.array("dsink", "output", writes=1, kept=(1, "chip"))
     for name in ("O", "dO", *columns):
         entries |= one.array(name, "input", reads=one.size(name))
     return {name: a.times(heads) for name, a in entries.items()}, 2 + width * min(max((p.M - 2) // width, 1), p.N_q)

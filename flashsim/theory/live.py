@@ -71,9 +71,7 @@ class Live:
         shift = self.N_k - self.N_q // g
         last_position = (self.rows - 1) // g
         live_blocks = -(-self.rows // B_r)
-        end = min(
-            end, (last_position + shift + self.right) // B_c + 1
-        )  # columns beyond begin after the last row's window
+        end = min(end, (last_position + shift + self.right) // B_c + 1)  # columns beyond begin after the last row's window
         begins = B_c * g, (first * B_c - shift - self.right) * g, B_r, end - first
         ends = B_c * g, (first * B_c + width - shift + self.left) * g + B_r - 1, B_r, end - first
         most_of = (min(most, live_blocks) for most in (T_r - 1, T_r))

@@ -161,9 +161,7 @@ def _by_terms(given: LowerBound) -> LowerBound:
         for Y in sorted({2 * M, *spread(low, high)}):
             if (fewer := (T - 1) // most_terms(d, Y)) < 1:
                 continue
-            as_many = min(
-                isqrt((16 * d * T - 1) // fewer), int(cbrt((27 * T * T - 1) / fewer**2))
-            )  # phases, up to there
+            as_many = min(isqrt((16 * d * T - 1) // fewer), int(cbrt((27 * T * T - 1) / fewer**2)))  # phases, up to there
             best = max((best, *(_ended(given, T, at, best) for at in {Y, max(Y, as_many)})), key=lambda at: at.phases)
         if not best.n:
             break

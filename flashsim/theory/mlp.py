@@ -118,9 +118,7 @@ def reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
 def unfused_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The first row of blocks', which is whole."""
     at = live(p, b, options)
-    return max(
-        b.B_r * width + int((at.f * (b.B_r + side)).max()) for width, side in zip((p.d, p.o), at.widest, strict=True)
-    )
+    return max(b.B_r * width + int((at.f * (b.B_r + side)).max()) for width, side in zip((p.d, p.o), at.widest, strict=True))
 
 
 UNFUSED = ProgramForm(

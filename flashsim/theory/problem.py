@@ -179,9 +179,7 @@ class OneHead:
         rows, columns = kind.shape(self)
         return rows * columns, kind.type
 
-    def array(
-        self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0, kept: Kept | None = None
-    ) -> Arrays:
+    def array(self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0, kept: Kept | None = None) -> Arrays:
         """Return one array's entry: elements read, and written after and (`init`) by initialisation.
 
         `kept` is what it has in HBM; None: what a matrix of that name has.

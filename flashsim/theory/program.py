@@ -135,9 +135,7 @@ def exact_program(
         raise NoClosedForm(f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks")
     b = _blocks(form, p, capacity, check_block_sizes(form.blocks, blocks), sizing, asked)
     itemsizes = {"inputs": stored, "chip": max(stored, 4), "bits": 1, "words": 4, "index": 4}
-    counts = {
-        size.replace("B", "T").replace("C", "T"): ceil_div(p[symbol], b[size]) for size, symbol in form.blocks.items()
-    }
+    counts = {size.replace("B", "T").replace("C", "T"): ceil_div(p[symbol], b[size]) for size, symbol in form.blocks.items()}
     in_part, by_array = form.traffic(p, Sizes(**b, **counts), asked), {}
     for array, (role, kind, reads, writes, initial) in arrays.items():
         rows, columns = kind.shape(Sizes(**{**counts, **p}))
@@ -152,9 +150,7 @@ def exact_program(
     return ExactProgram(form.name, Traffic(by_array), use, b, form.matmul(p, b, asked))
 
 
-def _blocks(
-    form: ProgramForm, p: Sizes, M: int, given: Sequence[int] | None, sizing: str, options: Mapping[str, Any]
-) -> Sizes:
+def _blocks(form: ProgramForm, p: Sizes, M: int, given: Sequence[int] | None, sizing: str, options: Mapping[str, Any]) -> Sizes:
     """Return the block sizes: those given, line 1's, or the largest of its proportions that fit; of one row where none does."""
 
     def of(values: Sequence[int]) -> Sizes:

@@ -19,9 +19,7 @@ def square(rows: int, d: int) -> tuple[int, int]:
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
-    first = tiles.most(
-        lambda r, c: 2 * c * w + r * w + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)
-    )
+    first = tiles.most(lambda r, c: 2 * c * w + r * w + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c))
     second = tiles.most(lambda r, c: c * w + r * (w + p.d) + 2 * r * c + 2 * r + p.mask_tile(r, c))
     untiled = max(blocks.B_r * (2 * p.d_v + 1), 2 * blocks.B_c * w, blocks.B_r * (w + p.d + 2))
     return p.R + max(untiled, first, second)

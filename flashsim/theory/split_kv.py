@@ -6,8 +6,7 @@ Empty tiles are never loaded. C = Σ of the columns of the live tiles (T_r·N_k 
     writes  parts: t·N_q(d_v + 2)   O: N_q·d_v
     peak    as with the loops exchanged; or merging, B_r(2d_v + 5): two parts and a new m
 
-Merged in sequence, parts are read once. As a tree: t − 1 merges read two parts and write one; at last one is read without
-its m.
+Merged in sequence, parts are read once. As a tree: t − 1 merges read two parts and write one; at last one is read without its m.
 """
 
 from dataclasses import replace

@@ -26,8 +26,7 @@ from flashsim.theory.problem import OneHead, ceil_div
 
 @checked
 def matmul_flops(
-    N_q: int, N_k: int, d: int, d_v: int, *,
-    name: str | Form = "flash", direction: str = "forward", area: int | None = None,
+    N_q: int, N_k: int, d: int, d_v: int, *, name: str | Form = "flash", direction: str = "forward", area: int | None = None
 ) -> int:
     """Return the FLOPs of the matrix products, 2·N_q·N_k·(a·d + b·d_v): Theorem 1's O(N²d) for every exact algorithm.
 
@@ -57,9 +56,7 @@ def extra_memory(
     """
     form = form_of(name, direction)
     options = {option.name: option.default for option in form.options}
-    p = OneHead(
-        N_q, N_k, d, d_v, 1, 4, False, (), dropout and not form.plain, options=options
-    )  # whatever M is, and the type
+    p = OneHead(N_q, N_k, d, d_v, 1, 4, False, (), dropout and not form.plain, options=options)  # whatever M is, and the type
     arrays = form.moved(p, Blocks(B_r, B_c, ceil_div(N_q, B_r), T_c), p.tiles(B_r, B_c))
     return Traffic(arrays).extra
 
@@ -198,9 +195,7 @@ def compulsory(N_q: int, N_k: int, d: int, d_v: int, direction: str = "forward")
 
 
 @checked
-def flash_over_compulsory_constant(
-    d: int, direction: str = "forward", c: float | Fraction = Fraction(1, 4)
-) -> Fraction:
+def flash_over_compulsory_constant(d: int, direction: str = "forward", c: float | Fraction = Fraction(1, 4)) -> Fraction:
     """Return C with accesses ≤ C · `compulsory` for FlashAttention with the paper's blocks, whenever c·Nd ≤ M ≤ Nd.
 
     B_c ≥ M/4d ≥ cN/4, so T_c = ⌈N/B_c⌉ ≤ ⌈4/c⌉ =: t (4 for M = Nd, 16 for M = Nd/4). Then

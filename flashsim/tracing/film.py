@@ -46,8 +46,7 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
         raise ValueError(f"steps {first}:{last} are {last - first + 1}; expected at most {MOST_STEPS}")
     from PIL import Image
 
-    camera = _Camera(trace, trace.steps[first : last + 1])
-    pictures, times = zip(*camera.roll(), strict=True)
+    pictures, times = zip(*_Camera(trace, trace.steps[first : last + 1]).roll(), strict=True)
     few = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)]))
     palette = few.quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
     colours = np.array(palette.getpalette(), np.int64).reshape(-1, 3)
@@ -148,12 +147,10 @@ class _Camera:
             slot = slots.get(held or "", (CHIP_RIGHT / 2, FLOOR - 0.6))
             ends = (place, slot) if event.kind == "load" else (slot, place)
             colour = LOAD if event.kind == "load" else CHIP
-            arrow = FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85)
-            axes.add_patch(arrow)
+            axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85))
             if share < 1:
                 (x, y), (to_x, to_y) = ends
-                way = x + (to_x - x) * share, y + (to_y - y) * share
-                self._tile(axes, event.name, event.elements, way, colour)
+                self._tile(axes, event.name, event.elements, (x + (to_x - x) * share, y + (to_y - y) * share), colour)
         axes.set(xlim=(0, WIDE), ylim=below)
         self._canvas.draw()  # type: ignore[no-untyped-call]
         return np.asarray(self._canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
@@ -216,8 +213,7 @@ class _Camera:
         x, y = middle[0] - width / 2, middle[1] - height / 2
         most = 1.4 * (self._most.get(quantity(name), 0.0) or 1.0)
         shown = np.where(np.isfinite(tile), tile, np.nan)
-        extent = (x, x + width, y + height, y)
-        axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, extent=extent, aspect="auto")
+        axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, extent=(x, x + width, y + height, y), aspect="auto")
         axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=line))
 
 

@@ -183,8 +183,7 @@ def _typed(value: Any, hint: Any, where: str, whole: range = range(LARGEST_NUMBE
             return tuple(value)  # all at once; one by one where one is wrong
         if kinds[-1] is Ellipsis:
             kinds = (kinds[0],) * len(value)
-        pairs = enumerate(zip(value, kinds, strict=True))
-        return tuple(_typed(one, kind, f"{where}[{n}]", whole) for n, (one, kind) in pairs)
+        return tuple(_typed(one, kind, f"{where}[{n}]", whole) for n, (one, kind) in enumerate(zip(value, kinds, strict=True)))
     if hint is int and (type(value) is not int or value not in whole):
         expected = f"{whole.start} to {shown(whole.stop - 1)}"
         raise ValueError(f"{where} is {shown(value)}; expected a whole number from {expected}")

@@ -33,8 +33,7 @@ class Step:
     turn          the number of the loop turn it is in, counted over all loops
     rows, cols    which queries and keys the blocks on chip are of; None: of none, or of all
     tile          (i, j) in blocks, where rows and cols are a tile's
-    pairs         what the algorithm's record follows, of the rows or keys on chip: (before this tile, as far as it is known
-                  now)
+    pairs         what the algorithm's record follows, of the rows or keys on chip: (before this tile, as far as it is known now)
     moved         rows whose maximum this step raised
     rescaled      those of them that had one before, so that what is summed so far must be scaled down
     """

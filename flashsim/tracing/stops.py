@@ -84,8 +84,7 @@ def with_breakpoint(algorithm: Algorithm, stop: Stop, at: Mapping[str, int]) -> 
         body = getattr(node, "body", None)
         if isinstance(body, list):
             body[:] = [s for old in body for s in ([*call, old] if old.lineno == stop.line else [old])]
-    run = recompiled(inspect.unwrap(algorithm.run), ast.Module([function], []), stop.file)
-    return replace(algorithm, run=run)
+    return replace(algorithm, run=recompiled(inspect.unwrap(algorithm.run), ast.Module([function], []), stop.file))
 
 
 def condition(at: Mapping[str, int]) -> str | None:

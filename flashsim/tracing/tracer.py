@@ -52,8 +52,7 @@ def trace(what: str | Algorithm | Callable[..., Any], *given: Any, dO: Any = Non
     if dO is None:
         return _recorded(partial(forward, what, Q, K, V, **options), observers)
     algorithm = chosen(what, "backward")
-    run = forward(forward_of(algorithm), Q, K, V, **options)
-    return _recorded(partial(backward, algorithm, run, dO), observers)
+    return _recorded(partial(backward, algorithm, forward(forward_of(algorithm), Q, K, V, **options), dO), observers)
 
 
 def _recorded(call: Callable[..., Any], observers: Sequence[Observer]) -> Trace:

@@ -59,18 +59,11 @@ def as_json(trace: Recording, *, values: bool = True) -> dict[str, Any]:
         deltas.append(_delta(previous, held, names))
         previous = held
     return {
-        "format": FORMAT,
-        "version": VERSION,
-        "about": asdict(trace.about),
-        "lanes": trace.lanes and asdict(trace.lanes),
-        "names": names.things,
-        "places": [[short(file), line, label] for file, line, label in places.things],
-        "loops": loops.things,
-        "residents": deltas,
-        "events": columns,
-        "shapes": [list(tile.shape) for tile in tiles.things],
+        "format": FORMAT, "version": VERSION, "about": asdict(trace.about), "lanes": trace.lanes and asdict(trace.lanes),
+        "names": names.things, "places": [[short(file), line, label] for file, line, label in places.things],
+        "loops": loops.things, "residents": deltas, "events": columns, "shapes": [list(tile.shape) for tile in tiles.things],
         "values": base64.b64encode(data).decode("ascii"),
-    }
+    }  # fmt: skip
 
 
 def _delta(previous: Resident, held: Resident, names: _Index) -> list[int]:
@@ -99,9 +92,8 @@ def as_npz(data: dict[str, Any]) -> bytes:
 
 def as_perfetto(trace: Recording) -> dict[str, Any]:
     """Return the trace in Chrome's trace event format, for ui.perfetto.dev: a slice for each step; counters for HBM and SRAM."""
-    process = {"name": f"{trace.about.title} ({LOGICAL_TIME})"}
     found: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 1, "name": "process_name", "args": process},
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{trace.about.title} ({LOGICAL_TIME})"}},
         {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "lines of the algorithm"}},
     ]
     listing = {label_of(line): line.strip() for line in trace.about.listing}
@@ -113,7 +105,6 @@ def as_perfetto(trace: Recording) -> dict[str, Any]:
         common = {"pid": 1, "ts": step.number}
         found.append({**common, "ph": "X", "tid": 1, "dur": 1, "name": step.label, "args": about})
         for name, value in (("reads", last.reads), ("writes", last.writes)):
-            counter = f"HBM {name} so far, elements"
-            found.append({**common, "ph": "C", "name": counter, "args": {name: value}})
+            found.append({**common, "ph": "C", "name": f"HBM {name} so far, elements", "args": {name: value}})
         found.append({**common, "ph": "C", "name": "SRAM in use, elements", "args": {"elements": last.occupancy}})
     return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"time": LOGICAL_TIME, "M": trace.about.M}}

@@ -87,6 +87,5 @@ def _claim(full: bool, check: Check) -> Claim:
     except Exception as error:
         frames = extract_tb(error.__traceback__)
         at = next((frame for frame in reversed(frames) if "algorithms" in Path(frame.filename).parts), frames[-1])
-        broke = f"{type(error).__name__}: {error} (line {at.lineno} of {Path(at.filename).name})"
-        found = Claim("broke off", broke, False, {})
+        found = Claim("broke off", f"{type(error).__name__}: {error} (line {at.lineno} of {Path(at.filename).name})", False, {})
     return replace(found, source=source, claim=claim)

@@ -151,8 +151,7 @@ def kernel_products_bounds(full: bool) -> Claim:
 
 
 def sparse_mlp_right(full: bool) -> Claim:
-    """Appendix D.2. A block-sparse MLP, fused, unfused or in square tiles, equals the naive one, and loads only live
-    blocks."""
+    """Appendix D.2. A block-sparse MLP, fused, unfused or in square tiles, equals the naive one, and loads only live blocks."""
     names, below = ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square"), dict.fromkeys("Ndfo", 30)
     return right_and_counted(names, 300 if full else 60, "MLPs of random block masks, N, d, f, o < 30", **below)
 
@@ -174,5 +173,4 @@ def fusing_pays_from_d_squared(full: bool) -> Claim:
             ratios.append(high / fusing_border(d, d))
     tried = f"d 256 … {2048 if full else 512}, f = d and 4d, N = 2²⁰, M between d²/4 and 4d² by bisection"
     measured = f"from M = {min(ratios):.2f} d² to {max(ratios):.2f} d² on"
-    holds = 0.8 <= min(ratios) <= max(ratios) <= 1.25
-    return Claim(tried, measured, holds, {"least": min(ratios), "most": max(ratios)})
+    return Claim(tried, measured, 0.8 <= min(ratios) <= max(ratios) <= 1.25, {"least": min(ratios), "most": max(ratios)})

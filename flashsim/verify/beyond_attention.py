@@ -27,8 +27,7 @@ def linear_attention(full: bool) -> Claim:
     array moves once, at any N. With the state in HBM and chunks C ≥ d, at most twice as much moves."""
     lengths, compulsory, shares = [2**p for p in range(8, 21 if full else 17, 2)], True, []
     for N, C in itertools.product(lengths, (64, 128, 256)):
-        ways = ("on_chip", "in_hbm")
-        kept, through = (linear.exact(N=N, d=64, M=10**6, chunk=C, state=state).hbm.accesses for state in ways)
+        kept, through = (linear.exact(N=N, d=64, M=10**6, chunk=C, state=state).hbm.accesses for state in ("on_chip", "in_hbm"))
         compulsory &= kept == 4 * N * 64
         shares.append(through / kept)
     return right_and_counted(

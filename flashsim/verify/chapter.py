@@ -109,9 +109,8 @@ def tree_masks(full: bool) -> Claim:
 
 
 def what_is_optimal(full: bool) -> Claim:
-    """What is optimal. Among all blocks that really fit, for d² ≤ M, K, V outermost moves 1 to 3 times as much as Q
-    outermost. The best of all load K and V by elements: with Q outermost for 2d² ≤ M, the hybrid at d²/2, and tiles for M ≤
-    d²/4."""
+    """What is optimal. Among all blocks that really fit, for d² ≤ M, K, V outermost moves 1 to 3 times as much as Q outermost.
+    The best of all load K and V by elements: with Q outermost for 2d² ≤ M, the hybrid at d²/2, and tiles for M ≤ d²/4."""
     ratios = []
     best: set[str] = set()
     for d, k in itertools.product((16, 64), (1, 2, 4, 8, *((16, 32) if full else ()))):

@@ -89,8 +89,7 @@ def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mappi
 
 def _result(run: Run, cost: Run | Gradients, compared: Iterable[Compared], seconds: float) -> Result:
     worst, of_bound = _worst(compared) or (None, None)
-    title = cost.plan.algorithm.title
-    return Result(title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, _agrees(run, cost), seconds)
+    return Result(cost.plan.algorithm.title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, _agrees(run, cost), seconds)
 
 
 def _agrees(run: Run, cost: Run | Gradients) -> bool | None:

@@ -75,8 +75,7 @@ def nothing_below_the_lower_bound(full: bool) -> Claim:
 def nothing_below_the_backward_bound(full: bool) -> Claim:
     """Lower bound (flashsim.theory.lower_backward). No algorithm makes fewer HBM accesses than the backward lower bound,
     and its certificates are valid."""
-    algorithms = [each for each in BACKWARD.values() if not each.options]
-    return _nothing_below(algorithms, lower_bound_backward, full)
+    return _nothing_below([each for each in BACKWARD.values() if not each.options], lower_bound_backward, full)
 
 
 def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], full: bool) -> Claim:

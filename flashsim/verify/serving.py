@@ -44,8 +44,7 @@ def counts(full: bool) -> Claim:
         exact = serving.exact(tally)
         if (exact.hbm, exact.sram) != (tally.hbm, tally.sram):
             unequal.append(f"{program.name} at {lengths}")
-    tried = f"{runs} batches of up to 8 sequences, {len(known)} programs, lengths from 0"
-    return none_differs(tried, unequal, {"runs": runs})
+    return none_differs(f"{runs} batches of up to 8 sequences, {len(known)} programs, lengths from 0", unequal, {"runs": runs})
 
 
 def block_table(full: bool) -> Claim:
@@ -53,8 +52,7 @@ def block_table(full: bool) -> Claim:
     table. Traffic is not the reason: with pages of 16 tokens, the table has less than a thousandth of the bytes of K and V."""
     shares = {}
     for page in (1, 16):
-        tally = serving.count("paged", queries=1, keys=[2048], d=128, dtype="float16", page=page, M=10**6)
-        moved = tally.hbm.by_array
+        moved = serving.count("paged", queries=1, keys=[2048], d=128, dtype="float16", page=page, M=10**6).hbm.by_array
         shares[page] = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
     said = ", ".join(f"{share:.2%} with p = {page}" for page, share in shares.items())
     return Claim("one query, n = 2,048, d = 128, float16", f"table {said}", shares[16] < 1e-3, {"shares": shares})
@@ -108,8 +106,7 @@ def cascade_break_even(full: bool) -> Claim:
 
         least[g] = next((n for n in range(1, 256) if gains(n)), 256)
     said = ", ".join(f"{n} keys with g = {g}" for g, n in least.items())
-    tried = "b = 8, suffixes 128, d = 128, B_r = 64"
-    return Claim(tried, f"repaid by {said}", max(least.values()) < 26, {"least": least})
+    return Claim("b = 8, suffixes 128, d = 128, B_r = 64", f"repaid by {said}", max(least.values()) < 26, {"least": least})
 
 
 def hydragen(full: bool) -> Claim:
@@ -148,8 +145,7 @@ def padding(full: bool) -> Claim:
 
 
 def document_stream(lengths: list[int], d: int, B: int) -> int:
-    """Return the accesses of `q_outer` on sequences end to end as one, where tiles are live that hold a pair of one
-    sequence."""
+    """Return the accesses of `q_outer` on sequences end to end as one, where tiles are live that hold a pair of one sequence."""
     ends = np.cumsum([0, *lengths])
     N, keys = int(ends[-1]), 0
     for row in range(0, N, B):

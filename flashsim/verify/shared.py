@@ -142,8 +142,7 @@ def drawn(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int = 0
     rng = np.random.default_rng(seed)
     clipped = {n: min(b, sizes[s]) for (n, s), b in zip(program.blocks.items(), blocks, strict=True)}
     given, options = program.example(rng, sizes, Sizes(**clipped))
-    operands = {name: rng.normal(size=kind.shape(sizes)) for name, kind in program.operands.items()}
-    return {**operands, **given}, dict(options)
+    return {**{name: rng.normal(size=kind.shape(sizes)) for name, kind in program.operands.items()}, **given}, dict(options)
 
 
 def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) -> tuple[float, bool]:

@@ -141,8 +141,7 @@ def theorem_2_standard(full: bool) -> Claim:
 
 
 def theorem_2_standard_small_M(full: bool) -> Claim:
-    """Theorem 2. Standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the proof's count if M < d² ≤
-    Nd."""
+    """Theorem 2. Standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the proof's count if M < d² ≤ Nd."""
     ratios, excess = [], []
     for N, d, M in in_range(full):
         moved = accesses("standard", N, d, M)

@@ -10,7 +10,7 @@ import numpy as np
 
 import flashsim
 from flashsim import gpu
-from flashsim.gpu import hopper_backward
+from flashsim.gpu import hopper
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.contestants import Setting, arrays, contestants
 from flashsim.gpu.kernel import Options
@@ -39,7 +39,7 @@ def backward() -> Iterator[dict[str, Any]]:
         options = Options(setting.d**-0.5, **asked)
         dq, dk, dv = (import_cupy().empty_like(x) for x in (q, k, v))
         for name, given in (("hopper", options), ("hopper deterministic", replace(options, deterministic=True))):
-            calls[name] = partial(hopper_backward.backward, q, k, v, o, lse, do, dq, dk, dv, given)
+            calls[name] = partial(hopper.backward, q, k, v, o, lse, do, dq, dk, dv, given)
         ms = race(calls)
         tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
         sizes = {key: getattr(setting, key) for key in ("N", "d", "causal", "dropout_p", "H")}

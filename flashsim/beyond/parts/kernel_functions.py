@@ -40,9 +40,7 @@ def twice_over(h: Tile, x: Any) -> Tile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "gaussian": Profile(
-        lambda s: np.exp(-0.5 * s * s), lambda s: -0.5 * s * s, lambda s: s * np.exp(-0.5 * s * s), lambda s: s
-    ),
+    "gaussian": Profile(lambda s: np.exp(-0.5 * s * s), lambda s: -0.5 * s * s, lambda s: s * np.exp(-0.5 * s * s), lambda s: s),
     "laplace": Profile(lambda s: np.exp(-s), lambda s: -s, lambda s: np.exp(-s), np.ones_like),
     "cauchy": Profile(
         lambda s: twice_over(np.hypot(1.0, s), 1.0),
@@ -123,16 +121,12 @@ KernelFunction = Radial | Own
 def _checked(what: str, found: Any, shape: tuple[int, ...], like: Tile, limit: float) -> Tile:
     values = np.asarray(found)
     if values.shape != shape:
-        raise ValueError(
-            f"{what} returned shape {values.shape}; expected {shape}, a value for each pair of rows that it got"
-        )
+        raise ValueError(f"{what} returned shape {values.shape}; expected {shape}, a value for each pair of rows that it got")
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{what} returned {values.dtype}; expected real numbers")
     most = np.abs(values.astype(np.float64)).max()
     if not most <= limit:
-        raise ValueError(
-            f"{what} returned {values.dtype}, at most {most:.3g}; expected finite real numbers up to {limit:.3g}"
-        )
+        raise ValueError(f"{what} returned {values.dtype}, at most {most:.3g}; expected finite real numbers up to {limit:.3g}")
     return values.astype(like.dtype)
 
 

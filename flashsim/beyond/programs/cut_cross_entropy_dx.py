@@ -28,9 +28,7 @@ from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
 
-def cut_cross_entropy_dx(
-    hbm: HBM, sram: SRAM, X: Matrix, E: Matrix, y: Matrix, L: Matrix, g: Matrix, blocks: Sizes
-) -> Matrix:
+def cut_cross_entropy_dx(hbm: HBM, sram: SRAM, X: Matrix, E: Matrix, y: Matrix, L: Matrix, g: Matrix, blocks: Sizes) -> Matrix:
     """Run on X (N, d), E (v, d), y, L, g (N, 1); return dX (N, d), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c = blocks.B_r, blocks.B_c  # line 1

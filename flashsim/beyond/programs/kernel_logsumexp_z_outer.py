@@ -24,9 +24,7 @@ from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Sizes
 
 
-def kernel_logsumexp_z_outer(
-    hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction
-) -> Matrix:
+def kernel_logsumexp_z_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction) -> Matrix:
     """Run on X (N, d), Z (n, d), V (n, 1); return Y (N, 1), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c = blocks.B_r, blocks.B_c  # line 1

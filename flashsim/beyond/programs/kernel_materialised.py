@@ -31,9 +31,7 @@ from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
 
-def kernel_materialised(
-    hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction
-) -> Matrix:
+def kernel_materialised(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction) -> Matrix:
     """Run on X (N, d), Z (n, d), V (n, e); return Y (N, e), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c = blocks.B_r, blocks.B_c  # line 1

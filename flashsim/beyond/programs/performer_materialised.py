@@ -62,9 +62,7 @@ from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
 
-def performer_materialised(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, blocks: Sizes, c: float
-) -> Matrix:
+def performer_materialised(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, blocks: Sizes, c: float) -> Matrix:
     """Run on Q, K (N, d), V (N, e), W (k, d); return O (N, e), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c, B_f, B_g = blocks.B_r, blocks.B_c, blocks.B_f, blocks.B_g  # line 1

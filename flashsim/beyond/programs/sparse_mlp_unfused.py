@@ -41,9 +41,7 @@ from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
 
-def sparse_mlp_unfused(
-    hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, blocks: Sizes, mask1: Any, mask2: Any
-) -> Matrix:
+def sparse_mlp_unfused(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, blocks: Sizes, mask1: Any, mask2: Any) -> Matrix:
     """Run on X (N, d), W1 (d, f), W2 (f, o); return Y (N, o), in HBM."""
     on_chip = sram.on_chip
     B_r, B_d, B_f, B_o = blocks.B_r, blocks.B_d, blocks.B_f, blocks.B_o  # line 1

@@ -59,9 +59,7 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
                 l_i = sram.full(l_x[i].shape, 0.0)  # line 3
                 m_i = sram.full(m_x[i].shape, float("-inf"))  # line 3
                 for y in in_column:  # line 4
-                    K_y, V_y = (
-                        share.head(X[y], h // share.group, share.rows(y)).divide(share.B_c) for X in (K_of, V_of)
-                    )
+                    K_y, V_y = (share.head(X[y], h // share.group, share.rows(y)).divide(share.B_c) for X in (K_of, V_of))
                     for j in sram.loop(len(K_y), where=share.row(x, y, i)):  # line 4
                         K_j, V_j = sram.load(K_y[j], V_y[j])  # line 5
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6

@@ -52,9 +52,7 @@ def mesh_backward(
         for X, group, heads in operands
     ]
     sends = [(X, x) for X, group, _ in operands for x in group if x != rank]
-    device.wait(
-        device.post(sends=sends, receives=[(X, x) for X_of in of for x, X in X_of.items() if x != rank])
-    )  # line 2
+    device.wait(device.post(sends=sends, receives=[(X, x) for X_of in of for x, X in X_of.items() if x != rank]))  # line 2
     Q_of, dO_of, L_of, D_of, K_of, V_of = of
     dQ_of = {x: hbm.full(f"dQ_of_{x}", (H_q * share.rows(x), d), 0.0, sram.dtype) for x in in_row}  # line 2
     dK_of, dV_of = (
@@ -63,9 +61,7 @@ def mesh_backward(
     )
     for h_kv in sram.loop(H_kv):  # line 3
         for y in in_column:  # line 3
-            K_y, V_y, dK_y, dV_y = (
-                share.head(X_of[y], h_kv, share.rows(y)).divide(B_c) for X_of in (K_of, V_of, dK_of, dV_of)
-            )
+            K_y, V_y, dK_y, dV_y = (share.head(X_of[y], h_kv, share.rows(y)).divide(B_c) for X_of in (K_of, V_of, dK_of, dV_of))
             for j in sram.loop(len(K_y)):  # line 3
                 K_j, V_j = sram.load(K_y[j], V_y[j])  # line 4
                 dK_j, dV_j = sram.full(K_y[j].shape, 0.0), sram.full(V_y[j].shape, 0.0)  # line 4
@@ -112,6 +108,5 @@ def mesh_backward(
 
 
 PROGRAM = DeviceProgram(
-    name="mesh", title="Mesh of devices, backward", run=mesh_backward, layout="striped",
-    direction="backward", columns=True,
+    name="mesh", title="Mesh of devices, backward", run=mesh_backward, layout="striped", direction="backward", columns=True
 )

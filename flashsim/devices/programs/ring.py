@@ -39,10 +39,7 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     O_run = hbm.empty("O_run", shape, sram.dtype)
     l_run, m_run = (hbm.empty(name, (H_q * n, 1), sram.dtype) for name in ("l_run", "m_run"))
     buffers = [
-        (
-            hbm.empty(f"K_{b}", (H_kv * most, K.shape[1]), K.dtype),
-            hbm.empty(f"V_{b}", (H_kv * most, V.shape[1]), V.dtype),
-        )
+        (hbm.empty(f"K_{b}", (H_kv * most, K.shape[1]), K.dtype), hbm.empty(f"V_{b}", (H_kv * most, V.shape[1]), V.dtype))
         for b in range(min(P - 1, 2))
     ]
     cur = K, V  # line 1

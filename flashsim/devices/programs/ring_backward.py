@@ -105,6 +105,4 @@ def ring_backward(
     return dQ, acc[0], acc[1]
 
 
-PROGRAM = DeviceProgram(
-    name="ring", direction="backward", title="Ring attention, backward", run=ring_backward, layout="zigzag"
-)
+PROGRAM = DeviceProgram(name="ring", direction="backward", title="Ring attention, backward", run=ring_backward, layout="zigzag")

@@ -80,9 +80,7 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
                 sram.store(L_x[i], L_i)  # line 10
     # line 11: end for
     device.wait(  # line 12
-        device.post(
-            sends=[(O_of[x], x) for x in others], receives=[(share.of_heads(O, share.heads(x), n), x) for x in others]
-        )
+        device.post(sends=[(O_of[x], x) for x in others], receives=[(share.of_heads(O, share.heads(x), n), x) for x in others])
     )
     return O, L
 

@@ -66,9 +66,7 @@ def ulysses_backward(
     tops = [sum(share.rows(y) for y in range(x)) for x in range(P)]
     for k in sram.loop(len(kv), alike=[*map(len, sharing)]):  # line 3
         for y in range(P):  # line 3
-            K_y, V_y, dK_y, dV_y = (
-                share.head(X_of[y], k, share.rows(y)).divide(B_c) for X_of in (K_of, V_of, dK_of, dV_of)
-            )
+            K_y, V_y, dK_y, dV_y = (share.head(X_of[y], k, share.rows(y)).divide(B_c) for X_of in (K_of, V_of, dK_of, dV_of))
             for j in sram.loop(len(K_y)):  # line 3
                 K_j, V_j = sram.load(K_y[j], V_y[j])  # line 4
                 dK_j, dV_j = sram.full(K_y[j].shape, 0.0), sram.full(V_y[j].shape, 0.0)  # line 4
@@ -119,6 +117,4 @@ def ulysses_backward(
     return dQ, dK, dV
 
 
-PROGRAM = DeviceProgram(
-    name="ulysses", direction="backward", title="Ulysses, backward", run=ulysses_backward, whole_heads=True
-)
+PROGRAM = DeviceProgram(name="ulysses", direction="backward", title="Ulysses, backward", run=ulysses_backward, whole_heads=True)

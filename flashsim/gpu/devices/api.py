@@ -35,16 +35,9 @@ class Part:
 
 
 def forward(
-    name: str,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    links: Links,
-    layout: str | None = None,
-    causal: bool = False,
+    name: str, q: Any, k: Any, v: Any, *, links: Links, layout: str | None = None, causal: bool = False,
     scale: float | None = None,
-) -> Part:
+) -> Part:  # fmt: skip
     """Attend over all processes' rows, of which q (H_q, n, d), k and v (H_kv, n, d) are this one's: tensors on its GPU.
 
     name    "ring", or "ulysses", whose devices need as many KV heads each
@@ -104,8 +97,7 @@ def _agreed(links: Links, word: tuple[Any, ...]) -> Share:
         raise error
     if failed := [f"rank {rank}: {said[-1]}" for rank, said in enumerate(words) if said[-1]]:
         raise LinkError(f"other processes were given what makes no sense: {'; '.join(failed)}")
-    alike = {(said[0], said[1][::2], said[2][::2], *said[4:]) for said in words}
-    if len(alike) > 1:
+    if len({(said[0], said[1][::2], said[2][::2], *said[4:]) for said in words}) > 1:
         raise LinkError(f"the processes were asked for different things: {'; '.join(map(str, words))}")
     name, q, k, _, dtype, layout, causal, scale, _ = words[links.rank]
     rows = [said[1][1] for said in words]

@@ -17,26 +17,13 @@
 //     15 end for
 //     16 Return O.
 //
-// Q_i, K_j, V_j and P̃_ij are in shared memory, O_i and S_ij in registers, arithmetic is fp32. The softmax scale τ is folded
-// into Q as it is loaded: the paper's Algorithm 1 has none. Nothing is masked, so no row is ever without keys.
+// Q_i, K_j, V_j and P̃_ij are in shared memory, O_i and S_ij in registers. Arithmetic is fp32. The paper's Algorithm 1 has no
+// softmax scale; here τ multiplies Q as it is loaded. Nothing is masked, so every row has keys.
 //
-// HBM, in elements a head (flashsim.count("flash_basic", …), exactly): K and V read once; Q, O, ℓ, m read T_c times; O, ℓ, m
-// written T_c + 1 times. So B_c is the block size that counts: twice the B_c, half the traffic. All of Q_i's rows pass by
-// for every B_c keys, which is why nothing but a larger B_c helps.
+// HBM, in elements per head (flashsim.count("flash_basic", …), exactly): K and V are read once, Q, O, ℓ, m are read T_c times,
+// and O, ℓ, m are written T_c + 1 times. All rows of Q pass for every B_c keys, so twice the B_c means half the traffic.
 //
-// NVIDIA H200, driver 580.159.04, CuPy 14.2.0, 2026-11-21; 264 heads, N = 1024, d = 64, fp32, B_r = 64;
-// median of 15 calls:
-//
-//            B_c   predicted reads / writes, GB     ms
-//             16           9.135 / 4.639          13.11
-//             32           4.637 / 2.355           7.20
-//             64           2.388 / 1.213           4.18
-//            128           1.263 / 0.642           4.40
-//            256           0.701 / 0.357           4.32
-//
-// The paper's Figure 2 (middle): time falls with accesses until something else binds. A single head of N = 4096 takes 37 ms,
-// as one multiprocessor of 132 has all the work: see q_outer.cu. A build that counts takes 24.1 ms in place of 13.1.
-//
+// One multiprocessor does all the work of a head: see q_outer.cu. Times: docs/gpu-tried.md.
 // no spills, no stack
 #include "scalar.cuh"
 

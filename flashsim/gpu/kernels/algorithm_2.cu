@@ -20,18 +20,12 @@
 //     18 end for
 //     19 Return O, ℓ, m, R.
 //
-// Algorithm 1's kernel with MASK and dropout as types, so that what a variant does not do costs it nothing. Dropout is
-// common.cuh's: R is Philox's key, the seed. `finite` and `nonzero` are what masked rows need beyond the
-// paper: a row in which every key so far is masked keeps ℓ = 0 and O = 0.
+// This is algorithm_1.cu with MASK and dropout as types, so that a variant without them has no cost for them. R is Philox's
+// key, the seed (common.cuh). Unlike the paper, a row whose keys are all masked so far keeps ℓ = 0 and O = 0 (`finite`,
+// `nonzero`).
 //
-// HBM, in elements a head (flashsim.count("flash", …), exactly): Algorithm 1's; two writes of R with dropout; with a dense
-// mask, that once. Causally too, every (i, j) is loaded and stored: the paper skips none.
-//
-// NVIDIA H200, driver 580.159.04, CuPy 14.2.0, 2026-11-21; 264 heads, N = 1024, d = 64, fp32:
-// 3.60 GB predicted; 5.05 ms, causally 4.27 ms (the traffic is the same: a weight of 0 saves its multiplications). Against
-// Algorithm 1's 4.24 ms, the masks of ragged tiles are what costs. In a later run 4.80 ms, causally 4.01 ms, and with dropout
-// too 7.00 ms, for Philox: seven of the eight elements that a call serves are other threads'.
-//
+// HBM, in elements per head (flashsim.count("flash", …), exactly): as Algorithm 1. Dropout adds two writes of R, and a dense
+// mask is read once. Causally, too, every tile (i, j) is loaded and stored: the paper skips none. Times: docs/gpu-tried.md.
 // no spills, no stack
 #include "scalar.cuh"
 

@@ -1,10 +1,10 @@
-// What every kernel shares: element types, Philox dropout, and access to HBM, counted where a build says COUNT.
+// What every kernel shares: element types, Philox dropout, and access to HBM, which builds with -DCOUNT=1 count.
 //
-// A kernel reads and writes HBM by Hbm<T> alone: X.load(at), X.store(at, x). In a build with -DCOUNT=1 each call counts one
-// element, in registers of the thread; when the kernel ends, every thread adds its sums to the array's two 64-bit totals.
-// Without COUNT an Hbm<T> is its pointer, and load and store are one instruction each.
+// A kernel reads and writes HBM only by Hbm<T>: X.load(at), X.store(at, x). In a build with -DCOUNT=1, each call counts one
+// element in a register of the thread. When the kernel ends, every thread adds its sums to the array's two 64-bit totals.
+// Without COUNT, an Hbm<T> is its pointer, and load and store are one instruction each.
 //
-// Loads and stores bypass L1 (ld.global.cg, st.global.cg): what the model calls an HBM access leaves the multiprocessor.
+// Loads and stores bypass the L1 (ld.global.cg, st.global.cg), since the model's HBM accesses leave the multiprocessor.
 // Offsets are 64-bit: B·H·N·d may exceed 2^31.
 #pragma once
 
@@ -36,7 +36,7 @@ template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline __half from_float<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
-// Two neighbours, rounded, in one register; and with 0 in the place of what is negative.
+// Two neighbours, rounded, in one register; and the same with negative numbers replaced by 0.
 template <typename T> __device__ inline Word pack(float low, float high);
 template <typename T> __device__ inline Word pack_positive(float low, float high);
 #define DEFINE_PACK(T, type)                                                                 \
@@ -61,7 +61,7 @@ __device__ inline float exp_2(float x) {
 
 // ---------------------------------------------------------------------------------------------------------------- HBM
 
-// One array in HBM. `totals` are its {reads, writes}, of which builds without COUNT know nothing.
+// One array in HBM. `totals` are its {reads, writes}; builds without COUNT do not use them.
 template <typename T> struct Hbm {
     T* const data;
 #if COUNT
@@ -96,7 +96,7 @@ template <typename T> struct Hbm {
 
 // ------------------------------------------------------------------------------------------------------------ dropout
 
-// Philox4x32-10: of the counter (row, column, head, 0), the four output words. Rounds that are not unrolled take few registers.
+// Philox4x32-10: the four output words for the counter (row, column, head, 0). Loops that are not unrolled take fewer registers.
 template <int unrolled = 10>
 __device__ inline void philox(Word (&c)[4], Word row, Word column, Word head, Word key_0, Word key_1) {
     c[0] = row, c[1] = column, c[2] = head, c[3] = 0;
@@ -112,16 +112,16 @@ __device__ inline void philox(Word (&c)[4], Word row, Word column, Word head, Wo
     }
 }
 
-// Dropout of attention weights. A call of Philox serves eight elements, as flashsim/masks/dropout.py has it: those of queries r and
-// r + 8 and of keys c, c + 8, c + 16, c + 24, a half word each. To compare halves as words, the lower is shifted up, and
-// `last` is the greatest word that is dropped: p · 2^16, rounded up, times 2^16, minus 1.
+// Dropout of attention weights. As in flashsim/masks/dropout.py, a call of Philox serves eight elements, with half a word for
+// each: queries r, r + 8 and keys c, c + 8, c + 16, c + 24. To compare halves as words, the lower half is shifted up, and `last`
+// is the greatest word that is dropped: p · 2^16, rounded up, times 2^16, minus 1.
 struct Dropout {
     Word key_0, key_1, last;
     float keep_scale;  // 1/(1 − p)
 
     // Z of Algorithm 4's line 14: 1/(1 − p) where the weight is kept, else 0. `head` counts query heads over the batch.
     __device__ float Z(Word row, Word column, Word head) const {
-        asm volatile("" : "+r"(row), "+r"(column));  // keep nothing of other elements' words in registers
+        asm volatile("" : "+r"(row), "+r"(column));  // so that registers keep nothing of other elements' words
         Word words[4];
         philox(words, row & ~8u, column & ~24u, head, key_0, key_1);
         words[0] = row & 8 ? words[2] : words[0];
@@ -132,8 +132,8 @@ struct Dropout {
 
 // --------------------------------------------------------------------------------------------- what masked rows need
 
-// m, with 0 for −∞, as what is subtracted from scores: then e^(−∞ − m) is 0, where −∞ − (−∞) would be NaN.
+// m to be subtracted from scores, with 0 for −∞: then e^(−∞ − m) is 0, whereas −∞ − (−∞) would be NaN.
 __device__ inline float finite(float m) { return m == -INFINITY ? 0.0f : m; }
 
-// ℓ, with 1 for 0, as what is divided by.
+// ℓ to divide by, with 1 for 0.
 __device__ inline float nonzero(float l) { return l == 0.0f ? 1.0f : l; }

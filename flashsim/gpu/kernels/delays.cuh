@@ -1,10 +1,10 @@
 // A build for tests, -DDELAYED=1, in which things happen as late as they may. Results must not depend on it.
 //
-// - linger(): now and then a warp waits, before others may go on or after it has waited for them, so that they overtake it.
-// - later(product): a product is computed where it is waited for, and not where it is started. Until then nobody may write to its
-//   operands, in shared memory or in registers. Tensor cores are too quick to show that somebody does.
+// - linger(): now and then a warp waits beside a barrier, so that others overtake it.
+// - later(product): a product is computed where the kernel waits for it, instead of where it is started. Until then, its operands
+//   in shared memory or registers must not be written to. Tensor cores are too fast to show such a race.
 //
-// In all other builds linger() does nothing, and later(product) is product().
+// In all other builds, linger() does nothing, and later(product) is product().
 #pragma once
 
 #include "common.cuh"
@@ -12,12 +12,12 @@
 #if DELAYED
 constexpr int MOST_BLOCKS = 1024, MOST_THREADS = 640, MOST_STARTED = 6;
 
-// A product that has been started: which function it is, and what that has kept.
+// A product that has been started: its function, and the data that this keeps.
 struct Product {
     void (*compute)(const Product&);
     Total kept[5];
 };
-// Those of a thread, the oldest first, in a ring.
+// A thread's started products in a ring, the oldest first.
 struct Started {
     int first, many;
     Product products[MOST_STARTED];
@@ -34,7 +34,7 @@ __device__ inline void linger() {
     asm volatile("mov.u32 %0, %%clock;" : "=r"(random)::"memory");
     random = (random ^ threadIdx.x / 32 << 9) * 0x9E3779B1u;
     random = (random ^ random >> 15) * 0x85EBCA6Bu;
-    if (random >> 29 == 0) __nanosleep((random & 0xFFFF) >> (random >> 16 & 7));  // one time in 8, up to 66 µs, mostly few
+    if (random >> 29 == 0) __nanosleep((random & 0xFFFF) >> (random >> 16 & 7));  // once in 8 times, for up to 66 µs, mostly less
 }
 
 template <typename Function> __device__ __noinline__ void compute(const Product& product) {
@@ -49,7 +49,7 @@ template <typename Function> __device__ __forceinline__ void later(const Functio
     place.compute = compute<Function>;
     memcpy(place.kept, &product, sizeof(Function));
 }
-// Compute all but the `left` started last.
+// Compute all but the last `left` products.
 __device__ inline void compute_started(int left) {
     linger();
     for (Started& mine = started(); mine.many > left; --mine.many) {

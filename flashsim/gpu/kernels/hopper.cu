@@ -3,11 +3,11 @@
 //     S_ij = Q_i K_jᵀ,   P̃_ij = e^{τ (MASK(S_ij) − m_i)},   ℓ_i ← ℓ_i + rowsum(P̃_ij),   O_i ← O_i + dropout(P̃_ij) V_j
 //     at the end:   O_i ← diag(ℓ_i)⁻¹ O_i,   L_i = τ m_i + log ℓ_i
 //
-// m_i is a row's maximum at its first tile. Later it grows where it has to: hopper_softmax.cuh.
+// m_i is a row's maximum after its first tile. Later it grows only if it must: hopper_softmax.cuh.
 //
-// Roles. A block of threads is a producer, one thread of which starts all copies, and 2 or 4 consumers, warpgroups of 128
-// threads that have 64 rows of Q_i each. One block a multiprocessor takes row block after row block until none is left. Four
-// consumers of row blocks of 128 are two teams, each with a thread that copies, barriers and shared memory of its own.
+// Roles. A block of threads has a producer, one thread of which starts all copies, and 2 or 4 consumers: warpgroups of 128
+// threads with 64 rows of Q_i each. Each multiprocessor has one block, which takes row block after row block until none is left.
+// Four consumers with row blocks of 128 are two teams; each has a copying thread, barriers and shared memory of its own.
 //
 //     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j + O_i
 //     256    128 × 64     2 × 232, 40                          64 + 2·32 + 2·32 + 32 = 224 KB; O_i leaves by halves
@@ -16,56 +16,57 @@
 //     64     128 × 64     2·2 × 112, 32   causal, any mask     2·(2·16 + 4·8 + 4·8 + 16) = 224 KB
 //     64     128 × 128    2 × 232, 40     dropout              16 + 2·16 + 2·16 + 16 = 96 KB
 //
-// Order of events: time runs to the right, tiles from the last to the first, since only the last ones need masks.
+// Order of events. Time runs to the right. Tiles go from the last to the first, since only the last ones need masks.
 //
 //     producer        K_2, Q_i    K_1, V_2           K_0, V_1           V_0       next row block: K, Q as soon as there is room
 //     tensor cores    S_2         S_1   O += P̃_2 V_2   S_0   O += P̃_1 V_1   O += P̃_0 V_0
 //     registers           P̃_2           P̃_1                P̃_0                    O / ℓ ──> shared memory ──> TMA
 //
-// HBM, in elements a head (flashsim.count("q_outer", …), to the element: the counting build sums up its copies): Q read once,
-// O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once.
+// HBM, in elements per head (flashsim.count("q_outer", …), exactly): Q is read once, O and L are written once, K and V are read
+// once for each of the T_r row blocks, in live tiles only. All reads of K and V but the first come from the L2.
 //
-// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711. At d = 64 a tile's
-// exponentials, 16 a cycle and multiprocessor, need as many cycles as its products. What was tried: docs/gpu-tried.md.
+// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; with the card's limit of 700 W, cuBLAS reached 711. At d = 64, a tile's
+// exponentials, 16 per cycle and multiprocessor, take as many cycles as its products. What was tried: docs/gpu-tried.md.
 // no spills, no stack
 #include "hopper_softmax.cuh"
 
-// What is masked: nothing; keys after the query's own position; what an array in HBM says, a byte an element, and keys that are
-// more than `right` after that position; keys outside a window around it; besides, whole tiles, where the live ones of each row
-// block come as a list.
+// What is masked. FULL: nothing. CAUSAL: keys after the query's own position. ARRAY: what an array in HBM says, with a byte per
+// element, and keys more than `right` after the query's position. WINDOW: keys outside a window around that position. LISTED:
+// these, and all tiles that are not in the row block's list of live tiles.
 enum Kind { FULL, CAUSAL, ARRAY, WINDOW, LISTED };
 
 struct Problem {
-    int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
+    int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` per KV head; row blocks of all heads
     int section;                              // heads whose row blocks take turns
     int wants_L;
     int left, right;            // the window: keys from position − left to position + right
     Mask mask;
     const int *starts, *tiles;  // row block i's live tiles: tiles[starts[i]] to before tiles[starts[i + 1]], ascending
-    float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
+    float c, sign;  // c = |τ| log₂e, capped to be finite, and τ's sign; or 1 and 0 if τ log₂e is 0 in fp32
     Dropout dropout;
-    // Packed batches: where each sequence begins, and the last ends; of each row block of a head its sequence and number there;
-    // O. N_q and N_k are those of all, T_r is how many row blocks a head has.
+    // Packed batches: where each sequence begins, and the last one ends; each row block's sequence and its number in that; O. N_q
+    // and N_k are sums over all sequences, and T_r is the number of row blocks of a head.
     const int *cu_q, *cu_k, *order;
     void* O;
 };
 
-struct RowBlock {  // the i-th of query head h of batch b; none: i < 0
+struct RowBlock {  // the i-th of query head h of batch entry b; none if i < 0
     int i, h, b;
 };
 
-struct Sequence {  // that a row block is of: where its queries and keys begin among all, and how many there are
+struct Sequence {  // a row block's sequence: where its queries and keys begin among all, and how many there are
     int q, N_q, k, N_k;
 };
 
-// Which row block comes n-th: sections of heads, in each the blocks that see the most keys first, of all its heads.
+// The n-th row block. Sections of heads come one after the other; in each, the blocks of all heads that see the most keys come
+// first.
 template <bool longest> __device__ inline RowBlock in_order(const Problem& p, int n) {
     const int whole = p.section * p.T_r, first = n / whole * p.section, within = n % whole;
     const int heads = min(p.section, p.row_blocks / p.T_r - first), head = first + within % heads;
     return {longest ? p.T_r - 1 - within / heads : within / heads, head % p.H, head / p.H};
 }
 
-// Row r of a block whose first query is `top` sees the keys before min(N_k, end_of + r), and in a window from begin_of + r on.
+// Row r of a block whose first query is `top` sees keys before min(N_k, end_of + r), and in a window only from begin_of + r on.
 template <Kind kind> __device__ inline int end_of(const Problem& p, const Sequence& s, int top) {
     return kind == FULL ? s.N_k : s.N_k - s.N_q + top + (kind == CAUSAL ? 0 : p.right) + 1;
 }
@@ -73,12 +74,12 @@ template <Kind kind> __device__ inline int begin_of(const Problem& p, const Sequ
     return kind < WINDOW ? 0 : s.N_k - s.N_q + top - p.left;
 }
 
-// Tiles `begin` to `end` − 1, of those that p.tiles lists, or of all.
+// Tiles `begin` to `end` − 1 of those in p.tiles, or of all tiles.
 struct Range {
     int begin, end;
 };
 
-// The tiles of which some of `rows` rows from `top` on see a key, and those of which all see all keys.
+// The tiles of which some of the `rows` rows from `top` on see a key, and the tiles of which all rows see all keys.
 template <Kind kind, int B_c> __device__ inline Range seen_by_some(const Problem& p, const Sequence& s, int top, int rows) {
     const int end = kind == FULL ? s.N_k : min(s.N_k, max(0, end_of<kind>(p, s, top) + rows - 1));
     return {max(0, begin_of<kind>(p, s, top)) / B_c, int(Word(end + B_c - 1) / B_c)};
@@ -88,7 +89,7 @@ template <Kind kind, int B_c> __device__ inline Range seen_by_all(const Problem&
     return {kind < WINDOW ? 0 : (max(0, begin_of<kind>(p, s, top) + rows - 1) + B_c - 1) / B_c, int(Word(end) / B_c)};
 }
 
-// The live tiles of row block i; if they are listed they are counted from the block's first.
+// The live tiles of row block i. If they are listed, they are counted from the block's first on.
 template <Kind kind, int B_r, int B_c> __device__ inline Range live_tiles(const Problem& p, const Sequence& s, int i) {
     if (kind == LISTED) return {0, __ldg(p.starts + i + 1) - __ldg(p.starts + i)};
     return seen_by_some<kind, B_c>(p, s, i * B_r, B_r);
@@ -97,7 +98,7 @@ template <Kind kind> __device__ inline int tile(const Problem& p, int i, int t) 
     return kind == LISTED ? __ldg(p.tiles + __ldg(p.starts + i) + t) : t;
 }
 
-// Those of them without a mask for 64 rows from `top` on.
+// Those of them that need no mask for the 64 rows from `top` on.
 template <Kind kind, int B_c> __device__ inline Range whole_tiles(const Problem& p, const Sequence& s, int i, Range live, int top) {
     Range whole = seen_by_all<kind, B_c>(p, s, top, 64);
     if (kind == LISTED) {
@@ -108,7 +109,7 @@ template <Kind kind, int B_c> __device__ inline Range whole_tiles(const Problem&
     return whole;
 }
 
-// Named barriers: 1 + w, when it is warpgroup w's turn; TOGETHER and on, all of a block's warpgroup.
+// Named barriers: 1 + w for warpgroup w's turn; from TOGETHER on, for all threads of a warpgroup.
 constexpr int TOGETHER = 8;
 template <bool turns, int consumers> struct Turn {
     int mine, next;
@@ -125,15 +126,15 @@ template <bool turns, int consumers> struct Turn {
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | the mask's tiles, which come with K_j | barriers | which row block Q_i is of. With d = B_c = 64: 2 Q_i, 8 K_j, 8 V_j; of two
-// teams each 2, 4, 4, and the barriers come after both teams' tiles.
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | the mask's tiles, which come with K_j | barriers | the row block of Q_i. If d = B_c =
+// 64, there are 2 Q_i, 8 K_j, 8 V_j, or 2, 4, 4 for each of two teams, whose barriers come after both teams' tiles.
 template <int d, int B_r, int B_c, bool masks> struct Memory {
-    static constexpr int O_COLUMNS = d < 128 || (d > 128 && masks) ? 64 : 128;  // that leave at a time
+    static constexpr int O_COLUMNS = d < 128 || (d > 128 && masks) ? 64 : 128;  // columns that are stored at a time
     static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2, O_BYTES = B_r * O_COLUMNS * 2;
     static constexpr int MASK_BYTES = masks ? B_r * B_c : 0;
-    static constexpr bool JOINT = d == 64 && B_c == 64;  // K_j and V_j come, and are free, together: K_j's barriers are V_j's
-    static constexpr int TEAMS = JOINT ? 4 / consumers : 1;  // each with row blocks, and all of this, of its own
-    static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 2 * consumers : 2;  // from 3 on, where they are joint
+    static constexpr bool JOINT = d == 64 && B_c == 64;  // K_j and V_j come, and become free, together, so they share barriers
+    static constexpr int TEAMS = JOINT ? 4 / consumers : 1;  // each has its own row blocks, and all of this
+    static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 2 * consumers : 2;  // at least 4 if they are joint
     static_assert(!JOINT || STAGES > 2, "a tile is awaited before the one two before it is free");
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
     static constexpr int MASK_AT = O_AT + O_BYTES, END = MASK_AT + STAGES * MASK_BYTES, BARRIERS = (Q_STAGES + 2 * STAGES) * 16, NUMBERS = (Q_STAGES + 1) * 12;
@@ -154,27 +155,27 @@ template <int d, int B_r, int B_c, bool masks> struct Memory {
         row_blocks = reinterpret_cast<RowBlock*>(shared + TEAMS * (END + BARRIERS) + team * NUMBERS);
         sequences = reinterpret_cast<Sequence*>(shared + TEAMS * (END + BARRIERS + NUMBERS)) + team * (Q_STAGES + 1);
     }
-    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }  // as long as anybody is at the q-th
+    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }  // valid while a warp uses the q-th
     template <bool varlen> __device__ Sequence sequence(const Problem& p, Word q) const {
         return varlen ? sequences[q % (Q_STAGES + 1)] : Sequence{0, p.N_q, 0, p.N_k};
     }
-    // By the threads that copy: a team's is the first of a warp.
+    // Called by the threads that copy: the first thread of a warp for each team.
     __device__ static bool copies() { return threadIdx.x % 32 == 0 && threadIdx.x / 32 < TEAMS; }
     __device__ void init() const {
         if (copies()) {
-            Q_i.init(4 * consumers), K_j.init(4 * consumers);  // a warp each
+            Q_i.init(4 * consumers), K_j.init(4 * consumers);  // each warp arrives once
             if (!JOINT) V_j.init(4 * consumers);
         }
         publish_barriers();
     }
 
     __device__ Word mask(Word kv) const { return Q_i.tiles + MASK_AT + kv % STAGES * MASK_BYTES; }
-    // What the consumers wait for and free.
+    // The consumers wait for these and free them.
     __device__ __forceinline__ void wait_K(Word kv) const { K_j.wait_there(kv); }
     __device__ __forceinline__ void wait_V(Word kv) const {
         if (!JOINT) V_j.wait_there(kv);
     }
-    // Each stage by an address of its own: one that depends on q would stay in a register from tile to tile.
+    // Each stage has an address of its own. One that depends on q would stay in a register from tile to tile.
     __device__ __forceinline__ void free_Q(Word q) const {
         q % Q_STAGES ? Q_i.free(1).arrive_once_a_warp() : Q_i.free(0).arrive_once_a_warp();
     }
@@ -186,7 +187,7 @@ template <int d, int B_r, int B_c, bool masks> struct Memory {
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
-// One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
+// One thread starts all loads, row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <Kind kind, bool longest, bool varlen, int d, int B_r, int B_c>
 __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>& sram, const TensorMap& Q, const TensorMap& K,
                                         const TensorMap& V, const TensorMap& M, Word* counter, const Problem& p, Total* totals) {
@@ -198,7 +199,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>
 #pragma unroll 1
     for (; n < p.row_blocks; ++q) {
         RowBlock at = in_order<longest && !varlen>(p, n);
-        // Asked for early; as often as there are row blocks, so that the counter is 0 at the end.
+        // Drawn early, and as often as there are row blocks, so that the counter is 0 at the end.
         n = sram.TEAMS * gridDim.x + atomicInc(counter, p.row_blocks - 1);
         Sequence of{0, p.N_q, 0, p.N_k};
         if (varlen) {
@@ -235,7 +236,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>
         if (t >= live.begin) load_K(j, kv);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
-        if (varlen) sram.sequences[q % (sram.Q_STAGES + 1)] = of;  // not before: consumers may be at the one that was here
+        if (varlen) sram.sequences[q % (sram.Q_STAGES + 1)] = of;  // not earlier: consumers may still use the one that was here
         sram.Q_i.there(q).arrive_and_expect(Q_BYTES);
         load(sram.Q_i.tile(q), Q, of.q + at.i * B_r, at.h, at.b, sram.Q_i.there(q));
         Q_reads.add(min(B_r, of.N_q - at.i * B_r), d);
@@ -254,7 +255,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>
 
 // ------------------------------------------------------------------------------------------------------------- consumers
 
-// A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
+// A warpgroup, with rows 64w to 64w + 63 of Q_i. A thread shares two rows, row and row + 8, with three other lanes.
 template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool split, bool turns, bool lazy, bool sums, bool mends,
           bool varlen>
 struct Consumer {
@@ -264,8 +265,8 @@ struct Consumer {
     const int w;
     const Turn<turns, B_r / 64> turn;
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
-    int passed = 0;      // tiles before kv that are not needed, and still to be freed
-    Range whole;         // the tiles without a mask, of those that it goes through
+    int passed = 0;      // tiles before kv that are not needed, and must still be freed
+    Range whole;         // those of its tiles that need no mask
 
     Rows rows;
     float S_ij[B_c / 8][4], O_i[d / 8][4];
@@ -278,8 +279,8 @@ struct Consumer {
 
     __device__ static Word* in_shared(Word at) { return static_cast<Word*>(__cvta_shared_to_generic(at)); }
 
-    static constexpr bool apart = B_c == 64 && !turns && kind != LISTED;  // a warpgroup passes by what its rows do not see
-    // The tiles of row block i that this warpgroup goes through, and the t-th of them.
+    static constexpr bool apart = B_c == 64 && !turns && kind != LISTED;  // a warpgroup skips tiles that its rows do not see
+    // The tiles of row block i that this warpgroup computes, and the t-th of them.
     __device__ __forceinline__ Range its_tiles(int i) const {
         return apart ? seen_by_some<kind, B_c>(p, sequence(), i * B_r + 64 * w, 64) : live_tiles<kind, B_r, B_c>(p, sequence(), i);
     }
@@ -288,14 +289,14 @@ struct Consumer {
         return kind == WINDOW ? its_tiles(i).begin + t : tile<kind>(p, i, t);
     }
 
-    // −∞ for keys that a row does not see: those after its last, and before its first, and those that an array masks.
+    // −∞ for keys that a row does not see: those after its last, those before its first, and those that an array masks.
     __device__ __forceinline__ void mask(int t, Word kv) {
         const int j = tile_of(t);
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
         const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
         const Sequence s = sequence();
         if (t >= whole.end) {
-            const int end = end_of<kind>(p, s, top) + row - left, keys = s.N_k - left;  // of the upper row; the other's is 8 on
+            const int end = end_of<kind>(p, s, top) + row - left, keys = s.N_k - left;  // of the upper row
             if (kind != FULL) {
 #pragma unroll
                 for (int x = 0; x < B_c / 8; ++x)
@@ -319,7 +320,7 @@ struct Consumer {
                 for (int e = 0; e < 4; ++e)
                     if (8 * (x - e / 2) + e % 2 < begin) S_ij[x][e] = -INFINITY;
         }
-        if (kind == ARRAY) {  // a row of bytes in chunks of 16, swizzled as TMA writes them
+        if (kind == ARRAY) {  // a row has its bytes in chunks of 16, swizzled as TMA writes them
             const Word of = p.mask.rows ? row : 0, place = of * B_c / 128 % (B_c / 16) << 4;
             const Word at = sram.mask(kv) + of * B_c + lane % 4 * 2, below = p.mask.rows ? 8 * B_c : 0;
 #pragma unroll
@@ -331,11 +332,11 @@ struct Consumer {
                     if (two < 0x100) S_ij[x][2 * r + 1] = -INFINITY;
                 }
             __syncwarp();
-            sram.free_K(kv);  // with which the mask came
+            sram.free_K(kv);  // the mask came with K
         }
     }
 
-    // 0 for weights that dropout drops; the factor 1/(1 − p) waits for the end.
+    // 0 for weights that dropout drops. The factor 1/(1 − p) is applied at the end.
     __device__ __forceinline__ void drop(int t) {
         const int j = tile_of(t);
         const RowBlock at = sram.row_block(q);
@@ -344,7 +345,7 @@ struct Consumer {
         for (int x = 0; x < B_c / 8; x += 4)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                Word words[4];  // [2a + b]: of row 8a below, column 8b, and in the lower half 8b + 16, further on
+                Word words[4];  // [2a + b]: of row + 8a, and column + 8b in the upper half, + 8b + 16 in the lower
                 philox(words, row, j * B_c + 8 * x + lane % 4 * 2 + e, at.b * p.H + at.h, p.dropout.key_0, p.dropout.key_1);
 #pragma unroll
                 for (int of = 0; of < 4; ++of) {
@@ -354,16 +355,16 @@ struct Consumer {
             }
     }
 
-    // P̃ of the next tile takes its place. A plain copy the compiler would leave out; then P_ij were written while P_ij V_j runs.
+    // P̃ of the next tile takes P_ij's place. The compiler would leave out a plain copy, and write P_ij while P_ij V_j runs.
     __device__ __forceinline__ void move(Word (&P)[B_c / 16][4], const Word (&P_next)[B_c / 16][4]) {
-        const Word zero = p.wants_L >> 1;  // which only the launch knows
+        const Word zero = p.wants_L >> 1;  // 0, which the compiler cannot know
 #pragma unroll
         for (int t = 0; t < B_c / 16; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
     }
 
-    // S_ij, P̃_ij of the last tile, its t-th.
+    // S_ij and P̃_ij of the last tile, the warpgroup's t-th.
     __device__ __forceinline__ void begin(int t, bool masked, bool last) {
         sram.wait_K(kv);
 #pragma unroll 1
@@ -382,7 +383,7 @@ struct Consumer {
         round_to_operands<T, B_c>(P_ij, S_ij);
     }
 
-    // S_ij, P̃_ij of the t-th while O_i of the one after it is summed.
+    // S_ij and P̃_ij of the t-th tile, while O_i of the tile after it is summed.
     template <bool masked, bool begun = false> __device__ __forceinline__ void advance(int t, bool last) {
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
@@ -393,7 +394,7 @@ struct Consumer {
         if (kind != ARRAY) sram.free_K(kv + 1);
         if (last) sram.free_Q(q);
         if (masked) mask(t, kv + 1);
-        constexpr bool quick = sums && (!masked || begun);  // without maxima, as rows had some key before
+        constexpr bool quick = sums && (!masked || begun);  // without maxima, since each row has seen a key
         float alpha[2], sum[2];
         bool grown = false;
         Word P_next[B_c / 16][4];
@@ -405,7 +406,7 @@ struct Consumer {
                 if (quick) round_to_operands<T, B_c>(P_next, S_ij);
             }
         }
-        if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
+        if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never happens; it keeps the exponentials above the wait for O_i
         if (!last) sram.wait_K(kv + 2);
         finish<0>(O_i);
         sram.free_V(kv);
@@ -425,8 +426,8 @@ struct Consumer {
         ++kv;
     }
 
-    // Let tiles go by of which this warpgroup's rows see nothing: where there are many stages, until a tile has come that they
-    // do see. The producer has then asked for all before it, so that these have been free since they were last used.
+    // Skip tiles of which this warpgroup's rows see nothing. With many stages, this waits until a tile has come that they do see.
+    // By then the producer has requested all earlier tiles, so their places had been freed after their last use.
     __device__ __forceinline__ void pass_by(int tiles) {
         if (!Sram::JOINT) return skip(tiles);
         kv += tiles, passed += tiles;
@@ -440,7 +441,7 @@ struct Consumer {
         }
     }
 
-    // A warp's first `rows` rows of O_i, where those of another sequence follow, which TMA would write over.
+    // Store a warp's first `rows` rows of O_i if another sequence's rows follow, which TMA would overwrite.
     __device__ __forceinline__ void put_rows(Word mine, int rows, Offset to) {
         for (int at = thread_index() % 32; at < rows * (Sram::O_COLUMNS / 8); at += 32) {
             const int r = at / (Sram::O_COLUMNS / 8), chunk = at % (Sram::O_COLUMNS / 8);
@@ -449,7 +450,7 @@ struct Consumer {
         }
     }
 
-    // V_j's rows that another sequence has, of the last tile: 0 · NaN is NaN. Both consumers write the same zeros.
+    // Clear the last V_j's rows of another sequence, as 0 · NaN is NaN. Both consumers write the same zeros.
     __device__ __forceinline__ void clear_V(int rows) {
         const float zeros[4] = {};
         sram.wait_V(kv);
@@ -468,7 +469,7 @@ struct Consumer {
         const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
         const RowBlock at = sram.row_block(q);
         const Sequence s = sequence();
-        const int first = at.i * B_r + 64 * w, left = s.N_q - first - thread / 32 * 16;  // of this warp's rows
+        const int first = at.i * B_r + 64 * w, left = s.N_q - first - thread / 32 * 16;  // left: of this warp's rows
         const Word mine = O_w + thread / 32 * (16 * Sram::O_COLUMNS * 2);
         rows.sum_l();
         float factor[2];
@@ -496,7 +497,7 @@ struct Consumer {
         }
     }
 
-    // A warpgroup's rows of Q_i times sign: scores of a negative τ, or of 0, by a positive c; and 0 in those of other sequences.
+    // Multiply a warpgroup's rows of Q_i by the sign, so that c is positive for any τ. Rows of other sequences become 0.
     __device__ __forceinline__ void apply_sign(int rows) const {
 #pragma unroll 1
         for (int of = thread_index(); of < d / HALF * 2048; of += WARPGROUP) {
@@ -521,7 +522,7 @@ struct Consumer {
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
             rows.init();
 
-            constexpr bool apart_from_masks = split && kind != ARRAY;  // which every tile has
+            constexpr bool apart_from_masks = split && kind != ARRAY;  // an array masks every tile
             const Range live = live_tiles<kind, B_r, B_c>(p, sequence(), i), its = its_tiles(i);
             whole = whole_tiles<kind, B_c>(p, sequence(), i, its, i * B_r + 64 * w);
             if (kind == WINDOW) whole.begin -= its.begin, whole.end -= its.begin;
@@ -536,13 +537,13 @@ struct Consumer {
 #pragma unroll 1
                     for (; t >= max(0, whole.begin); --t) advance<false>(t, t == 0);
                 }
-                if (kind >= WINDOW) {  // tiles with the left edge; rows that have no m yet make sums NaN
+                if (kind >= WINDOW) {  // tiles with the left edge; a row without m makes sums NaN
 #pragma unroll 1
                     for (; t >= 0; --t) advance<true, d == 64>(t, t == 0);
                 }
                 end();
                 if (apart) {
-                    const int i = sram.row_block(q).i;  // again, and what follows: not in registers till now
+                    const int i = sram.row_block(q).i;  // read again, so that it did not stay in registers
                     pass_by(its_tiles(i).begin - live_tiles<kind, B_r, B_c>(p, sequence(), i).begin);
                 }
             } else {
@@ -563,7 +564,7 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
        const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
     typedef Memory<d, B_r, B_c, kind == ARRAY> Sram;
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), consumer = warp / 4 - 1;  // the same in a warp, for all the compiler sees
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), consumer = warp / 4 - 1;  // shows the compiler that a warp shares it
     const int team = Sram::TEAMS == 1 ? 0 : consumer < 0 ? warp : consumer / Sram::consumers;
     const Sram sram(shared, team);
     sram.init();

@@ -1,12 +1,12 @@
 // Hopper's instructions as operations on tiles: copies by the tensor memory accelerator (TMA), products by warpgroups (wgmma),
-// and the barriers between them. What a kernel says with these reads like the paper's lines; the PTX is here.
+// and the barriers between them. All PTX is here, so that kernels read like the paper's lines.
 //
-// A tile in shared memory: `rows` rows of d 16-bit elements, in d/64 halves of 64 columns, one after the other. A row of a half
-// is 128 bytes, and its 16-byte chunk c lies at place c ⊕ (row mod 8): TMA writes so, wgmma reads so, without bank conflicts.
-// Tiles start at multiples of 1024 bytes.
+// A tile in shared memory has `rows` rows of d 16-bit elements, in d/64 halves of 64 columns, one half after the other. A row of
+// a half is 128 bytes, and its 16-byte chunk c lies at place c ⊕ (row mod 8), as TMA writes and wgmma reads it, without bank
+// conflicts. Tiles start at multiples of 1024 bytes.
 //
-// Accumulators of a product of 64 rows × n columns, over the 128 threads of a warpgroup: C[t][e] of a thread is in row
-// 16·warp + lane/4 + 8·(e/2) and column 8t + 2·(lane mod 4) + e mod 2, as those of mma.sync are.
+// The 128 threads of a warpgroup have the accumulators of a product of 64 rows × n columns: C[t][e] of a thread is in row
+// 16·warp + lane/4 + 8·(e/2) and column 8t + 2·(lane mod 4) + e mod 2, as with mma.sync.
 #pragma once
 
 #include "delays.cuh"
@@ -16,8 +16,8 @@ constexpr int HALF = 64;  // columns of a half: 128 bytes
 
 // -------------------------------------------------------------------------------------------------------------- barriers
 
-// An mbarrier: it opens when all arrivals and all bytes that it expects have come, and closes again for the next round. Who
-// waits says which round's opening by its parity; at the start, waiting for parity 1 returns at once.
+// An mbarrier opens when all arrivals and all bytes that it expects have come, and closes again for the next round. A thread
+// waits for a round by its parity. At the start, waiting for parity 1 returns at once.
 struct Barrier {
     Word at;
 
@@ -65,14 +65,14 @@ struct Barrier {
     }
 };
 
-// Make barriers known to TMA, by the thread that has set them up; and to all, before anybody uses them.
+// Make barriers known to TMA, by the thread that has set them up, and to all threads, before they are used.
 __device__ inline void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void publish_barriers() {
     show_barriers();
     __syncthreads();
 }
 
-// Named barriers: wait until `threads` have come, or come and go on.
+// Named barriers: come and wait until `threads` threads have come, or come and go on.
 __device__ inline void meet(int name, int threads) {
     linger();
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
@@ -83,12 +83,12 @@ __device__ inline void come(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// Let TMA and wgmma, the asynchronous proxy, see what this thread has written to shared memory; or what it has come to know of HBM.
+// Let TMA and wgmma, the asynchronous proxy, see what this thread has written to shared memory, or has seen written to HBM.
 __device__ inline void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void show_hbm() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// A ring of `stages` tiles of `bytes`, each with a barrier that opens when the tile is there and one for when it is free. `n`
-// counts the tiles that have gone through, from 0; `left` is how many arrivals free a tile, `came` how many say that it is there.
+// A ring of `stages` tiles of `bytes` bytes. Each has a barrier that opens when the tile has come, and one for when it is free.
+// `n` counts tiles from 0 on. It takes `left` arrivals to free a tile, and `came` arrivals to say that it has come.
 template <int stages, int bytes> struct Ring {
     Word tiles, barriers;
     static constexpr int BARRIER_BYTES = stages * 16;
@@ -106,12 +106,12 @@ template <int stages, int bytes> struct Ring {
 
 // --------------------------------------------------------------------------------------------------------------- copies
 
-// How an array in HBM is cut into tiles, made by the driver: coordinates are (column of 64, row, half, head, batch).
+// How an array in HBM is cut into tiles, made by the driver. Coordinates are (column of 64, row, half, head, batch).
 struct alignas(64) TensorMap {
     char opaque[128];
 };
 
-// Start copying rows `row` and below, as many as the map's tile has, of a head to shared memory; rows past the end become 0.
+// Start copying a tile of a head, from row `row` on, to shared memory. Rows past the end become 0.
 __device__ inline void load(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %2, %4, %5}], "
@@ -120,7 +120,7 @@ __device__ inline void load(Word tile, const TensorMap& X, int row, int head, in
         : "memory");
 }
 
-// Start copying a tile of a mask's bytes: columns `column` and after of rows `row` and below; what is past the ends becomes 0.
+// Start copying a tile of a mask's bytes, from row `row` and column `column` on. Bytes past the ends become 0.
 __device__ inline void load_mask(Word tile, const TensorMap& X, int column, int row, int matrix, Barrier there) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
@@ -129,7 +129,7 @@ __device__ inline void load_mask(Word tile, const TensorMap& X, int column, int 
         : "memory");
 }
 
-// Start copying a tile from shared memory, but for rows past the end; its first half is the row's `half`-th.
+// Start copying a tile from shared memory, without rows past the end. Its first half is the row's `half`-th.
 __device__ inline void store(const TensorMap& X, int row, int head, int batch, Word tile, int half = 0) {
     asm volatile(
         "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];\n"
@@ -137,14 +137,14 @@ __device__ inline void store(const TensorMap& X, int row, int head, int batch, W
         "r"(0), "r"(row), "r"(half), "r"(head), "r"(batch), "r"(tile)
         : "memory");
 }
-// Start copying so many bytes in a row, a multiple of 16.
+// Start copying `bytes` successive bytes, a multiple of 16.
 __device__ inline void load(Word to, const void* from, int bytes, Barrier there) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(there.at)
                  : "memory");
 }
 
-// Start copying as many from shared memory.
+// Start copying them from shared memory.
 __device__ inline void store(void* to, Word from, int bytes) {
     asm volatile(
         "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
@@ -153,7 +153,7 @@ __device__ inline void store(void* to, Word from, int bytes) {
         : "memory");
 }
 
-// Start adding so many bytes of fp32 numbers to as many in HBM.
+// Start adding fp32 numbers, `bytes` bytes of them, to numbers in HBM.
 __device__ inline void add_to(float* sums, Word from, int bytes) {
     asm volatile(
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
@@ -162,7 +162,7 @@ __device__ inline void add_to(float* sums, Word from, int bytes) {
         : "memory");
 }
 
-// Two numbers of shared memory, and four to it.
+// Load two numbers from shared memory; store four to it.
 __device__ inline void load_pair(float (&x)[2], Word from) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(from));
 }
@@ -170,12 +170,12 @@ __device__ inline void store_four(Word to, const float (&x)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
 
-// Four words to HBM.
+// Store four words to HBM.
 __device__ inline void put_four(void* to, const Word (&x)[4]) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
 }
 
-// A byte of shared memory, and two.
+// Load one byte, or two, from shared memory.
 __device__ inline Word load_byte(Word from) {
     Word x;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(from));
@@ -187,7 +187,7 @@ __device__ inline Word load_two_bytes(Word from) {
     return x;
 }
 
-// A word of shared memory.
+// Load a word from shared memory.
 __device__ inline Word load_word(Word from) {
     Word x;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
@@ -195,7 +195,7 @@ __device__ inline Word load_word(Word from) {
 }
 __device__ inline void store_word(Word to, Word x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
 
-// A counter in HBM: wait until it has come to `turn`; step it on after all that this thread has written.
+// A counter in HBM: wait until it has reached `turn`; add 1 after everything that this thread has written.
 __device__ inline void wait_until(const Word* counter, Word turn) {
     Word now;
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
@@ -207,11 +207,11 @@ __device__ inline void step(Word* counter) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// Wait until this thread's stores have read shared memory, or have written.
+// Wait until this thread's stores have read shared memory, or have written to HBM.
 __device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// What copies of one array move, in elements: in builds with -DCOUNT=1 summed up by the threads that start them.
+// Elements that copies of one array move. In builds with -DCOUNT=1, the threads that start the copies sum them up.
 struct Tally {
 #if COUNT
     Total* const total;
@@ -228,7 +228,8 @@ struct Tally {
 #endif
 };
 
-// How a mask lies in HBM: whether its rows differ, 1 or 0; how many matrices it is from a head to the next, and from a batch entry.
+// How a mask lies in HBM: whether its rows differ, 1 or 0; the step in matrices from head to head, and from batch entry to batch
+// entry.
 struct Mask {
     int rows, heads, batches;
     __device__ int matrix(int head, int batch) const { return head * heads + batch * batches; }
@@ -236,7 +237,7 @@ struct Mask {
 
 // ---------------------------------------------------------------------------------------------------------------- roles
 
-// A warpgroup's registers a thread: given back by those who copy, taken by those who compute.
+// A warpgroup's registers per thread: warps that copy give registers back, and warps that compute take them.
 template <int registers> __device__ inline void keep_registers() {
     if (!DELAYED) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
@@ -244,7 +245,7 @@ template <int registers> __device__ inline void take_registers() {
     if (!DELAYED) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// threadIdx.x within its warpgroup, read anew, so that nothing which follows from it stays in registers for long.
+// threadIdx.x within its warpgroup, read again, so that what follows from it does not stay in registers for long.
 __device__ inline int thread_index() {
     Word thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -253,8 +254,8 @@ __device__ inline int thread_index() {
 
 // ------------------------------------------------------------------------------------------------------------- products
 
-// A tile as an operand: where it is and how far apart its halves are, in 16 bytes; the other word says that groups of 8 rows are
-// 1024 bytes apart, and the swizzle. See PTX, "matrix descriptor".
+// A tile as an operand: its address and the distance of its halves, in units of 16 bytes. The other word says that groups of 8
+// rows are 1024 bytes apart, and has the swizzle. See PTX, "matrix descriptor".
 struct Operand {
     Word low;
     __device__ Operand(Word tile, int half_bytes) : low((tile & 0x3FFFF) >> 4 | half_bytes >> 4 << 16) {}
@@ -262,7 +263,7 @@ struct Operand {
 };
 typedef Total Descriptor;
 
-// Accumulators: fp32, n/8 times 4 of them a thread.
+// Accumulators: fp32, n/8 times 4 per thread.
 #define ASM_4(C, t) "+f"(C[t][0]), "+f"(C[t][1]), "+f"(C[t][2]), "+f"(C[t][3])
 #define ASM_16(C, t) ASM_4(C, t), ASM_4(C, t + 1), ASM_4(C, t + 2), ASM_4(C, t + 3)
 #define ASM_32(C, t) ASM_16(C, t), ASM_16(C, t + 4)
@@ -286,12 +287,12 @@ typedef Total Descriptor;
     ",%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107"                        \
     ",%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// C = A Bᵀ, or C += A Bᵀ: 64 × n of 64 × 16 and n × 16 in shared memory. C += A B: 64 × n of A in registers, as a left operand
-// of mma.sync, and 16 × n in shared memory.
+// C = A Bᵀ, or C += A Bᵀ: C is 64 × n, A is 64 × 16 and B is n × 16, both in shared memory. C += A B: A is in registers, as a
+// left operand of mma.sync, and B is 16 × n in shared memory.
 template <typename T, int n, bool add> __device__ inline void wgmma(float (&C)[n / 8][4], Descriptor A, Descriptor B);
 template <typename T, int n> __device__ inline void wgmma(float (&C)[n / 8][4], const Word (&A)[4], Descriptor B);
 
-// C = A B, or C += A B: 64 × 16 and 16 × n, both in shared memory.
+// C = A B, or C += A B: A is 64 × 16 and B is 16 × n, both in shared memory.
 template <typename T, int n, bool add> __device__ inline void wgmma_straight(float (&C)[n / 8][4], Descriptor A, Descriptor B);
 
 #define DEFINE_WGMMA_STRAIGHT(T, type, n, count, first, second, plus, add, LIST)                                              \
@@ -306,7 +307,7 @@ DEFINE_WGMMA_STRAIGHT(__half, "f16", 64, 32, 32, 33, true, 1, ASM_)
 DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, false, 0, NEW_)
 DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, true, 1, ASM_)
 
-// C += Aᵀ B: 16 × 64 and 16 × 128, both in shared memory.
+// C += Aᵀ B: A is 16 × 64 and B is 16 × 128, both in shared memory.
 template <typename T> __device__ inline void wgmma_across(float (&C)[16][4], Descriptor A, Descriptor B);
 #define DEFINE_WGMMA_ACROSS(T, type)                                                                                        \
     template <> __device__ inline void wgmma_across<T>(float (&C)[16][4], Descriptor A, Descriptor B) {                     \
@@ -345,11 +346,11 @@ DEFINE_WGMMA(__nv_bfloat16, "bf16", 64, 32, 32, 33, 34, 35, 36)
 DEFINE_WGMMA(__nv_bfloat16, "bf16", 128, 64, 64, 65, 66, 67, 68)
 DEFINE_WGMMA(__nv_bfloat16, "bf16", 256, 128, 128, 129, 130, 131, 132)
 
-// Before the first wgmma, and after registers that one is to use have been written.
+// Needed before the first wgmma, and after writing registers that a wgmma will use.
 __device__ inline void registers_ready() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Start S = Q Kᵀ: 64 rows of Q, `Q_rows` apart from half to half, and n rows of K, of which a tile has K_rows.
+// Start S = Q Kᵀ: 64 rows of Q, whose halves are `Q_rows` rows apart, and n rows of K, of a tile with K_rows rows.
 template <typename T, int d, int n, int K_rows = n>
 __device__ inline void start_scores(float (&S)[n / 8][4], Word Q, int Q_rows, Word K) {
     later([&S, Q, Q_rows, K] {
@@ -365,7 +366,7 @@ __device__ inline void start_scores(float (&S)[n / 8][4], Word Q, int Q_rows, Wo
     });
 }
 
-// Start O += P V: P in registers, n rows of V. P and O may not be touched until it has finished.
+// Start O += P V: P is in registers, and V has n rows. P and O must not be touched until it has finished.
 template <typename T, int d, int n>
 __device__ inline void start_values(float (&O)[d / 8][4], const Word (&P)[n / 16][4], Word V) {
     later([&O, &P, V] {
@@ -377,7 +378,7 @@ __device__ inline void start_values(float (&O)[d / 8][4], const Word (&P)[n / 16
     });
 }
 
-// Start C = A B: 64 × 64, of 64 rows of A, `A_rows` apart from half to half, and as many rows of B as A has columns.
+// Start C = A B, 64 × 64: 64 rows of A, whose halves are `A_rows` rows apart, and as many rows of B as A has columns.
 template <typename T, int n>
 __device__ inline void start_product(float (&C)[8][4], Word A, int A_rows, Word B) {
     later([&C, A, A_rows, B] {
@@ -392,7 +393,7 @@ __device__ inline void start_product(float (&C)[8][4], Word A, int A_rows, Word 
     });
 }
 
-// Start C += Aᵀ B: n rows of A, 64 wide, and of 128 columns of a tile of n rows.
+// Start C += Aᵀ B: n rows of A, 64 columns wide, and 128 columns of B, a tile of n rows.
 template <typename T, int n> __device__ inline void start_across(float (&C)[16][4], Word A, Word B) {
     later([&C, A, B] {
         const Operand A_operand(A, 0), B_operand(B, n * 128);
@@ -403,7 +404,7 @@ template <typename T, int n> __device__ inline void start_across(float (&C)[16][
     });
 }
 
-// Wait until all but the `later` products started last have finished; with C, it is what is waited for.
+// Wait until all but the last `later` products have finished. With C, C is what the next code uses.
 template <int later> __device__ inline void finish() {
     compute_started(later);
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(later) : "memory");
@@ -425,8 +426,8 @@ template <int later> __device__ inline void finish(float (&C)[32][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %128;" : ASM_128(C, 0) : "n"(later) : "memory");
 }
 
-// Write 16 × 16 elements, a left operand of this warp's, to a tile: rows 128 bytes apart, each lane giving the address of one,
-// lanes 0 to 7 of the top left 8 × 8, then bottom left, top right, bottom right. Transposed: the address of a column.
+// Write 16 × 16 elements, a left operand of this warp, to a tile with rows 128 bytes apart. Each lane gives the address of a row:
+// lanes 0 to 7 those of the top left 8 × 8, then bottom left, top right, bottom right. Transposed, it is the address of a column.
 template <bool transposed> __device__ inline void store_operand(Word row, const Word (&A)[4]) {
     if (transposed)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(A[0]), "r"(A[1]),

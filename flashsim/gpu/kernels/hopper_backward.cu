@@ -3,9 +3,9 @@
 //     P_ij = e^{min(τ MASK(S_ij) − L_i, 0)},   dV_j = Σ_i dropout(P_ij)ᵀ dO_i,   dP_ij = dropout(dO_i V_jᵀ),
 //     D_i = rowsum(dO_i ∘ O_i),   dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
 //
-// Two kernels. `prepare` writes L log₂e, D and zeros for dQ's sums, in fp32. Of `hopper_backward` each multiprocessor's block of
-// threads draws key blocks, 128 keys each, past which all row blocks that see them come, of all heads of the group. Of windows and
-// block masks these come as a list (hopper_backward.py, `_listed`); whether all of a tile is seen, its place says.
+// Two kernels. `prepare` writes L log₂e / 2, D and zeros for dQ's sums, in fp32. In `hopper_backward`, each multiprocessor's
+// block of threads draws key blocks of 128 keys. For each, it loads all row blocks that see these keys, of all heads of the
+// group. With windows and block masks, they come as a list (hopper_backward.py, `_listed`).
 //
 // Roles. A producer, one thread of which draws key blocks and starts all loads; two consumers, warpgroups that have 64 keys each;
 // for each of them a thread that adds its half of dQ_i to HBM, and stores its rows of dK_j and dV_j; a warp that rounds dQ.
@@ -15,25 +15,25 @@
 //     64     128 × 128   2 × 240, 24                48    | 32    | 32     | 64      | 32   | 2          | 16 = 227 KB
 //
 // S_ij and dP_ij are transposed: their accumulators, rounded, are the left operands of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i.
-// Only dQ_i, a sum over all keys, needs dS_ij in shared memory: each consumer computes half of it, of all 128 keys.
-// Order of events, of either consumer: time runs to the right.
+// Only dQ_i, a sum over all keys, needs dS_ij in shared memory. Each consumer computes half of dQ_i, over all 128 keys.
+// Order of events in either consumer. Time runs to the right.
 //
 //     tensor cores    dV_j += P_i dO_i      dK_j += dS_i Q_i       dQ_{i-1} = dS_{i-1} K_j    S_{i+1}                 dP_{i+1}
 //     registers       dS_i ──> shared                                                        dQ_{i-1} ──> shared     P_{i+1}
 //     HBM                                                                                    dQ_{i-1} added by TMA
 //
-// HBM, in elements a head (flashsim.count("q_outer", direction="backward", …), to the element): Q, dO, L, D read once for each of
-// the T_c key blocks, live tiles only, and dQ read and written as often; K and V read, dK and dV written once.
+// HBM, in elements per head (flashsim.count("q_outer", direction="backward", …), exactly): Q, dO, L, D are read once for each of
+// the T_c key blocks, in live tiles only; dQ is read and written as often. K and V are read once, dK and dV are written once.
 //
-// Roofline. Tensor cores, as hopper.cu's; shared memory's 128 bytes a cycle would do for 0.87 (d = 128) and 0.91 (d = 64) of
-// their rate. What was tried: docs/gpu-tried.md. no spills, no stack
+// Roofline. Tensor cores as in hopper.cu; shared memory, at 128 bytes per cycle, allows 0.87 (d = 128) and 0.91 (d = 64) of their
+// rate. What was tried: docs/gpu-tried.md. no spills, no stack
 #include "hopper.cuh"
 
 constexpr int B_c = 128, CONSUMERS = B_c / 64;
 template <int d> constexpr int B_r = d == 64 ? 128 : 64;
 
-// What is masked: nothing; keys after the query's own position; what an array in HBM says, a byte an element, with either of
-// these; keys outside a window around it, and whole tiles, where the live ones of each key block come as a list.
+// What is masked. FULL: nothing. CAUSAL: keys after the query's own position. ARRAY and CAUSAL_ARRAY: the same, and what an array
+// in HBM says, with a byte per element. LISTED: keys outside a window, and tiles that are not in the key block's list.
 enum Kind { FULL, CAUSAL, ARRAY, CAUSAL_ARRAY, LISTED };
 __host__ __device__ constexpr bool is_causal(Kind kind) { return kind == CAUSAL || kind == CAUSAL_ARRAY; }
 __host__ __device__ constexpr bool has_array(Kind kind) { return kind == ARRAY || kind == CAUSAL_ARRAY; }
@@ -43,14 +43,14 @@ struct Tile {
 };
 
 struct Problem {
-    int N_q, N_k, H, H_kv, group, T_r, T_c;  // H query heads, `group` to each of H_kv KV heads
-    int heads, section;                      // KV heads, over the batch; those whose key blocks take turns
-    int unseen;                              // row blocks that see no key, a head's first; listed: 0
+    int N_q, N_k, H, H_kv, group, T_r, T_c;  // H query heads, `group` for each of H_kv KV heads
+    int heads, section;                      // KV heads over the batch; how many heads' key blocks take turns
+    int unseen;                              // how many row blocks, a head's first, see no key; 0 if listed
     int left, right;                         // the window: keys from position − left to position + right
     Mask mask;
-    const int *starts, *adders;  // key block j's live tiles: tiles[starts[j]] to before tiles[starts[j + 1]]; how many i is in
+    const int *starts, *adders;  // key block j's live tiles: tiles[starts[j]] to before tiles[starts[j + 1]]; how many have i
     const Tile* tiles;
-    float tau, half_c;                       // τ and τ log₂e / 2, at most finite
+    float tau, half_c;                       // τ and τ log₂e / 2, capped to be finite
     Dropout dropout;
     float *rows, *sums;  // L_i log₂e / 2 and D_i, row block after row block; dQ_i, in the order of accumulators
     Word* turns;         // how many key blocks have added to each half of dQ_i
@@ -59,18 +59,18 @@ struct Problem {
     __device__ Offset row_block(int head, int i) const { return Offset(head) * T_r + i; }
 };
 
-// x, but the compiler must not compute what depends on it before the loop: it would keep dozens of registers.
+// x, hidden from the compiler. Otherwise it would compute what depends on x before the loop, and keep dozens of registers.
 __device__ inline Word here(Word x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-struct KeyBlock {  // the j-th of a KV head, over the batch
+struct KeyBlock {  // the j-th of a KV head; heads are counted over the batch
     int j, head;
 };
 
-// Which key block comes n-th of all: sections of heads, in each the blocks that are seen most first, of all its heads. In turn,
-// those that add first.
+// The n-th key block. Sections of heads come one after the other; in each, the blocks of all heads that most queries see come
+// first. With turns, those that add first come first.
 template <bool backwards> __device__ inline KeyBlock in_order(const Problem& p, int n) {
     const int T_c = here(p.T_c), section = here(p.section), whole = section * T_c, within = n % whole;
     const int first = n / whole * section;
@@ -88,8 +88,7 @@ template <Kind kind> __device__ inline int end_of(const Problem& p, int j) {
 }
 template <Kind kind> __device__ inline int row_block(const Problem& p, int t) { return kind == LISTED ? __ldg(&p.tiles[t].i) : t; }
 
-// How many key blocks add to the dQ_i of row block i, which sees some or is listed; and how many before key block j, whose t-th
-// tile it is.
+// How many key blocks add to dQ_i of row block i, and how many of them before key block j, whose t-th tile it is.
 template <Kind kind, int d> __device__ inline Word key_blocks(const Problem& p, int i) {
     if (kind == LISTED) return __ldg(p.adders + i);
     if (!is_causal(kind)) return p.T_c;
@@ -102,8 +101,8 @@ template <Kind kind, int d> __device__ inline Word key_blocks_before(const Probl
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | the mask's tiles | L_i, D_i, L_{i+1}, D_{i+1}
-// | what dropout drops, of row blocks i and i + 1 | sums to be rounded, in 8 columns each | barriers, words
+// K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | the mask's tiles | L_i, D_i, L_{i+1},
+// D_{i+1} | what dropout drops in row blocks i and i + 1 | sums to be rounded, by 8 columns | barriers, words
 template <int d, bool dropping, bool masks> struct Memory {
     static constexpr int K_STAGES = d == 64 && !dropping && !masks ? 2 : 1;  // room for the next key block's K_j
     static constexpr int STAGES = 2, KV_BYTES = B_c * d * 2, Q_BYTES = B_r<d> * d * 2, ROWS_BYTES = B_r<d> * 2 * 4;
@@ -113,7 +112,7 @@ template <int d, bool dropping, bool masks> struct Memory {
     static constexpr int MASK_STAGES = d == 64 ? 1 : 2, MASK_BYTES = masks ? B_r<d> * B_c : 0;
     static constexpr int ROWS_AT = MASK_AT + MASK_STAGES * MASK_BYTES;
     static constexpr int DROPPED_AT = ROWS_AT + STAGES * ROWS_BYTES, SUMS_AT = DROPPED_AT + dropping * 2 * DROPPED_BYTES;
-    static constexpr int SUMS_BYTES = HALF_dQ_BYTES / 8, SUMS_STRIDE = SUMS_BYTES + 16;  // of 8 columns: few bank conflicts
+    static constexpr int SUMS_BYTES = HALF_dQ_BYTES / 8, SUMS_STRIDE = SUMS_BYTES + 16;  // padded, for few bank conflicts
     static constexpr int END = SUMS_AT + 8 * SUMS_STRIDE;
     Word base;
     Ring<K_STAGES, KV_BYTES> K_j;
@@ -136,15 +135,15 @@ template <int d, bool dropping, bool masks> struct Memory {
     __device__ Word L_i(Word n) const { return base + ROWS_AT + n % STAGES * ROWS_BYTES; }
     __device__ Word D_i(Word n) const { return L_i(n) + ROWS_BYTES / 2; }
     __device__ Barrier sums_there() const { return {base + END + 224}; }
-    __device__ Word which_j(Word k) const { return base + END + 256 + k % K_STAGES * 8; }  // until K_j is free; none: < 0
+    __device__ Word which_j(Word k) const { return base + END + 256 + k % K_STAGES * 8; }  // valid until K_j is free; < 0 if none
     __device__ Word which_head(Word k) const { return which_j(k) + 4; }
-    __device__ Word which_matrix(Word k) const { return base + END + 312; }  // of the mask
-    __device__ Word which_i(Word n) const { return base + END + 304 + n % STAGES * 8; }  // where tiles are listed; until Q_i is free
+    __device__ Word which_matrix(Word k) const { return base + END + 312; }  // the mask's
+    __device__ Word which_i(Word n) const { return base + END + 304 + n % STAGES * 8; }  // if listed; valid until Q_i is free
     __device__ Word whose_i(Word n) const { return which_i(n) + 4; }
-    // A bit for each element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
+    // One bit per element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
     __device__ Word dropped(Word n, Word pair) const { return base + DROPPED_AT + n % 2 * DROPPED_BYTES + pair * 512; }
     __device__ void init() const {
-        constexpr int WARPS = 4 * CONSUMERS, EACH = 32 * WARPS;  // racecheck does not see a warp meet before one lane arrives
+        constexpr int WARPS = 4 * CONSUMERS, EACH = 32 * WARPS;  // all lanes arrive, as racecheck needs
         if (threadIdx.x == 0) {
             K_j.init(EACH + CONSUMERS), V_j.init(WARPS), Q_i.init(EACH), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
             if (masks) mask.init(EACH);
@@ -155,7 +154,7 @@ template <int d, bool dropping, bool masks> struct Memory {
     }
 };
 
-// How many rows a thread has moved: what builds that count add to totals.
+// How many rows a thread has moved. Counting builds add it to totals.
 struct Rows {
     Word rows;
 #if COUNT
@@ -165,12 +164,12 @@ struct Rows {
 #endif
 };
 
-// Named barriers: TOGETHER + w, all of warpgroup w; TURN + w, when it is its turn.
+// Named barriers: TOGETHER + w for all threads of warpgroup w; TURN + w for its turn.
 constexpr int TOGETHER = 1, TURN = 3;
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
-// One thread draws key blocks, and starts all loads: K_j, V_j, and the row blocks that see K_j, of head after head.
+// One thread draws key blocks and starts all loads: K_j, V_j, and the row blocks that see K_j, head after head.
 template <Kind kind, bool backwards, int d, bool dropping>
 __device__ __forceinline__ void produce(const Memory<d, dropping, has_array(kind)>& sram, const TensorMap& Q, const TensorMap& K,
                                         const TensorMap& V, const TensorMap& dO, const TensorMap& M, const Problem& p,
@@ -187,7 +186,7 @@ __device__ __forceinline__ void produce(const Memory<d, dropping, has_array(kind
         KeyBlock at = in_order<backwards>(p, drawn);
         if (kind == LISTED) {
 #pragma unroll 1
-            while (drawn < all && begin_of<kind, d>(p, at.j) == end_of<kind>(p, at.j))  // nobody sees it: `prepare` writes zeros
+            while (drawn < all && begin_of<kind, d>(p, at.j) == end_of<kind>(p, at.j))  // unseen: `prepare` writes zeros
                 at = in_order<backwards>(p, drawn = atomicAdd(p.drawn, 1));
         }
         if (drawn >= all) {
@@ -236,8 +235,8 @@ __device__ __forceinline__ void produce(const Memory<d, dropping, has_array(kind
 
 // ---------------------------------------------------------------------------------------------------------------- adders
 
-// A thread adds to HBM what warpgroup w has of dQ_i, and then stores the warpgroup's rows of dK_j and dV_j, which leave by the
-// same way. In turn: after as many other blocks as see row block i and come before.
+// A thread adds warpgroup w's part of dQ_i to HBM, and then stores the warpgroup's rows of dK_j and dV_j from the same shared
+// memory. With turns, it first waits until all earlier key blocks that see row block i have added.
 template <Kind kind, bool in_turn, int d, bool dropping>
 __device__ __forceinline__ void add(const Memory<d, dropping, has_array(kind)>& sram, int w, const TensorMap& dK, const TensorMap& dV,
                                     const Problem& p, Total* totals) {
@@ -283,8 +282,8 @@ __device__ __forceinline__ void add(const Memory<d, dropping, has_array(kind)>& 
 
 // ------------------------------------------------------------------------------------------------------------- rounder
 
-// A warp rounds dQ_i = τ times its sums, when all have added to them: each block of threads the same number of halves of row
-// blocks, about in the order in which they are done, section after section. A lane has 8 columns of a row.
+// A warp rounds dQ_i = τ times its sums when all key blocks have added to them. Each block of threads rounds as many halves of
+// row blocks as the others, section after section, about in the order in which they are complete. A lane has 8 columns of a row.
 template <Kind kind, typename T, int d, bool dropping>
 __device__ __forceinline__ void round_dQ(const Memory<d, dropping, has_array(kind)>& sram, T* dQ, const Problem& p, Total* totals) {
     typedef Memory<d, dropping, has_array(kind)> Sram;
@@ -305,7 +304,7 @@ __device__ __forceinline__ void round_dQ(const Memory<d, dropping, has_array(kin
         if (lane < 8) load(sums + lane * STRIDE, p.sums + Offset(half) * 4096 + lane * (BYTES / 4), BYTES, sram.sums_there());
         sram.sums_there().wait(parity);
         parity ^= 1;
-        const int end = p.N_q - i * B_r - (d == 64 ? 64 * w : 0);  // of the half's rows
+        const int end = p.N_q - i * B_r - (d == 64 ? 64 * w : 0);  // rows of this half that exist
         const Word first = (head + 1) * p.N_q - end, column = (d == 64 ? 0 : 64 * w) + lane % 8 * 8;
 #pragma unroll 1
         for (int row = lane / 8; row < min(64, end); row += 4) {
@@ -327,18 +326,18 @@ __device__ __forceinline__ void round_dQ(const Memory<d, dropping, has_array(kin
 
 // ------------------------------------------------------------------------------------------------------------- consumers
 
-// A warpgroup, which has keys 64w to 64w + 63 of K_j and V_j: rows of the transposed S_ij, P_ij, dP_ij, dS_ij. A thread has two
-// keys, key and key + 8; element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2, and key + 8 (e / 2).
+// A warpgroup, with keys 64w to 64w + 63 of K_j and V_j: the rows of the transposed S_ij, P_ij, dP_ij, dS_ij. A thread has two
+// keys, key and key + 8. Element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2 and of key + 8 (e / 2).
 template <typename T, int d, Kind kind, bool dropping> struct Consumer {
-    static constexpr int B_r = ::B_r<d>, CALLS = B_r / 16;  // of Philox, for half of the queries
+    static constexpr int B_r = ::B_r<d>, CALLS = B_r / 16;  // calls of Philox for half of the queries
     const Memory<d, dropping, has_array(kind)>& sram;
     const Problem& p;
     const int w;
-    int j, head, i;  // key block, query head over the batch, row block
+    int j, head, i;  // key block, query head (counted over the batch), row block
     Word k;          // key blocks so far
 
     float dK_j[d / 8][4], dV_j[d / 8][4];
-    float S_ij[B_r / 8][4], dP_ij[B_r / 8][4], dQ_i[8][4];  // dQ_i: 64 queries by 64 columns of it, of all keys of the block
+    float S_ij[B_r / 8][4], dP_ij[B_r / 8][4], dQ_i[8][4];  // dQ_i: 64 queries × 64 columns, over all keys of the block
     Word P_ij[B_r / 16][4], dS_ij[B_r / 16][4];
 
     __device__ __forceinline__ void start_S(Word n) {
@@ -350,13 +349,13 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
         start_scores<T, d, B_r>(dP_ij, sram.V_j.tile(0) + here(w) * (64 * 128), B_c, sram.dO_i.tile(n));
     }
 
-    // Where d = 128 there are registers for L_i before S_ij is there.
+    // If d = 128, there are registers for L_i before S_ij has come.
     __device__ __forceinline__ void load_L(Word n, float (&L)[B_r / 8][2]) {
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
             if (d == 128) load_pair(L[t], sram.L_i(n) + thread_index() % 4 * 8 + t * 32);
     }
-    // P_ij = e^{MASK(S_ij) − L_i}, at most 1 however S_ij and L_i are rounded. Its sign becomes minus where dropout drops it.
+    // P_ij = e^{MASK(S_ij) − L_i}, at most 1 however S_ij and L_i are rounded. Its sign is minus where dropout drops it.
     __device__ __forceinline__ void softmax(Word n, float (&L)[B_r / 8][2]) {
         const int lane = thread_index() % 32, key = j * B_c + here(threadIdx.x - WARPGROUP) / 32 * 16 + lane / 4;
         finish<1>(S_ij);
@@ -397,7 +396,8 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
             for (int e = 0; e < 4; ++e)
                 if (8 * t + e % 2 < first[e / 2] || (kind == LISTED && 8 * t + e % 2 > last[e / 2])) S_ij[t][e] = 0.0f;
     }
-    // 0 where the mask's tile has a 0. A query's bytes lie in chunks of 16, swizzled as TMA writes them: a warp's keys are one.
+    // P is 0 where the mask's tile has a 0. A query's bytes lie in chunks of 16, swizzled as TMA writes them; a warp's keys are
+    // one chunk.
     __device__ __forceinline__ void mask_by_array(Word n) {
         const Word thread = here(threadIdx.x - WARPGROUP), warp = thread / 32, lane = thread % 32;
         sram.mask.wait_there(n);
@@ -421,16 +421,16 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
         }
         sram.mask.free(n).arrive();
     }
-    // What dropout drops of the n-th row block. A call of Philox serves four of a thread's elements, and four of the thread's whose
-    // keys are 16 further on, or before: each of the two makes the calls for half of the queries, for both.
+    // What dropout drops in the n-th row block. A call of Philox serves four elements of a thread, and four of the thread whose
+    // keys are 16 later or earlier. Each of the two makes the calls for half of the queries, for both.
     __device__ __forceinline__ void decide(Word n) {
         const Word thread = here(threadIdx.x - WARPGROUP), lane = thread % 32, pair = thread / 64, half = thread / 32 % 2;
         const Word row = i * B_r + half * (B_r / 2) + lane % 4 * 2, key = j * B_c + pair * 32 + lane / 4;
         const Word key_0 = here(p.dropout.key_0), key_1 = here(p.dropout.key_1);
-        Word lower = 0, upper = 0;  // keys'
+        Word lower = 0, upper = 0;  // bits of the lower and the upper keys
 #pragma unroll 4
         for (int x = CALLS - 1; x >= 0; --x) {
-            Word words[4];  // [2a + r]: of the query 8a further on and key + 8r; of key + 8r + 16 in the lower half
+            Word words[4];  // [2a + r]: of query + 8a, and key + 8r in the upper half, + 8r + 16 in the lower
             philox(words, row + x / 2 * 16 + x % 2, key, head, key_0, key_1);
             lower <<= 4, upper <<= 4;
 #pragma unroll
@@ -459,7 +459,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
         }
     }
 
-    // dS_ij = P_ij ∘ (dP_ij − D_i), rounded, as an operand, and in shared memory, where a query has a row.
+    // dS_ij = P_ij ∘ (dP_ij − D_i), rounded: as an operand in registers, and in shared memory, where each query has a row.
     __device__ __forceinline__ void softmax_gradient(Word n) {
         const int quad = thread_index() % 4;
 #pragma unroll
@@ -487,13 +487,13 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
         if (d == 128) come(TURN + 1 - w, 2 * WARPGROUP);
     }
 
-    // dQ_i of the n-th row block, of which both consumers have written dS_ij.
+    // dQ_i of the n-th row block. Both consumers have written its dS_ij.
     __device__ __forceinline__ void start_dQ(Word n) {
         const Word rows = d == 64 ? here(w) * (64 * 128) : 0, columns = d == 64 ? 0 : here(w) * (B_c * 128);
         sram.dS_ij.wait_there(n);
         start_product<T, B_c>(dQ_i, sram.dS_ij.tile(n) + rows, B_r, sram.K_j.tile(k) + columns);
     }
-    // dQ_i to shared memory, from where another thread adds it to HBM.
+    // Write dQ_i to shared memory, from which another thread adds it to HBM.
     template <int later> __device__ __forceinline__ void write_dQ(Word n) {
         sram.dQ_i(w).wait_free(n);
         finish<later>(dQ_i);
@@ -506,7 +506,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
         sram.dQ_i(w).there(n).arrive_once_a_warp();
     }
 
-    // dV_j and dK_j of the n-th row block, and dQ_i of the one before, which is not waited for.
+    // dV_j and dK_j of the n-th row block, and dQ_i of the one before, for which this does not wait.
     template <bool first> __device__ __forceinline__ void gradients(Word n) {
         start_values<T, d, B_r>(dV_j, P_ij, sram.dO_i.tile(n));
         sram.dS_ij.wait_free(n);
@@ -521,7 +521,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
         sram.dO_i.free(n).arrive_once_a_warp();
         sram.Q_i.free(n).arrive();  // each thread has read L_i and D_i
     }
-    // P_ij and dP_ij of the n-th row block, and dQ_i of the one before the last to shared memory.
+    // P_ij and dP_ij of the n-th row block; dQ_i of row block n − 2 goes to shared memory.
     template <bool first> __device__ __forceinline__ void scores(Word n) {
         start_S(n);
         if (!first) write_dQ<1>(n - 2);
@@ -532,11 +532,11 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
         pass_turn();
         if (!dropping) next(n);
         softmax(n, L);
-        sram.dO_i.wait_there(n);  // it is there: a loop, beyond which the compiler does not move exponentials
+        sram.dO_i.wait_there(n);  // it has come: this loop stops the compiler from moving exponentials
         finish<0>(dP_ij);
     }
 
-    // The n-th row block's number and head, which where tiles are listed the producer says.
+    // The n-th row block's number and head. If tiles are listed, they come from the producer.
     __device__ __forceinline__ void next(Word n) {
         if (kind == LISTED) {
             i = load_word(sram.which_i(n)), head = load_word(sram.whose_i(n));
@@ -545,7 +545,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
         }
     }
 
-    // 64 rows of dK_j or dV_j to shared memory, from where another thread stores them.
+    // Write 64 rows of dK_j or dV_j to shared memory, from which another thread stores them.
     __device__ __forceinline__ void write(Word n, float (&C)[d / 8][4], float factor) {
         const auto out = sram.dQ_i(w);
         out.wait_free(n);
@@ -632,7 +632,7 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
         if (threadIdx.x >= 96) round_dQ<kind>(sram, dQ, p, totals);
     } else {
         take_registers<240>();
-        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
+        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // shows the compiler that a warp shares it
         Consumer<T, d, kind, dropping> consumer{sram, p, w};
         consumer.consume();
     }
@@ -643,18 +643,18 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
 constexpr int THREADS = 256;
 constexpr float HALF_LOG2_E = 0.721347520444481704f;
 
-// So many zeros, of 16 bits, by all threads.
+// All threads write zeros of 16 bits.
 template <typename T> __device__ inline void clear(T* to, int elements) {
     for (int x = threadIdx.x; x < elements / 8; x += THREADS) reinterpret_cast<uint4*>(to)[x] = make_uint4(0, 0, 0, 0);
 }
 
-// L_i log₂e / 2 and D_i of a row block, and zeros for dQ_i; where tiles are listed, for dK_j and dV_j that no row block adds to.
-// Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
+// L_i log₂e / 2 and D_i of a row block, and zeros for dQ_i. If tiles are listed, also zeros for each dK_j and dV_j to which no
+// row block adds. Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
 template <typename T, int d>
 __global__ void __launch_bounds__(THREADS)
 prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, T* dQ, T* dK, T* dV,
         const __grid_constant__ Problem p, Total* totals) {
-    constexpr int B_r = ::B_r<d>, LANES = d / 8;  // lanes for a row, 16 bytes each
+    constexpr int B_r = ::B_r<d>, LANES = d / 8;  // lanes per row, 16 bytes each
     const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, lane = threadIdx.x % LANES, end = min(B_r, p.N_q - i * B_r);
     const Offset at = p.row_block(head, i), first = Offset(head) * p.N_q + i * B_r;
     O += first * d + lane * 8;

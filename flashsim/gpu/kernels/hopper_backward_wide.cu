@@ -3,45 +3,46 @@
 //     P_ij = e^{min(τ MASK(S_ij) − L_i, 0)},   dV_j = Σ_i P_ijᵀ dO_i,   dP_ij = dO_i V_jᵀ,   D_i = rowsum(dO_i ∘ O_i),
 //     dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
 //
-// Two passes (flashsim's "q_outer_two_pass"): `keys` makes dK_j, dV_j of 64 keys, past which all Q_i, dO_i come; `queries` makes
-// dQ_i of 128 queries, past which all K_j, V_j come, and computes S and dP again. That is 7 products for 5; but dK_j, dV_j and
-// dQ_i are too large for one block of threads, and sums of dQ in HBM would be 64 KB a tile. `prepare` writes L log₂e / 2 and D.
+// Two passes ("q_outer_two_pass"). A block of `keys` computes dK_j, dV_j for 64 keys, and loads one Q_i, dO_i after the other. A
+// block of `queries` computes dQ_i for 128 queries, loads one K_j, V_j after the other, and computes S and dP again. These are 7
+// products instead of 5. But one block of threads has no room for dK_j, dV_j and dQ_i, and sums of dQ in HBM would be 64 KB per
+// tile. `prepare` writes L log₂e / 2 and D.
 //
-// Roles. A thread that starts all loads; two consumers. In `keys` each has all 64 keys of 128 columns of dK_j and dV_j. Each
-// computes S_ij, P_ij, dP_ij, dS_ij for 32 of the keys, and gives P_ij and dS_ij to both, in shared memory. In `queries`, each
+// Roles. One thread starts all loads, and there are two consumers. In `keys`, each has 128 columns of dK_j and dV_j for all 64
+// keys. It computes S_ij, P_ij, dP_ij, dS_ij for 32 of the keys, and shares P_ij and dS_ij in shared memory. In `queries`, each
 // has 64 queries and all columns, and needs nothing of the other.
 //
 //                B_r × B_c   registers     shared memory
 //     keys       64 × 64     2 × 240, 24   K_j V_j 64 | 2 Q_i dO_i 128 | 2 P_ij, dS_ij 24 | 2 L_i, D_i 1 = 217 KB
 //     queries    128 × 64    2 × 240, 24   Q_i dO_i 128 | 2 K_j 64 | V_j 32 = 224 KB
 //
-// Order of events, of any consumer: time runs to the right.
+// Order of events in any consumer. Time runs to the right.
 //
 //     keys, tensor cores       dV_j += P_iᵀ dO_i     dK_j += dS_iᵀ Q_i    S_{i+1}    dP_{i+1}
 //           registers          dS_i ──> shared                                       P_{i+1} ──> shared
 //     queries, tensor cores    dQ_i += dS_j K_j      S_{j+1}    dP_{j+1}
 //              registers                                        P_{j+1}                           dS_{j+1}
 //
-// HBM, in elements a head (flashsim.count("q_outer_two_pass", direction="backward", …), to the element): `keys` reads Q, dO, L, D
-// once for each live key block and K, V once; `queries` reads K, V once for each live row block and Q, dO, L, D once.
+// HBM, in elements per head (flashsim.count("q_outer_two_pass", direction="backward", …), exactly): `keys` reads Q, dO, L, D once
+// for each live key block, and K, V once. `queries` reads K, V once for each live row block, and Q, dO, L, D once.
 //
-// Roofline. Shared memory's 128 bytes a cycle: a tile of 64 × 64 takes 2944 cycles of it in `keys`, for 2048 of the tensor cores,
-// since S and dP have 32 columns a product; and 1536 for 1536 in `queries`. no spills, no stack
+// Roofline. Shared memory, at 128 bytes per cycle. In `keys`, it is busy for 2944 cycles per tile of 64 × 64, and the tensor
+// cores for 2048, since products for S and dP have only 32 columns. In `queries`, both are busy for 1536. no spills, no stack
 #include "hopper_softmax.cuh"
 
 constexpr int d = 256, B_c = 64, B_r = 64, ROW_BLOCK = 128;  // B_r: of `keys`; ROW_BLOCK: of `queries`
 constexpr int CONSUMERS = 2, TILE = 64 * d * 2, SIDE = 64 * 64 * 2, ROWS_BYTES = B_r * 2 * 4;
-constexpr int HALF_OF_64 = 64 * 128, HALF_OF_128 = 128 * 128;  // bytes from a tile's half to the next, by its rows
+constexpr int HALF_OF_64 = 64 * 128, HALF_OF_128 = 128 * 128;  // bytes of a half of a tile with so many rows
 
 struct Problem {
     int N_q, N_k, H, H_kv, group, left, right;  // the window: keys from position − left to position + right
-    int T_r, T_c, section;                      // blocks of ROW_BLOCK and B_c; KV heads whose blocks take turns
-    int heads;                                  // KV heads, over the batch
-    float tau, half_c;                          // τ and τ log₂e / 2, at most finite
+    int T_r, T_c, section;                      // blocks of ROW_BLOCK and of B_c; KV heads whose blocks take turns
+    int heads;                                  // KV heads over the batch
+    float tau, half_c;                          // τ and τ log₂e / 2, capped to be finite
     float* rows;                                // L_i log₂e / 2 and D_i, 64 of each, one block of B_r rows after the other
 
     __device__ const float* rows_at(int head, int i) const { return rows + (Offset(head) * (T_r * 2) + i) * (2 * B_r); }
-    // Blocks of b rows that see keys from `first` to before `end`; blocks of b keys that are seen by such rows.
+    // The blocks of b rows that see some key from `first` to before `end`, and the blocks of b keys that some such row sees.
     __device__ int2 row_blocks(int first, int end, int b) const {
         const int from = max(0, first - (N_k - N_q) - right), to = min(N_q, min(end, N_k) - (N_k - N_q) + left);
         return from < to ? make_int2(from / b, (to - 1) / b + 1) : make_int2(0, 0);
@@ -50,7 +51,7 @@ struct Problem {
         const int from = max(0, first + (N_k - N_q) - left), to = min(N_k, min(end, N_q) + (N_k - N_q) + right);
         return from < to ? make_int2(from / b, (to - 1) / b + 1) : make_int2(0, 0);
     }
-    // Whether all 64 keys from `key` on are seen by all 64 queries from `query` on.
+    // Whether all 64 queries from `query` on see all 64 keys from `key` on.
     __device__ bool whole(int query, int key) const {
         const int first = key - (N_k - N_q) - query;
         return key + 64 <= N_k && first + 63 <= right && first - 63 >= -left;
@@ -61,7 +62,8 @@ struct Problem {
     }
 };
 
-// The n-th of `heads` times `blocks`: sections of heads, in each the first block of all its heads, and so on.
+// The n-th of `heads` × `blocks` blocks. Sections of heads come one after the other; in each, first the first blocks of all
+// heads, then the second ones, and so on.
 __device__ inline int2 in_order(int n, int heads, int section, int blocks) {
     const int whole = section * blocks, first = n / whole * section, within = n % whole, many = min(section, heads - first);
     return make_int2(within / many, first + within % many);
@@ -69,10 +71,10 @@ __device__ inline int2 in_order(int n, int heads, int section, int blocks) {
 
 __device__ inline float load_float(Word from) { return __int_as_float(load_word(from)); }
 
-// Named barriers: TOGETHER + w, all of warpgroup w; BOTH, of both.
+// Named barriers: TOGETHER + w for all threads of warpgroup w; BOTH for both warpgroups.
 constexpr int BOTH = 1, TOGETHER = 2;
 
-// P = e^{S − L}, at most 1 however S and L are rounded, of 64 rows; L as `prepare` writes it.
+// P = e^{S − L} of 64 rows, at most 1 however S and L are rounded; L as `prepare` writes it.
 template <int n> __device__ __forceinline__ void weights(float (&S)[n / 8][4], const float (&L)[2], float half_c) {
 #pragma unroll
     for (int t = 0; t < n / 8; ++t)
@@ -144,7 +146,7 @@ template <typename T> struct KeyConsumer {
         start_scores<T, d, 32, B_c>(S_ij, sram.Q_i(n), B_r, sram.K_j() + w * (32 * 128));
         start_scores<T, d, 32, B_c>(dP_ij, sram.dO_i(n), B_r, sram.V_j() + w * (32 * 128));
     }
-    // A tile's columns 32w to 32w + 31, rounded, to shared memory.
+    // Write a tile's columns 32w to 32w + 31, rounded, to shared memory.
     __device__ __forceinline__ void give(Word tile) const {
         Word rounded[2][4];
         round_to_operands<T, 32>(rounded, S_ij);
@@ -163,11 +165,11 @@ template <typename T> struct KeyConsumer {
         give(sram.P_ij(n));
         finish<0>(dP_ij);
     }
-    // dV_j and dK_j of the n-th row block; if another follows, its S_ij and dP_ij are started.
+    // dV_j and dK_j of the n-th row block. If another one follows, its S_ij and dP_ij are started.
     template <bool last> __device__ __forceinline__ void advance(Word n, int i) {
         const Word at = sram.D_i(n) + row() * 4;
         const float D[2] = {load_float(at), load_float(at + 32)};
-        meet(BOTH, CONSUMERS * WARPGROUP);  // P_ij is there; and the other has done with dS_ij of before
+        meet(BOTH, CONSUMERS * WARPGROUP);  // P_ij is complete, and the other no longer reads the last dS_ij
         start_across<T, 64>(dV_j, sram.P_ij(n), sram.dO_i(n) + w * (2 * HALF_OF_64));
         gradient<32>(S_ij, dP_ij, D);
         give(sram.dS_ij());
@@ -182,7 +184,7 @@ template <typename T> struct KeyConsumer {
         sram.row_block.free(n).arrive();  // each thread has read L_i and D_i
         if (!last) softmax(n + 1, i);
     }
-    // 64 rows of 128 columns to the place of K_j or V_j, and from there to HBM.
+    // Write 64 rows of 128 columns to the place of K_j or V_j, and from there to HBM.
     __device__ __forceinline__ void write(const TensorMap& X, Word tile, float (&C)[16][4], float factor, int h, int b) const {
         const float both[2] = {factor, factor};
         const Word mine = tile + w * (2 * HALF_OF_64), lane = thread_index() % 32;
@@ -256,7 +258,7 @@ keys(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, c
         }
     } else {
         take_registers<240>();
-        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
+        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // shows the compiler that a warp shares it
         KeyConsumer<T>{sram, p, w, j}.consume(dK, dV, head);
     }
 }
@@ -301,7 +303,7 @@ template <typename T> struct QueryConsumer {
         start_scores<T, d, B_c>(dP_ij, sram.dO_i() + w * HALF_OF_64, ROW_BLOCK, sram.V_j.tile(n));
         weights<B_c>(S_ij, L, p.half_c);
         if (!p.whole(first, j * B_c)) mask<B_c>(S_ij, p, first + row(), j * B_c);
-        sram.V_j.wait_there(n);  // it is there: a loop, beyond which the compiler does not move exponentials
+        sram.V_j.wait_there(n);  // it has come: this loop stops the compiler from moving exponentials
         finish<0>(dP_ij);
         sram.V_j.free(n).arrive_once_a_warp();
     }
@@ -310,7 +312,7 @@ template <typename T> struct QueryConsumer {
         round_to_operands<T, B_c>(dS_ij, S_ij);
         start_values<T, d, B_c>(dQ_i, dS_ij, sram.K_j.tile(n));
     }
-    // Let tiles go by of which these rows see nothing.
+    // Skip tiles of which these rows see nothing.
     __device__ __forceinline__ Word pass_by(Word n, Word to) const {
         for (; n < to; ++n) {
             sram.K_j.wait_there(n), sram.K_j.free(n).arrive_once_a_warp();
@@ -367,7 +369,7 @@ queries(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K
     const QueryMemory sram(__cvta_generic_to_shared(shared));
     sram.init();
     const int2 at = in_order(blockIdx.x, p.heads * p.group, p.section * p.group, p.T_r);
-    const int i = p.T_r - 1 - at.x, head = at.y, h = head % p.H, b = head / p.H;  // causally the longest first
+    const int i = p.T_r - 1 - at.x, head = at.y, h = head % p.H, b = head / p.H;  // causally, the longest come first
     const int2 live = p.key_blocks(i * ROW_BLOCK, (i + 1) * ROW_BLOCK, B_c);
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
@@ -395,7 +397,7 @@ queries(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K
         }
     } else {
         take_registers<240>();
-        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
+        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // shows the compiler that a warp shares it
         QueryConsumer<T>{sram, p, w, i * ROW_BLOCK + 64 * w}.consume(dQ, live, head);
     }
 }
@@ -410,7 +412,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS)
 prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, const __grid_constant__ Problem p,
         Total* totals) {
-    constexpr int LANES = d / 8;  // a warp for a row, 16 bytes a lane
+    constexpr int LANES = d / 8;  // a warp per row, 16 bytes per lane
     const int blocks = 2 * p.T_r, i = blockIdx.x % blocks, head = blockIdx.x / blocks, lane = threadIdx.x % LANES;
     const int end = min(B_r, p.N_q - i * B_r);
     const Offset first = Offset(head) * p.N_q + i * B_r;

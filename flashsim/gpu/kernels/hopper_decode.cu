@@ -1,39 +1,39 @@
 // Decoding on Hopper: few queries, a long cache of keys and values (FlashDecoding); fp16 or bf16, sums in fp32.
 //
-// All queries that share a KV head, those of the group's heads and of several positions, are the rows of one tile: row r is query
-// r / group of the group's head r mod group, 64 rows at most; fewer are filled up with zeros. The steps are those of hopper.cu.
+// All queries that share a KV head, of the group's heads and of several positions, are the rows of one tile: row r is query
+// r / group of the group's head r mod group. There are at most 64; the other rows are zeros. The steps are those of hopper.cu.
 //
-// Flat list of tiles. KV heads, one after the other, have T_c tiles of B_c keys each, T in all; of G blocks of threads the b-th
-// takes tiles ⌊bT/G⌋ to ⌊(b+1)T/G⌋ − 1. A head whose tiles all fall to one block is done when that block is. Others are cut:
-// each block has a part (O, ℓ, m), neither divided nor rounded. Of heads that are cut alike, two blocks, a cluster, read each
-// other's part in shared memory, and leave one. A second kernel merges a head's parts, if there is more than one; the b-th's of a
-// head is at place b + head, which no other part has. How many blocks: hopper_decode.py, `grid`.
+// Flat list of tiles. Each KV head has T_c tiles of B_c keys; T is the sum over heads. Of G blocks of threads, the b-th takes
+// tiles ⌊bT/G⌋ to ⌊(b+1)T/G⌋ − 1. If one block has all tiles of a head, it writes O. Other heads are cut: each block has a part
+// (O, ℓ, m), neither divided nor rounded. If heads are cut alike, two blocks, a cluster, merge their parts by reading each
+// other's shared memory. A second kernel merges what is still in parts. Block b's part of a head is at place b + head, which no
+// other part has. `grid` of hopper_decode.py decides how many blocks there are.
 //
-// Paged: a head is cut into T_c runs of as many pages; some may be empty. A word of a table says which page of a pool has a
-// sequence's keys p·j and after. The last one is copied whole, and V's rows behind the last key set to 0, since 0 · NaN is NaN.
+// Paged: a head is cut into T_c runs of equally many pages; some may be empty. A table's word says which page of the pool has a
+// sequence's keys from p·j on. The last page is copied whole, and V's rows after the last key become 0, since 0 · NaN is NaN.
 //
-//     d      B_r × B_c    blocks a multiprocessor, shared memory of each        registers: S_ij + P̃_ij + O_i of at most 168
+//     d      B_r × B_c    blocks on a multiprocessor, shared memory of each     registers: S_ij + P̃_ij + O_i of at most 168
 //     128    64 × 64      2: Q + 2 K_j + 2 V_j = 16 + 32 + 32 = 80 KB           32 + 16 + 64
 //     64     64 × 64      2: Q + 4 K_j + 4 V_j = 8 + 32 + 32 = 72 KB            32 + 16 + 32
 //
-// Roles: one warpgroup computes, one warp more copies. Order of events; time runs to the right:
+// Roles: one warpgroup computes, and one more warp copies. Order of events; time runs to the right:
 //     producer        K_0, V_0   K_1, V_1   K_2 as soon as there is room, across heads
 //     tensor cores    S_0                     O += P̃_0 V_0, S_1                 O += P̃_1 V_1, S_2
 //     registers             P̃_0 = 2^(…)                          P̃_1 = 2^(…)
 //
-// Nothing overlaps within a block. 64 KB a multiprocessor on their way from HBM keep it busy; here are up to 128.
-// HBM, in elements (`flashsim.count`, to the element, by the counting build): of a head that is not split, as "q_outer" with the
-// heads of a group together. Of one in t parts, as "split_kv" with splits = t; in a cluster both blocks read Q. Paged: as "paged"
-// and "paged_split" of flashsim.serving with tail = "page"; in a cluster both blocks read Q and the length.
+// Within a block, nothing overlaps. HBM is busy if 64 KB per multiprocessor are on their way; here there are up to 128 KB.
 //
-// Roofline: HBM. A copy reaches 4.2 TB/s of an H200's 4.8, reading alone 4.4 to 4.6. What was tried: docs/gpu-tried.md.
+// HBM, in elements (flashsim.count, exactly). A head that is not split moves as much as "q_outer" with a group's heads together,
+// and a head in t parts as much as "split_kv" with splits = t. Paged, it is "paged" and "paged_split" of flashsim.serving with
+// tail = "page". But in a cluster, both blocks read Q and, if paged, the length.
+// Roofline. HBM: a copy reaches 4.2 TB/s of an H200's 4.8, and reading alone 4.4 to 4.6. What was tried: docs/gpu-tried.md.
 // no spills, no stack
 #include "hopper_softmax.cuh"
 
-constexpr int ROWS = 64;  // of the tile of queries
+constexpr int ROWS = 64;  // B_r
 constexpr int THREADS = WARPGROUP + 32;
 constexpr int B_c = 64;
-constexpr int TOGETHER = 1, READY = 2;  // named barriers: of those who compute; and of all, once barriers are set up
+constexpr int TOGETHER = 1, READY = 2;  // named barriers: for the warps that compute; for all, once barriers are set up
 
 struct Strides {
     Offset batch, head, row;
@@ -43,22 +43,22 @@ struct Problem {
     Strides Q;
     Offset tiles;                   // T; paged, the parts of all heads
     const Word *table, *lengths;    // paged: (sequences, width), (sequences,)
-    int width, pages, page;         // pages in the pool, and rows of one
-    int N_q, N_k, H_kv, group, heads;  // KV heads, of one of the batch and of all
+    int width, pages, page;         // pages in the pool, and rows of a page
+    int N_q, N_k, H_kv, group, heads;  // KV heads of a batch entry, and of all
     int rows, T_c, causal, wants_L;    // rows = group · N_q; paged, T_c is the parts of a head
     float c, sign;                     // as in hopper.cu
 };
 
-// The first tile of a block, and which block has a tile.
+// A block's first tile, and the block that has a tile.
 __device__ inline Offset first_tile(const Problem& p, int block, int blocks) { return p.tiles * block / blocks; }
 __device__ inline int block_of(const Problem& p, Offset tile, int blocks) { return int(((tile + 1) * blocks - 1) / p.tiles); }
 
-// Where row r of a KV head is in an array (B, H, N_q, …) without gaps.
+// Where row r of a KV head is in a contiguous array (B, H, N_q, …).
 __device__ inline Offset place(const Problem& p, int head, int r) {
     return (Offset(head) * p.group + r % p.group) * p.N_q + r / p.group;
 }
 
-// Paged: a block has keys `begin` to `end` − 1, of n.
+// Paged: a block has keys `begin` to `end` − 1 of n keys.
 struct Run {
     int begin, end, n;
 };
@@ -80,14 +80,14 @@ template <int d> struct Memory {
         V_j = {Q + V_AT, Q + END + RingKV::BARRIER_BYTES};
     }
     __device__ void init() const {
-        K_j.init(4), V_j.init(4);  // a warp each
+        K_j.init(4), V_j.init(4);  // each warp arrives once
         show_barriers();
     }
 };
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
-// As `load`, of what nobody reads again: the L2 is to let go of it first.
+// As `load`, for data that is not read again: the L2 evicts it first.
 __device__ inline void load_once(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there, Total policy) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
@@ -120,7 +120,7 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
     }
 }
 
-// As `load_once`, of a piece of a tile: rows of one page, and one half of their columns.
+// As `load_once`, for a piece of a tile: rows of one page, and one half of their columns.
 __device__ inline void load_piece(Word to, const TensorMap& X, int row, int half, int head, Word page, Barrier there, Total policy) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
@@ -129,7 +129,7 @@ __device__ inline void load_piece(Word to, const TensorMap& X, int row, int half
         : "memory");
 }
 
-// The words of a run's pages, 32 at a time, a lane each; and the 32 after them, on their way.
+// The table's words for a run's pages: 32 at a time, one per lane, while the next 32 are on their way.
 struct Words {
     const Word* const from;
     const int pages;
@@ -147,7 +147,7 @@ struct Words {
     __device__ void turn(int first) { here = ahead, ahead = ask(first + 32); }
 };
 
-// Paged, a warp: which keys the block has; and all loads, a lane for each piece.
+// Paged: a warp finds which keys the block has, and starts all loads, with a lane for each piece.
 template <int d>
 __device__ __forceinline__ void produce_paged(const Memory<d>& sram, const TensorMap& K, const TensorMap& V, const Problem& p,
                                               int head, int part, Total* totals) {
@@ -174,14 +174,14 @@ __device__ __forceinline__ void produce_paged(const Memory<d>& sram, const Tenso
         if (piece < pieces) load_piece(tile + half * (B_c * 128) + piece * rows * 128, X, row, half, h, page, there, policy);
     };
     Word kv = 0;
-    int seen = 0;  // pages that `words` has let go
+    int seen = 0;  // pages before those in `words`
 #pragma unroll 1
     for (int at = 0; at < keys; at += B_c, ++kv) {
         if (at / p.page >= seen + 32) words.turn(seen += 32);
         const int pieces = min(B_c / rows, (pages * p.page - at) / rows);
         const int key = at + min(piece, pieces - 1) * rows, page = key / p.page, row = key - page * p.page;
         const Word b = __shfl_sync(~0u, words.here, page % 32);
-        if (b >= Word(p.pages)) __trap();  // no page: refused, and not taken for another
+        if (b >= Word(p.pages)) __trap();  // not a page of the pool: stop
         sram.K_j.wait_free(kv);
         start(sram.K_j.tile(kv), K, row, b, pieces, sram.K_j.there(kv));
         sram.V_j.wait_free(kv);
@@ -192,7 +192,7 @@ __device__ __forceinline__ void produce_paged(const Memory<d>& sram, const Tenso
 
 // ---------------------------------------------------------------------------------------------------------------- parts
 
-// What is known of a row from some of its parts: a lane has d/32 of its columns.
+// The state of a row after some of its parts. A lane has d/32 of its columns.
 //
 //     m = max_s m_s,   ℓ = Σ_s 2^(c (m_s − m)) ℓ_s,   O = diag(ℓ)⁻¹ Σ_s 2^(c (m_s − m)) O_s
 template <int d> struct Part {
@@ -221,7 +221,7 @@ template <int d> struct Part {
     }
 };
 
-// Of a cluster's blocks: this one's number, a wait for all, and where another one's shared memory is.
+// In a cluster of blocks: this block's number, a barrier for all, and the address of another one's shared memory.
 __device__ inline Word rank() {
     Word found;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(found));
@@ -243,7 +243,7 @@ __device__ inline float2 load_from(Word at) {
 
 // ------------------------------------------------------------------------------------------------------------- consumer
 
-// The warpgroup that has all rows. A thread has two of them, row and row + 8, with three other lanes.
+// The warpgroup that has all rows. A thread shares two rows, row and row + 8, with three other lanes.
 template <typename T, int d, int cluster, bool paged> struct Consumer {
     const Memory<d>& sram;
     const Problem& p;
@@ -257,10 +257,10 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
     __device__ __forceinline__ Consumer(const Memory<d>& sram, const Problem& p)
         : sram(sram), p(p), lane(threadIdx.x % 32), row(threadIdx.x / 32 * 16 + lane / 4) {}
 
-    // The keys that tiles are of: all of a head's, or a run.
+    // The keys of the tiles: all of a head's, or those of a run.
     __device__ __forceinline__ Run its_run() const { return paged ? sram.run : Run{0, p.N_k, p.N_k}; }
 
-    // 0 in V_j's rows from `rows` on.
+    // Set V_j's rows from `rows` on to 0.
     __device__ __forceinline__ void clear(Word tile, int rows) const {
         const float zeros[4] = {};
 #pragma unroll
@@ -271,7 +271,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
         meet(TOGETHER, WARPGROUP);
     }
 
-    // Q's rows of a head, 16 bytes at a time, on their way to registers; rows that there are not are 0.
+    // Start loading a head's rows of Q to registers, 16 bytes at a time. Rows that do not exist are 0.
     static constexpr int CHUNKS = ROWS * (d / 8) / WARPGROUP;
     __device__ __forceinline__ void ask_for_Q(uint4 (&chunks)[CHUNKS], const T* Q, int head, Tally& Q_reads) const {
         Q += head / p.H_kv * p.Q.batch + head % p.H_kv * p.group * p.Q.head;
@@ -284,7 +284,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             Q_reads.add(r < p.rows, 8);
         }
     }
-    // Times sign, to shared memory.
+    // Multiply them by the sign, and write them to shared memory.
     __device__ __forceinline__ void put_Q(uint4 (&chunks)[CHUNKS], char* shared) const {
         const Word flip = p.sign < 0.0f ? 0x80008000 : 0;
 #pragma unroll
@@ -314,7 +314,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
                 if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
     }
 
-    // S_ij becomes P̃_ij, and O_i is multiplied by α where a maximum has grown. Of whole tiles mostly no maximum is looked for.
+    // S_ij becomes P̃_ij, and O_i is multiplied by α if a maximum has grown. In whole tiles, maxima are seldom computed.
     __device__ __forceinline__ void weigh(int j, int whole) {
         float alpha[2], sum[2];
         if (j < whole && !rows.exact() && softmax_as_before<T, B_c>(P_ij, S_ij, rows, sum, p.c)) return;
@@ -360,10 +360,11 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
         ++kv;
     }
 
-    // O_i ← diag(ℓ_i)⁻¹ O_i and L_i of a head that is not split. By way of Q's place, so that whole rows leave together.
+    // O_i ← diag(ℓ_i)⁻¹ O_i and L_i of a head that is not split. They go through Q's place, so that whole rows are stored
+    // together.
     __device__ __forceinline__ void write(T* O, float* L, char* shared, int head, Tally& O_writes, Tally& L_writes) {
         char* const mine = shared + threadIdx.x / 32 * 2048;  // 16 rows of Q
-        meet(TOGETHER, WARPGROUP);                            // nobody reads Q any more
+        meet(TOGETHER, WARPGROUP);                            // Q is no longer read
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int below = lane / 4 + 8 * r;
@@ -388,7 +389,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
         }
     }
 
-    // O_i, ℓ_i, m_i as one part of a head; 8 of a warp's 16 rows at a time, in fp32, have room where its rows of Q were.
+    // Store O_i, ℓ_i, m_i as a part of a head. The place of a warp's rows of Q has room for 8 of its 16 rows in fp32.
     __device__ __forceinline__ void leave(float* O_parts, float* l_parts, float* m_parts, char* shared, Offset part,
                                           Tally& O_writes, Tally& l_writes, Tally& m_writes) {
         char* const mine = shared + threadIdx.x / 32 * 2048;
@@ -419,9 +420,9 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
         }
     }
 
-    // Bytes of a row of (O_i, ℓ_i, m_i) in shared memory, where K_j and V_j were, of which some are there for the banks' sake.
+    // Bytes of a row of (O_i, ℓ_i, m_i) in shared memory, in the place of K_j and V_j, padded against bank conflicts.
     static constexpr int SHOWN = (d + 8) * 4;
-    // The part of this block, for the cluster's others to read.
+    // Write this block's part where the cluster's other blocks can read it.
     __device__ __forceinline__ void show(char* ring) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -435,7 +436,8 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             if (lane % 4 == 0) *reinterpret_cast<float2*>(to + d * 4) = make_float2(rows.l[r] * factor, rows.m[r]);
         }
     }
-    // The parts of the cluster's blocks become one, or O and L, if that is all of the head: a warp has every so many-th row.
+    // Merge the parts of the cluster's blocks to one part or, if that is all of the head, to O and L. The warps take turns by
+    // rows.
     __device__ __forceinline__ void gather(Word ring, int head, bool all, T* O, float* L, float* O_parts, float* l_parts,
                                            float* m_parts, Tally& O_writes, Tally& L_writes, Tally& O_parts_writes,
                                            Tally& l_writes, Tally& m_writes) {
@@ -478,20 +480,20 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             const int last = int(min(Offset(p.T_c), j + (end - tile)));
             uint4 chunks[CHUNKS];
             ask_for_Q(chunks, Q, head, Q_reads);
-            tile == first ? meet(READY, THREADS) : meet(TOGETHER, WARPGROUP);  // all warps are done with the head before
+            tile == first ? meet(READY, THREADS) : meet(TOGETHER, WARPGROUP);  // all warps have finished the last head
             put_Q(chunks, shared);
             const Run run = its_run();
             const int whole = (p.causal ? min(run.end, run.n - p.N_q + 1) - run.begin : run.end - run.begin) / B_c;
             paged ? attend(0, (run.end - run.begin + B_c - 1) / B_c, whole) : attend(j, last, whole);
             rows.sum_l();
-            if (cluster > 1) {  // each block has one part of one head
+            if (cluster > 1) {  // each block has just one part of one head
                 char* const ring = shared + Memory<d>::Q_BYTES;
-                meet(TOGETHER, WARPGROUP);  // nobody reads the last V_j any more
+                meet(TOGETHER, WARPGROUP);  // the last V_j is no longer read
                 show(ring);
                 meet_cluster();
                 gather(sram.Q + Memory<d>::Q_BYTES, head, gridDim.x == p.heads * cluster, O, L, O_parts, l_parts, m_parts, O_writes,
                        L_writes, O_parts_writes, l_parts_writes, m_parts_writes);
-                meet_cluster();  // a block that is over has no shared memory to be read
+                meet_cluster();  // a block must not end while another reads its shared memory
             } else if (last - j == p.T_c)
                 write(O, L, shared, head, O_writes, L_writes);
             else
@@ -516,7 +518,7 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
             produce_paged(sram, K, V, p, int(first / p.T_c), int(first % p.T_c), totals);
         } else {
             __syncwarp();
-            come(READY, THREADS);  // and do not wait
+            come(READY, THREADS);  // without waiting
             if (copies) produce(sram, K, V, p, first, end, totals);
         }
     } else {
@@ -527,7 +529,7 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
 
 // ---------------------------------------------------------------------------------------------------------------- merging
 
-// The parts of heads that were cut among `blocks` blocks become O and L. `share` of the block's 8 warps have a row.
+// Merge the parts of heads that were cut among `blocks` blocks to O and L. `share` of the block's 8 warps have a row.
 template <typename T, int d>
 __global__ void __launch_bounds__(256)
 merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m_parts, int blocks, int share,
@@ -539,7 +541,7 @@ merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m
     const int row = blockIdx.x * (8 / share) + warp / share, head = row / p.rows, r = row % p.rows;
     const Offset first = Offset(head) * p.T_c;
     const int begin = block_of(p, first, blocks), end = block_of(p, first + p.T_c - 1, blocks) + 1;
-    const bool split = head < p.heads && end - begin > 1;  // others were written by the block that had all of it
+    const bool split = head < p.heads && end - begin > 1;  // other heads were written by the block that had all their tiles
     Part<d> part;
 #pragma unroll 4
     for (int s = begin + warp % share; s < end * split; s += share) {

@@ -1,57 +1,56 @@
-// FlashAttention, forward, of e4m3 numbers, 8 bits each, on Hopper's wgmma and TMA (hopper.cuh); d = 128, O in fp16, sums in fp32.
+// FlashAttention, forward, of 8-bit numbers (e4m3) on Hopper's wgmma and TMA (hopper.cuh); d = 128, O in fp16, sums in fp32.
 //
-// hopper.cu's loops and roles. What 8 bits change:
-// - wgmma takes 8-bit operands with the summed index along rows only: V is wanted transposed. A V whose keys lie next to each
-//   other is taken as it is. Any other the producer's three idle warps transpose, tile after tile, by way of HBM.
-// - P̃_ij stays in registers. Its columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 are the 4 bytes that an operand wants of columns 4q to
-//   4q + 3: `turn` puts V's keys in that order; where V is taken as it is, TMA brings K's rows in it.
-// - e4m3 ends at 448, and has 3 bits after the point: P̃ = 2^(c (S − m) + OFFSET). ℓ is the sum of P̃ before rounding.
-// - A tile's products take half the cycles, as many as its exponentials. Three warpgroups keep both busy. Each takes half a tile
-//   at a time, for want of registers, and has its Q_i in registers.
-// - P̃ is computed with the m of before, but for halves with masks and a row block's first. Where sums are too large m becomes the
-//   maximum, and P̃, which has its 32 bits until then, is mended: divided by what it has grown. Where a weight is ∞ S_ij is computed
-//   again, by mma.sync.
-// - What does not fill a row block is, causally, the first one's, which sees the fewest keys.
-// - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
+// Loops and roles are hopper.cu's. What 8 bits change:
+// - wgmma sums 8-bit operands only along their rows, so it needs V transposed. A V whose keys lie next to each other is taken as
+//   it is. Otherwise the producer's three idle warps transpose V, tile after tile, by way of HBM.
+// - P̃_ij stays in registers. Its columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 are where an operand has its columns 4q to 4q + 3. So
+//   `turn` puts V's keys into that order, or, if V is taken as it is, TMA loads K's rows in that order.
+// - e4m3 ends at 448 and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET). ℓ is the sum of P̃ before rounding.
+// - A tile's products take half the cycles, as many as its exponentials. Three warpgroups keep both busy. For want of registers,
+//   each takes half a tile at a time. Its Q_i is in registers.
+// - P̃ is computed with the old m, except in halves with masks and in a row block's first half. If sums are too large, m becomes
+//   the maximum, and P̃, still fp32, is mended: divided by the factor of growth. If a weight is ∞, mma.sync computes S_ij again.
+// - Causally, if the rows do not fill all row blocks, the first one is short, since it sees the fewest keys.
+// - The kernel has no scales. Those of Q and K belong in τ, and O must be multiplied by that of V.
 //
 //     B_r × B_c = 192 × 128    consumers 3 × 160 registers, producer 32
 //     shared memory: 2 Q_i 48 | 3 K_j 48 | 3 V_jᵀ 48 | O_i 48 | V_j and V_jᵀ on their way 32 = 224 KB
 //     a consumer's thread: O_i 64 + S 32 + P̃ 8, and 8 of the next + Q_i 16 = 128 registers
 //
-// Order of events for a warpgroup, of halves: time runs to the right. The two others are anywhere else in it.
+// Order of events in a warpgroup, for halves of tiles. Time runs to the right. The other two warpgroups are elsewhere in it.
 //
 //     tensor cores    S_2  O += P̃_3 V_3     S_1  O += P̃_2 V_2     S_0  O += P̃_1 V_1     O += P̃_0 V_0   S of the next row block
 //     registers            P̃_2                   P̃_1                   P̃_0              O / ℓ ──> shared ──> TMA
 //
-// HBM, in elements a head: as hopper.cu's, causally K and V as if `ahead` queries more came before the first; besides, V is read and
-// written once where it is transposed.
+// HBM, in elements per head: as hopper.cu; causally, K and V are read as if `ahead` more queries came before the first. If V is
+// transposed, it is read and written once more.
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. What was tried: docs/gpu-tried.md. no spills, no stack
 #include "hopper_softmax.cuh"
 
 constexpr int d = 128, B_r = 192, B_c = 128, CONSUMERS = B_r / 64;
-constexpr int KEYS = 64;              // of a half of a tile, which a warpgroup takes at a time
-constexpr float LARGEST = 448.0f;     // of P̃: 2^OFFSET where S is m, and more where m lags
+constexpr int KEYS = 64;              // of half a tile, which a warpgroup takes at a time
+constexpr float LARGEST = 448.0f;     // the largest P̃, which is 2^OFFSET where S = m
 
 struct Problem {
-    int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
-    int section, last_section;                // heads of a section; the first of the last section's
+    int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` per KV head; row blocks of all heads
+    int section, last_section;                // heads of a section; the first head of the last section
     int wants_L;
-    int ahead;                        // places for queries that the first row block has before query 0: warpgroups'
-    Word T_c, H_kv, tiles;            // V's tiles of a head, KV heads of a sequence, tiles in all
+    int ahead;                        // rows of the first row block before query 0, a multiple of 64
+    Word T_c, H_kv, tiles;            // V's tiles of a head, KV heads of a batch entry, tiles in all
     Word last_draw, together, last;   // see Counters; the last count's number
     struct Count {
         Word tiles, steps;
-    } count[2];  // each count's, the last one's
-    float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
+    } count[2];  // of every count but the last; of the last
+    float c, sign;  // c = |τ| log₂e, capped to be finite, and τ's sign; or 1 and 0 if τ log₂e is 0 in fp32
 };
 
-struct RowBlock {  // the i-th of query head h of batch b; none: i < 0
+struct RowBlock {  // the i-th of query head h of batch entry b; none if i < 0
     int i, h, b;
 };
 
-// Which row block comes n-th: section after section of heads, the last of more heads where V is transposed. In each those that take
-// longest come first: causally the blocks that see the most keys, of all its heads; else head after head, but for each one's last
-// block, which may be short.
+// The n-th row block. Sections of heads come one after the other; the last has more heads if V is transposed. In each, the blocks
+// that take longest come first. Causally, these are the blocks of all heads that see the most keys. Otherwise, the blocks of head
+// after head come first, and then each head's last block, which may be short.
 template <bool causal, bool keys_contiguous> __device__ inline RowBlock in_order(const Problem& p, int n) {
     const int whole = p.section * p.T_r;
     int first = n / whole * p.section, heads = min(p.section, p.row_blocks / p.T_r - first), within = n % whole;
@@ -67,18 +66,18 @@ template <bool causal, bool keys_contiguous> __device__ inline RowBlock in_order
     return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
 }
 
-// A row block's first query. Causally the first row block, which sees the fewest keys, has what does not fill a row block: its
-// first warpgroups then have no rows.
+// A row block's first query. Causally, the first row block may be short: its first warpgroups then have no rows.
 __device__ inline int first_query(const Problem& p, int i) { return i * B_r - p.ahead; }
 
-// Keys before which one row r of a block whose first query is `top` sees all: end_of + r. Tiles that some of its rows see.
+// Row r of a block whose first query is `top` sees the keys before end_of + r; tiles_seen are the tiles that some of its rows
+// see.
 template <bool causal> __device__ inline int end_of(const Problem& p, int top) {
     return causal ? p.N_k - p.N_q + top + 1 : p.N_k;
 }
 template <bool causal> __device__ inline int tiles_seen(const Problem& p, int top) {
     return (min(p.N_k, max(0, end_of<causal>(p, top) + B_r - 1)) + B_c - 1) / B_c;
 }
-// Of a warpgroup whose first query is `top`: the halves of tiles that some of its rows see, that all see.
+// How many halves of tiles some rows, or all rows, of a warpgroup see whose first query is `top`.
 template <bool causal> __device__ inline int halves_seen(const Problem& p, int top) {
     return top >= 0 && top < p.N_q ? (min(p.N_k, max(0, end_of<causal>(p, top) + 63)) + KEYS - 1) / KEYS : 0;
 }
@@ -88,7 +87,7 @@ template <bool causal> __device__ inline int whole_halves(const Problem& p, int 
 
 // ------------------------------------------------------------------------------------------------------------- 8-bit operands
 
-// S = Q Kᵀ, or S += Q Kᵀ: 64 × 64 of 64 × 32 bytes in registers, and 64 × 32 in shared memory.
+// S = Q Kᵀ, or S += Q Kᵀ: S is 64 × 64, Q is 64 × 32 bytes in registers, and K is 64 × 32 in shared memory.
 template <bool add> __device__ inline void wgmma_8(float (&S)[8][4], const Word (&Q)[4], Descriptor K) {
     if (add)
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LIST_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1;"
@@ -99,19 +98,19 @@ template <bool add> __device__ inline void wgmma_8(float (&S)[8][4], const Word 
                      : NEW_32(S, 0)
                      : "r"(Q[0]), "r"(Q[1]), "r"(Q[2]), "r"(Q[3]), "l"(K));
 }
-// O += P V: 64 × 128 of 64 × 32 bytes in registers, and 128 × 32 in shared memory.
+// O += P V: O is 64 × 128, P is 64 × 32 bytes in registers, and Vᵀ is 128 × 32 in shared memory.
 __device__ inline void wgmma_8(float (&O)[16][4], const Word (&P)[4], Descriptor V) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1;"
                  : ASM_64(O, 0)
                  : "r"(P[0]), "r"(P[1]), "r"(P[2]), "r"(P[3]), "l"(V));
 }
-// Wait for both.
+// Wait for both products.
 __device__ inline void finish(float (&O)[16][4], float (&S)[8][4]) {
     compute_started(0);
     asm volatile("wgmma.wait_group.sync.aligned 0;" : ASM_64(O, 0), ASM_32(S, 0)::"memory");
 }
 
-// Start S = Q Kᵀ, of 64 rows of Q; start O += P V.
+// Start S = Q Kᵀ for 64 rows of Q; start O += P V.
 __device__ inline void start_scores_8(float (&S)[8][4], const Word (&Q)[d / 32][4], Word K) {
     later([&S, &Q, K] {
         const Operand K_operand(K, 0);
@@ -144,7 +143,7 @@ __device__ inline Word pack_8(float a, float b, float c, float e) {
     return four;
 }
 
-// P̃ as left operands: S[t] and S[t + apart] make the n-th 16 columns of one. Apart are 1 or as many as there are.
+// P̃ as left operands: S[t] and S[t + apart] make the n-th 16 columns of an operand.
 template <int apart> __device__ inline void round_to_operands_8(Word (&P)[KEYS / 32][4], const float (&S)[8][4]) {
 #pragma unroll
     for (int n = 0; n < KEYS / 16; ++n)
@@ -157,8 +156,8 @@ template <int apart> __device__ inline void round_to_operands_8(Word (&P)[KEYS /
 
 typedef float Scores[KEYS / 8][4];
 
-// P̃ in S's place by the m of before, and a thread's sums of it. Whether that will do in all rows of the warp: m is a number, and
-// no weight is above LARGEST, for no sum of 16 is. NaN: it will not.
+// P̃ in S's place by the old m, and a thread's sums of it. Returns whether this is right in all rows of the warp: m is a number,
+// and no weight exceeds LARGEST, since no sum of 16 does.
 __device__ __forceinline__ bool weights(Scores& S, Rows& rows, float (&sums)[2], float c) {
 #pragma unroll
     for (int t = 0; t < KEYS / 8; ++t)
@@ -167,11 +166,11 @@ __device__ __forceinline__ bool weights(Scores& S, Rows& rows, float (&sums)[2],
             S[t][e] = exp_2(fmaf(S[t][e], c, -rows.shift[e / 2]));
             sums[e / 2] = t == 0 && e % 2 == 0 ? S[t][e] : sums[e / 2] + S[t][e];
         }
-    return __all_sync(~0u, sums[0] <= LARGEST && sums[1] <= LARGEST);  // no NaN: none of m, or of a shift
+    return __all_sync(~0u, sums[0] <= LARGEST && sums[1] <= LARGEST);  // false for NaN, from m or a shift
 }
 
-// After weights() has returned false: m becomes the maximum, P̃ and ℓ, with `sums` now, are multiplied by α. Returns false, with all
-// as it was, where P̃ does not say by which: where there is no m yet, or a weight is ∞.
+// After weights() has returned false: m becomes the maximum, ℓ grows by `sums`, and P̃ and ℓ are multiplied by α. If P̃ does not
+// give α, since there is no m yet or a weight is ∞, this returns false, and nothing is changed.
 template <int OFFSET> __device__ __forceinline__ bool mend(Scores& P, Rows& rows, const float (&sums)[2], float (&alpha)[2], float c) {
     float growth[2];  // log₂
     bool known = 1 / HUGE <= c && c <= HUGE;  // m = (shift + OFFSET) / c
@@ -184,7 +183,7 @@ template <int OFFSET> __device__ __forceinline__ bool mend(Scores& P, Rows& rows
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
         growth[r] = fmaxf(0.0f, __log2f(most) - OFFSET);
-        known = known && most <= HUGE && fabsf(rows.shift[r] + growth[r]) < EXACT;  // no NaN
+        known = known && most <= HUGE && fabsf(rows.shift[r] + growth[r]) < EXACT;  // false for NaN
     }
     if (__any_sync(~0u, !known)) return false;
 #pragma unroll
@@ -201,7 +200,7 @@ template <int OFFSET> __device__ __forceinline__ bool mend(Scores& P, Rows& rows
     return true;
 }
 
-// S = Q Kᵀ of a warp's 16 rows, without the rest of its warpgroup.
+// S = Q Kᵀ of one warp's 16 rows, without the other warps of its warpgroup.
 __device__ __forceinline__ void scores_of_a_warp(Scores& S, Word Q, Word K) {
     const int lane = threadIdx.x % 32;
     Q += lane % 16 * 128, K += lane % 8 * 128;
@@ -230,7 +229,7 @@ __device__ __forceinline__ void scores_of_a_warp(Scores& S, Word Q, Word K) {
     }
 }
 
-// x, rounded: numbers beyond 448 become 448.
+// x, rounded. Numbers beyond ±448 become ±448.
 template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T* x, Word* rounded, Offset fours) {
     const Offset at = Offset(blockIdx.x) * 256 + threadIdx.x;
     if (at >= fours) return;
@@ -265,7 +264,7 @@ struct Memory {
     __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }
     __device__ void init() const {
         if (threadIdx.x == 0) {
-            Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);  // a warp each
+            Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);  // each warp arrives once
             given.init(1);
         }
         publish_barriers();
@@ -274,19 +273,19 @@ struct Memory {
 
 // ---------------------------------------------------------------------------------------------------------- V transposed
 
-// What blocks of threads tell each other, 0 between launches. `tile` is V's next to be transposed: each block draws one too many.
-// `row_block` is the next. `turned` counts, of 2^together KV heads each, the tiles that are there, and then the row blocks that have
-// seen all of them: the last one's step is to 0.
+// What blocks of threads tell each other; all are 0 between launches. `tile` is the next tile of V to be transposed; each block
+// draws one too many. `row_block` is the next row block. Each of `turned` counts the transposed tiles of 2^together KV heads,
+// then the row blocks that have waited for them; the last step is back to 0.
 struct Counters {
     Word *tile, *row_block, *turned;
 };
 
-// After a tile's writes.
+// Called after a tile has been written.
 __device__ inline void step_turned(const Counters& c, const Problem& p, Word head) {
     const Word n = head >> p.together;
     asm volatile("red.release.gpu.global.inc.u32 [%0], %1;" ::"l"(c.turned + n), "r"(p.count[n == p.last].steps) : "memory");
 }
-// Wait until all are there, for TMA too.
+// Wait until all tiles have been written, and TMA can see them.
 __device__ inline void wait_turned(const Counters& c, const Problem& p, Word head) {
     const Word n = head >> p.together, tiles = p.count[n == p.last].tiles;
     Word* const count = c.turned + n;
@@ -297,9 +296,9 @@ __device__ inline void wait_turned(const Counters& c, const Problem& p, Word hea
     atomicInc(count, p.count[n == p.last].steps);
 }
 
-// V_jᵀ: a warp takes 32 keys by 16 columns, again and again. To ldmatrix two columns are one number of 16 bits: transposed, a lane's
-// word has two keys of two columns. Two words, of keys 8 apart, make one word of either column. Half of the lanes store the even
-// column's first, the others the odd one's, so that the 8 rows of a store lie in different banks.
+// V_jᵀ: a warp takes 32 keys by 16 columns at a time. To ldmatrix, two columns are one number of 16 bits: transposed, a
+// lane's word has two keys of two columns. Two words, of keys 8 apart, make one word of either column. Half of the lanes store
+// the even column's first, the others the odd one's, so that the 8 rows of a store lie in different banks.
 __device__ __forceinline__ void turn(Word from, Word to) {
     const int thread = thread_index(), lane = thread % 32, row = lane % 8, of = lane / 8, half = row / 4 ^ of % 2;
     const Word first = lane < 16 ? 0x6420 : 0x7531;
@@ -318,8 +317,8 @@ __device__ __forceinline__ void turn(Word from, Word to) {
     }
 }
 
-// Three warps transpose tiles of V, the first that nobody has drawn yet, as they come to lie in shared memory.
-constexpr int TURNING = 1 + CONSUMERS, TURNERS = 96;  // a named barrier, and who meets there
+// Three warps draw the next tile of V, load it to shared memory and transpose it.
+constexpr int TURNING = 1 + CONSUMERS, TURNERS = 96;  // a named barrier, and how many threads use it
 __device__ __forceinline__ void transpose(const Memory& sram, const TensorMap& V, char* transposed, const Counters& counters,
                                           const Problem& p, Total* totals) {
     const Word given = sram.given.tile(0), turned = given + Memory::KV_BYTES;
@@ -367,7 +366,7 @@ __device__ inline void load_box(Word tile, const TensorMap& X, int x, int y, int
         : "memory");
 }
 
-// One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
+// One thread starts all loads, row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <bool causal, bool keys_contiguous>
 __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
                                         const char* transposed, const Counters& counters, const Problem& p, Total* totals) {
@@ -376,14 +375,14 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
 #pragma unroll 1
     for (; n < p.row_blocks; ++q) {
         const RowBlock at = in_order<causal, keys_contiguous>(p, n);
-        n = gridDim.x + atomicInc(counters.row_block, p.row_blocks - 1);  // asked for early; 0 after the last
+        n = gridDim.x + atomicInc(counters.row_block, p.row_blocks - 1);  // drawn early; 0 after the last
         const int h_kv = at.h / p.group;
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
             sram.K_j.there(kv).arrive_and_expect(Memory::KV_BYTES);
             if (keys_contiguous) {
 #pragma unroll
-                for (int n = 0; n < 4; ++n)  // of each half of K_j, two of each four rows, then the other two
+                for (int n = 0; n < 4; ++n)  // in each half of K_j, two of each four rows, then the other two
                     load_box(sram.K_j.tile(kv) + n * (B_c / 4 * d), K, 0, n % 2 * 2, j * (B_c / 4) + n / 2 * (KEYS / 4), h_kv, at.b,
                              sram.K_j.there(kv));
             } else {
@@ -410,7 +409,7 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
                 load_box(sram.V_j.tile(kv), V, j * B_c, 0, 0, h_kv, at.b, sram.V_j.there(kv));
             else
                 load(sram.V_j.tile(kv), transposed + Offset(V_j) * Memory::KV_BYTES, Memory::KV_BYTES, sram.V_j.there(kv));
-            for (int n = 2; n < 6; n += 2) Tally(totals + n).add(min(B_c, p.N_k - j * B_c), d);  // K_j, too
+            for (int n = 2; n < 6; n += 2) Tally(totals + n).add(min(B_c, p.N_k - j * B_c), d);  // also of K_j
             if (j > 1) load_K(j - 2, kv + 2);
         }
     }
@@ -421,18 +420,18 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
 
 // ------------------------------------------------------------------------------------------------------------- consumers
 
-constexpr int TOGETHER = 1;  // named barriers: TOGETHER + w, all of warpgroup w
+constexpr int TOGETHER = 1;  // named barriers: TOGETHER + w for all threads of warpgroup w
 
-// A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
+// A warpgroup, with rows 64w to 64w + 63 of Q_i. A thread shares two rows, row and row + 8, with three other lanes.
 template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
-    static constexpr int apart = keys_contiguous ? KEYS / 16 : 1;  // K's rows come in another order
+    static constexpr int apart = keys_contiguous ? KEYS / 16 : 1;  // K's rows are loaded in another order
     const Memory& sram;
     const Problem& p;
     const int w;
     Total* const totals;
     Word q = 0, n = 0;   // row blocks, and tiles of K and V, so far
     Word skipped;        // tiles at a row block's start that its rows do not see
-    int whole;           // halves without a mask
+    int whole;           // halves that need no mask
 
     Rows rows;
     Scores S_ij;
@@ -443,7 +442,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
     __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w, Total* totals)
         : sram(sram), p(p), w(w), totals(totals) {}
 
-    // Q's rows of this warp, as left operands.
+    // Load this warp's rows of Q as left operands.
     __device__ __forceinline__ void load_Q(Word q) {
         const int lane = threadIdx.x % 32;
         const Word row = sram.Q_i.tile(q) + w * 64 * d + thread_index() / 32 * 16 * d + lane % 16 * 128;
@@ -475,15 +474,16 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
             }
     }
 
-    // S_ij of half h, but the first one's, which is there, while O_i of half h + 1 is summed; and its P̃_ij. Upper halves come first.
+    // Compute S_ij of half h while O_i of half h + 1 is summed, and its P̃_ij. The first S_ij is there already. Upper halves come
+    // before lower ones.
     template <bool upper, bool first, bool maxima> __device__ __forceinline__ void step(int h) {
         if (!first) {
             start_scores_8(S_ij, Q_w, K_half(n, upper));
             start_values_8(O_i, P_ij, upper ? V_half(n - 1, false) : V_half(n, true));
-            if (maxima) finish(O_i, S_ij);  // for want of registers
+            if (maxima) finish(O_i, S_ij);  // registers do not suffice for more overlap
             else finish<1>(S_ij);
         }
-        const bool K_came = !upper && sram.K_j.is_there(n + 1);  // asked for early
+        const bool K_came = !upper && sram.K_j.is_there(n + 1);  // read early
         bool grown = false, fits = true;
         float alpha[2], sums[2];
         if (maxima) {
@@ -520,7 +520,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         if (!upper) sram.K_j.free(n).arrive_once_a_warp(), ++n;
     }
 
-    // P̃_ij and O_i of halves h to 0, but for P̃_i0 V_0. Masks concern two of them at most.
+    // P̃_ij and O_i of halves h to 0, except P̃_i0 V_0. At most two of them need masks.
     __device__ __forceinline__ void sum(int h) {
         int j = h / 2 - 1;
         if (h % 2 == 1) {
@@ -542,7 +542,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         sram.Q_i.free(q).arrive_once_a_warp();
     }
 
-    // The q-th row block's last half for this warpgroup, −1 where it sees none, −2 where there is no such row block.
+    // The q-th row block's last half for this warpgroup; −1 if it sees none, −2 if there is no such row block.
     __device__ __forceinline__ int last_half(char* shared, Word q) {
         sram.Q_i.wait_there(q);
         const int i = sram.row_block(q).i;
@@ -553,7 +553,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         return halves - 1;
     }
 
-    // S_ij of its last half h; where there is none, of whatever is there: a product must be under way on all paths, or on none.
+    // Start S_ij of its last half h. If there is none, start any product: one must be under way on all paths, or on none.
     __device__ __forceinline__ void start_first(Word q, int h) {
         Word at = n;
         if (h >= 0) {
@@ -564,7 +564,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         start_scores_8(S_ij, Q_w, K_half(at, h % 2 == 1));
     }
 
-    // Behind the tiles that its rows do not see; of K only where there are no others.
+    // Free the tiles at the start that its rows do not see; K's only if the rows see no tile at all.
     __device__ __forceinline__ void skip(bool K_too) {
         for (; skipped > 0; --skipped, ++n) {
             if (K_too) sram.K_j.wait_there(n), sram.K_j.free(n).arrive_once_a_warp();
@@ -595,13 +595,13 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         round_rows<__half, d, 64 * 128, d>(row, O_i, 0, factor);
         show_writes();
         meet(TOGETHER + w, WARPGROUP);
-        if (thread == 0 && first >= 0) {  // a copy to HBM may end behind the last query, and not begin before the first
+        if (thread == 0 && first >= 0) {  // a copy to HBM may end after the last query, but must not begin before the first
             store(O, first, at.h, at.b, __cvta_generic_to_shared(O_w));
             Tally(totals + 7).add(min(64, p.N_q - first), d);
         }
     }
 
-    // A warpgroup's rows of Q_i times sign: scores of a negative τ, or of 0, by a positive c.
+    // Multiply a warpgroup's rows of Q_i by the sign, so that c is positive for any τ.
     __device__ __forceinline__ void apply_sign(char* Q_w) const {
 #pragma unroll 1
         for (int of = thread_index(); of < 64 * d / 4; of += WARPGROUP) {
@@ -663,7 +663,7 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
         }
     } else {
         take_registers<160>();
-        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
+        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // shows the compiler that a warp shares it
         Consumer<causal, keys_contiguous, OFFSET> consumer(sram, p, w, totals);
         consumer.consume(shared, O, L);
     }

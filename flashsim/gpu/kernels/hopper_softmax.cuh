@@ -1,20 +1,20 @@
-// The online softmax of a warpgroup's 64 rows, in registers: what the forward kernels on wgmma share.
+// The online softmax of a warpgroup's 64 rows, in registers. All forward kernels on wgmma share it.
 #pragma once
 
 #include "hopper.cuh"
 
 constexpr int LAZY = 8;               // log₂ of how far P̃ may exceed 1
-constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
+constexpr float EXACT = 16777216.0f;  // 2^24: from here on, m c has no fraction
 constexpr float HUGE = 1.2676506e30f;  // 2^100
 #define NO_SHIFT __int_as_float(0x7fffffff)  // NaN, and what is computed with it
 
-// What P̃ is rounded to. MOST: what a sum of P̃ may be, so that each fits: fp16 ends at 65504; bf16 does not, but O is not to.
-// GROWTH: log₂ of what P̃ may be divided by, once it is rounded: fp16 has no number below 2^-24.
+// What P̃ is rounded to. MOST: a sum of P̃ up to this shows that each weight fits. fp16 ends at 65504. bf16 has room, but O must
+// not become ∞. GROWTH: log₂ of the largest power by which a rounded P̃ may be divided. The smallest number of fp16 is 2^-24.
 template <typename T> struct Rounded;
 template <> struct Rounded<__half> {
     static constexpr float MOST = 65504.0f;
     static constexpr int GROWTH = 24;
-    static constexpr bool ENDS = true;  // between MOST and 2^GROWTH, at ∞
+    static constexpr bool ENDS = true;  // numbers become ∞ between MOST and 2^GROWTH
 };
 template <> struct Rounded<__nv_bfloat16> {
     static constexpr float MOST = 1099511627776.0f;
@@ -32,16 +32,16 @@ template <typename T> __device__ inline Word times(Word two, Word by);
 DEFINE_TIMES(__half, "f16x2")
 DEFINE_TIMES(__nv_bfloat16, "bf16x2")
 
-// What a thread knows of its two rows: m, near the maximum so far; m c, as it is subtracted; ℓ, of this lane's columns alone.
+// What a thread knows of its two rows: m, near the maximum so far; shift, m c as it is subtracted; ℓ of only this lane's columns.
 struct Rows {
     float m[2], shift[2], l[2];
 
     __device__ void init() {
         m[0] = m[1] = -INFINITY, shift[0] = shift[1] = NO_SHIFT, l[0] = l[1] = 0.0f;
     }
-    // Whether in some row of the warp m is −∞, or |m c| so large that S c − m c would round to anything: S − m is taken first.
+    // Whether S − m must be taken first: some row of the warp has m = −∞, or |m c| so large that S c − m c is imprecise.
     __device__ bool exact() const { return shift[0] != shift[0]; }
-    // At the end: ℓ over the row's four lanes, and L, if P̃ was 2^(c (S − m) + offset).
+    // At the end: sum ℓ over the row's four lanes; and L, if P̃ was 2^(c (S − m) + offset).
     __device__ __forceinline__ void sum_l() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -54,15 +54,15 @@ struct Rows {
     }
 };
 
-// S becomes P̃ = 2^(c (S − m) + offset), and ℓ grows. Where some row's maximum has grown, if lazy by a factor above 2^limit, all
-// rows of the warp get their new m, and ℓ is multiplied by α, as O is to be. Returns whether this was so.
+// S becomes P̃ = 2^(c (S − m) + offset), and ℓ grows. If some row's maximum has grown (if lazy, by a factor above 2^limit), all
+// rows of the warp get their new m, and ℓ is multiplied by α. Then this returns true, and O must be multiplied by α, too.
 template <int B_c, bool lazy, int limit = LAZY, int offset = 0>
 __device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2], float c) {
     float most[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         most[r] = S[0][2 * r];
-        float other = S[0][2 * r + 1];  // two chains: they are latency
+        float other = S[0][2 * r + 1];  // two chains, as latency is the limit
 #pragma unroll
         for (int t = 1; t < B_c / 8; ++t) most[r] = fmaxf(most[r], S[t][2 * r]), other = fmaxf(other, S[t][2 * r + 1]);
         most[r] = fmaxf(most[r], other);
@@ -101,8 +101,8 @@ __device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, floa
     return grown;
 }
 
-// P = P̃, rounded to T, with m as it is; S stays, `sum` is of P̃ by row, and ℓ grows by it. Returns false, with ℓ as it was, where
-// some row of the warp has no m yet, or may need another: where sums are too large. So no maximum has to be found.
+// P = P̃, rounded to T, with the old m. S stays, `sum` is the row's sum of P̃, and ℓ grows by it. No maximum is computed. If some
+// row of the warp has no m yet, or a sum is so large that m may have to grow, this returns false, and ℓ is unchanged.
 template <typename T, int B_c>
 __device__ __forceinline__ bool softmax_as_before(Word (&P)[B_c / 16][4], const float (&S)[B_c / 8][4], Rows& rows,
                                                   float (&sum)[2], float c) {
@@ -119,13 +119,14 @@ __device__ __forceinline__ bool softmax_as_before(Word (&P)[B_c / 16][4], const 
             }
             P[t / 2][t % 2 * 2 + r] = pack<T>(two[0], two[1]);
         }
-    if (__any_sync(~0u, !(sum[0] <= Rounded<T>::MOST && sum[1] <= Rounded<T>::MOST))) return false;  // NaN, too
+    if (__any_sync(~0u, !(sum[0] <= Rounded<T>::MOST && sum[1] <= Rounded<T>::MOST))) return false;  // also for NaN
     rows.l[0] += sum[0], rows.l[1] += sum[1];
     return true;
 }
 
-// After it has returned false: raise m by a power of two that the sums give, so that 1/2 <= ℓ < 4, and mend P: multiply it by
-// α, and find anew only what T could not hold. Returns false, with all as it was, where sums do not say by how much.
+// After the above has returned false: raise m by a power of two that the sums give, so that 1/2 <= ℓ < 4, and mend P. This
+// multiplies P by α, and computes only weights again that T could not hold. Returns false, with nothing changed, if the sums do
+// not say by how much m must grow.
 template <typename T, int B_c>
 __device__ __forceinline__ bool mend(Word (&P)[B_c / 16][4], const float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2],
                                      const float (&sum)[2], float c) {
@@ -136,7 +137,7 @@ __device__ __forceinline__ bool mend(Word (&P)[B_c / 16][4], const float (&S)[B_
         float most = rows.l[r] + sum[r];
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        growth[r] = max(0, (__float_as_int(most) >> 23) - 126);  // most < 2^growth; large, where it is ∞
+        growth[r] = max(0, (__float_as_int(most) >> 23) - 126);  // most < 2^growth; large if most is ∞
         known = known && growth[r] <= Rounded<T>::GROWTH && fabsf(rows.shift[r] + growth[r]) < EXACT;
     }
     if (__any_sync(~0u, !known)) return false;
@@ -147,7 +148,7 @@ __device__ __forceinline__ bool mend(Word (&P)[B_c / 16][4], const float (&S)[B_
         rows.shift[r] += growth[r];
         rows.m[r] = __fdividef(rows.shift[r], c);
     }
-    Word lost = 0;  // a bit for 16 columns, if P̃ of some row has become ∞
+    Word lost = 0;  // a bit for each 16 columns in which some P̃ has become ∞
 #pragma unroll
     for (int t = 0; t < B_c / 16; ++t) {
         Word beyond = 0;
@@ -179,8 +180,8 @@ template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const floa
         for (int e = 0; e < 4; ++e) O[t][e] *= alpha[e / 2];
 }
 
-// `columns` of O from column x on, times a factor by row, rounded to T, to shared memory: this warp's 16 rows of halves that are
-// `half_bytes` apart, swizzled as TMA reads them. Lane l gives the address of row l mod 16.
+// Write `columns` columns of O from column x on, times a factor for each row and rounded to T, to shared memory: this warp's 16
+// rows, in halves `half_bytes` apart, swizzled as TMA reads them. Lane l gives the address of row l mod 16.
 template <typename T, int columns, int half_bytes, int d>
 __device__ __forceinline__ void round_rows(Word row, const float (&O)[d / 8][4], int x, const float (&factor)[2]) {
     const int lane = threadIdx.x % 32;

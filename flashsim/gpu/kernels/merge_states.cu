@@ -1,12 +1,11 @@
-// Merges attention to some keys into attention to others, of the same queries: each is O and its log-sum-exp.
+// Merges attention of the same queries to some keys with attention to others. Each is O and its log-sum-exp.
 //
 //     m = max(L, l),  z = e^(L − m) + e^(l − m),  O ← (e^(L − m) O + e^(l − m) o) / z,  L ← m + log z
 //
-// O is (heads, N, d) and L (heads, N), of which rows first … first + n − 1 change; o is (heads, n, d), l (heads, n). A row that
-// saw no key has L = −∞ and O = 0. A thread has 8 numbers of a row, so that a row's threads, d / 8, are in one warp; d is 64,
-// 128 or 256.
+// O is (heads, N, d) and L (heads, N). o is (heads, n, d) and l (heads, n), for rows first … first + n − 1 of O. A row that saw
+// no key has L = −∞ and O = 0. A thread has 8 numbers of a row; d is 64, 128 or 256, so one warp has all d / 8 threads of a row.
 //
-// pause keeps a stream waiting for so many nanoseconds.
+// `pause` lets a stream wait for some nanoseconds.
 #include "common.cuh"
 
 template <typename T> struct alignas(16) Eight { T x[8]; };
@@ -32,7 +31,7 @@ merge_states(State* O, float* L, const Part* o, const float* l, int heads, int N
         for (int k = 0; k < 8; ++k)
             state.x[k] = from_float<State>((old * to_float(state.x[k]) + more * to_float(part.x[k])) * scale);
     }
-    __syncwarp();  // all of a row have read L
+    __syncwarp();  // all threads of the row have read L
     if (in) {
         *reinterpret_cast<Eight<State>*>(O + at * d + column) = state;
         if (column == 0) L[at] = total;

@@ -1,13 +1,13 @@
-// Tiles on tensor cores by mma.sync: read from shared memory as operands, and multiplied. For sm_80 and later.
+// Products of tiles on tensor cores by mma.sync, with operands read from shared memory. For sm_80 and later.
 //
 //     product(S_ij, Q_i, K_j)            S_ij = Q_i K_jᵀ         of tiles in shared memory
 //     add_product(O_i, P_ij, V_j)        O_i += P_ij V_j         P_ij in registers, rounded pairwise
 //
-// A warp multiplies 16×16 by 16×8 at a time and has of each 16×8 of accumulators, C[m][n][4], rows lane/4 and lane/4 + 8,
-// columns 2 (lane mod 4) and the next of each. They are, rounded, a left operand: what one product gave is the next one's.
+// A warp multiplies 16×16 by 16×8 at a time. In each 16×8 of accumulators, C[m][n][4], a lane has rows lane/4 and lane/4 + 8, and
+// columns 2 (lane mod 4) and the next. When rounded, accumulators are laid out like a left operand of the next product.
 //
-// Tiles lie in shared memory in rows of d elements, 16-byte chunk c of row r at place c ⊕ (r mod 8): ldmatrix, straight or
-// transposed, and the copies meet no bank conflict, and no padding is spent.
+// Tiles lie in shared memory in rows of d elements. The 16-byte chunk c of row r is at place c ⊕ (r mod 8). So ldmatrix, straight
+// or transposed, and the copies have no bank conflicts, without padding.
 #pragma once
 #include "common.cuh"
 
@@ -47,30 +47,29 @@ __device__ inline void ldmatrix_transposed(Fragment& x, Word address) {
 
 // ------------------------------------------------------------------------------------------------ tiles in shared memory
 
-// Where 16-byte chunk `chunk` of row `row` lies in a tile whose rows are `pitch` bytes. Eight rows at one chunk fall into
-// eight different 16-byte columns of the banks. To add 2c to the chunk, for a whole c, is ⊕ 32c; to add 8r to the row is
-// + 8r·pitch.
+// Where the 16-byte chunk `chunk` of row `row` lies in a tile whose rows have `pitch` bytes. The same chunk of eight rows lies in
+// eight different 16-byte columns of the banks. Adding 2c to the chunk is ⊕ 32c, adding 8r to the row is + 8r·pitch.
 template <int pitch> __device__ inline Word swizzled(int row, int chunk) {
     return row * pitch + ((chunk ^ (pitch == 64 ? row >> 1 & 3 : row & 7)) << 4);
 }
 
-// What a lane adds to a tile's address for ldmatrix to read 16×16 elements. `down`: matrices 0 1 2 3 are top left, bottom
-// left, top right, bottom right (a left operand; transposed, two right ones); else top left, top right, bottom left, bottom
-// right (two right operands; transposed, a left one).
+// What a lane adds to a tile's address so that ldmatrix reads 16×16 elements. With `down`, matrices 0 1 2 3 are top left, bottom
+// left, top right, bottom right: a left operand, or if transposed two right ones. Otherwise they are top left, top right, bottom
+// left, bottom right: two right operands, or if transposed a left one.
 template <int pitch> __device__ inline Word lane_offset(int lane, bool down) {
     return down ? swizzled<pitch>(lane % 16, lane / 16) : swizzled<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
 template <int pitch> __device__ inline Word lane_offset(bool down) { return lane_offset<pitch>(threadIdx.x % 32, down); }
 
-// The address of the 16×16 elements at (row, column), multiples of 16, given tile + lane_offset. Tiles are 1024-byte aligned.
+// The address of the 16×16 elements at (row, column), both multiples of 16, from tile + lane_offset. Tiles are 1024-byte aligned.
 template <int pitch> __device__ inline Word at(Word tile_and_lane, int row, int column) {
     return (tile_and_lane ^ (column * 2)) + row * pitch;
 }
 
 // ------------------------------------------------------------------------------------------------------------ products
 
-// C = A Bᵀ over the tiles' d columns: 16 M rows of A, 8 N of B. A and B are addresses with their lane's offset.
+// C = A Bᵀ over the tiles' d columns, for 16 M rows of A and 8 N rows of B. A and B are addresses with their lane's offset.
 template <typename T, int d, int M, int N> __device__ inline void product(float (&C)[M][N][4], Word A, Word B) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
@@ -96,7 +95,7 @@ template <typename T, int d, int M, int N> __device__ inline void product(float 
     }
 }
 
-// C += A B, with A accumulators, which are rounded to T here.
+// C += A B, where A is accumulators, which are rounded to T here.
 template <typename T, int d, int M, int N, int W>
 __device__ inline void add_product(float (&C)[M][W][4], const float (&A)[M][N][4], Word B) {
 #pragma unroll

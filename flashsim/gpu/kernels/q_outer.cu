@@ -22,18 +22,10 @@
 //     20 end for
 //     21 Return O, L, R.
 //
-// The steps are flashsim/algorithms/q_outer.py's. Against Algorithm 2: rows are independent, so the grid has T_r times as
-// many blocks and fills the GPU with one head; ℓ and m are registers; O is divided by ℓ once and written once; causally, the
-// tiles above the diagonal are neither loaded nor computed.
-//
-// HBM, in elements a head (flashsim.count("q_outer", …), exactly): Q read once, O and L written once; K and V read once for
-// each row block, its live tiles only. So B_r is the block size that counts here.
-//
-// NVIDIA H200, driver 580.159.04, CuPy 14.2.0, 2026-11-21; 264 heads, N = 1024, d = 64, fp32:
-// 2.35 GB predicted, 3.87 ms, causally 1.32 GB, 2.30 ms: 1.3 and 1.9 times as fast as Algorithm 2. With one head of N = 4096
-// it is 66 times as fast, 0.88 ms in place of 58: 64 blocks of threads in place of one.
-//
-// no spills, no stack
+// These are the steps of flashsim/algorithms/q_outer.py. Unlike in Algorithm 2, row blocks run in parallel, so that one head
+// fills the GPU. O is divided by ℓ and written once. Causally, tiles above the diagonal are neither loaded nor computed.
+// HBM, in elements per head (flashsim.count("q_outer", …), exactly): Q is read and O, L are written once; K, V are read once for
+// each row block, in live tiles only. So B_r decides how much is moved. Times: docs/gpu-tried.md. no spills, no stack
 #include "scalar.cuh"
 
 template <typename T, int d, int B_r, int B_c, typename Mask, typename Drop>

@@ -1,7 +1,7 @@
 // What the scalar kernels share: the problem, tiles in shared memory and in registers, products of tiles, masks, dropout.
 //
-// A block is 16 × 16 threads. Of an m × n tile in registers, thread (y, x) has rows y + 16a and columns x + 16b. The 16
-// threads of a row are half a warp, so a row's maximum and sum are shuffles among them, always in the same order.
+// A block is 16 × 16 threads. Thread (y, x) has rows y + 16a and columns x + 16b of an m × n tile in registers. The 16 threads
+// of a row are half a warp, so shuffles among them give the row's maximum and sum, always in the same order.
 #pragma once
 
 #include "common.cuh"
@@ -28,7 +28,7 @@ struct Problem {
     Dropout dropout;
     int unused;
 
-    // Where a head's rows begin. `index` counts query heads over the batch.
+    // Where a head's rows begin. `index` counts query heads over the whole batch.
     __device__ Offset query(const Strides& s, int index) const { return index / H * s.batch + index % H * s.head; }
     __device__ Offset key(const Strides& s, int index) const { return index / H * s.batch + index % H / group * s.head; }
 };
@@ -37,14 +37,14 @@ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // --------------------------------------------------------------------------------------------------------------- tiles
 
-// A tile in shared memory. Rows are one longer than they look, so that a column's elements lie in different banks.
+// A tile in shared memory. Each row is padded by one element, so that a column's elements lie in different banks.
 template <int rows, int cols> struct Tile {
     static constexpr int size = rows * (cols + 1);
     float* data;
 
     __device__ float& operator()(int r, int c) const { return data[r * (cols + 1) + c]; }
 
-    // Rows start … start + valid − 1 of X, whose rows are `stride` apart, times `factor`; what is beyond is 0.
+    // Load rows start … start + valid − 1 of X times `factor`; rows are `stride` apart in X. Rows beyond are 0.
     template <typename T> __device__ void load(Hbm<T>& X, Offset start, Offset stride, int valid, float factor = 1) const {
         for (int e = threadIdx.x; e < rows * cols; e += THREADS) {
             const int r = e / cols, c = e % cols;
@@ -61,7 +61,7 @@ template <int rows, int cols> __device__ inline TransposedTile<rows, cols> trans
     return {tile};
 }
 
-// A column of a number for each row of a tile, in shared memory: ℓ_i, m_i.
+// One number for each row of a tile, in shared memory: ℓ_i, m_i.
 template <int rows> struct Column {
     static constexpr int size = rows;
     float* data;
@@ -130,8 +130,8 @@ template <int rows, int cols> __device__ inline float rowsum(const Registers<row
     return sum_of_row(sum);
 }
 
-// C += A B over `inner` products: A(row, k), B(k, column) in shared memory. An entry of A that is 0 lets nothing
-// through, not even 0 · NaN: so a masked key or value has no part in what is computed.
+// C += A B over `inner` products, with A(row, k) and B(k, column) in shared memory. If A's entry is 0, the product is left out,
+// since 0 · NaN is NaN. So masked keys and values never reach the result.
 template <int inner, int rows, int cols, typename Left, typename Right>
 __device__ inline void multiply_add(Registers<rows, cols>& C, Left A, Right B) {
 #pragma unroll 4
@@ -164,14 +164,14 @@ struct Causal {
     const int diagonal;
     __device__ Causal(const Problem& p, int, Total*) : diagonal(p.N_k - p.N_q) {}
     __device__ bool allows(int row, int column) { return column <= row + diagonal; }
-    // Of a row block whose last row is `last`, tiles 0 … live − 1 are live.
+    // Tiles 0 … live − 1 are live in a row block whose last row is `last`.
     __device__ int live(int last, int T_c, int B_c) {
         const int key = last + diagonal;
         return key < 0 ? 0 : min(T_c, key / B_c + 1);
     }
 };
 
-// A byte for each (row, column) in HBM, nonzero where attended. Each tile reads its own once.
+// A byte in HBM for each (row, column), nonzero if attended to. Each tile reads its bytes once.
 struct Dense {
     Hbm<const unsigned char> mask;
     const Offset row_stride, column_stride;
@@ -188,7 +188,7 @@ struct CausalDense {
     Dense dense;
     __device__ CausalDense(const Problem& p, int index, Total* totals) : causal(p, index, totals), dense(p, index, totals) {}
     __device__ bool allows(int row, int column) {
-        const bool attended = dense.allows(row, column);  // read in any case: the tile is loaded whole
+        const bool attended = dense.allows(row, column);  // always read, since the tile is loaded whole
         return causal.allows(row, column) && attended;
     }
     __device__ int live(int last, int T_c, int B_c) { return causal.live(last, T_c, B_c); }

@@ -1,16 +1,12 @@
-// The passes of standard attention (Algorithms 0 and 3) between the matrix products, which are cuBLAS's.
+// The passes of standard attention (Algorithms 0 and 3) between the matrix products, which cuBLAS computes.
 //
-// S and P are (rows, N_k), contiguous, in the inputs' type: N_q · H · B rows. A block of threads takes one row at a time, so a
-// pass reads and writes each N × N matrix once (a row's second reading finds it in cache). Arithmetic is fp32.
-//
-// NVIDIA H200, driver 580.159.04, CuPy 14.2.0, 2026-11-21; 264 heads, N = 1024, d = 64, fp32
-// without TF32: 2.88 ms, causally 3.25, backward 6.32; fp16: 1.28, 1.66, 2.41. The scalar kernels, which do not use tensor
-// cores and read operands one by one from shared memory, lose to this at any size; tensor_core.cu is where fusion pays.
-//
+// S and P are contiguous matrices (rows, N_k) in the inputs' type, with N_q · H · B rows. A block of threads takes one row at a
+// time. A pass reads and writes each N × N matrix once: when a row is read a second time, it is in cache. Arithmetic is fp32.
+// Times: docs/gpu-tried.md.
 // no spills, no stack
 #include "scalar.cuh"
 
-// Of all threads' values, the sum or the maximum, to all threads.
+// The sum or the maximum of all threads' values, in every thread.
 template <typename F> __device__ inline float of_block(float value, float* shared, F combine) {
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
@@ -24,7 +20,7 @@ template <typename F> __device__ inline float of_block(float value, float* share
 }
 __device__ inline float add(float a, float b) { return a + b; }
 
-// A row's place: which head, which query.
+// Which head and which query a row is.
 struct Row {
     int head, row;
     __device__ Row(Offset number, int N_q) : head(number / N_q), row(number % N_q) {}
@@ -41,7 +37,7 @@ template <typename T, typename Mask> __global__ void __launch_bounds__(THREADS) 
     }
 }
 
-// P = softmax(S) by rows, 0 for rows of −∞; lse = log Σ exp S where asked for.
+// P = softmax(S) by rows, 0 for rows of −∞; lse = log Σ exp S if asked for.
 template <typename T> __global__ void __launch_bounds__(THREADS)
 softmax_rows(const T* S, T* P, float* lse, int N_k, Offset rows) {
     __shared__ float shared[THREADS / 32];
@@ -58,8 +54,8 @@ softmax_rows(const T* S, T* P, float* lse, int N_k, Offset rows) {
     }
 }
 
-// P^dropped = P ∘ Z, and in the backward pass dP = dP^dropped ∘ Z, in place: from = to. A thread takes the eight elements at a
-// time that one call of Philox serves.
+// P^dropped = P ∘ Z, and in the backward pass dP = dP^dropped ∘ Z, in place (from = to). A thread takes eight elements at a
+// time, those of one call of Philox.
 template <typename T> __global__ void __launch_bounds__(THREADS) drop(const T* from, T* to, Problem p, Offset rows) {
     const Offset heads = rows / p.N_q;
     const int pairs = (p.N_q + 15) / 16 * 8, calls = (p.N_k + 31) / 32 * 8;

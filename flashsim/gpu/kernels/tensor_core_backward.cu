@@ -1,58 +1,29 @@
 // FlashAttention, backward, on tensor cores: mma.sync, cp.async, swizzled shared memory; fp16 or bf16, sums in fp32. sm_80+.
-// no spills, no stack
 //
 // S_ij = τ Q_i K_jᵀ is computed again from Q, K and L, the log-sum-exp that the forward pass kept:
 //     P_ij = e^(S_ij − L_i),   dV_j = Σ_i P_ijᵀ dO_i,   dP_ij = dO_i V_jᵀ,   D_i = rowsum(dO_i ∘ O_i),
 //     dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
-// Four kernels. `prepare` writes D and L·log₂e. `dk_dv` keeps K_j, V_j, dK_j and dV_j on chip and streams Q_i and dO_i past
-// them. dQ_i sums over blocks: with ADD_DQ, `dk_dv` adds it to fp32 sums in HBM by atomic additions, in any order, and
-// `round_dq` rounds them; without, `dq` computes S and dP a second time with Q_i and dO_i kept on chip (7 products for 5),
-// and the result has the same bits in every run.
 //
-// Each step's reason:
-// - A warp computes S_ijᵀ = K_j Q_iᵀ and dP_ijᵀ for 16 M keys. The accumulators of S_ijᵀ are then, rounded pairwise, the left
-//   operand of P_ijᵀ dO_i, those of dS_ijᵀ that of dS_ijᵀ Q_i: no shuffles, and no way through shared memory. Only dQ_i, which
-//   sums over all the block's keys, needs dS_ij there.
-// - What binds is shared memory: a right operand that ldmatrix reads serves only M products of 16×8×16. At d = 64, M = 2, with
-//   dK_j and dV_j in 2 · 16 M · d / 32 = 128 registers a thread. At d = 128 that would be 256, so two warps (HALVES = 2) share
-//   32 keys: each has half of the queries of S_ijᵀ and half of the columns of dK_j and dV_j, and gets the other half's P_ijᵀ
-//   and dS_ijᵀ from shared memory. That is a fifth less to read than with M = HALVES = 1.
-// - Tiles are stored in rows of d elements, 16-byte chunk c of row r at place c ⊕ (r mod 8): ldmatrix, straight or
-//   transposed, and the copies meet no bank conflict, and no padding is spent.
-// - Q_{i+1}, dO_{i+1}, L_{i+1}, D_{i+1} are copied (cp.async) while tile i is computed: two buffers, two barriers a tile.
-// - dQ's sums lie in HBM in the order of the accumulators' registers, so an atomic addition of a warp is 128 bytes in a row.
-// - e^x is 2^(x log₂e), with log₂e folded into τ and L. Rows past N_q, and rows whose keys are all masked, get L = +∞: P = 0
-//   there without a mask. Only tiles on the causal edge or past N_k test positions; those above the edge are skipped.
-// - The blocks of a head follow each other, so Q, dO and dQ stay in L2; under a causal mask the longest come first.
-// - Query heads of a group add to one dK_j, dV_j in one block: no atomic additions there.
-// - Dropout: P ≥ 0, so once P is there its sign carries Z; a mask kept in registers beside P spilled.
+// Four kernels. `prepare` writes D and L·log₂e. `dk_dv` keeps K_j, V_j, dK_j, dV_j on chip and loads one Q_i, dO_i after the
+// other. With ADD_DQ, it adds dQ_i to fp32 sums in HBM by atomic additions, in any order, and `round_dq` rounds them. Without,
+// `dq` keeps Q_i and dO_i on chip and computes S and dP again: 7 products instead of 5, but the same bits in every run.
 //
-// Traffic predicted, of a head without a mask, in elements. Between L2 and the chip: `dk_dv` reads Q and dO T_c times,
-// 2 N_q d T_c, K and V once, adds N_q d T_c of fp32 to dQ's sums, writes dK and dV once. `dq` reads K and V T_r times. DRAM
-// sees what is compulsory: each input once, each result once, dQ's sums written and read.
+// Roles. A warp computes S_ijᵀ = K_j Q_iᵀ and dP_ijᵀ for 16 M keys. Their accumulators, rounded pairwise, are the left operands
+// of P_ijᵀ dO_i and dS_ijᵀ Q_i; only dQ_i, a sum over all keys of the block, needs dS_ij in shared memory. Shared memory is the
+// limit, since a right operand read from there serves M products of 16×8×16. At d = 64, M = 2: dK_j, dV_j take 128 registers a
+// thread. At d = 128 they would take 256, so two warps (HALVES = 2) share 32 keys: each has half of the queries of S_ijᵀ and half
+// of the columns of dK_j, dV_j, and reads the other half's P_ijᵀ, dS_ijᵀ from shared memory. M = HALVES = 1 reads a fifth more.
 //
-// Measured, one run on an NVIDIA H200, driver 580.159.04, CuPy 14.2.0, PyTorch 2.11.0 with cuDNN 9.19, 2026-11-21: fp16,
-// B·N = 16384, d = 128 with 16 heads, d = 64 with 32; TFLOP/s, five products counted in every row (2.5 times the forward
-// pass), full / causal, medians of interleaved rounds, `prepare` and `round_dq` included:
+// Order of events. Q_{i+1}, dO_{i+1}, L_{i+1}, D_{i+1} are copied (cp.async) to a second buffer while tile i is computed. A tile
+// has two barriers. A head's blocks follow each other, so that Q, dO, dQ stay in the L2; causally, the longest come first.
 //
-//                                  N = 1024     N = 2048     N = 4096     N = 16384
-//     d = 128  ADD_DQ                246 / 181    277 / 226    287 / 261    312 / 302
-//              with M = HALVES = 1   234 / 172    265 / 215    284 / 250    272 / 278
-//              deterministic         221 / 167    235 / 195    241 / 215    251 / 241
-//              FlashAttention-2      219 / 159    257 / 207    282 / 246    305 / 305
-//              cuDNN                 398 / 278    480 / 370    531 / 445    560 / 555
-//     d = 64   ADD_DQ                255 / 187    281 / 233    297 / 267    290 / 286
-//              deterministic         213 / 164    223 / 191    226 / 211    236 / 223
-//              FlashAttention-2      207 / 146    239 / 191    260 / 226    284 / 269
-//              cuDNN                 344 / 232    407 / 308    443 / 371    459 / 448
+// Masks. Rows past N_q, and rows whose keys are all masked, get L = +∞, so P = 0. Only tiles on the causal edge or past N_k test
+// positions; those above the edge are skipped. One block adds all query heads of a group to dK_j, dV_j. Dropout: Z is P's sign.
 //
-// With dropout, ADD_DQ at N = 2048, d = 128, 64, 32: 258 / 214, 224 / 181, 163 / 133, which is 1.05 / 1.12, 1.08 / 1.11,
-// 1.06 / 1.09 of FlashAttention-2.
-//
-// At N = 4096, d = 128, 64 heads, full, by ncu: additions to dQ's sums 4.29 GB, as predicted; reads from L2 4.08 GB, where
-// 4.36 GB were predicted; DRAM 0.42 GB read, 0.26 GB written, predicted 0.40 and 0.27 for `dk_dv` alone. Shared
-// memory is busy 64% of the time (0.8% of its cycles are bank conflicts), the tensor cores 49%: with two warps a scheduler,
-// latency is not hidden.
+// Traffic, in elements per head, without a mask. Between L2 and chip, `dk_dv` reads Q and dO T_c times, K and V once, adds
+// N_q d T_c numbers of fp32 to dQ's sums, in the order of accumulators, and writes dK and dV once. `dq` reads K and V T_r times.
+// DRAM sees each input and each result once, and dQ's sums twice.
+// What it reaches: docs/gpu-tried.md. no spills, no stack
 #include "mma.cuh"
 
 #ifndef HEAD_DIM
@@ -86,7 +57,7 @@ struct Problem {
     int padded;                             // N_q up to a multiple of PAD
     float tau, tau_2;                       // τ, τ log₂e
 
-    // Differences first: N_q + N_k may exceed 2^31.
+    // Differences come first, as N_q + N_k may exceed 2^31.
     __device__ bool live(int i, int j) const { return j < N_k && (!causal || j <= i - N_q + N_k); }
 };
 
@@ -123,7 +94,7 @@ template <int ROWS> __device__ inline void copy_rows(Word to, const float* L2, c
     }
 }
 
-// x, but the compiler must not compute what depends on it before the loop: registers are short, and it would keep dozens.
+// x, hidden from the compiler. Otherwise it would compute what depends on x before the loop, and keep dozens of registers.
 __device__ inline Word here(Word x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -131,7 +102,7 @@ __device__ inline Word here(Word x) {
 
 // ------------------------------------------------------------------------------------------------------------ products
 
-// C += A B, with A rounded accumulators, 16 M × 8 N, in registers; B has 8 N rows, and its columns start at its address.
+// C += A B, where A is rounded accumulators, 16 M × 8 N, in registers. B has 8 N rows, and its columns start at its address.
 template <int M, int N, int W>
 __device__ inline void add_product(float (&C)[M][W][4], const Word (&A)[M][N][2], Word B) {
 #pragma unroll
@@ -169,15 +140,15 @@ template <int N, int pitch, int M, int W> __device__ inline void add_product(flo
     }
 }
 
-// Which of a warp's 16 M × COLUMNS accumulators are kept, a bit each. In dk_dv rows are keys, in dq queries. A call of Philox
-// serves two queries, 8 apart, and four keys.
+// Which of a warp's 16 M × COLUMNS accumulators dropout keeps, one bit each. Rows are keys in dk_dv, and queries in dq. A call of
+// Philox serves two queries, 8 apart, and four keys.
 template <int M, int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
     static constexpr int SPAN = COLUMNS < 64 ? COLUMNS / 8 : 8;  // groups of four bits in a word
     static constexpr int ACROSS = ROWS_ARE_KEYS ? 2 : 4;         // such groups that a call serves
 #if __CUDA_ARCH__ >= 900
-    static constexpr int UNROLLED = ROWS_ARE_KEYS ? SPAN / ACROSS : 1;  // dq has no registers left for more
+    static constexpr int UNROLLED = ROWS_ARE_KEYS ? SPAN / ACROSS : 1;  // dq has no registers for more
 #else
-    static constexpr int UNROLLED = 1;  // nor has dk_dv, as sm_80's code comes out
+    static constexpr int UNROLLED = 1;  // nor has dk_dv on sm_80
 #endif
     static_assert(SPAN % ACROSS == 0, "what a call serves is in one lane");
     Word bits[M][COLUMNS / 8 / SPAN];
@@ -191,7 +162,7 @@ template <int M, int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
         for (int m = 0; m < M; m += DOWN)
 #pragma unroll
             for (int word = 0; word < COLUMNS / 8 / SPAN; ++word) {
-                Word found[2] = {0, 0};  // the keys of the upper halves of words, and of the lower
+                Word found[2] = {0, 0};  // of keys in the upper halves of words, and in the lower halves
 #pragma unroll UNROLLED
                 for (int n = 0; n < SPAN; n += ACROSS) {
                     Word kept[2] = {0, 0};
@@ -202,7 +173,7 @@ template <int M, int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
                         philox(words, ROWS_ARE_KEYS ? y : x, ROWS_ARE_KEYS ? x & ~16 : y, head, key_0, key_1);
 #pragma unroll
                         for (int of = 0; of < 4; ++of) {
-                            const int query = of / 2, key = of % 2;  // 8 further on
+                            const int query = of / 2, key = of % 2;  // the offset of 8
                             const int bit = e + (ROWS_ARE_KEYS ? 2 * key + 4 * query : 2 * query + 4 * key);
                             kept[0] |= Word(words[of] > dropout.last) << bit;
                             kept[1] |= Word(words[of] << 16 > dropout.last) << bit;
@@ -217,7 +188,7 @@ template <int M, int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
             }
 #endif
     }
-    // P where the element is kept, −P where it is dropped: the sign of P, which has none, carries Z from here on.
+    // P where the element is kept, −P where it is dropped. P ≥ 0, so from here on its sign carries Z.
     __device__ float operator()(int m, int n, int e, float P) const {
         return !DROPOUT || bits[m][n / SPAN] >> (n % SPAN * 4 + e) & 1 ? P : -P;
     }
@@ -231,8 +202,8 @@ __device__ inline float dS_of(float P, float dP, float D, const Problem& p) {
     return DROPOUT ? fabsf(P) * ((P > 0.0f ? p.dropout.keep_scale * dP : 0.0f) - D) : P * (dP - D);
 }
 
-// Write a warp's 16 M × 8 W accumulators, times `factor`, to a matrix from its row `first` and its column `column`, by way of
-// a tile, so that a row's elements are written 16 bytes at a time.
+// Write a warp's 16 M × 8 W accumulators, times `factor`, to a matrix from its row `first` and its column `column` on. They go
+// through a tile, so that a row's elements are written 16 bytes at a time.
 template <int M, int W>
 __device__ inline void store_rows(
     Element* X, Offset stride, int first, int N, int column, Word tile, const float (&C)[M][W][4], float factor) {
@@ -261,7 +232,7 @@ __device__ inline void store_rows(
 
 // ------------------------------------------------------------------------------------------------------------ prepare
 
-// D_i and L_i·log₂e, one block for PAD rows of a head; padded with D = 0, L = +∞. With ADD_DQ also dQ's sums, zeros.
+// D_i and L_i·log₂e, one block for PAD rows of a head; the padding is D = 0, L = +∞. With ADD_DQ, also zeros for dQ's sums.
 template <bool ADD_DQ> __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Problem p) {
     constexpr int LANES = d / 8, STEP = 256 / LANES;
     const int tiles = p.padded / PAD, head = blockIdx.x / tiles, first = blockIdx.x % tiles * PAD;
@@ -295,8 +266,8 @@ template <bool ADD_DQ> __global__ void __launch_bounds__(256) prepare(const __gr
 
 // -------------------------------------------------------------------------------------------------------------- dk_dv
 
-// dQ_i, B_r × d, over the warps: WARPS_DOWN of them share its rows, the others its columns. Each has 16 DOWN rows, 8 ACROSS
-// columns.
+// How dQ_i, B_r × d, is divided among the warps: WARPS_DOWN of them divide its rows, the others its columns. Each has 16 DOWN
+// rows and 8 ACROSS columns.
 template <int WARPS, int B_r, int WARPS_DOWN> struct DqOverWarps {
     static constexpr int WARPS_ACROSS = WARPS / WARPS_DOWN;
     static constexpr int DOWN = B_r / 16 / WARPS_DOWN, ACROSS = d / 8 / WARPS_ACROSS;
@@ -304,14 +275,14 @@ template <int WARPS, int B_r, int WARPS_DOWN> struct DqOverWarps {
     const int warp = threadIdx.x / 32;
     const int row = warp / WARPS_ACROSS * DOWN * 16, column = warp % WARPS_ACROSS * ACROSS * 8;
 
-    // Where the sums of this thread's accumulators start: tile i of a head, register by register, 32 lanes side by side.
+    // Where the sums of this thread's accumulators start in tile i of a head. Registers follow each other, 32 lanes side by side.
     __device__ float* sums(const Problem& p, int head, int i) const {
         const Offset tile = (Offset(head) * p.padded + i * B_r) * d;
         return p.dQ_sum + tile + warp * (32 * DOWN * ACROSS * 4) + threadIdx.x % 32;
     }
 };
 
-// dK_j and dV_j, one block for the B_c keys of tile j of a KV head. Each 16 M keys have HALVES warps.
+// dK_j and dV_j: one block has the B_c keys of tile j of a KV head. Each 16 M keys have HALVES warps.
 template <int WARPS, int M, int HALVES, int B_r, int WARPS_DOWN, int BLOCKS, bool ADD_DQ>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constant__ Problem p) {
     constexpr int THREADS = 32 * WARPS, B_c = 16 * M * WARPS / HALVES;
@@ -326,7 +297,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
     const int j = blockIdx.x % T_c, b = blockIdx.x / T_c / p.H_k, h_k = blockIdx.x / T_c % p.H_k;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp % HALVES;
     const int first_key = j * B_c, own = 16 * M * (warp / HALVES), first_column = half * COLUMNS;
-    // Under a causal mask the first query that sees key `first_key` is first_key − (N_k − N_q).
+    // With a causal mask, the first query that sees key `first_key` is first_key − (N_k − N_q).
     const int i_first = p.causal ? max(first_key - (p.N_k - p.N_q), 0) / B_r : 0;
     const int head_first = b * p.H_q + h_k * p.group, tiles = (T_r - i_first) * p.group;
 
@@ -334,7 +305,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
 
     float dK[M][WIDTH / 8][4] = {}, dV[M][WIDTH / 8][4] = {};
 
-    // Tile i of query head h: Q_i, dO_i, L_i, D_i, to buffer `stage`.
+    // Copy tile i of query head h (Q_i, dO_i, L_i, D_i) to buffer `stage`.
     auto copy_queries = [&](int h, int i, int stage) {
         const Element* Q_h = p.Q + b * p.q.batch + (h_k * p.group + h) * p.q.head;
         const Element* dO_h = p.dO + b * p.d_o.batch + (h_k * p.group + h) * p.d_o.head;
@@ -370,14 +341,14 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
         float* const sums = ADD_DQ ? part.sums(p, head, i) : nullptr;
         const Word down = here(lane_down), right = here(lane_right), down_half = down ^ (half * WIDTH * 2);
         copies_wait();
-        __syncthreads();  // tile i is there; the other buffer, P and dS have been read
+        __syncthreads();  // tile i has come; the other buffer, P and dS have been read
         if (++i == T_r) i = i_first, ++h;
         if (tile + 1 < tiles) copy_queries(h, i, stage ^ 1);
         copies_end();
 
         const Kept<M, COLUMNS, true> Z_ij(p.dropout, first_key + own, first_query + first_column, head);
 
-        // S_ijᵀ = K_j Q_iᵀ, and P_ijᵀ in its place. The query of element e of group n:
+        // S_ijᵀ = K_j Q_iᵀ, then P_ijᵀ in the same registers. Element e of group n is of query
         // first_query + first_column + 8 n + 2 (lane mod 4) + (e mod 2).
         float S[M][COLUMNS / 8][4];
         product<Element, d>(S, K_j + own * PITCH + down, Q_i + first_column * PITCH + right);
@@ -404,7 +375,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
                     }
         }
 
-        // dV_j += (P_ij ∘ Z_ij)ᵀ dO_i. Z's factor 1/(1 − p) waits for the end.
+        // dV_j += (P_ij ∘ Z_ij)ᵀ dO_i. Z's factor 1/(1 − p) is applied at the end.
         Word rounded[M][COLUMNS / 8][2];
 #pragma unroll
         for (int m = 0; m < M; ++m)
@@ -434,10 +405,10 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
         }
         if constexpr (ADD_DQ || HALVES > 1) share(dS, rounded);
 
-        // dK_j += dS_ijᵀ Q_i. τ waits for the end.
+        // dK_j += dS_ijᵀ Q_i. τ is applied at the end.
         add_product(dK, rounded, Q_i + first_column * PITCH + down_half);
 
-        // What other warps' S and dP have part in. dQ needs all keys' dS_ij, dV_j and dK_j the other half's P_ijᵀ and dS_ijᵀ.
+        // Products that need other warps' results: dQ needs dS_ij of all keys, dV_j and dK_j the other half's P_ijᵀ and dS_ijᵀ.
         if constexpr (ADD_DQ) __syncthreads();
         else if constexpr (HALVES > 1) asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
         if constexpr (HALVES > 1) {
@@ -476,7 +447,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
         }
     }
 
-    __syncthreads();  // K_j and V_j have been read: their place serves dK_j and dV_j
+    __syncthreads();  // K_j and V_j have been read: dK_j and dV_j use their place
     Element* dK_h = p.dK + b * p.dk.batch + h_k * p.dk.head;
     Element* dV_h = p.dV + b * p.dv.batch + h_k * p.dv.head;
     store_rows(dK_h, p.dk.row, first_key + own, p.N_k, half * WIDTH, K_j + own * PITCH, dK, p.tau);
@@ -486,7 +457,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
 
 // ----------------------------------------------------------------------------------------------------------- round_dq
 
-// dQ_i = τ · its sums, rounded; one block for tile i of a query head, the threads as in dk_dv.
+// dQ_i = τ · its sums, rounded. One block has tile i of a query head, with its threads arranged as in dk_dv.
 template <int WARPS, int B_r, int WARPS_DOWN>
 __global__ void __launch_bounds__(32 * WARPS) round_dq(const __grid_constant__ Problem p) {
     const int T_r = (p.N_q + B_r - 1) / B_r, i = blockIdx.x % T_r, head = blockIdx.x / T_r, lane = threadIdx.x % 32;
@@ -508,7 +479,8 @@ __global__ void __launch_bounds__(32 * WARPS) round_dq(const __grid_constant__ P
 
 // ----------------------------------------------------------------------------------------------------------------- dq
 
-// dQ_i, one block for the B_r queries of tile i of a query head; K_j and V_j stream past. A warp owns 16 M queries.
+// dQ_i: one block has the B_r queries of tile i of a query head, and loads one K_j, V_j after the other. A warp owns 16 M
+// queries.
 template <int WARPS, int M, int B_c, int BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__ Problem p) {
     constexpr int THREADS = 32 * WARPS, B_r = 16 * M * WARPS, QUERIES_BYTES = B_r * PITCH, KEYS_BYTES = B_c * PITCH;
@@ -522,7 +494,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
     const int b = head / p.H_q, h = head % p.H_q, h_k = h / p.group;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_query = i * B_r, own = 16 * M * warp;
-    // Under a causal mask the last query of the tile sees keys up to its own index + N_k − N_q.
+    // With a causal mask, the last query of the tile sees keys up to its own index + N_k − N_q.
     const int last = p.causal ? min(first_query + B_r - 1 - p.N_q + p.N_k, p.N_k - 1) : p.N_k - 1;
     const int tiles = last < 0 ? 0 : last / B_c + 1;
 
@@ -555,13 +527,13 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
         const int first_key = j * B_c;
         const Word K_j = K + (j & 1) * KEYS_BYTES, V_j = V + (j & 1) * KEYS_BYTES;
         copies_wait();
-        __syncthreads();  // tile j is there; the other buffer has been read
+        __syncthreads();  // tile j has come; the other buffer has been read
         if (j + 1 < tiles) copy_keys(j + 1);
         copies_end();
 
         const Kept<M, B_c, false> Z_ij(p.dropout, first_query + own, first_key, head);
 
-        // S_ij = Q_i K_jᵀ, P_ij and then dS_ij in its place; dP_ij = dO_i V_jᵀ.
+        // S_ij = Q_i K_jᵀ, then P_ij and dS_ij in the same registers; dP_ij = dO_i V_jᵀ.
         float S[M][B_c / 8][4], dP[M][B_c / 8][4];
         product<Element, d>(S, Q_i + own * PITCH + down, K_j + right);
         product<Element, d>(dP, dO_i + own * PITCH + down, V_j + right);
@@ -582,10 +554,10 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
                 rounded[m][n][0] = pack<Element>(S[m][n][0], S[m][n][1]);
                 rounded[m][n][1] = pack<Element>(S[m][n][2], S[m][n][3]);
             }
-        add_product(dQ, rounded, K_j + down);  // dQ_i += dS_ij K_j. τ waits for the end.
+        add_product(dQ, rounded, K_j + down);  // dQ_i += dS_ij K_j. τ is applied at the end.
     }
 
-    copies_wait();    // where no key was live, Q_i's place is still being copied to
+    copies_wait();    // if no key was live, a copy to Q_i's place may still run
     __syncthreads();
     Element* dQ_h = p.dQ + b * p.dq.batch + h * p.dq.head;
     store_rows(dQ_h, p.dq.row, first_query + own, p.N_q, 0, Q_i + own * PITCH, dQ, p.tau);

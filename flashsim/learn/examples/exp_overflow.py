@@ -15,14 +15,10 @@ from flashsim.learn.examples.text import CHAPTER, fixed, paragraph, scientific, 
 from flashsim.problem.inputs import Array
 
 CLAIMS: tuple[tuple[float, str, Literal["finite", "overflow", "zero"]], ...] = (
-    (100, "2.69e43, fine", "finite"),
-    (90, "+inf, overflow", "overflow"),
-    (89, "4.49e38, above the largest", "overflow"),
-    (85, "overflow", "overflow"),
-    (-5, "0.0067", "finite"),
-    (-100, "3.72e-44, subnormal", "finite"),
+    (100, "2.69e43, fine", "finite"), (90, "+inf, overflow", "overflow"), (89, "4.49e38, above the largest", "overflow"),
+    (85, "overflow", "overflow"), (-5, "0.0067", "finite"), (-100, "3.72e-44, subnormal", "finite"),
     (-104, "0.0, underflow", "zero"),
-)
+)  # fmt: skip
 SCORES = (90.0, 85.0)
 
 

@@ -96,8 +96,7 @@ def lines(run: NotBitForBit) -> Iterator[str]:
     )
     for dtype in dict.fromkeys(at.dtype for at in run.comparisons):
         yield ""
-        header = (dtype, "", "differ", "", "at most", "of bound")
-        rows = [header]
+        rows = [(dtype, "", "differ", "", "at most", "of bound")]
         for at in (at for at in run.comparisons if at.dtype == dtype):
             share = f"{at.differing / at.elements:.0%}"
             one, other = (name.replace("Algorithm", "Alg.") for name in (at.one, at.other))

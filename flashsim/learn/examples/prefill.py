@@ -13,20 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.learn.examples.text import (
-    CHAPTER,
-    NEW_MAXIMUM,
-    ROUNDED,
-    bracketed,
-    factor,
-    fixed,
-    number,
-    paragraph,
-    table,
-    tiny,
-    vector,
-    wrapped,
-)
+from flashsim.learn.examples.text import CHAPTER, bracketed, factor, fixed, number, paragraph, table, tiny, vector, wrapped
 from flashsim.problem.inputs import Array
 from flashsim.reference import attention
 
@@ -34,8 +21,6 @@ Q = ((1.0, 0.5), (0.8, -0.1), (0.2, 0.9), (-0.3, 0.4), (0.7, 0.6), (0.1, -0.5))
 K = ((0.3, 0.7), (0.6, 0.2), (-0.1, 0.8), (0.4, -0.3), (0.9, 0.1), (0.2, 0.5))
 V = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.8, 0.2), (0.3, 0.7), (0.6, 0.4))
 B_q, B_k = 2, 3
-
-
 nothing = partial(np.zeros, (0, 0))
 
 
@@ -158,7 +143,7 @@ def lines(run: Prefill) -> Iterator[str]:
     yield ""
     given = ((str(i), *("  ".join(f"{number(x):>4}" for x in a[i]) for a in (run.Q, run.K, run.V))) for i in range(n))
     yield from table([("", "Q", "K", "V"), *given])
-    yield from paragraph(ROUNDED)
+    yield from paragraph("All numbers are computed unrounded, and rounded only to be shown.")
     yield f"\nScores are divided by √d = {root}. Query i sees keys 0 … i. So, of the tiles:"
     yield ""
     done = [("", *(_named("keys", tile.keys) for tile in run.query_tiles[0].tiles))]
@@ -229,7 +214,7 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
         yield f"      m = {m}, s = {number(row.s)}, O = {vector(row.O)}, as before"
         return
     top = ", ".join(fixed(score, 3) for _, score in seen)
-    yield f"      m_new = max({m_old}, {top}) = {m}" + (NEW_MAXIMUM if row.new_maximum else "")
+    yield f"      m_new = max({m_old}, {top}) = {m}" + ("   ← new maximum" if row.new_maximum else "")
     yield f"      correction = exp({m_old} − {bracketed(m)}) = {number(row.correction)}"
     yield f"      O = {vector(row.O_old)} · {number(row.correction)} = {vector(row.O_corrected)}"
     yield f"      s = {number(row.s_old)} · {number(row.correction)} = {number(row.s_corrected)}"

@@ -174,8 +174,7 @@ def train(setup: Setup) -> Curve:
     with one_blas_thread():
         for _ in range(setup.steps):
             starts = rng.integers(0, len(characters) - CONTEXT, size=BATCH)
-            batch = np.stack([characters[at : at + CONTEXT + 1] for at in starts])
-            loss, gradients = loss_and_gradients(weights, batch, attend)
+            loss, gradients = loss_and_gradients(weights, np.stack([characters[at : at + CONTEXT + 1] for at in starts]), attend)
             adam.step(gradients)
             losses.append(loss)
     return Curve(setup.title, setup.dtype, setup.bug.what if setup.bug else "", tuple(losses))
@@ -238,8 +237,7 @@ def lines(run: SameCurve) -> Iterator[str]:
         "is to the curve of standard attention in the same dtype."
     )
     yield ""
-    header = ("", "dtype", f"end (mean of {LAST})", f"apart, {EARLY} steps", "apart, all")
-    rows = [header]
+    rows = [("", "dtype", f"end (mean of {LAST})", f"apart, {EARLY} steps", "apart, all")]
     for dtype in WITHIN:
         first = next(curve for curve in run.curves if curve.dtype == dtype)
         rows.append((first.title, dtype, fixed(first.end, 3), "", ""))

@@ -8,8 +8,6 @@ import numpy as np
 
 from flashsim.support.tables import aligned
 
-NEW_MAXIMUM = "   ← new maximum"
-ROUNDED = "All numbers are computed unrounded, and rounded only to be shown."
 WIDTH = 80  # of a terminal
 CHAPTER = '"FlashAttention: Theory and Practice"'
 

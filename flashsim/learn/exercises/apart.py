@@ -49,8 +49,7 @@ class Apart(Work):
     def __init__(self, path: Path, exercise: Exercise, limits: Limits = Limits()) -> None:
         self.path, self._limits, self._late = path, limits, False
         self._folder = tempfile.TemporaryDirectory(prefix="flashsim-", ignore_cleanup_errors=True)
-        root = str(Path(__file__).parents[3])
-        paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, "-X", "utf8", "-m", "flashsim.learn.exercises.child"], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=self._folder.name,

@@ -47,8 +47,7 @@ def grade(work: Work) -> str:
     masked = [_masked(*tile) for tile in tiles]
     hint = explained(((found, wrongs) for found, (_, wrongs) in zip(got, masked, strict=True)), same)
     for found, (want, _), (_, i, j, B_r, B_c, N_q, N_k) in zip(got, masked, tiles, strict=True):
-        said = f"Tile ({i}, {j}) of N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c}): causal(S)"
-        expect(said, found, want, {hint: found})
+        expect(f"Tile ({i}, {j}) of N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c}): causal(S)", found, want, {hint: found})
     return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
 
 

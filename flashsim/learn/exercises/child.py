@@ -74,8 +74,7 @@ def called(work: Work, question: dict[str, Any], log: list[Any]) -> Any:
     sram = SRAM(hbm, question["M"] or 1, observers=[Log(log)])
     for name, values in question["matrices"]:
         array = unpacked(values)
-        matrix = hbm.empty(name, array.shape, array.dtype)
-        matrix._storage.values = array
+        hbm.empty(name, array.shape, array.dtype)._storage.values = array
 
     def of_memory(value: list[Any]) -> Any:
         if value[0] != "matrix":

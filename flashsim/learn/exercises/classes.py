@@ -52,8 +52,7 @@ def grade_file(path: Path, name: str, exercise: Exercise | None, limits: Limits)
     if path.is_symlink():
         return Row(name, "", NOT_GRADED, "It is a link; expected a file.")
     if path.suffix == ".ipynb":
-        said = "It is a notebook; expected the file that its first cell writes, such as *_notebook.py."
-        return Row(name, "", NOT_GRADED, said)
+        return Row(name, "", NOT_GRADED, "It is a notebook; expected the file that its first cell writes, such as *_notebook.py.")
     exercise = exercise or asked_for(path)
     if exercise is None:
         return Row(name, "", NOT_GRADED, "Its name says no exercise; expected such as 05_inner_loop.py.")

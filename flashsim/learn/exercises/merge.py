@@ -56,7 +56,6 @@ def grade(work: Work) -> str:
             w_a, w_b, m = np.exp(L_a), np.exp(L_b), np.maximum(L_a, L_b)
             e_a, e_b = np.exp(L_a - m), np.exp(L_b - m)
             overflow = "exp(L) overflows. Subtract the larger of L_a and L_b first: exp(L_a - m)."
-            plain = (w_a * O_a + w_b * O_b) / (w_a + w_b)
             mistakes = {
                 "The parts count equally. A part counts by the sum of its exponentials, exp(L).": (O_a + O_b) / 2,
                 "The weights are L itself, and not exp(L): L is a logarithm.": (L_a * O_a + L_b * O_b) / (L_a + L_b),
@@ -64,7 +63,7 @@ def grade(work: Work) -> str:
                 "This is O_a + O_b: but both are means already.": O_a + O_b,
                 "The weights are exchanged: w_a belongs to O_a.": (e_b * O_a + e_a * O_b) / (e_a + e_b),
                 "The parts count by how many keys they have. They count by exp(L).": (cut * O_a + (10 - cut) * O_b) / 10,
-                overflow: plain,
+                overflow: (w_a * O_a + w_b * O_b) / (w_a + w_b),
             }
             expect(f"{cut} and {10 - cut} keys, scores near {size * size:g}: O", O, want[0], mistakes)
             logs = {

@@ -39,8 +39,7 @@ HINTS = (
 
 def grade(work: Work) -> str:
     step = work.function("step")
-    rises = np.array([0, 3, -2, 5, 1])[:, None, None]
-    blocks = [*(np.random.default_rng(0).normal(size=(5, 3, 4)) * 2 + rises)]
+    blocks = [*(np.random.default_rng(0).normal(size=(5, 3, 4)) * 2 + np.array([0, 3, -2, 5, 1])[:, None, None])]
     m, l = np.full((3, 1), -np.inf), np.zeros((3, 1))
     for j, s in enumerate(blocks):
         seen = np.concatenate(blocks[: j + 1], axis=1)

@@ -52,8 +52,7 @@ def grade(work: Work) -> str:
         turns = sum(inner_loop.run(flash, problem) for problem in inner_loop.PROBLEMS)
     except Wrong as wrong:
         untouched = BUG[1] in work.path.read_text(encoding="utf-8")
-        hint = UNTOUCHED if untouched else wrong.hint or ELSEWHERE
-        raise Wrong(wrong.seen, hint) from None
+        raise Wrong(wrong.seen, UNTOUCHED if untouched else wrong.hint or ELSEWHERE) from None
     return f"m, l and O are right after each of {turns} inner turns, and the counts are what they were"
 
 

@@ -84,10 +84,8 @@ class Exercise:
         kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
         found = {
             "cells": [_cell(number, kind, source) for number, (kind, source) in enumerate(cells, 1)],
-            "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
-            "nbformat": 4,
-            "nbformat_minor": 5,
-        }
+            "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5,
+        }  # fmt: skip
         return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -52,8 +52,7 @@ def grade(work: Work) -> str:
         expect("S", stage.hbm.peek("S"), want, mistakes)
         inside = "Q[i] is loaded in the inner loop, once for each j. It does not change there: load it before."
         both = "Q[i] is loaded in the inner loop as well as before it. Before it is enough."
-        Q_reads = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d}
-        expect_count("Elements of Q read", stage.moved("Q")[0], N_q * d, Q_reads)
+        expect_count("Elements of Q read", stage.moved("Q")[0], N_q * d, {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d})
         every = "All of K is read in each turn of the inner loop. Load K[j] alone."
         only = "K is read once in all, so it stays on chip: that takes N_k·d of SRAM. Load K[j] in the inner loop."
         twice = "K[j] is loaded twice in a turn of the inner loop. Load it once, and use the tile."

@@ -59,8 +59,7 @@ def grade(work: Work) -> str:
     expect("For a square tile, softmax(S)", softmax(square), weights / weights.sum(1, keepdims=True), {shape: rows})
     large = S + 1000
     hint = "exp overflows: subtract each row's largest score before exp, not after it."
-    none = np.full_like(S, np.nan)
-    expect("With 1000 added to S, softmax(S)", softmax(large), P / P.sum(1, keepdims=True), {hint: none})
+    expect("With 1000 added to S, softmax(S)", softmax(large), P / P.sum(1, keepdims=True), {hint: np.full_like(S, np.nan)})
     apart = S + np.array([[0.0], [-2000.0], [0.0]])
     one = "The second row's scores are 2000 less, and all of them became 0: subtract each row's own maximum, not the tile's."
     got = softmax(apart)

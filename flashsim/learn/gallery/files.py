@@ -23,12 +23,9 @@ def index(made: list[Page]) -> str:
     style = read("index.css", "flashsim.learn.gallery") + read("typeset.css")
     script = '"use strict";\n' + read("magnify.js") + read("index.js", "flashsim.learn.gallery")
     parts = {
-        "style": style,
-        "script": script,
-        "policy": policy(style, script),
-        "introduction": typeset(INTRODUCTION),
+        "style": style, "script": script, "policy": policy(style, script), "introduction": typeset(INTRODUCTION),
         "lessons": "\n".join(_entry(number, page) for number, page in enumerate(made, 1)),
-    }
+    }  # fmt: skip
     return filled(read("index.html", "flashsim.learn.gallery"), parts)
 
 

@@ -29,14 +29,11 @@ def _is(trace: Trace, step: Step, event: str) -> bool:
         return any(e.kind == MOVES[word] and e.array == of for e in events)
     made = {e.name for e in events}
     if of == "tile":
-        left = tiles[step.tile[0]][step.tile[1]] if tiles and step.tile else 0
-        return left == LEFT[word] and "S_masked_ij" in made
+        return (tiles[step.tile[0]][step.tile[1]] if tiles and step.tile else 0) == LEFT[word] and "S_masked_ij" in made
     known = {
-        "first maximum": step.moved > 0,
-        "maximum stays": "m_i_new" in made and not step.moved,
-        "rescale": step.rescaled > 0,
+        "first maximum": step.moved > 0, "maximum stays": "m_i_new" in made and not step.moved, "rescale": step.rescaled > 0,
         "last step": step is trace.steps[-1],
-    }
+    }  # fmt: skip
     return known.get(event, step.label == event)
 
 

@@ -113,10 +113,7 @@ def _merge(sram: SRAM, O_parts: Matrix, l_parts: Matrix, m_parts: Matrix, O: Mat
 
 def check_options(batch: Batch, *, page: Any, tail: Any = "rows", splits: Any) -> Mapping[str, Any]:
     """Return the same as of "paged", and in how many runs each row block's pages are."""
-    return {
-        **paged.check_options(batch, page=page, tail=tail),
-        "splits": check_count("splits", splits, most=MOST_SPLITS),
-    }
+    return {**paged.check_options(batch, page=page, tail=tail), "splits": check_count("splits", splits, most=MOST_SPLITS)}
 
 
 PROGRAM = ServingProgram(

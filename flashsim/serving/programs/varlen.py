@@ -88,9 +88,7 @@ PROGRAM = ServingProgram(
         Bug("keys to the longest's end", "n = c_next - c", "n = min(max(batch.keys), K.shape[0] - c)"),
         Bug("a sequence without keys is skipped", "n = c_next - c\n", "n = c_next - c\n            if n == 0: continue\n"),
         Bug(
-            "L to the next sequence's rows",
-            "sram.store(L_s[i], L_i)",
-            "sram.store(L.rows(0, L_i.shape[0]).divide(B_r)[0], L_i)",
+            "L to the next sequence's rows", "sram.store(L_s[i], L_i)", "sram.store(L.rows(0, L_i.shape[0]).divide(B_r)[0], L_i)"
         ),
         Bug("a row of head 1 at that of head 0", "X.rows(g * a, g * a_next)", "X.rows(a, a + g * (a_next - a))"),
         Bug("the end is read of the wrong words", "word(cu_k[s + 1, 0])", "word(cu_q[s + 1, 0])"),

@@ -34,9 +34,7 @@ def peak(p: Batch, page: int, tail: str, columns: int = 0) -> int:
     tops = [0]
     for blocks in sequences(p):
         first = np.minimum(p.B_c, page if tail == "page" else np.minimum(page, blocks.n))
-        tops.append(
-            tile_peak(p, blocks.b, np.where(blocks.e > 0, first, 0), columns=columns, more=1) + (len(blocks.b) > 0)
-        )
+        tops.append(tile_peak(p, blocks.b, np.where(blocks.e > 0, first, 0), columns=columns, more=1) + (len(blocks.b) > 0))
     return max(tops)
 
 

@@ -5,26 +5,15 @@ from dataclasses import replace
 import numpy as np
 
 from flashsim.testing.case import Case
-from flashsim.testing.checks.check import (
-    HAS_BACKWARD,
-    HAS_DROPOUT,
-    Comparison,
-    Comparisons,
-    Trial,
-    both_budgets,
-    check,
-    declares,
-    of_gradients,
-)
+from flashsim.testing.checks.check import Comparison, Comparisons, Trial, both_budgets, check, of_gradients
 from flashsim.testing.checks.oracle import poisoned, with_dead_keys
 from flashsim.testing.subject import Subject
 
 
-@check(HAS_BACKWARD)
+@check("backward")
 def gradients(t: Trial) -> Comparisons:
     """dq, dk, dv for a random dO against the oracle's."""
-    wants = t.problem.gradients()
-    yield from of_gradients("{}", t.gradients, *wants, t.problem)
+    yield from of_gradients("{}", t.gradients, *t.problem.gradients(), t.problem)
 
 
 def _widest(case: Case, subject: Subject) -> Case | None:
@@ -32,7 +21,7 @@ def _widest(case: Case, subject: Subject) -> Case | None:
     return replace(case, dtype=wide[0]) if wide and case.N_k and case.regime != "massive" else None
 
 
-@check(HAS_BACKWARD, fit=_widest)
+@check("backward", fit=_widest)
 def finite_differences(t: Trial) -> Comparisons:
     """The slope of the kernel's own forward function, at a few spots, is what its backward function says."""
     problem, rng, (exact, budgets) = t.problem, t.rng, t.problem.gradients()
@@ -59,9 +48,9 @@ def finite_differences(t: Trial) -> Comparisons:
         )
 
 
-@check(HAS_BACKWARD, declares("masks"), fit=with_dead_keys)
+@check("backward", "masks", fit=with_dead_keys)
 def masked_gradients(t: Trial) -> Comparisons:
-    """Keys that nobody attends to, and queries that attend to nothing, have gradients of exactly 0."""
+    """Keys that no query attends to, and queries that attend to no key, have gradients of exactly 0."""
     dead, empty = t.problem.dead[..., None], t.problem.empty[..., None]
     if t.problem.overflowing.any():
         return
@@ -69,9 +58,9 @@ def masked_gradients(t: Trial) -> Comparisons:
     yield from of_gradients("{} of what is masked", t.gradients, zeros, zeros, t.problem, (empty, dead, dead))
 
 
-@check(HAS_BACKWARD, declares("masks"), fit=with_dead_keys)
+@check("backward", "masks", fit=with_dead_keys)
 def backward_poison(t: Trial) -> Comparisons:
-    """NaN and ±∞ in keys that are masked for every query, or in their values, reach no gradient."""
+    """NaN and ±∞ in keys that are masked for every query, or in their values, never reach the gradients."""
     changed = poisoned(t)
     if changed is None:
         return
@@ -83,9 +72,9 @@ def _with_dropout(case: Case, subject: Subject) -> Case | None:
     return case if case.dropout_p else replace(case, dropout_p=(0.1, 0.5, 0.8)[case.seed % 3])
 
 
-@check(HAS_DROPOUT, fit=_with_dropout)
+@check("dropout", fit=_with_dropout)
 def dropout(t: Trial) -> Comparisons:
-    """Under dropout O has the weights that the keep mask keeps, and the log-sum-exp is that without dropout."""
+    """With dropout, O has the weights that the keep mask keeps, and the log-sum-exp is the one without dropout."""
     problem = t.problem
     want, budget = problem.dropped(t.subject.keep(problem))
     live = ~problem.empty
@@ -95,15 +84,14 @@ def dropout(t: Trial) -> Comparisons:
         yield Comparison("lse under dropout", t.out.lse, exact.lse, exact.lse_budget, live, problem)
 
 
-@check(HAS_DROPOUT, HAS_BACKWARD, fit=_with_dropout)
+@check("dropout", "backward", fit=_with_dropout)
 def dropout_gradients(t: Trial) -> Comparisons:
-    """Under dropout the gradients are those of the forward function with that keep mask."""
+    """With dropout, the gradients are those of the forward function with the same keep mask."""
     problem = t.problem
-    wants = problem.gradients(t.subject.keep(problem))
-    yield from of_gradients("{} under dropout", t.gradients, *wants, problem)
+    yield from of_gradients("{} under dropout", t.gradients, *problem.gradients(t.subject.keep(problem)), problem)
 
 
-@check(HAS_DROPOUT, fit=_with_dropout)
+@check("dropout", fit=_with_dropout)
 def dropout_mask(t: Trial) -> Comparisons:
     """The keep mask keeps a share of 1 − p, is the same for the same seed, and differs between seeds and between heads."""
     problem = t.problem

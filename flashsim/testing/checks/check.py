@@ -114,8 +114,25 @@ def both_budgets(one: Problem, other: Problem) -> Array:
 
 
 Run = Callable[[Trial], Comparisons]
-Needs = Callable[[Subject], str]
+Needs = str | Callable[[Subject], str]
 Fit = Callable[[Case, Subject], Case | None]
+
+
+NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {  # whether a kernel has it, and what is said of one that has not
+    "cross": (lambda subject: subject.spec.cross, "the spec declares N_q = N_k"),
+    "strides": (lambda subject: subject.spec.strides != "contiguous", "the spec declares contiguous arrays"),
+    "deterministic": (lambda subject: subject.spec.deterministic, "the spec declares it not deterministic"),
+    "backward": (lambda subject: subject.back, "no backward was given"),
+    "dropout": (lambda subject: subject.keep_mask, "no dropout was given"),
+}
+
+
+def _lacks(subject: Subject, needed: Needs) -> str:
+    """Return why a kernel has not what is needed: of that name in `NEEDS`, or else in its spec."""
+    if callable(needed):
+        return needed(subject)
+    has, why = NEEDS.get(needed, (lambda subject: getattr(subject.spec, needed), f"the spec does not declare {needed}"))
+    return "" if has(subject) else why
 
 
 @dataclass(frozen=True)
@@ -134,12 +151,12 @@ class Check:
 
     def needs(self, subject: Subject) -> str:
         """Return why it does not apply to a kernel, or ""."""
-        return next((why for condition in self.conditions if (why := condition(subject))), "")
+        return next((why for needed in self.conditions if (why := _lacks(subject, needed))), "")
 
     @property
     def asks(self) -> tuple[str, ...]:
         """What it asks besides the forward function, or may ask: "backward", "dropout"."""
-        return ("backward",) * (self.both or HAS_BACKWARD in self.conditions) + ("dropout",) * (HAS_DROPOUT in self.conditions)
+        return ("backward",) * (self.both or "backward" in self.conditions) + ("dropout",) * ("dropout" in self.conditions)
 
     def fitted(self, case: Case, subject: Subject) -> Case | None:
         """Return the case, made to fit, or None where it cannot be one for this check."""
@@ -149,7 +166,7 @@ class Check:
 
     def compare(self, trial: Trial) -> Comparisons:
         """Yield what to compare; nothing where that would be gradients that the spec does not promise."""
-        if HAS_BACKWARD not in self.conditions or trial.gradients_promised:
+        if "backward" not in self.conditions or trial.gradients_promised:
             yield from self.run(trial)
 
     @property
@@ -165,26 +182,10 @@ CHECKS: dict[str, Check] = {}
 def check(
     *conditions: Needs, fit: Fit = lambda case, subject: case, both: bool = False, computes: bool = False
 ) -> Callable[[Run], Run]:
-    """Register a function as the check of that name, under these conditions: each says why it does not apply, or ""."""
+    """Register a function as the check of that name, under these conditions: see `NEEDS`; a function says why not, or ""."""
 
     def register(run: Run) -> Run:
         CHECKS[run.__name__] = Check(run.__name__, run, conditions, fit, both, computes)
         return run
 
     return register
-
-
-def _unless(has: Callable[[Subject], object], why: str) -> Needs:
-    return lambda subject: "" if has(subject) else why
-
-
-def declares(name: str) -> Needs:
-    """Return the condition that the spec says something of that name."""
-    return _unless(lambda subject: getattr(subject.spec, name), f"the spec declares no {name}")
-
-
-TAKES_CROSS = _unless(lambda subject: subject.spec.cross, "the spec declares N_q = N_k")
-TAKES_STRIDES = _unless(lambda subject: subject.spec.strides != "contiguous", "the spec declares contiguous arrays")
-IS_DETERMINISTIC = _unless(lambda subject: subject.spec.deterministic, "the spec declares it not deterministic")
-HAS_BACKWARD = _unless(lambda subject: subject.back, "no backward was given")
-HAS_DROPOUT = _unless(lambda subject: subject.keep_mask, "no dropout was given")

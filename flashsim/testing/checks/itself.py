@@ -7,18 +7,7 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 from flashsim.testing.case import MOST_ELEMENTS, Case
-from flashsim.testing.checks.check import (
-    IS_DETERMINISTIC,
-    TAKES_CROSS,
-    TAKES_STRIDES,
-    Comparison,
-    Comparisons,
-    Trial,
-    check,
-    declares,
-    of_gradients,
-    of_outputs,
-)
+from flashsim.testing.checks.check import Comparison, Comparisons, Trial, check, of_gradients, of_outputs
 from flashsim.testing.problem import Problem
 from flashsim.testing.strategies import around
 from flashsim.testing.subject import Output, Subject, memory_of, strides_of
@@ -75,9 +64,7 @@ def identity_values(t: Trial) -> Comparisons:
     yield Comparison("the weights of masked keys", got.O, np.zeros_like(got.O), 0.0, masked, identity)
 
 
-@check(
-    declares("lse"), TAKES_CROSS, fit=lambda case, subject: case if case.N_k > subject.spec.multiples[1] else None, computes=True
-)
+@check("lse", "cross", fit=lambda case, subject: case if case.N_k > subject.spec.multiples[1] else None, computes=True)
 def split_and_merge(t: Trial) -> Comparisons:
     """Attention to parts of the keys, merged by their log-sum-exps, is attention to all of them."""
     N_k = t.problem.score_shape[-1]
@@ -89,11 +76,10 @@ def split_and_merge(t: Trial) -> Comparisons:
 
 
 def _takes_parts(subject: Subject) -> str:
-    takes = subject.spec.cross or subject.spec.masks
-    return "" if takes else "the spec declares N_q = N_k, and no masks"
+    return "" if subject.spec.cross or subject.spec.masks else "the spec declares N_q = N_k, and no masks"
 
 
-@check(declares("lse"), _takes_parts, fit=_any_keys, computes=True)
+@check("lse", _takes_parts, fit=_any_keys, computes=True)
 def mergeable_lse(t: Trial) -> Comparisons:
     """Attention to keys [0, c) and to [c, N_k), merged as returned, is the whole; a part may be empty or masked."""
     N_k, whole = t.problem.score_shape[-1], _in_any_order(t)
@@ -116,8 +102,7 @@ def _in_any_order(t: Trial) -> Problem:
     problem = t.problem
     if not problem.causal and problem.window is None and problem.slopes is None:
         return problem
-    mask = problem.allowed if t.spec.masks else problem.mask
-    return problem.but(causal=False, window=None, slopes=None, mask=mask)
+    return problem.but(causal=False, window=None, slopes=None, mask=problem.allowed if t.spec.masks else problem.mask)
 
 
 def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: bool = False) -> Comparisons:
@@ -146,8 +131,7 @@ def _merged(t: Trial, whole: Problem, parts: list[Problem], how: str, as_is: boo
     want = whole.solution
     live = ~whole.empty & ~whole.overflowing
     yield Comparison(f"O {how}", merged, want.O, budget + want.O_budget, live[..., None], whole)
-    lse_budget = want.lse_budget + off[..., 0].max(axis=0) / base
-    yield Comparison(f"lse {how}", merged_lse, want.lse, lse_budget, live, whole)
+    yield Comparison(f"lse {how}", merged_lse, want.lse, want.lse_budget + off[..., 0].max(axis=0) / base, live, whole)
 
 
 def _in_groups(case: Case, subject: Subject) -> Case:
@@ -160,22 +144,21 @@ def _in_groups(case: Case, subject: Subject) -> Case:
     return replace(case, N_q=N_q, N_k=N_k, H_kv=max(case.H_kv, 2))
 
 
-@check(declares("gqa"), fit=_in_groups)
+@check("gqa", fit=_in_groups)
 def grouped_heads(t: Trial) -> Comparisons:
-    """Query heads that share a KV head do as if each had a copy of it."""
+    """Query heads that share a KV head give the same as if each had a copy of it."""
     problem = t.problem
     repeated = problem.but(**{name: np.repeat(getattr(problem, name), problem.group, axis=1) for name in ("k", "v")})
     if problem.scales is not None:
         q_scale, *others = problem.scales
         repeated = repeated.but(scales=(q_scale, *(np.repeat(a, problem.group, axis=1) for a in others)))
     want, twice = t.forward(repeated), (2 * problem.solution.O_budget, 2 * problem.solution.lse_budget)
-    at = t.defined, ~problem.empty
-    yield from of_outputs("{}, against KV heads repeated,", t.out, want, twice, at, problem)
+    yield from of_outputs("{}, against KV heads repeated,", t.out, want, twice, (t.defined, ~problem.empty), problem)
 
 
-@check(declares("scale"), computes=True)
+@check("scale", computes=True)
 def scale_equivalence(t: Trial) -> Comparisons:
-    """Twice the scale does what queries twice as large do; the default scale is 1/√d."""
+    """Twice the scale gives the same as queries twice as large; the default scale is 1/√d."""
     problem = t.problem
     scale = float(t.rng.choice([0.25, 1.0, 1.5]))
     doubled = problem.but(q=problem.q * np.asarray(2, problem.q.dtype), scale=scale)
@@ -189,9 +172,9 @@ def _strided(case: Case, subject: Subject) -> Case | None:
     return case if case.strides != "contiguous" else replace(case, strides=kinds[case.seed % len(kinds)])
 
 
-@check(TAKES_STRIDES, fit=_strided, both=True)
+@check("strides", fit=_strided, both=True)
 def strides(t: Trial) -> Comparisons:
-    """Arrays that are not contiguous, with NaN in their gaps, give what contiguous ones give."""
+    """Arrays that are not contiguous, with NaN in their gaps, give the same as contiguous ones."""
     want, budget = t.subject.forward(t.problem), 2 * t.problem.solution.O_budget
     yield Comparison(f"O of strided arrays ({t.case.strides})", t.out.O, want.O, budget, t.defined, t.problem)
     if t.subject.back and t.gradients_promised:
@@ -202,7 +185,7 @@ def strides(t: Trial) -> Comparisons:
 
 @check(both=True)
 def inputs_unmodified(t: Trial) -> Comparisons:
-    """No input is written to, nor memory around it."""
+    """The kernel does not write to its inputs, or to memory around them."""
     mask = t.problem.mask
     given = t.problem if mask is None else t.problem.but(mask=mask.copy())
     for by in ("", ", by the backward function,") if t.subject.back and t.takes_backward else ("",):
@@ -218,7 +201,7 @@ def inputs_unmodified(t: Trial) -> Comparisons:
             yield Comparison("mask afterwards", given.mask.astype(float), mask.astype(float), 0.0)
 
 
-@check(IS_DETERMINISTIC)
+@check("deterministic")
 def determinism(t: Trial) -> Comparisons:
     """The same call again, after another one, gives the same bits."""
     problem = t.problem
@@ -245,7 +228,7 @@ def _in_a_batch(case: Case, subject: Subject) -> Case | None:
 
 @check(fit=_in_a_batch)
 def batch_invariance(t: Trial) -> Comparisons:
-    """A sequence alone gives what it gives in a batch of others: the same bits, where the spec says so."""
+    """A sequence gives the same alone as in a batch of others, and the same bits if the spec says so."""
     problem = t.problem
     B = len(problem.q)
     b = int(t.rng.integers(B))
@@ -255,7 +238,6 @@ def batch_invariance(t: Trial) -> Comparisons:
     out, here = t.subject.forward(alone, t.case.strides), (np.arange(B) == b)[:, None, None]
     lse = None if out.lse is None else np.broadcast_to(out.lse, problem.score_shape[:3])
     want = Output(np.broadcast_to(out.O, t.out.O.shape), lse)
-    twice = 2 * problem.solution.O_budget, 2 * problem.solution.lse_budget
-    budgets = (0.0, 0.0) if t.spec.batch_invariant else twice
+    budgets = (0.0, 0.0) if t.spec.batch_invariant else (2 * problem.solution.O_budget, 2 * problem.solution.lse_budget)
     at = t.defined & here[..., None], ~problem.empty & here
     yield from of_outputs(f"{{}} of sequence {b} in a batch of {B}, against it alone,", t.out, want, budgets, at, problem)

@@ -7,7 +7,7 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 from flashsim.testing.case import Case
-from flashsim.testing.checks.check import TAKES_CROSS, Comparison, Comparisons, Trial, check, declares, of_outputs
+from flashsim.testing.checks.check import Comparison, Comparisons, Trial, check, of_outputs
 from flashsim.testing.problem import Problem
 from flashsim.testing.subject import Subject
 
@@ -27,7 +27,7 @@ def oracle(t: Trial) -> Comparisons:
     yield Comparison("O", O, want.O, want.O_budget, ~t.problem.empty[..., None], t.problem)
 
 
-@check(declares("lse"))
+@check("lse")
 def log_sum_exp(t: Trial) -> Comparisons:
     """The log-sum-exp of each row's scores, in the base declared."""
     lse, want = t.out.lse, t.problem.solution
@@ -48,7 +48,7 @@ def _with_empty_rows(case: Case, subject: Subject) -> Case | None:
 
 @check(_defined_empty_rows, fit=_with_empty_rows)
 def empty_rows(t: Trial) -> Comparisons:
-    """Rows in which every key is masked give what the spec says; where that is 0, their lse is −∞."""
+    """Rows whose keys are all masked give what the spec says; if that is 0, their lse is −∞."""
     empty, want = t.problem.empty, t.problem.solution
     if not empty.any():
         return
@@ -77,9 +77,9 @@ def poisoned(t: Trial) -> Problem | None:
     return problem.but(**arrays)
 
 
-@check(declares("masks"), fit=with_dead_keys)
+@check("masks", fit=with_dead_keys)
 def masked_kv_poison(t: Trial) -> Comparisons:
-    """NaN and ±∞ in keys that are masked for every query, or in their values, reach no output."""
+    """NaN and ±∞ in keys that are masked for every query, or in their values, never reach the output."""
     changed = poisoned(t)
     if changed is None:
         return
@@ -87,7 +87,7 @@ def masked_kv_poison(t: Trial) -> Comparisons:
     yield from of_outputs("{} with poisoned keys", t.forward(changed), want, want[2:], at, changed)
 
 
-@check(declares("masks"), TAKES_CROSS, computes=True)
+@check("masks", "cross", computes=True)
 def appended_masked_keys(t: Trial) -> Comparisons:
     """More keys, all of them masked, change nothing."""
     problem, rng = t.problem, t.rng
@@ -109,9 +109,9 @@ def appended_masked_keys(t: Trial) -> Comparisons:
     yield t.alike(f"O with {more} masked keys appended", appended, problem.but(slopes=None))
 
 
-@check(declares("causal"), fit=lambda case, subject: replace(case, causal=True) if case.N_k > 1 else None)
+@check("causal", fit=lambda case, subject: replace(case, causal=True) if case.N_k > 1 else None)
 def causal_no_leak(t: Trial) -> Comparisons:
-    """Other, large keys and values in the future of a query do not change its output."""
+    """If the keys and values after a query are replaced by large ones, its output stays the same."""
     problem, rng = t.problem, t.rng
     first = int(rng.integers(1, problem.score_shape[-1]))
     k, v = problem.k.copy(), problem.v.copy()

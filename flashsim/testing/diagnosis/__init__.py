@@ -1,5 +1,5 @@
-"""Which known bug a failing kernel has: by experiment, by a model with that bug that gives the same wrong numbers, or, failing
-those, by what the failing cases have in common."""
+"""Which known bug a failing kernel has. An experiment shows it, or a model with that bug that gives the same wrong numbers, or
+else what the failing cases have in common."""
 
 import warnings
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def diagnose(
 ) -> list[Suspicion]:
     """Return up to three bugs that would explain the failing findings, the likeliest first; none if nothing fits.
 
-    `verdicts` says of each case tried by the check whether it passed, and `tried` are all that any check passed.
+    `verdicts` has the check's cases, with whether each passed. `tried` are the cases in which every check passed.
     """
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -37,7 +37,7 @@ def diagnose(
 
 
 def _explaining(found: Sequence[Suspicion]) -> list[Suspicion]:
-    """Return the bugs that explain most, and those that explain what they do not; of equal ones the first three."""
+    """Return up to three bugs: those that explain most cases, and those that explain cases left over."""
     ranked = sorted(found, key=lambda bug: -len(bug.explains) - bug.besides)
     chosen: list[Suspicion] = []
     for bug in ranked:

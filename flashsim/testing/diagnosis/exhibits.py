@@ -1,4 +1,4 @@
-"""A kernel's wrong numbers beside the right ones; whether a model of a bug gives the same; and what is then said of it."""
+"""A kernel's wrong numbers beside the right ones, and whether a model of a bug gives the same wrong numbers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flashsim.testing.running import Finding
 from flashsim.testing.subject import Broken, OutsidePool, Subject
 from flashsim.testing.suspects import Arrays, Question
 
-MOST_SCORES = 10**6  # of a case that is looked at
-CLEARLY = 4  # budgets
+MOST_SCORES = 10**6  # of a case that is examined
+CLEARLY = 4  # an error of more budgets than this is clearly wrong
 POISONED = ("masked_kv_poison", "backward_poison")
 
 
@@ -29,7 +29,7 @@ class Suspicion:
     threads   where it was seen
     evidence  what speaks for it
     explains  the numbers of the findings that it explains
-    besides   of the failing cases with N_q and N_k exchanged, how many it explains
+    besides   how many failing cases with N_q and N_k exchanged it explains
     """
 
     says: str
@@ -40,15 +40,15 @@ class Suspicion:
 
 
 def failing_cases(n: int) -> str:
-    """Return that number of them in words: of several, the first is made simpler from one that was drawn."""
-    return "1 failing case" if n == 1 else f"{n} drawn and simplified failing cases"
+    """Return that number of them in words. They are cases that were drawn, and simpler ones made of them."""
+    return "1 failing case" if n == 1 else f"{n} examined failing cases"
 
 
 @dataclass(frozen=True, eq=False)
 class Exhibit:
-    """Numbers of a kernel, beside the right ones: of O or the log-sum-exp, or all three gradients.
+    """A kernel's numbers beside the right ones, for O, the log-sum-exp, or all three gradients.
 
-    beside  what the same call returned besides: where that is right, a model must not be wrong
+    beside  the call's other results; if the kernel is right there, a model must be right, too
     """
 
     question: Question
@@ -94,12 +94,12 @@ class Exhibit:
 
 
 def exhibit_of(subject: Subject, finding: Finding) -> Exhibit | None:
-    """Return where the kernel is wrong about the finding's case, or about what the check made of it."""
+    """Return where the kernel is wrong in the finding's case, or in the problem that the check made of it."""
     problems = [finding.case.problem(subject.spec)]
     if finding.comparison is not None and finding.comparison.problem is not None:
         problems.append(finding.comparison.problem)
     for problem in problems:
-        beyond = problem.softcap, problem.slopes, problem.sink, problem.scales  # no suspect knows of these
+        beyond = problem.softcap, problem.slopes, problem.sink, problem.scales  # suspects do not model these
         if any(each is not None for each in beyond):
             continue
         if math.prod(problem.score_shape) > MOST_SCORES or not all(map(finite, (problem.q, problem.k, problem.v))):
@@ -114,7 +114,7 @@ def exhibit_of(subject: Subject, finding: Finding) -> Exhibit | None:
 
 
 def aspects(subject: Subject, finding: Finding, problem: Problem) -> Iterator[Exhibit]:
-    """Yield what the kernel says of a problem, part by part, what the finding's check looks at first."""
+    """Yield the kernel's results for a problem, beginning with those that the finding's check compares."""
     keep = subject.keep(problem) if problem.dropout_p and subject.keep_mask else None
     live, empty = ~problem.empty, problem.empty
     if of_gradients_too(subject, finding) and (subject.spec.empty_rows == "zero" or live.all()):
@@ -137,10 +137,10 @@ def aspects(subject: Subject, finding: Finding, problem: Problem) -> Iterator[Ex
 
 
 def of_gradients_too(subject: Subject, finding: Finding) -> bool:
-    """Return whether what failed may be the kernel's gradients. Of the inputs' memory it is not."""
+    """Return whether the gradients may be what failed."""
     return bool(subject.back) and "backward" in CHECKS[finding.check].asks and finding.check != "inputs_unmodified"
 
 
 def finite(a: Array) -> bool:
-    """Return whether all of its elements are."""
+    """Return whether all elements are finite."""
     return bool(np.isfinite(a.astype(np.float64)).all())

@@ -1,4 +1,4 @@
-"""Bugs that show when something about the call is changed: strides, what lies around the arrays, NaN, dropout."""
+"""Bugs that show if the call is changed: its strides, the memory around arrays, NaN, dropout."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -25,7 +25,7 @@ def _run(subject: Subject, problem: Problem, arrays: dict[str, Array], back: boo
 
 
 def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
-    """Return whether a kernel's answer to a problem without dropout is wrong, not counting empty rows."""
+    """Return whether a kernel's answer to a problem without dropout is wrong in rows that are not empty."""
     if back:
         asked = [*of_gradients("{}", got, *problem.gradients(), problem)]
     else:
@@ -36,7 +36,7 @@ def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
 
 
 def _passes(subject: Subject, finding: Finding) -> list[bool]:
-    """Return whether to look at the forward pass (False), the backward pass (True), or both."""
+    """Return which passes to look at: forward (False), backward (True)."""
     if not of_gradients_too(subject, finding):
         return [False]
     return [False, True] if finding.check == "strides" else [True]
@@ -44,11 +44,11 @@ def _passes(subject: Subject, finding: Finding) -> list[bool]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Something to try with each failing finding.
+    """A call to try for each failing finding.
 
-    culprits  what it convicts: names, or none
-    says      the bug, by the names
-    evidence  of how many cases, for {0}
+    culprits  (subject, finding) -> names of what is at fault, or none
+    says      names -> the bug, in a sentence
+    evidence  a sentence with {0} for the number of cases
     """
 
     culprits: Callable[[Subject, Finding], set[str]]
@@ -57,7 +57,7 @@ class Experiment:
     threads: tuple[str, ...]
 
     def convict(self, subject: Subject, findings: Sequence[Finding]) -> list[Suspicion]:
-        """Return what it convicts, if anything; nothing either where the kernel, or a case, does not allow it."""
+        """Return the bug that it finds, if any. If the kernel or a case does not allow the experiment, return nothing."""
         try:
             found = {n: names for n, finding in enumerate(findings) if (names := self.culprits(subject, finding))}
         except Exception:
@@ -106,7 +106,7 @@ def _misread(subject: Subject, finding: Finding) -> set[str]:
 
 
 def _read_as(a: Array, like: Array) -> Array:
-    """Return what is read of an array, from its first element on, with the strides of another; NaN outside of its memory."""
+    """Return what is read of an array, from its first element on, with another array's strides; NaN outside its memory."""
     memory = memory_of(a).ravel()
     start = (a.__array_interface__["data"][0] - memory.__array_interface__["data"][0]) // a.itemsize
     at = sum(np.arange(n).reshape(-1, *[1] * (a.ndim - 1 - axis)) * (like.strides[axis] // a.itemsize)
@@ -198,9 +198,9 @@ def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
         peaks = {key for key, others in near.items() if absorbed[key] > others.max()}
         within = max((absorbed[key] for key in range(1, n) if key not in peaks), default=0.0)  # one part
         cuts.append({key for key in peaks if absorbed[key] > within})
-    only = (("alone", cuts[0] - cuts[1]), (f"in a batch of {case.B}", cuts[1] - cuts[0]))
-    said = [f"only {how} before key {', '.join(map(str, sorted(keys)))}" for how, keys in only if keys]
-    return {f"of {n} keys, {' and '.join(said)}"} if said else set()
+    only = (("if a sequence is alone", cuts[0] - cuts[1]), (f"in a batch of {case.B}", cuts[1] - cuts[0]))
+    said = [f"at {', '.join(map(str, sorted(keys)))} {how}" for how, keys in only if keys]
+    return {f"of {n} keys, parts begin {', and '.join(said)}"} if said else set()
 
 
 SPREAD = {
@@ -208,14 +208,14 @@ SPREAD = {
     "k": "NaN or ∞ in a masked key reaches the answer: its score is not replaced, or 0 · NaN is NaN in the backward pass",
 }
 OTHERS = {
-    "v": "v is read with k's strides, which differ where d_v ≠ d, or where they lie otherwise in memory",
-    "k": "k is read with v's strides, which differ where d_v ≠ d, or where they lie otherwise in memory",
+    "v": "v is read with k's strides, which differ if d_v ≠ d, or if v lies in memory in another way",
+    "k": "k is read with v's strides, which differ if d_v ≠ d, or if k lies in memory in another way",
     "k and v": "k and v are read with each other's strides",
 }
 EXPERIMENTS = (
     Experiment(
         _strides_ignored,
-        lambda names: "The strides of {} are ignored: what is not contiguous is read as if it were.".format(
+        lambda names: "The strides of {} are ignored: arrays that are not contiguous are read as if they were.".format(
             " and ".join(name for name in ("q", "k", "v", "do") if name in names)
         ),
         "{0} pass with the same numbers in contiguous arrays",
@@ -224,31 +224,31 @@ EXPERIMENTS = (
     Experiment(
         _misread,
         lambda names: "; ".join(OTHERS[name] for name in sorted(names)) + ".",
-        "{0} have the answer to what is read so",
+        "{0} have the answer for arrays read in this way",
         ("flagos-ai/FlagGems#5896",),
     ),
     Experiment(
         _memory_around,
         lambda _: "Memory outside of the arrays, or in the gaps of strided ones, is read and reaches the answer.",
-        "the answer changes with what lies there in {0}",
+        "the answer changes with that memory in {0}",
         ("jax-ml/jax#27224", FA + "334", FA + "1947"),
     ),
     Experiment(
         _split_otherwise,
         lambda names: f"The batch decides where the keys are split: {next(iter(names))}.",
-        "by values that cancel, in {0}",
+        "shown by values that cancel, in {0}",
         (FA + "1897", "vllm-project/vllm#51902"),
     ),
     Experiment(
         _poison_spreads,
         lambda names: "; ".join(why for name, why in SPREAD.items() if name in names) + ".",
-        "without the NaN or ∞ there is none in the answer, in {0}",
+        "without NaN or ∞ in the input, the answer has none, in {0}",
         (FA + "1745", FA + "2374", "vllm-project/vllm#936", "pytorch/pytorch#101967"),
     ),
 )
 ONLY_DROPOUT = Experiment(
     _right_without_dropout,
-    lambda _: "Dropout alone goes wrong, in no way known: does it use another keep mask, of another seed or offset?",
+    lambda _: "Only dropout goes wrong, in an unknown way. Does it use another keep mask, of another seed or offset?",
     "{0} pass with the same numbers without dropout",
     ("pytorch/pytorch#190717",),
 )

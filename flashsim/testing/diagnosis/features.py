@@ -1,4 +1,4 @@
-"""What the failing cases have in common, where no known bug fits."""
+"""What the failing cases have in common, if no known bug fits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ MASKING = ("pytorch/pytorch#103963", FA + "2082")
 
 
 class Feature(NamedTuple):
-    """Something that a case has or has not, and what it hints at."""
+    """Something that a case may have, and what it hints at."""
 
     words: str
     has: Callable[[Case], bool]
@@ -58,7 +58,7 @@ def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
         Feature("`scale` given", lambda c: c.scale is not None, "the scale", ("huggingface/transformers#38290",)),
         Feature("dropout", lambda c: c.dropout_p > 0, "dropout", ("aws-neuron/nki-samples#81", "NVIDIA/apex#816")),
     ]
-    for name, hint in (("dtype", "one dtype"), ("mask", "one kind of mask"), ("strides", "one way to lie in memory")):
+    for name, hint in (("dtype", "one dtype"), ("mask", "one kind of mask"), ("strides", "one layout in memory")):
         values = {str(getattr(case, name)) for case in cases} - {"None", "contiguous"}
         found += [Feature(f"{name} {value}", _is(name, value), hint) for value in sorted(values)]
     hints = {"massive": "overflow of the exponential", "negative": "a maximum or a sentinel that wins over low scores",
@@ -72,16 +72,15 @@ def _is(name: str, value: str) -> Callable[[Case], bool]:
 
 
 def _by_shape(cases: Sequence[Case]) -> list[list[int]]:
-    """Return the numbers of the cases, those of one shape together."""
+    """Return the numbers of the cases, grouped by shape."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for number, case in enumerate(cases):
-        shape = (case.B, case.H_kv, case.group, case.N_q, case.N_k, case.d, case.d_v)
-        found.setdefault(shape, []).append(number)
+        found.setdefault((case.B, case.H_kv, case.group, case.N_q, case.N_k, case.d, case.d_v), []).append(number)
     return list(found.values())
 
 
 def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspicion]:
-    """Return what all failing cases have in common and few others, a feature or two of them, if that is not an accident."""
+    """Return one or two features that all failing cases have and few others, unless that may be an accident."""
     cases = [case for case, _ in verdicts]
     failed = np.array([not passed for _, passed in verdicts], bool)
     n_failed, n_passed = int(failed.sum()), int((~failed).sum())
@@ -100,7 +99,7 @@ def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspici
         passing = int(has[~failed].sum())
         of, share = n_failed, has.mean()
         by_shape_alone = all(has[same].all() or not has[same].any() for same in by_shape)
-        if by_shape_alone:  # few shapes are drawn, and each often
+        if by_shape_alone:  # few shapes are drawn, each of them often
             of, share = sum(bool(failed[same].any()) for same in by_shape), np.mean([has[same[0]] for same in by_shape])
         # the logarithm of the chance that it is an accident
         chance = of * math.log(max(share, 1e-9)) + len(features_) * math.log(40)

@@ -1,4 +1,4 @@
-"""Which suspects, models of bugs, answer with the same wrong numbers as a kernel."""
+"""Which suspects, models of bugs, give the same wrong numbers as a kernel."""
 
 import math
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from flashsim.testing.running import Finding
 from flashsim.testing.subject import Subject
 from flashsim.testing.suspects import Arrays, Suspect, suspects
 
-FEW_SCORES = 4096  # of a passing case that a model is held against
-ALIBIS = 200  # so many passing cases
+FEW_SCORES = 4096  # the most scores of a passing case on which models are tried
+ALIBIS = 200  # the most passing cases on which models are tried
 
 
 def by_model(
     subject: Subject, exhibits: dict[int, Exhibit], findings: Sequence[Finding], passing: Sequence[Case]
 ) -> list[Suspicion]:
-    """Return the suspects whose answers are the kernel's wherever they are wrong, of each family the best.
+    """Return the suspects that give the kernel's numbers wherever they are wrong, the best of each family.
 
-    One case is enough to clear a suspect: where it is wrong, and the kernel is right or wrong in another way, beyond rounding.
-    Failing cases are tried with N_q and N_k exchanged as well: what the kernel does there speaks for a suspect or against it.
+    One case clears a suspect: one in which it is wrong, and the kernel is right, or wrong in another way, beyond rounding.
+    Failing cases are also tried with N_q and N_k exchanged, which may speak for a suspect or against it.
     """
     failing = [finding.case for finding in findings]
     ordered = sorted(exhibits.items(), key=lambda item: math.prod(item[1].question.problem.score_shape))
@@ -36,7 +36,7 @@ def by_model(
         if not matched:
             continue
         beside = (other for n in matched for other in exhibits[n].beside)
-        others = chain(beside, *(chain.from_iterable(map(seen, cases)) for cases in (turned, alibis)))  # none before it is needed
+        others = chain(beside, *(chain.from_iterable(map(seen, cases)) for cases in (turned, alibis)))  # computed when needed
         if any(other.right and other.refutes(_answers(suspect, other)) for other in others):
             continue
         wrong_too = (other for case in turned for other in seen(case) if not other.right)
@@ -55,7 +55,7 @@ def by_model(
 
 
 def _matched(suspect: Suspect, ordered: Sequence[tuple[int, Exhibit]]) -> set[int]:
-    """Return the numbers of the exhibits that a suspect explains; none if any exhibit contradicts it."""
+    """Return the numbers of the exhibits that a suspect explains, or none if an exhibit contradicts it."""
     matched = set()
     for number, exhibit in ordered:
         verdict = exhibit.verdict(_answers(suspect, exhibit))
@@ -69,12 +69,12 @@ def _matched(suspect: Suspect, ordered: Sequence[tuple[int, Exhibit]]) -> set[in
 def _answers(suspect: Suspect, exhibit: Exhibit) -> list[Arrays]:
     try:
         return suspect.answers(exhibit.question)
-    except Exception:  # a model that does not go with a case says nothing of it
+    except Exception:  # the model does not fit this case
         return []
 
 
 def _seen(subject: Subject, finding: Finding, case: Case) -> list[Exhibit]:
-    """Return what the kernel gives in the pass that failed; the other pass may have another bug, or none."""
+    """Return the kernel's results in the pass that failed. The other pass may have another bug, or none."""
     finding = replace(finding, case=case)
     try:
         found = [*aspects(subject, finding, case.problem(subject.spec))]
@@ -86,7 +86,7 @@ def _seen(subject: Subject, finding: Finding, case: Case) -> list[Exhibit]:
 
 
 def _alike(passing: Sequence[Case], failing: Sequence[Case]) -> list[Case]:
-    """Return small passing cases, those most like failing ones first."""
+    """Return small passing cases, those most similar to failing ones first."""
     small = [case for case in dict.fromkeys(passing) if 1 < case.scores <= FEW_SCORES]
     traits = [_traits(case) for case in failing]
     small.sort(key=lambda case: -max(len(_traits(case) & other) for other in traits))

@@ -1,16 +1,16 @@
-"""A museum of buggy attentions, each a bug that a real kernel had, by which a test shows that it notices such bugs.
+"""A museum of buggy attentions. Each has a bug that a real kernel had, so that a test can show that it notices such bugs.
 
-Four correct attentions are the material. `BASES` are three: "tiled", as FlashAttention-2 does it; "unfused", with the whole
-matrix of scores; "split", with the keys in parts whose results are merged. "served" is of kernels that serve. A `Mutant` is a
-small change to the text of one of them. `ALL` are bugs of attention as such, `SERVING` of kernels that
-serve, and `OUTSIDE` those that the frozen kit was tried on.
+A `Mutant` is a small change to the text of one of four correct attentions. `BASES` are three of them: "tiled", as in
+FlashAttention-2; "unfused", with the whole matrix of scores; "split", with the keys in parts whose results are merged. The
+fourth, "served", is for kernels that serve. `ALL` are bugs of attention itself, `SERVING` bugs of kernels that serve, and
+`OUTSIDE` those on which the frozen kit was tried.
 
     from flashsim.testing.mutants import ALL
 
     for mutant in ALL:
         kernel = mutant.build()  # kernel(q, k, v), kernel.backward(q, k, v, do), kernel.keep(shape, p, seed), kernel.spec
 
-Each is an attribute of this module as well, built: `flashsim.testing.mutants.causal_top_left` is such a kernel.
+Each built kernel is an attribute of this module, too: `flashsim.testing.mutants.causal_top_left`.
 """
 
 from flashsim.testing.mutants.early import EARLY

@@ -1,4 +1,4 @@
-"""A mutant: a correct attention with a bug, a change to its text, compiled in its place."""
+"""A mutant is a correct attention whose text was changed to have a bug, and compiled."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ SPEC = Spec(
 
 
 class Implementation:
-    """An attention that a module defines: its passes, of which calling it runs the forward one; its keep mask; its promise.
+    """A module's attention: its two passes, its keep mask and its spec. A call runs the forward pass.
 
-    With `by`, a key of `ADAPTERS`, it is the module's function of that name, adapted, and has no backward pass.
+    With `by`, a key of `ADAPTERS`, it is the module's function of that name, adapted, without a backward pass.
     """
 
     def __init__(self, name: str, module: ModuleType, spec: Spec = SPEC, by: str = "") -> None:
@@ -42,7 +42,7 @@ class Implementation:
 SERVED = replace(SPEC, block=(8, 16), masks=False, window="bottom_right", softcap=True, alibi=True, sink=True)
 FP8 = Spec(dtypes=("float8_e4m3fn", "float8_e5m2"), block=(8, 16), lse="natural", gqa=True, scales="head")
 ADAPTERS: dict[str, Callable[[Any], Any]] = {"varlen": adapters.varlen, "paged": adapters.paged, "mla": adapters.mla}
-SERVING = {  # the correct ones among those that serve
+SERVING = {  # the correct attentions that serve
     "served": Implementation("served", served, SERVED),
     **{by: Implementation(by, served, SERVED, by) for by in ADAPTERS},
     **{f"eight_bits_by_{scales}": Implementation(scales, served, replace(FP8, scales=scales)) for scales in ("head", "block")},
@@ -56,12 +56,12 @@ class Mutant:
 
     name      an identifier
     bug       what is wrong, in a sentence
-    threads   where it was reported or repaired, each as owner/repository#number; none where the kit met it itself
-    base      the attention that is changed: "tiled", "unfused", "split", or "served", which is none of `BASES`
+    threads   where it was reported or repaired, each as owner/repository#number; empty if the kit itself found it
+    base      the attention that is changed: "tiled", "unfused", "split", or "served", which is not in `BASES`
     changes   pairs (before, after); each `before` occurs exactly once in the base's source
-    part      where the bug is: "forward", "backward", or "dropout", in either pass
-    spec      what the buggy kernel promises: by default all that the base does
-    by        the function of "served" that is meant, if another than forward, by its adapter's name
+    part      where the bug is: "forward", "backward", or "dropout" in either pass
+    spec      what the buggy kernel promises: by default, all that the base does
+    by        which function of "served" is meant if not forward, by its adapter's name
     """
 
     name: str
@@ -74,7 +74,7 @@ class Mutant:
     by: str = ""
 
     def build(self) -> Implementation:
-        """Return the buggy attention, anew: some remember earlier calls.
+        """Return a new copy of the buggy attention, since some remember earlier calls.
 
         Raises ValueError for a change whose `before` does not occur exactly once.
         """

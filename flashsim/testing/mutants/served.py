@@ -1,8 +1,8 @@
 """Attention as kernels that serve compute it: on packed sequences, pages, latents and 8 bits. Correct; bugs are planted in it.
 
-One head of one sequence is `head`, whose keys come tile by tile from a function that loads one: past a sequence's end a tile
-has what lies there, another sequence's rows, or a page's unused ones. Keys are split into parts, which are merged; the sink is in
-the merge alone. Weights of 8 bits are scaled by 2⁸, and the maximum is raised only where they would saturate (FlashAttention-4):
+`head` computes one head of one sequence, and a function loads its keys tile by tile. After a sequence's end, a tile has what
+lies there: another sequence's rows, or a page's unused rows. Keys are split into parts, which are merged; only the merge has the
+sink. Weights of 8 bits are scaled by 2⁸, and the maximum is raised only if they would saturate (FlashAttention-4):
 2^(8 + 0.75) ≤ 448.
 """
 
@@ -92,14 +92,14 @@ def of_head(options: dict[str, Any], h: int, scales: dict[str, Any] | None = Non
 
 
 def descales(options: dict[str, Any], b: int, h: int, n: int) -> dict[str, Any]:
-    """Return what a head's q, k and v are multiplied by: numbers, or, of blocks of k and v, arrays."""
+    """Return the factors of a head's q, k and v: numbers, or arrays for blocks of k and v."""
     if "q_descale" not in options:
         return {}
     return {"q_scale": options["q_descale"][b, h], "k_scale": options["k_descale"][b, n], "v_scale": options["v_descale"][b, n]}
 
 
 def tiles(K: Array, V: Array, first: int, chip: np.dtype[Any]) -> Load:
-    """Return what loads a tile of keys from the rows from `first` on, with zeros past the end of the array."""
+    """Return a function that loads a tile of keys, from row `first` on, with zeros after the array's end."""
 
     def load(j: int) -> tuple[Array, Array]:
         tile = slice(first + j * B_c, first + (j + 1) * B_c)
@@ -159,7 +159,7 @@ def head(
 
 
 def merged(outputs: Array, logs: Array, sink: float | None) -> tuple[Array, Array]:
-    """Return output and log-sum-exp of all parts together, and of a sink."""
+    """Return output and log-sum-exp of all parts and a sink together."""
     m = logs.max(axis=0)
     if sink is not None:
         m = np.maximum(m, sink)

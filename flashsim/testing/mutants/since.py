@@ -1,4 +1,4 @@
-"""Bugs met since the strategies were frozen, written by authors who know the strategies, before any check ran on them."""
+"""Bugs found after the strategies were frozen. Their authors know the strategies, but wrote each bug before any check ran."""
 
 from dataclasses import replace
 
@@ -6,12 +6,12 @@ from flashsim.testing.mutants.mutant import SPEC, Mutant
 
 # fmt: off
 SINCE: tuple[Mutant, ...] = (
-    # the kit met it in a public kernel; there is no thread
-    Mutant("causal_offset_flipped", "The causal diagonal is moved by N_q − N_k, not by N_k − N_q.", (), "tiled",
+    # the kit found it in a public kernel, so it has no thread
+    Mutant("causal_offset_flipped", "The causal diagonal is moved by N_q − N_k instead of N_k − N_q.", (), "tiled",
            (("shift = N_k - N_q  # causal", "shift = N_q - N_k  # causal"),
             ("shift = N_k - N_q  # as in", "shift = N_q - N_k  # as in"))),
     Mutant("causal_offset_unsigned",
-           "The causal diagonal's offset N_k − N_q is kept without a sign: with more queries than keys nothing is masked.",
+           "The causal offset N_k − N_q is unsigned, so with more queries than keys nothing is masked.",
            ("pytorch/pytorch#193632",), "unfused",
            (("np.arange(N_q)[:, None] + N_k - N_q", "np.arange(N_q)[:, None] + (N_k - N_q) % 2**32"),)),
     Mutant("base_2_parts_merged_as_natural",
@@ -19,11 +19,11 @@ SINCE: tuple[Mutant, ...] = (
            ("sgl-project/sglang#40903", "sgl-project/sglang#35045"), "split",
            (("    lse = m + np.log(l)\n", "    lse = (m + np.log(l)) / m.dtype.type(math.log(2))\n"),)),
     Mutant("lse_in_base_2",
-           "The log-sum-exp is returned in base 2, in which it is computed, where callers expect a natural logarithm.",
+           "The log-sum-exp is returned in base 2, in which it is computed, but callers expect a natural logarithm.",
            ("flashinfer-ai/flashinfer#2113", "flashinfer-ai/flashinfer#4485"), "tiled",
            (("lse_i = m + np.log(l)", "lse_i = (m + np.log(l)) / dtype.type(math.log(2))"),)),
     Mutant("splits_follow_the_batch",
-           "The keys are split into as many parts as keep the machine busy, so the batch decides how a sequence is summed.",
+           "The number of parts of the keys depends on the batch, so the batch decides in which order a sequence is summed.",
            ("Dao-AILab/flash-attention#1897", "Dao-AILab/flash-attention#2450", "vllm-project/vllm#58131"), "split",
            # each sequence is computed alone, as NumPy itself sums in another order where an axis has length 1
            (("seed: int = 0,\n) -> tuple", "seed: int = 0, batch: int = 0,\n) -> tuple"),
@@ -40,7 +40,7 @@ SINCE: tuple[Mutant, ...] = (
              "    for start in range(0, N_k, part):\n        keys = np.arange(start, min(start + part, N_k))\n")),
            spec=replace(SPEC, batch_invariant=True)),
     Mutant("tiles_follow_the_batch",
-           "The width of a tile depends on all the work there is, so the batch decides how a sequence is summed.",
+           "The width of a tile depends on the batch, so the batch decides in which order a sequence is summed.",
            ("vllm-project/vllm#51902", "flashinfer-ai/flashinfer#2424"), "tiled",
            (("    shift = N_k - N_q  # causal",
              "    global B_c\n    B_c = 4 if B * H_q < 4 else 8\n    shift = N_k - N_q  # causal"),),

@@ -1,7 +1,7 @@
-"""Attention with its keys split into parts, as FlashDecoding does, whose results are merged. Correct; bugs are planted in it.
+"""Attention with its keys split into parts that are merged, as in FlashDecoding. Correct; bugs are planted in it.
 
-Each part gives its own output and log-sum-exp, as if there were no other keys. Merged, a part's output counts with the
-weight exp(lse of the part − lse of all). The backward pass is the unfused one.
+Each part has its own output and log-sum-exp, as if there were no other keys. In the merge, its output has the weight
+exp(lse of the part − lse of all). The backward pass is the unfused one.
 """
 
 import math
@@ -48,7 +48,7 @@ def forward(
 
 
 def one_part(Q: Array, K: Array, V: Array, ok: Array, Z: Array) -> tuple[Array, Array]:
-    """Return the output and log-sum-exp of a part of the keys alone: zero and −∞ for a row that attends to none of them."""
+    """Return the output and log-sum-exp of one part of the keys: 0 and −∞ for a row that attends to none of them."""
     B, H_kv, group, N_q, _ = Q.shape
     ok, Z = ok.reshape(B, H_kv, group, N_q, -1), Z.reshape(B, H_kv, group, N_q, -1)
     S = np.einsum("bngid,bnjd->bngij", Q, K)
@@ -63,7 +63,7 @@ def one_part(Q: Array, K: Array, V: Array, ok: Array, Z: Array) -> tuple[Array, 
 
 
 def merged(outputs: Array, logs: Array) -> tuple[Array, Array]:
-    """Return output and log-sum-exp of all parts together, from those of each: arrays with the parts as their first axis."""
+    """Return output and log-sum-exp of all parts together. The arrays' first axis has the parts."""
     m = logs.max(axis=0)
     weights = np.exp(logs - np.where(m == -np.inf, 0, m))
     total = weights.sum(axis=0)

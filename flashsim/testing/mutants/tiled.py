@@ -1,8 +1,8 @@
 """Attention and its gradients as FlashAttention-2 computes them, one (B_r, B_c) tile at a time. Correct; bugs are planted in it.
 
 T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithms 1 and 2. As on a
-GPU, inputs are flat memory, found by offsets; a tile always has its full size, with zeros where the matrix has ended; and
-only tiles on a boundary are masked. B_r ≠ B_c, so that the two cannot stand for each other.
+GPU, inputs are flat memory that is read by offsets. A tile always has its full size, with zeros after the matrix's end, and
+only tiles on a boundary are masked. B_r ≠ B_c, so that mixing them up is a bug that shows.
 """
 
 import math
@@ -147,9 +147,9 @@ def backward(
 
 
 def load(memory: Array, row: int, rows: int, width: int, size: int, dtype: np.dtype[Any]) -> Array:
-    """Return a tile of `size` rows: `rows` rows of flat memory from the given one on, then zeros.
+    """Return a tile of `size` rows: `rows` rows of flat memory from row `row` on, then zeros.
 
-    The offset counts elements. Kernels that keep it in 32 bits fail at 2³¹; here such a bug is scaled down to 16 bits.
+    The offset counts elements. Kernels that keep it in 32 bits fail from 2³¹ on; here such a bug is scaled down to 16 bits.
     """
     offset = row * width
     tile = np.zeros((size, width), dtype)
@@ -158,7 +158,7 @@ def load(memory: Array, row: int, rows: int, width: int, size: int, dtype: np.dt
 
 
 def allowed(i: int, j: int, N_k: int, causal: bool, shift: int, mask: Array | None) -> Array | None:
-    """Return which keys of tile j the rows of tile i attend to, (B_r, B_c), or None if no masking is needed: to all."""
+    """Return which keys of tile j the rows of tile i attend to, (B_r, B_c), or None if they attend to all."""
     top, left = i * B_r, j * B_c
     ragged = left + B_c > N_k
     diagonal = causal and left + B_c - 1 > top + shift
@@ -176,7 +176,7 @@ def allowed(i: int, j: int, N_k: int, causal: bool, shift: int, mask: Array | No
 
 
 def cut(whole: Array, top: int, left: int) -> Array:
-    """Return the (B_r, B_c) tile of a boolean matrix that begins there, False beyond the matrix's ends."""
+    """Return the (B_r, B_c) tile of a boolean matrix that begins at (top, left); it is False after the matrix's ends."""
     tile = np.zeros((B_r, B_c), bool)
     part = whole[top : top + B_r, left : left + B_c]
     tile[: part.shape[0], : part.shape[1]] = part

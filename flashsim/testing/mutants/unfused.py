@@ -1,4 +1,4 @@
-"""Attention and its gradients as a textbook has them: the whole matrix of scores, all heads at once. Correct; bugs go in here."""
+"""Attention and its gradients as in a textbook, with the whole matrix of scores. Correct; bugs are planted in it."""
 
 import math
 
@@ -64,7 +64,7 @@ def backward(
 
 
 def widened(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-    """Return Q, K, V in the type that is computed in, with each head of K and V repeated for its group of query heads."""
+    """Return Q, K, V in the type for computing, with each head of K and V repeated for its group of query heads."""
     dtype = chip_dtype(q.dtype)
     group = q.shape[1] // k.shape[1]
     K, V = np.repeat(k.astype(dtype), group, axis=1), np.repeat(v.astype(dtype), group, axis=1)
@@ -72,7 +72,7 @@ def widened(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
 
 
 def summed(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Return the gradient of a head of K or V: the sum over the query heads that share it."""
+    """Return the gradient of K or V, summed over the query heads that share a KV head."""
     B, H_kv, N_k, width = shape
     group = gradient.shape[1] // H_kv
     return np.asarray(gradient.reshape(B, H_kv, group, N_k, width).sum(axis=2))

@@ -1,9 +1,9 @@
-"""Attention as buggy kernels compute it: models with one thing wrong each, which a failing kernel is compared with.
+"""Attention as buggy kernels compute it: models with one bug each, to compare a failing kernel with.
 
-Three kinds, a table each: a name, what a user reads, and the model, a function. `reads`: what is computed is attention, of
-something else than was asked for; of a `Reading` it makes another, which holds for the forward and for the backward pass.
-`computes`: the softmax itself goes wrong; of a `Question` it makes O and log-sum-exp. `derives`: the backward pass goes wrong;
-of a `Backward` it makes dq, dk, dv. With `over`, the function has a parameter, and there is a suspect for each value.
+Each of the three kinds has a table with a name, the sentence for users, and the model, a function. `reads`: the kernel computes
+attention of other inputs than it was given; the function changes a `Reading`, for both passes. `computes`: the softmax is wrong;
+the function makes O and the log-sum-exp of a `Question`. `derives`: the backward pass is wrong; the function makes dq, dk, dv of
+a `Backward`. With `over`, the function has a parameter, and there is a suspect for each value.
 """
 
 from flashsim.testing.spec import Spec
@@ -14,7 +14,7 @@ from flashsim.testing.suspects.reading import Answer, Arrays, Backward, Question
 from flashsim.testing.suspects.softmax import SOFTMAX
 
 FAMILIES = [*MISREADINGS, *SOFTMAX, *GRADIENTS]  # the simplest bugs first
-FAMILIES.sort(key=lambda family: not family.name.startswith("empty_row"))  # those of empty rows alone before all
+FAMILIES.sort(key=lambda family: not family.name.startswith("empty_row"))  # first of all, those of empty rows alone
 
 __all__ = ["FA", "FAMILIES", "Answer", "Arrays", "Backward", "Question", "Reading", "Suspect", "suspects"]
 

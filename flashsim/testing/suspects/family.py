@@ -1,4 +1,4 @@
-"""A family of suspects: one known bug, for each value of its parameter; and the three kinds of families."""
+"""A family of suspects is one known bug, with each value of its parameter. There are three kinds of families."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ Changes = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class Suspect:
-    """A known bug: what to say of it, where it was seen, and how a kernel that has it answers, in the one way or another."""
+    """A known bug: a sentence about it, where it was seen, and the possible answers of a kernel that has it."""
 
     family: str
     says: str
@@ -26,7 +26,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Family:
-    """Suspects that differ in the values `over` which there is one each; `says` and `answers` take the value."""
+    """A suspect for each value of `over`. `says` and `answers` take the value."""
 
     name: str
     says: str
@@ -48,7 +48,7 @@ class Family:
 
 
 def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, over: Over | None = None) -> Family:
-    """Return bugs of what is read: (question, reading, ...) -> changes to the reading, or None where it has none."""
+    """Return bugs of what is read. `change` is (question, reading, ...) -> changes to the reading, or None."""
 
     def answers(question: Question, *given: Any) -> list[Arrays]:
         right = question.reading
@@ -58,7 +58,7 @@ def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, o
         wrong = replace(right, **changes)
         if question.aspect != "gradients":
             return question.forward(wrong.answer)
-        inherited = (None, right)  # both passes wrong; or the backward pass alone
+        inherited = (None, right)  # both passes are wrong, or only the backward pass
         return [question.backward(Backward(wrong, question, of).done()) for of in inherited]
 
     return Family(name, says, threads, answers, over)
@@ -67,7 +67,7 @@ def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, o
 def computes(
     name: str, says: str, compute: Callable[..., Answer | None], *threads: str, over: Over | None = None, literally: bool = False
 ) -> Family:
-    """Return bugs of the softmax: (question, ...) -> Answer, or None where it has none. `literally`: see `Question.forward`."""
+    """Return bugs of the softmax. `compute` is (question, ...) -> Answer, or None. `literally`: see `Question.forward`."""
 
     def answers(question: Question, *given: Any) -> list[Arrays]:
         answer = None if question.aspect == "gradients" else compute(question, *given)
@@ -77,7 +77,7 @@ def computes(
 
 
 def derives(name: str, says: str, derive: Callable[..., Arrays | None], *threads: str, over: Over | None = None) -> Family:
-    """Return bugs of the backward pass: (backward, ...) -> dq, dk, dv, or None where it has none."""
+    """Return bugs of the backward pass. `derive` is (backward, ...) -> dq, dk, dv, or None."""
 
     def answers(question: Question, *given: Any) -> list[Arrays]:
         three = derive(Backward(question.reading, question), *given) if question.aspect == "gradients" else None

@@ -1,4 +1,4 @@
-"""Attention step by step, forward and backward, as a kernel may have taken the problem: what the suspects change."""
+"""Attention step by step, forward and backward, as a kernel may have understood the problem. Suspects change these steps."""
 
 import math
 from collections.abc import Callable
@@ -15,9 +15,9 @@ Arrays = tuple[Array, ...]
 
 
 class Answer(NamedTuple):
-    """O (B, H_q, N_q, d_v), the natural log-sum-exp (B, H_q, N_q), and the row sums ℓ, as a column, if O was divided by them.
+    """O (B, H_q, N_q, d_v), the natural log-sum-exp (B, H_q, N_q), and the column of row sums ℓ if O was divided by them.
 
-    O is NaN where it is 0/0, which kernels may replace by 0.
+    O is NaN where it is 0/0. Kernels may have 0 there.
     """
 
     O: Array
@@ -27,9 +27,9 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a kernel takes a problem for, in float64: q, k, v by head, which keys are allowed, the scale, whose KV head is whose.
+    """A problem as a kernel understands it, in float64: q, k, v by head, the allowed keys, the scale, and the following.
 
-    owner  of each query head, the KV head that it reads
+    owner  the KV head that each query head reads
     Z      what dropout multiplies the weights by
     bias   what is added to the scaled scores
     """
@@ -56,19 +56,19 @@ class Reading:
 
     @cached_property
     def m(self) -> Array:
-        """The row maxima, as a column; −∞ in an empty row."""
+        """The column of row maxima; −∞ in an empty row."""
         return np.asarray(self.S.max(axis=-1, keepdims=True, initial=-np.inf))
 
     @cached_property
     def answer(self) -> Answer:
-        """O, NaN in an empty row, and log-sum-exp."""
+        """O, which is NaN in an empty row, and the log-sum-exp."""
         P = np.exp(self.S - np.where(self.m == -np.inf, 0, self.m))
         l = P.sum(axis=-1, keepdims=True)
         return Answer((P * self.Z) @ self.V / l, (self.m + np.log(l))[..., 0], l)
 
 
 class Question:
-    """A problem to be answered wrongly: for O, for the log-sum-exp ("lse") or for the gradients."""
+    """A problem for models of bugs to answer: for O, for the log-sum-exp ("lse") or for the gradients."""
 
     def __init__(self, problem: Problem, keep: Array | None, aspect: str, got: Arrays) -> None:
         self.problem, self.keep, self.aspect, self.got = problem, keep, aspect, got
@@ -86,15 +86,15 @@ class Question:
 
     @property
     def parts(self) -> tuple[Array, Array, Array, Array | Any]:
-        """The scores, their maxima as a column, the values and Z, in the type that the kernel computes in."""
+        """The scores, the column of their maxima, the values and Z, in the type that the kernel computes in."""
         r = self.reading
         Z = r.Z if isinstance(r.Z, float) else r.Z.astype(self.chip)
         return r.S.astype(self.chip), r.m.astype(self.chip), r.V.astype(self.chip), Z
 
     def forward(self, answer: Answer, literally: bool = False) -> list[Arrays]:
-        """Return the answers to the question: where the model gives 0/0, O may be 0 or NaN, or right if the row is empty.
+        """Return the possible answers. Where the model has 0/0, O may be 0 or NaN, or right if the row is empty.
 
-        `literally`, what is NaN in the answer is NaN.
+        With `literally`, a NaN of the model stays NaN.
         """
         if self.aspect == "lse":
             return [(answer.lse / math.log(2) if self.spec.lse == "base2" else answer.lse,)]
@@ -114,9 +114,9 @@ class Question:
 
 
 class Backward:
-    """The right backward pass of a reading, step by step; `done` finishes it from other intermediate results.
+    """The right backward pass of a reading, step by step. `done` finishes it from other intermediate results.
 
-    `forward` is the reading whose O and log-sum-exp it inherits.
+    O and the log-sum-exp are of the reading `forward`, if given.
     """
 
     def __init__(self, reading: Reading, question: Question, forward: Reading | None = None) -> None:
@@ -140,7 +140,7 @@ class Backward:
         tau_k: float | None = None,
         share: Callable[[list[Array]], Array] = sum,  # type: ignore[assignment]
     ) -> Arrays:
-        """Return dq, dk, dv. `weights` enter dv; `share` makes one of the gradients of a group's heads."""
+        """Return dq, dk, dv. `weights` are those of dv. `share` combines the gradients of a group's heads."""
         r = self.reading
         dS = self.dS if dS is None else dS
         weights = self.P * self.Z if weights is None else weights

@@ -1,4 +1,4 @@
-"""The softmax goes wrong, at once or block by block, its log-sum-exp does, or what a row without keys is given."""
+"""Bugs of the softmax, of its blocks, of its log-sum-exp, and of rows without keys."""
 
 import math
 
@@ -9,8 +9,8 @@ from flashsim.testing.spec import Spec
 from flashsim.testing.suspects.family import FA, computes, key_blocks
 from flashsim.testing.suspects.reading import Answer, Question
 
-MOST_STEPS = 400  # of a tiled model: what has more is not tried
-LOWS = (-1e30, -1e9, -1e4, -1e5, -65504.0, float(np.finfo(np.float32).min))  # that stand for −∞
+MOST_STEPS = 400  # of a tiled model; it does not answer problems with more
+LOWS = (-1e30, -1e9, -1e4, -1e5, -65504.0, float(np.finfo(np.float32).min))  # numbers that kernels use for −∞
 
 
 def _renormalised(q: Question, says: str, undone: int) -> Answer | None:
@@ -23,7 +23,7 @@ def _renormalised(q: Question, says: str, undone: int) -> Answer | None:
 
 
 def _with_maximum(q: Question, m: Array, S: Array | None = None) -> Answer:
-    """Return the answer with other numbers subtracted from each row's scores than its maximum, or of other scores."""
+    """Return the answer if m is subtracted from each row's scores instead of its maximum, or from the scores S."""
     right, _, V, Z = q.parts
     P = np.exp((right if S is None else S) - m)
     l = P.sum(axis=-1, keepdims=True)
@@ -51,10 +51,10 @@ def _maximum_0_after_masked_block(q: Question, block: int) -> Answer:
 
 
 def _online(q: Question, block: int, l_by: str = "", O_by: str = "", reset: bool = False, narrow: str = "") -> Answer:
-    """Return the answer of the online softmax, its old sums rescaled by another factor: "one" or "inverse".
+    """Return the answer of an online softmax whose old sums are rescaled by another factor, "one" or "inverse".
 
-    reset   each block's own maximum is used, whatever came before
-    narrow  what is kept in the inputs' dtype from block to block: "l", "O"
+    reset   each block uses its own maximum
+    narrow  what is kept in the inputs' dtype between blocks: "l" or "O"
     """
     S, _, V, Z = q.parts
     if S.shape[-1] > block * MOST_STEPS:
@@ -68,8 +68,7 @@ def _online(q: Question, block: int, l_by: str = "", O_by: str = "", reset: bool
         m_new = top if reset else np.maximum(m, top)
         shown = np.where(m_new == -np.inf, 0, m_new)
         P = np.exp(S[..., part] - shown)
-        inverse = np.where(m == -np.inf, 0, np.exp(shown - m))
-        factors = {"": np.exp(m - shown), "one": np.ones_like(m), "inverse": inverse}
+        factors = {"": np.exp(m - shown), "one": np.ones_like(m), "inverse": np.where(m == -np.inf, 0, np.exp(shown - m))}
         l = l * factors[l_by] + P.sum(axis=-1, keepdims=True)
         acc = acc * factors[O_by] + (P * (Z if isinstance(Z, float) else Z[..., part])) @ V[..., part, :]
         if narrow == "l":
@@ -82,8 +81,7 @@ def _online(q: Question, block: int, l_by: str = "", O_by: str = "", reset: bool
 
 def _not_divided(q: Question) -> Answer:
     S, m, V, Z = q.parts
-    P = np.exp(S - np.where(m == -np.inf, 0, m))
-    return Answer((P * Z) @ V, q.reading.answer.lse)
+    return Answer((np.exp(S - np.where(m == -np.inf, 0, m)) * Z) @ V, q.reading.answer.lse)
 
 
 def _divided_twice(q: Question) -> Answer:
@@ -127,12 +125,11 @@ def _lse_lacks(q: Question, says: str, which: int) -> Answer | None:
     O, lse, _ = q.reading.answer
     m = q.reading.m[..., 0]
     l = np.exp(lse - m)
-    wrong = (lse - m, m + l, l, m, -lse)[which]
-    return Answer(O, np.where(q.problem.empty, -np.inf, wrong))
+    return Answer(O, np.where(q.problem.empty, -np.inf, (lse - m, m + l, l, m, -lse)[which]))
 
 
 def _in_empty_rows(q: Question, aspect: str, values: Array | float) -> Answer | None:
-    """Return the right answer, but for what empty rows give."""
+    """Return the right answer, but with these values in empty rows."""
     if q.aspect != aspect:
         return None
     O, lse, l = q.reading.answer
@@ -149,21 +146,22 @@ def _lse_of_empty_row_finite(q: Question) -> Answer | None:
 
 # fmt: off
 SOFTMAX = (
-    computes("dropout_renormalised", "Dropout: ℓ is summed after dropping, so that the kept weights sum to {0}.", _renormalised,
+    computes("dropout_renormalised", "The row sum ℓ is taken after dropout, so that the kept weights sum to {0}.", _renormalised,
              over=lambda spec: [("1", 1), ("1/(1 − p)", 0)]),
     # ------------------------------------------------------------------------------------------------------------ the maximum
     computes("sentinel",
-             "Masked scores are set to a finite number, such as {0:g}, not to −∞: a masked key counts where all scores are as "
-             "low.", _sentinel, "flashinfer-ai/flashinfer#4267", "TransformerLensOrg/TransformerLens#318",
+             "Masked scores are set to a finite number, such as {0:g}, instead of −∞. Where all other scores are as low, "
+             "masked keys count.", _sentinel, "flashinfer-ai/flashinfer#4267", "TransformerLensOrg/TransformerLens#318",
              over=lambda spec: LOWS),
     computes("maximum_not_subtracted",
-             "The row maximum is not subtracted before the exponential, which overflows, or vanishes.", _maximum_not_subtracted,
+             "The row maximum is not subtracted before the exponential, which overflows or vanishes.", _maximum_not_subtracted,
              "NVIDIA/DeepLearningExamples#169", "pytorch/pytorch#121558", over=lambda spec: [False, True]),
     computes("maximum_from_0",
-             "The row maximum is never below 0 (a running maximum that starts at 0): very negative scores vanish.",
+             "The row maximum is never below 0 (a running maximum that starts at 0), so very negative scores vanish.",
              lambda q: _with_maximum(q, np.maximum(q.parts[1], 0)), FA + "2082", FA + "2174"),
     computes("maximum_0_after_masked_block",
-             "After a wholly masked first block of {0} keys the running maximum is 0, not −∞: negative scores vanish.",
+             "After a first block of {0} keys that are all masked, the running maximum is 0 instead of −∞, so very negative "
+             "scores vanish.",
              _maximum_0_after_masked_block, FA + "2082", FA + "2174", over=key_blocks),
     # ---------------------------------------------------------------------------------------------------------- block by block
     computes("output_not_rescaled",
@@ -175,15 +173,15 @@ SOFTMAX = (
              "When the running maximum rises, neither ℓ nor the accumulated output is rescaled (blocks of {0} keys).",
              lambda q, block: _online(q, block, "one", "one"), "deepseek-ai/FlashMLA#177", over=key_blocks),
     computes("rescaled_inversely",
-             "Old sums are rescaled by exp(new maximum − old), the inverse of what is right (blocks of {0} keys).",
+             "Old sums are rescaled by exp(new maximum − old maximum), the inverse of the right factor (blocks of {0} keys).",
              lambda q, block: _online(q, block, "inverse", "inverse"), "deepseek-ai/FlashMLA#177", over=key_blocks),
     computes("maximum_reset",
-             "The maximum is that of a block of {0} keys alone, and sums of blocks with different maxima are added up.",
+             "Each block of {0} keys uses its own maximum, and sums of blocks with different maxima are added.",
              lambda q, block: _online(q, block, "one", "one", reset=True), "tile-ai/TileOPs#239", over=key_blocks),
     computes("not_divided", "The output is not divided by the row sum ℓ.", _not_divided),
     computes("divided_twice", "The output is divided by the row sum ℓ twice.", _divided_twice),
     computes("scores_in_16_bits",
-             "The scores are kept in the inputs' 16 bits{0}: they are coarse, and those beyond 65,504 overflow in float16.",
+             "The scores are kept in the inputs' 16 bits{0}, which are coarse; in float16, scores beyond 65,504 overflow.",
              _scores_in_16_bits, "philipturner/metal-flash-attention#8", "ultralytics/ultralytics#24990",
              over=lambda spec: [("", True), (", before they are scaled", False)]),
     computes("sum_in_16_bits", "The row sum ℓ is kept in the inputs' 16 bits, in steps of {0} keys.",
@@ -191,13 +189,14 @@ SOFTMAX = (
     computes("output_in_16_bits", "The accumulated output is kept in the inputs' 16 bits, in steps of {0} keys.",
              lambda q, step: _in_16_bits(q, step, "O"), over=_steps),
     computes("tail_nan",
-             "Where N_k is not a multiple of {0}, the output is NaN: what fills up the last block is not cleared, and 0 · NaN "
+             "If N_k is not a multiple of {0}, the output is NaN: the padding of the last block is not set to 0, and 0 · NaN "
              "is NaN.", _tail_nan, FA + "1745", "jax-ml/jax#27224", over=key_blocks),
     # -------------------------------------------------------------------------------------------------------- the log-sum-exp
     computes("lse_in_other_base", "The log-sum-exp is {0}.", _lse_in_other_base,
              FA + "2573", "pytorch/pytorch#181645", "flashinfer-ai/flashinfer#4452",
-             over=lambda spec: [("a natural logarithm, not one to base 2", math.log(2)), ("too large by 1/ln 2", 1 / math.log(2))]
-             if spec.lse == "base2" else [("a logarithm to base 2, not a natural one", 1 / math.log(2)),
+             over=lambda spec: [("a natural logarithm instead of one to base 2", math.log(2)),
+                                ("too large by the factor 1/ln 2", 1 / math.log(2))]
+             if spec.lse == "base2" else [("a logarithm to base 2 instead of a natural one", 1 / math.log(2)),
                                           ("multiplied by ln 2, as if it had been to base 2", math.log(2))]),
     computes("lse_lacks", "The log-sum-exp {0}.", _lse_lacks, over=lambda spec: [
              ("is log ℓ: the row maximum is not added", 0), ("is m + ℓ: the logarithm is missing", 1),

@@ -25,8 +25,7 @@ def teach(trace: Trace, tiles: Trace) -> str:
     assert before is not None
     row, column = second.tile
     between = [e for s in trace.steps[multiplied[N - 1].number : second.number] for e in trace.of(s)]
-    kept = not any(e.kind == "load" and e.array in ("K", "V") for e in between)
-    assert kept
+    assert not any(e.kind == "load" and e.array in ("K", "V") for e in between)
     dropped = next(e for e in trace.events if e.kind == "evict" and e.name[0] in "KV")
     at = next(step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped))
     snake = counted("snake", trace, blocks=(1, 1)).hbm.accesses

@@ -20,10 +20,8 @@ def record() -> Trace:
 def teach(trace: Trace) -> str:
     s = value(trace, first(trace, "read sink"), "sink[0]").item()
     words, blocks = moved(trace, "sink"), trace.about.blocks
-    L = value(trace, first(trace, "write L"), "L[0]")[:, 0]
-    shares = np.exp(s - L)
-    rise = first(trace, "line 11")
-    old, new = (column[:, 0] for column in pair(rise, "m"))
+    shares = np.exp(s - value(trace, first(trace, "write L"), "L[0]")[:, 0])
+    old, new = (column[:, 0] for column in pair(first(trace, "line 11"), "m"))
     stays = int((new == old).sum())
     sizes: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
     plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(s)))
