@@ -1,7 +1,5 @@
 """An additive bias: what it means, what it moves, its gradient; and who refuses it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

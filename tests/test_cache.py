@@ -1,7 +1,5 @@
 """The L2: exact where it can be known, the same as `pycachesim`, and never worse for being larger."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The command line, as a person and as a pipe use it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`flashsim check`, as a person and as a pipe use it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

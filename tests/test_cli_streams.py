@@ -1,7 +1,5 @@
 """How a command ends where its streams or its files fail, or Ctrl-C is pressed: a status, a line, and nothing half done."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """A class graded: each file in a process of its own, and no verdict that is not the grader's."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """The lower bounds against all schedules of attention's scalars, by a search that knows nothing of their proofs."""
 
-from __future__ import annotations
-
 import sys
 from heapq import heappop, heappush
 from itertools import product

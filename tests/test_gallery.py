@@ -3,8 +3,6 @@
 What a moment is said to be is looked up here, independently of what makes the pages.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import html

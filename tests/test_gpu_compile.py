@@ -3,8 +3,6 @@
 Skipped, with the reason, where CuPy or NVRTC is missing: pip install ".[gpu]".
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

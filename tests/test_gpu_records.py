@@ -1,7 +1,5 @@
 """What the GPU's records become, without a GPU: ncu's CSV, tolerances, tables and pictures."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -4,8 +4,6 @@ The oracle repeats K and V with `np.repeat` and sums dK and dV over each group. 
 more, row by row (`packed`). Planted bugs, at the end, must be caught by `objections`, which asks what the tests above ask.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Kernel products: their numbers, within derived bounds; what they cost, within Theorem 2's constants; the tie to attention."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Machines, the roofline, and the book chapter's intensities."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The memory keeps its rules: counts, capacity, eviction, and no way round by accident."""
 
-from __future__ import annotations
-
 import operator
 import re
 import sys

@@ -1,7 +1,5 @@
 """Windows of rows, and tables of words that a program follows: counted alike with numbers and without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The row game: its optima against a plain Dijkstra, replayed on the memory, and certificates that prove them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import random

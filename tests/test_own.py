@@ -1,7 +1,5 @@
 """An algorithm of one's own: a function on the memory goes wherever a name does, and its mistakes are told at its lines."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -5,8 +5,6 @@
 Without either these tests skip, and say what is missing.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

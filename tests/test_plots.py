@@ -1,7 +1,5 @@
 """The pictures, by their content: what is drawn where, against theory; and the files, byte for byte."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

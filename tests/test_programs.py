@@ -1,7 +1,5 @@
 """Every program that is not attention: its counts are theory's, its lines are labelled, and it runs through the same rooms."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re

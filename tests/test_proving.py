@@ -3,8 +3,6 @@
 The steps of the backward proof, tried one by one, are in test_proving_backward.py.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

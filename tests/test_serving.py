@@ -1,7 +1,5 @@
 """What serves, program by program: numbers, counts `==` theory, on lengths alone, and bugs that are planted and seen."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sweeps: rows that equal counts, points that make no sense, tables in and out, what is cross-checked, questions answered."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import io

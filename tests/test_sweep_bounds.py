@@ -1,7 +1,5 @@
 """Sweeps beside what no schedule can beat: the bound's columns, what the picture says, and a bundle that is made again."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

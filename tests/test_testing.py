@@ -1,7 +1,5 @@
 """The property-test kit, on kernels that are right, on kernels that are wrong, and on nonsense."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Diagnosis: a kernel with a known bug is told by its numbers, one with an unknown bug is not accused of a known one."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Closed forms equal counts and runs, field by field; formulas evaluate to them; the theorems' constants hold."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

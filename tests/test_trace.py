@@ -1,7 +1,5 @@
 """The trace: that it is what the memory told, that files bring it back, and that what is derived from it is right."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

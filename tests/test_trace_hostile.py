@@ -1,7 +1,5 @@
 """Files that are damaged, or made to do harm: what comes of them is a trace that works, or a ValueError that says why not."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

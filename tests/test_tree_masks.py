@@ -4,8 +4,6 @@ What a tree means is said once more here, by walking from each node to its root.
 the checks that the tests above them make.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
