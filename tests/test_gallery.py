@@ -159,7 +159,11 @@ def test_pages_are_self_contained(name: str) -> None:
     text = TRACE.sub("", made()[name])
     assert "default-src 'none'" in text
     addresses = text.replace("http://www.w3.org/2000/svg", "")  # a name, which nothing is loaded from
-    assert re.findall(r"""(?:src|srcset)\s*=\s*["']|url\(|@import|<link|https?://""", addresses) == []
+    assert (
+        re.findall(r"""(?:src|srcset)\s*=\s*["']|url\(|@import|<link|https?://|fetch\(|XMLHttpRequest|\bimport\(""", addresses)
+        == []
+    )
+    assert re.findall(r"\{\{|/\* player\.", addresses) == []  # of the template
     targets = set(re.findall(r'href="([^"#]*)', text)) - {""}
     if name == "index.html":
         assert targets == {"playground.html", *(f"{lesson}.html" for lesson in LESSONS)}
