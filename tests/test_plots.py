@@ -207,7 +207,7 @@ def test_data_of_blocks_is_of_what_is_asked() -> None:
     assert {p["B_c"]: p["accesses"] for p in data["simulator"]}.items() <= curve.items()
     for wrong, said in (({"dtype": "int8"}, "int8"), ({"N": 0}, "N")):
         with pytest.raises(ValueError, match=said):
-            blocks_data(**wrong)  # type: ignore[arg-type]
+            blocks_data(**wrong)
 
 
 def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,15 +253,13 @@ def test_a_certificate_that_is_tampered_with_proves_nothing_more(direction: str,
 @both
 def test_one_element_or_one_phase_more_than_is_proved_is_refused(direction: str) -> None:
     """By the combined bound, of many and of few, by what is compulsory, without phases, and by the theorem alone."""
-    alone, one = (
-        flashsim.prove(**of, d=d, direction=direction, causal=d == 2)
-        for of, d in (({"N": 1024, "M": 25_600}, 64), ({"N": 2, "M": 90}, 2))
-    )
-    for true in (a_certificate(direction), json.loads(proved_of_few(direction)), one.certificate(), alone.certificate()):
+    alone = flashsim.prove(N=1024, d=64, M=25_600, direction=direction).certificate()
+    one = flashsim.prove(N=2, d=2, M=90, direction=direction, causal=True).certificate()
+    for true in (a_certificate(direction), json.loads(proved_of_few(direction)), one, alone):
         check(true)
         with pytest.raises(ValueError, match=rf"bound is {true['bound'] + 1}|prove nothing"):
             check({**true, "bound": true["bound"] + 1})
-    for held in (a_certificate(direction), alone.certificate()):
+    for held in (a_certificate(direction), alone):
         assert direction == "backward" or (held["a"] > 0) == (held["M"] == 6000)
         with pytest.raises(ValueError, match="are enough"):
             check({**held, "n": held["n"] + 1, "bound": held["bound"] + held["Y"] - held["M"]})
@@ -279,9 +277,10 @@ def test_a_certificate_has_its_fields_and_none_but_them(direction: str) -> None:
     for name in ("Bound", "mask", "x" * 99):
         with pytest.raises(ValueError, match=f"it has '{name[:50]}'; expected .*bound"):
             check({**held, name: 1})
-    for module, nothing in product((certificate, certificate_of_optimum), ([], None, "bound", {})):
+    nothings: list[Any] = [[], None, "bound", {}]
+    for module, nothing in product((certificate, certificate_of_optimum), nothings):
         with pytest.raises(ValueError, match=r"certificate is|is not|expected"):
-            module.check(nothing)  # type: ignore[arg-type]
+            module.check(nothing)
     others: list[Any] = ["All", "", None, 7, ["all"], {}]
     for allowed in others:
         with pytest.raises(ValueError, match="allowed is"):
@@ -480,7 +479,7 @@ def test_bad_input_is_named() -> None:
         ({"N": 4, "d": 1.5}, "d"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
-            flashsim.prove(**arguments)  # type: ignore[arg-type]
+            flashsim.prove(**arguments)
 
 
 def proved_by_command(target: Path, capsys: pytest.CaptureFixture[str], how: str) -> str:

@@ -250,10 +250,13 @@ def test_the_sample_is_seeded_and_has_some_of_each(monkeypatch: pytest.MonkeyPat
 
 def test_a_closed_form_that_is_wrong_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its traffic, a peak that is too large or too small, or its FLOPs."""
-    right, changes = theory.form_of("flash", "forward"), [("traffic", lambda p, blocks, tiles: p.array("Q", "input", reads=7))]
-    changes += [("peak", lambda p, blocks, tiles: p.M + 1), ("peak", lambda p, blocks, tiles: 1), ("products", (1, 2))]
-    for what, wrong in changes:
-        form = replace(right, **{what: wrong})
+    right = theory.form_of("flash", "forward")
+    for form in (
+        replace(right, traffic=lambda p, blocks, tiles: p.array("Q", "input", reads=7)),
+        replace(right, peak=lambda p, blocks, tiles: p.M + 1),
+        replace(right, peak=lambda p, blocks, tiles: 1),
+        replace(right, products=(1, 2)),
+    ):
         monkeypatch.setattr(points, "form_of", lambda what, direction, form=form: form)
         with pytest.raises(Disagreement, match=r"closed form and count differ for 'flash' at .*N=8"):
             flashsim.sweep(N=8, d=4, blocks=[(4, 4)])
