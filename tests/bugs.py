@@ -1,7 +1,5 @@
 """Bugs to plant in the texts of algorithms: what is wrong, the text, what comes in its place, and the checks that notice it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, softmax_rows

@@ -5,8 +5,6 @@
 of the tests of each group that take `turns`, likewise, but at least one of each group.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -3,8 +3,6 @@
 python tests/delayed_kernels.py backward-128 '{"options": ["-DDELAYED=1"], "bugs": {"file.cu": [["text", "a wrong one"]]}}'
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -3,8 +3,6 @@
 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python tests/dying_gpus.py nccl graph      # and rank 1
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

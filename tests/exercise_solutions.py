@@ -1,7 +1,5 @@
 """Typical mistakes in each exercise: (text of the solution, what stands there instead, part of the hint)."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 SOLUTIONS: dict[str, str] = import_module("scripts.exercise_solutions").SOLUTIONS  # mypy knows scripts by other names

@@ -1,7 +1,5 @@
 """What the fuzzers share: nonsense to call with, and what a call may do."""
 
-from __future__ import annotations
-
 import math
 import traceback
 import warnings

@@ -1,7 +1,5 @@
 """The mark of tests that need a GPU of compute capability 90."""
 
-from __future__ import annotations
-
 import pytest
 
 from flashsim import gpu

@@ -1,7 +1,5 @@
 """What libraries document of the functions that `wrap` has conventions of, in NumPy: correct, and called as theirs are."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -4,8 +4,6 @@ torchrun --standalone --nproc-per-node 2 tests/over_gpus.py nccl       # a GPU a
 torchrun --standalone --nproc-per-node 3 tests/over_gpus.py torch      # gloo, and PyTorch's arithmetic in the kernels' place
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Algorithms of one's own, as a user would write them: a file's text, for the command line, and the function in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 from typing import Any

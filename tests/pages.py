@@ -1,7 +1,5 @@
 """The pages that people read, README and docs/, as tests take them apart."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

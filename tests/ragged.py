@@ -1,7 +1,5 @@
 """Ragged batches to try programs with: drawn at random, run, and what they should give, by NumPy alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """All algorithms are exact, count what theory says, and are written as the paper prints them."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pickle

@@ -1,7 +1,5 @@
 """What goes in and comes out of runs: layouts, limits of number types, what is returned. Bad arguments: test_checking.py."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re

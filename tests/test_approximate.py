@@ -1,7 +1,5 @@
 """What Figure 3 compares with: each method's numbers within derived bounds of its own formula, its counts, and planted bugs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The backward passes return the gradients of what the forward passes computed, within derived bounds, and count alike."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Live tiles counted by kind in closed form are those that looking at every tile finds; large counts finish, or are refused."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """An additive bias: what it means, what it moves, its gradient; and who refuses it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -164,15 +162,6 @@ def test_a_single_grouped_query_has_no_parts() -> None:
     assert np.allclose(got.dB, want, rtol=0, atol=1e-12)
 
 
-def test_the_pass_that_adds_dS_up_takes_as_many_rows_as_fit() -> None:
-    """Algorithm 3 with M = 17: two rows of four dS and the four of dB, so that six rows take three tiles."""
-    mask = Bias(np.zeros((1, 4)))
-    counted, exact = (
-        count("standard", N_q=6, N_k=4, d=2, M=17, mask=mask, direction="backward") for count in (flashsim.count, theory.exact)
-    )
-    assert counted.hbm.by_array["dB"].reads == exact.hbm.by_array["dB"].reads == 3 * 4
-
-
 def test_linear_biases_are_alibi() -> None:
     """ALiBi's −slope·|i − j|, by head, with a causal mask."""
     Q, K, V = rng.normal(size=(3, 2, 9, 4))
@@ -238,19 +227,10 @@ def test_a_bias_that_is_added_wrongly_is_noticed(before: str, after: str, monkey
 
 
 @pytest.mark.parametrize(
-    ("function", "before", "after"), [(BiasGradient.add, "dB_ij + summed", "summed + 0"), (Bias.summed, "(0, 1)", "(1,)")]
-)
-def test_a_gradient_that_is_added_up_wrongly_is_noticed(
-    function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swap(function, before, after, monkeypatch)
-    with pytest.raises((AssertionError, ValueError)):
-        test_heads_that_share_a_bias_add_to_one_gradient((13,))
-
-
-@pytest.mark.parametrize(
     ("function", "before", "after", "name", "shape"),
     [
+        (BiasGradient.add, "dB_ij + summed", "summed + 0", "", (13,)),
+        (Bias.summed, "(0, 1)", "(1,)", "", (13,)),
         (BiasGradient.whole, "sram.loop(down)", "sram.loop(down - 1)", "standard", (6, 7)),
         (gather.bias_gradient, "axis, 0)", "1 - axis, 0)", "flash", (6, 7)),
         (gather.bias_gradient, "reshape(N_q, group, -1)", "reshape(group, N_q, -1).swapaxes(0, 1)", "flash", (4, 1, 7)),
@@ -258,28 +238,31 @@ def test_a_gradient_that_is_added_up_wrongly_is_noticed(
         (launch.Cost.with_sums, "replace(a, size=0)", "a", "flash", (6, 7)),
     ],
 )
-def test_a_gradient_of_parts_that_is_summed_wrongly_is_noticed(
+def test_a_gradient_that_is_added_up_wrongly_is_noticed(
     function: Any, before: str, after: str, name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of heads that share a bias, or, with an algorithm's name, of grouped ones."""
     swap(function, before, after, monkeypatch)
     with pytest.raises((AssertionError, ValueError)):
-        test_grouped_heads_take_it_and_learn_it(name, shape)
+        test_grouped_heads_take_it_and_learn_it(name, shape) if name else test_heads_that_share_a_bias_add_to_one_gradient(shape)
 
 
-@pytest.mark.parametrize(("N_k", "rows"), [(4, 3), (8, 2)])
-def test_rows_of_dS_beside_the_bias_s_gradient_fill_SRAM(N_k: int, rows: int) -> None:
-    """Algorithm 3 holds as many rows of dS and dB as fit: here more than any other of its lines."""
-    M = 2 * N_k * rows
-    options: dict[str, Any] = {"N_q": 7, "N_k": N_k, "d": 1, "M": M, "sizing": "fit", "direction": "backward"}
-    options["mask"] = Bias(np.zeros((7, N_k)))
-    assert theory.exact("standard", **options).sram.peak == flashsim.count("standard", **options).sram.peak == M
+def test_the_passes_that_add_dS_up_take_as_many_rows_as_fit() -> None:
+    """Algorithm 3 with M = 17: two rows of four dS and the four of dB, so that six rows take three tiles.
 
-
-def test_the_pass_that_sums_a_grouped_gradient_may_hold_the_most() -> None:
-    """Its tiles are as large as M allows, whatever the blocks: 2·16·16 elements here."""
-    mask = Bias(np.zeros((16, 16)))
-    asked: dict[str, Any] = {"N": 16, "d": 1, "M": 1000, "blocks": (2, 2), "heads": 2, "kv_heads": 1, "gqa": "grouped"}
-    exact, tally = (of("flash", **asked, mask=mask, direction="backward") for of in (theory.exact, flashsim.count))
+    Where dB has rows of its own they fill M, more than any other of its lines. So do tiles of a grouped gradient's sum.
+    """
+    way: dict[str, Any] = {"d": 1, "direction": "backward"}
+    mask = Bias(np.zeros((1, 4)))
+    counted, exact = (
+        count("standard", N_q=6, N_k=4, M=17, mask=mask, **way | {"d": 2}) for count in (flashsim.count, theory.exact)
+    )
+    assert counted.hbm.by_array["dB"].reads == exact.hbm.by_array["dB"].reads == 3 * 4
+    for N_k, M in ((4, 2 * 4 * 3), (8, 2 * 8 * 2)):
+        options = {**way, "N_q": 7, "N_k": N_k, "M": M, "sizing": "fit", "mask": Bias(np.zeros((7, N_k)))}
+        assert theory.exact("standard", **options).sram.peak == flashsim.count("standard", **options).sram.peak == M
+    shared: dict[str, Any] = {**way, "N": 16, "M": 1000, "blocks": (2, 2), "heads": 2, "kv_heads": 1, "gqa": "grouped"}
+    exact, tally = (of("flash", **shared, mask=Bias(np.zeros((16, 16)))) for of in (theory.exact, flashsim.count))
     assert exact.sram.peak == tally.sram.peak == 2 * 16 * 16
 
 

@@ -1,7 +1,5 @@
 """Algorithm 5 computes the tiles it is told to, and no others; patterns are what their names say."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The L2: exact where it can be known, the same as `pycachesim`, and never worse for being larger."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -352,38 +350,33 @@ def test_same_as_pycachesim_where_it_is_not_installed(key: tuple[str, str, int, 
 # ----------------------------------------------------------------------------------------------------------- planted bugs
 
 
-class NeverRefreshed(L2):
+class Stuck(OrderedDict[int, Any]):
+    def move_to_end(self, key: int, last: bool = True) -> None:
+        pass
+
+
+class Backwards(OrderedDict[int, Any]):
+    def popitem(self, last: bool = True) -> tuple[int, Any]:
+        return super().popitem(last=not last)
+
+
+def never_refreshed(size: int, *, line: int) -> L2:
     """First in, first out: a hit does not make a line the most recently used."""
-
-    def __init__(self, size: int, *, line: int = 32) -> None:
-        super().__init__(size, line=line)
-
-        class Stuck(OrderedDict[int, Any]):
-            def move_to_end(self, key: int, last: bool = True) -> None:
-                pass
-
-        self._lines = Stuck()
+    l2 = L2(size, line=line)
+    l2._lines = Stuck()
+    return l2
 
 
-class MostRecentFirst(L2):
+def most_recent_first(size: int, *, line: int) -> L2:
     """Evicts the line most recently used."""
-
-    def __init__(self, size: int, *, line: int = 32) -> None:
-        super().__init__(size, line=line)
-
-        class Backwards(OrderedDict[int, Any]):
-            def popitem(self, last: bool = True) -> tuple[int, Any]:
-                return super().popitem(last=not last)
-
-        self._lines = Backwards()
+    l2 = L2(size, line=line)
+    l2._lines = Backwards()
+    return l2
 
 
-class OneLineTooMany(L2):
+def one_line_too_many(size: int, *, line: int) -> L2:
     """Holds a line more than its size."""
-
-    def __init__(self, size: int, *, line: int = 32) -> None:
-        super().__init__(size, line=line)
-        self.capacity += 1
+    return L2(size + line, line=line)
 
 
 class NeverDirty(L2):
@@ -397,7 +390,7 @@ class NeverDirty(L2):
                     self._lines[number].dirty = 0
 
 
-PLANTED = [NeverRefreshed, MostRecentFirst, OneLineTooMany, NeverDirty]
+PLANTED: list[Callable[..., L2]] = [never_refreshed, most_recent_first, one_line_too_many, NeverDirty]
 
 
 @pytest.mark.parametrize("bug", PLANTED)
@@ -411,7 +404,7 @@ def test_planted_bugs_are_noticed_by_what_pycachesim_counted(bug: Callable[..., 
 def test_never_refreshed_breaks_inclusion() -> None:
     """Belady's anomaly: first in, first out, a larger cache may miss more."""
     trace = [Access("A", at, 1, False) for at in (0, 1, 2, 3, 0, 1, 4, 0, 1, 2, 3, 4)]
-    assert [replay(trace, size, 1, of=NeverRefreshed).misses for size in (3, 4)] == [9, 10]
+    assert [replay(trace, size, 1, of=never_refreshed).misses for size in (3, 4)] == [9, 10]
     assert [replay(trace, size, 1).misses for size in (3, 4)] == [10, 8]
 
 
@@ -451,17 +444,14 @@ def test_partial_lines_move_the_elements_asked_for_alone() -> None:
     assert l2.misses == 15 - 6
 
 
-def test_folded_counts_are_refused() -> None:
-    with pytest.raises(ValueError, match="use forward"):
-        flashsim.count("flash", N=1024, d=64, observers=[L2(100)])
-
-
 def test_arguments_are_checked_and_the_state_is_printed() -> None:
     for wrong in (-1, 1.5):
         with pytest.raises(ValueError, match="size"):
             L2(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="line"):
         L2(100, line=0)
+    with pytest.raises(ValueError, match="use forward"):
+        flashsim.count("flash", N=1024, d=64, observers=[L2(100)])
     l2 = L2(64, line=8)
     l2.access("K", 0, 16, write=False)
     shown = repr(l2)

@@ -1,7 +1,5 @@
 """Arguments are checked once, by the same functions, wherever they are given."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

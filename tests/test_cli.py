@@ -1,7 +1,5 @@
 """The command line, as a person and as a pipe use it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -307,19 +305,15 @@ def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("flashsim-theorem2.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("typed", "name"),
-    [("figures/blocks.png", "blocks"), ("l2.svg", "l2"), ("figures/figure_2_left", "traffic"), ("figure_2_middle", "blocks"),
-     ("figure_2_right.json", "sparsity"), ("figure_3_right", "memory"), ("accesses_by_array", "arrays")],
-)  # fmt: skip
-def test_a_figure_is_found_by_its_file(typed: str, name: str) -> None:
-    assert parse(["plot", typed]).figure == name
-
-
-def test_every_picture_of_the_pages_that_plot_draws_is_found_by_its_file() -> None:
-    drawn = {file.stem for file in (ROOT / "figures").glob("*.json")} & FIGURES.keys()
-    assert {parse(["plot", f"figures/{name}.json"]).figure for name in drawn} == drawn
+def test_a_figure_is_found_by_its_file() -> None:
+    found = {
+        "figures/blocks.png": "blocks", "l2.svg": "l2", "figures/figure_2_left": "traffic", "figure_2_middle": "blocks",
+        "figure_2_right.json": "sparsity", "figure_3_right": "memory", "accesses_by_array": "arrays",
+    }  # fmt: skip
+    drawn = {file.stem for file in (ROOT / "figures").glob("*.json")} & FIGURES.keys()  # of the pages
     assert len(drawn) > 10
+    for typed, name in (found | {f"figures/{name}.json": name for name in drawn}).items():
+        assert parse(["plot", typed]).figure == name
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -378,15 +372,6 @@ def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str], monke
     assert "None" not in out
 
 
-@pytest.mark.parametrize(
-    ("text", "itemsize", "elements"),
-    [("25600", 4, 25_600), ("100KB", 4, 25_600), ("100 kb", 2, 51_200), ("1.5MB", 4, 393_216), ("25,600", 2, 25_600),
-     ("192KiB", 2, 98_304), ("64B", 4, 16)],
-)  # fmt: skip
-def test_sizes_are_read(text: str, itemsize: int, elements: int) -> None:
-    assert parse_size(text, itemsize) == elements
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -428,7 +413,12 @@ def test_an_offset_moves_the_causal_mask(capsys: pytest.CaptureFixture[str], tmp
     assert all(array.exact == (array.reads, array.writes) for array in about.arrays)
 
 
-def test_sizes_are_written() -> None:
+def test_sizes_are_read_and_written() -> None:
+    for text, itemsize, elements in (
+        ("25600", 4, 25_600), ("100KB", 4, 25_600), ("100 kb", 2, 51_200), ("1.5MB", 4, 393_216), ("25,600", 2, 25_600),
+        ("192KiB", 2, 98_304), ("64B", 4, 16),
+    ):  # fmt: skip
+        assert parse_size(text, itemsize) == elements
     assert [human_bytes(n) for n in (1, 1023, 1024, 102_400, 40.3 * 2**30, 2.0**50)] == [
         "1 B", "1023 B", "1 KB", "100 KB", "40.3 GB", "1,024 TB"
     ]  # fmt: skip

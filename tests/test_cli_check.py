@@ -1,7 +1,5 @@
 """`flashsim check`, as a person and as a pipe use it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -117,9 +115,6 @@ def test_options_change_the_spec(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--C", "3", "--blocks", "8", "4", "--dtypes", "float32", "float64", "--no-cross"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Spec(dtypes=('float32', 'float64'), block=(8, 4), cross=False, unchecked=('mask',), C=3.0)" in out
-
-
-def test_every_field_of_a_spec_is_an_option() -> None:
     assert set(SPEC_OPTIONS) == set(Spec.__dataclass_fields__)
 
 
@@ -171,9 +166,6 @@ def test_what_was_declared_and_left_out_is_not_said_to_be_undeclared(capsys: pyt
     assert "does not declare gqa" not in out
     assert "no backward was given" not in out
     assert "the spec does not declare causal: causal_no_leak" in out
-
-
-def test_what_the_first_calls_leave_out_is_not_undeclared(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "my_kernels:windowed", "--causal", "bottom_right", "--scale", "--examples", "2"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "It ignores scale=" in out
@@ -436,10 +428,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in lines] == list(CHECKS)
     assert all(len(line.split()) > 4 for line in lines)
-
-
-def test_a_check_has_its_name_where_python_drops_docstrings() -> None:
-    command = [sys.executable, "-OO", "-m", "flashsim", "check", "--list"]
+    command = [sys.executable, "-OO", "-m", "flashsim", "check", "--list"]  # where Python drops docstrings
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert [line.split() for line in done.stdout.partition("\n\n")[0].splitlines()] == [[name, name] for name in CHECKS]
 
@@ -450,13 +439,10 @@ def test_a_package_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch, c
     assert "error: argument --wrap: jax needs the package jax: pip install jax\n" in capsys.readouterr().err
 
 
-def test_names_inside_names_are_found() -> None:
-    assert load("my_kernels:SPEC.block") == (16, 16)
-
-
 def test_a_kernel_without_a_spec_beside_it_is_told_of_init(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["check", "my_kernels.py:attention", "--check", "determinism", "--examples", "1", "--quiet"]
     hint = "To write a spec and tests: flashsim check my_kernels.py:attention --init"
+    assert load("my_kernels:SPEC.block") == (16, 16)  # a name inside a name
     main(command)
     assert hint in capsys.readouterr().out
     main([*command, "--spec", "my_kernels:SPEC"])

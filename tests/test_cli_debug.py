@@ -1,7 +1,5 @@
 """`flashsim debug`: it stops in the algorithm's own frame, at the line and tile that it is given."""
 
-from __future__ import annotations
-
 import bdb
 import inspect
 import io

@@ -1,7 +1,5 @@
 """Command lines that make no sense: status 2, nothing on stdout, and one line on stderr that names what is wrong."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """An algorithm of one's own, FILE.py:NAME, goes wherever a name goes on the command line; what is wrong with it is one line."""
 
-from __future__ import annotations
-
 import bdb
 import io
 import json

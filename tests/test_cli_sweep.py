@@ -1,7 +1,5 @@
 """`flashsim sweep`: questions answered by one command, ranges, files, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Reformer's and SMYRF's clusters: numbers within derived bounds of their formulas, their counts, hashing, and planted bugs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs beside naive attention and theory: what is off is said, and NaN is not a small error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cut cross-entropy: its numbers within derived bounds, no logit in HBM, and the bugs that real kernels had."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

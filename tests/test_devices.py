@@ -1,7 +1,5 @@
 """Attention over devices: numbers, counts `==` theory, words on links, and the rules of the links."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from fractions import Fraction

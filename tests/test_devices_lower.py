@@ -1,7 +1,5 @@
 """What devices must receive at least: below every program's words, below optima that a search finds, and checked apart."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Costs by formula alone: what is counted, quickly for thousands of devices, and time by the model."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Traces of programs over devices: the observer that traces all else, and a lane for each device."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Devices for real: the same files over MPI and torch.distributed, in processes that mpiexec and torchrun start."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

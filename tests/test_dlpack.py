@@ -1,7 +1,5 @@
 """What people hand in: other libraries' arrays by DLPack, lists; M and dtypes as they write them."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from typing import Any

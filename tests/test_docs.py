@@ -1,7 +1,5 @@
 """What README and docs/ show is what happens: code runs, output is real, links lead somewhere, numbers are the recorded ones."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import io

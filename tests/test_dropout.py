@@ -1,7 +1,5 @@
 """Dropout: the generator is Philox4x32-10, an element's fate is its own, and Z is 1/(1 − p) or 0."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

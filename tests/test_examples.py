@@ -4,8 +4,6 @@ The numbers below are typed from the chapter ("FlashAttention: Theory and Practi
 computed here with 50 digits and apart from the examples' code, and then looked for in the examples' steps and in their text.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """A class graded: each file in a process of its own, and no verdict that is not the grader's."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys
@@ -46,29 +44,17 @@ def apart(path: Path, name: str, limits: Limits | None = None) -> Grade:
         return Grade(found, False, wrong.seen, wrong.hint)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if at % 3 else []) for at, name in enumerate(SOLUTIONS)]
-)
-def test_a_solution_is_judged_apart_as_it_is_here(name: str, tmp_path: Path) -> None:
-    path = tmp_path / exercise(name).file
-    path.write_text(SOLUTIONS[name], encoding="utf-8")
-    found = apart(path, name)
-    assert found == grade(path)
-    assert found.solved
+WRONG = [(name, SOLUTIONS[name].replace(before, after)) for name, kinds in MISTAKES.items() for before, after, _ in kinds]
+ANSWERS = [(*of, at % 3) for at, of in enumerate(SOLUTIONS.items())] + [(*of, at % 9) for at, of in enumerate(WRONG[::3])]
 
 
-def wrong_answers() -> list[tuple[str, str]]:
-    return [(name, SOLUTIONS[name].replace(before, after)) for name, kinds in MISTAKES.items() for before, after, _ in kinds]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [pytest.param(*each, marks=[pytest.mark.slow] if at % 9 else []) for at, each in enumerate(wrong_answers()[::3])],
-)
-def test_a_mistake_is_judged_apart_as_it_is_here(name: str, text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "text"), [pytest.param(*of, marks=[pytest.mark.slow] * bool(later)) for *of, later in ANSWERS])
+def test_an_answer_is_judged_apart_as_it_is_here(name: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / exercise(name).file
     path.write_text(text, encoding="utf-8")
-    assert apart(path, name) == grade(path)
+    found = apart(path, name)
+    assert found == grade(path)
+    assert found.solved == (text == SOLUTIONS[name])
 
 
 CHEATS = {
@@ -230,52 +216,40 @@ def test_an_exercise_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[
         exercise("none.py")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_what_is_packed_is_unpacked() -> None:
+    values = [
         None, True, 3, 2.5, "x", np.arange(6).reshape(2, 3), np.float32(2), np.bool_(True), np.zeros((0, 2)),
         (1, (np.ones(2), "a")), Blocks(1, 2, 3, 4),
-    ],
-)  # fmt: skip
-def test_what_is_packed_is_unpacked(value: Any) -> None:
-    found = unpacked(json.loads(json.dumps(packed(value))))
-    assert type(found) is type(value)
-    assert str(found) == str(value)
-
-
-def test_what_is_no_number_keeps_its_name_alone() -> None:
-    for thing in ({1: 2}, 10**5000, np.array([None]), lambda: 0):
+    ]  # fmt: skip
+    for value in values:
+        found = unpacked(json.loads(json.dumps(packed(value))))
+        assert type(found) is type(value)
+        assert str(found) == str(value)
+    for thing in ({1: 2}, 10**5000, np.array([None]), lambda: 0):  # of what is not a number the name alone is kept
         found = unpacked(json.loads(json.dumps(packed(thing))))
         assert type(found).__name__ == type(thing).__name__
         assert found != thing
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_what_is_no_value_or_cannot_have_been_done_to_a_memory_is_refused() -> None:
+    messages: list[Any] = [
         [], ["array", "|O", [1], ""], ["array", "<f8", [10**9, 10**9], ""], ["scalar", "<f8", [2], "AAAA"],
         ["matrix", "K", 1, 1, None], {}, ["plain", []],
-    ],
-)  # fmt: skip
-def test_what_is_no_value_is_refused(message: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        unpacked(message)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
+    ]  # fmt: skip
+    for message in messages:
+        with pytest.raises((ValueError, TypeError)):
+            unpacked(message)
+    entries: list[Any] = [
         ["load", "X", [0, 9, 0, 2], None], ["load", "X", [-1, 1, 0, 2], None], ["load", "Z", [0, 1, 0, 2], None],
         ["load", "X", [1, 1, 0, 2], None], ["store", "X", [0, 1, 0, 2], packed(np.ones((2, 2)))],
         ["store", "X", [0, 1, 0, 2], packed(3)], ["compute", "S", packed(1)], ["turn end", []], ["evict"], 7,
-    ],
-)  # fmt: skip
-def test_what_cannot_have_been_done_to_a_memory_is_refused(entry: Any) -> None:
-    stage = Stage({"X": np.ones((3, 2))})
-    again(stage.hbm, stage.sram, ["load", "X", [0, 2, 0, 2], None])
-    assert stage.moved("X") == (4, 0)
-    with pytest.raises((ValueError, KeyError, IndexError)):
-        again(stage.hbm, stage.sram, entry)
+    ]  # fmt: skip
+    for entry in entries:
+        stage = Stage({"X": np.ones((3, 2))})
+        again(stage.hbm, stage.sram, ["load", "X", [0, 2, 0, 2], None])
+        assert stage.moved("X") == (4, 0)
+        with pytest.raises((ValueError, KeyError, IndexError)):
+            again(stage.hbm, stage.sram, entry)
 
 
 def test_the_most_common_mistake_comes_first() -> None:

@@ -1,7 +1,5 @@
 """The exercises as notebooks: what the file has is in the cells, and cells run and grade."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

@@ -1,7 +1,5 @@
 """The exercises: solutions pass, each typical mistake gets its own hint, and a student is told what and where."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

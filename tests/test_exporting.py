@@ -1,7 +1,5 @@
 """Results as dictionaries, JSON and DataFrames: every count exactly the integer it is."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

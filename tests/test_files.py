@@ -1,7 +1,5 @@
 """Files are written whole or not at all, by everything that writes files."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """A result of a user's function that is computed with, but was not put on chip, is told at the line that made it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -10,8 +10,6 @@ machine of two cores (Python 3.11.7, NumPy 2.4.6, Hypothesis 6.170.15; CuPy was 
 device of CuPy's; it is refused now, and the test that found it passes. Before it, 5,700 calls at commit 7cdcd50; all passed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A call ends in a result, or in a ValueError or TypeError of flashsim's own that 
 an argument. `pytest tests/test_fuzz_kit.py --fuzz 100000` tries that many calls in each test.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress

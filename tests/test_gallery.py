@@ -3,8 +3,6 @@
 What a moment is said to be is looked up here, independently of what makes the pages.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import html
@@ -94,10 +92,13 @@ def text_of(name: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ the files
 
 
-def test_there_is_a_page_for_each_lesson_and_nothing_else() -> None:
+def test_there_is_a_page_for_each_lesson_in_the_order_of_a_course() -> None:
     assert set(made()) == {"index.html", "playground.html", *(f"{lesson}.html" for lesson in LESSONS)}
     orders = [page.order for page in gallery.pages().values()]
     assert len(set(orders)) == len(orders)
+    assert LESSONS[:5] == ["online_softmax", "standard", "flash_basic", "causal", "backward"]
+    later = [LESSONS.index(name) for name in ("backward", "pinned", "optimum", "streamed", "hybrid")]
+    assert later == sorted(later)  # what needs the first five
 
 
 @pytest.mark.slow
@@ -141,19 +142,19 @@ def test_the_command_writes_a_lesson_that_stands_alone(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_pages_are_small_and_keep_their_values(name: str) -> None:
+def test_pages_are_small_and_keep_their_values_and_the_index_shows_their_size_and_tiles(name: str) -> None:
     page = made()[f"{name}.html"]
     assert len(page.encode("utf-8")) < LARGEST_PAGE
     for trace in traces(name):
         assert len(trace.steps) <= MOST_STEPS
         assert all(event.value is not None for event in trace.events if event.kind in ("load", "compute", "store"))
         assert trace.about.notes == ()
-
-
-def test_the_index_tells_sizes() -> None:
-    for name in LESSONS:
-        size = f"{len(made()[f'{name}.html'].encode()) / 1000:,.0f} kB"
-        assert f'<span class="size">{size}</span>' in article(name)
+    assert f'<span class="size">{len(page.encode()) / 1000:,.0f} kB</span>' in article(name)
+    (entry,) = re.findall(rf'<li>(<svg .*?</svg>)<article id="{name}">', made()["index.html"])
+    blocks = traces(name)[0].about.blocks
+    assert entry.count("<rect") == blocks.T_r * blocks.T_c
+    visited = {step.tile for step in traces(name)[0].steps} - {None}
+    assert entry.count("var(--ground)") == blocks.T_r * blocks.T_c - len(visited)
 
 
 @pytest.mark.parametrize("name", ["index.html", "playground.html", *(f"{lesson}.html" for lesson in LESSONS)])
@@ -161,7 +162,11 @@ def test_pages_are_self_contained(name: str) -> None:
     text = TRACE.sub("", made()[name])
     assert "default-src 'none'" in text
     addresses = text.replace("http://www.w3.org/2000/svg", "")  # a name, which nothing is loaded from
-    assert re.findall(r"""(?:src|srcset)\s*=\s*["']|url\(|@import|<link|https?://""", addresses) == []
+    assert (
+        re.findall(r"""(?:src|srcset)\s*=\s*["']|url\(|@import|<link|https?://|fetch\(|XMLHttpRequest|\bimport\(""", addresses)
+        == []
+    )
+    assert re.findall(r"\{\{|/\* player\.", addresses) == []  # of the template
     targets = set(re.findall(r'href="([^"#]*)', text)) - {""}
     if name == "index.html":
         assert targets == {"playground.html", *(f"{lesson}.html" for lesson in LESSONS)}
@@ -206,18 +211,13 @@ def broken(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_lessons_keep_the_rules(name: str) -> None:
-    assert broken(gallery.pages()[name]) == []
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_calls_others_by_name(name: str) -> None:
+def test_lessons_keep_the_rules_and_call_others_by_name(name: str) -> None:
     """Not by their place, as another may come between."""
     lesson = gallery.pages()[name].lesson
+    assert broken(gallery.pages()[name]) == []
     words = " ".join([lesson.text, *(m.words for m in lesson.moments), *(s.asks + s.because for s in lesson.stops)])
-    said = " ".join(words.split())
     place = r"(?:next|previous|following|preceding|first|last|\w+th) lesson|lessons? (?:before|after|\d+)"
-    assert re.findall(place, said) == []
+    assert re.findall(place, " ".join(words.split())) == []
 
 
 def test_a_lesson_that_breaks_the_rules_is_told_which() -> None:
@@ -244,13 +244,21 @@ def test_a_lesson_that_breaks_the_rules_is_told_which() -> None:
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_each_lesson_has_its_text_in_the_page_and_in_the_index(name: str) -> None:
-    """What the page tells after its questions, the index folds."""
-    page = made()[f"{name}.html"]
+def test_the_index_has_each_lesson_s_text_and_folds_what_it_asks_before_it_shows(name: str) -> None:
+    """And what the page tells after its questions; it promises a question where the page asks one."""
+    page, lesson = made()[f"{name}.html"], gallery.pages()[name].lesson
     later = re.findall(r'<div class="after" hidden><p>(.*?)</p></div>', page, re.DOTALL)
     for paragraph in paragraphs(page):
         told = f"</summary><span>{paragraph}</span></details>" if paragraph in later else f"<p>{paragraph}</p>"
         assert told in article(name)
+    promised = re.findall(r'#t=(\d+)"(?:(?!</li>).)*<summary>the page asks first</summary>', lesson.html(f"{name}.html"))
+    stops, moments = {stop.step for stop in lesson.stops}, {moment.step for moment in lesson.moments}
+    assert {*map(int, promised)} == stops & moments
+    seen = re.sub(r"<details><summary>(the page asks first|after the question)</summary>.*?</details>", "", article(name))
+    assert {moment.step for moment in lesson.moments if typeset(moment.words) in seen} == {
+        at for at in moments if at < min(stops)
+    }
+    assert all(typeset(moment.words) in article(name) for moment in lesson.moments)
 
 
 @pytest.mark.slow
@@ -533,18 +541,6 @@ def short_trace() -> Trace:
     return flashsim.trace("flash", *rng.standard_normal((3, 4, 2)), blocks=(2, 2), M=64)
 
 
-def test_a_moment_that_is_no_step_is_refused() -> None:
-    trace = short_trace()
-    with pytest.raises(ValueError, match=rf"expected steps from 0 to {len(trace.steps) - 1}$"):
-        trace.html(lesson=Lesson("x", "y", (Moment(len(trace.steps), "last step", "z"),)))
-
-
-def test_a_lesson_goes_with_a_page(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a lesson is a page: expected \.html"):
-        short_trace().save(tmp_path / "x.json.gz", lesson=Lesson("x", "y"))
-    assert not (tmp_path / "x.json.gz").exists()
-
-
 def test_symbols_are_set_and_all_else_is_escaped() -> None:
     found = typeset("m_i^new of B_r rows, a factor e^{−3}, 10^{−14} & <b>; row’s `S_ij` L6-v2 A")
     assert plain(found) == "mnewi of Br rows, a factor e−3, 10−14 & <b>; row’s S_ij L6-v2 A"
@@ -626,28 +622,25 @@ def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str)
             assert page.evaluate("player.t === player.length - 1")
             said = "times this run's" if name == "optimum" else "equal the prediction."  # a search's schedule has no closed form
             assert said in page.locator(".versus").first.text_content()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LESSONS)
-def test_the_index_s_links_and_the_moment_button_lead_there(page: Any, name: str) -> None:
-    page.goto("index.html")
-    steps = [link.step for link in links(article(name))]
-    page.locator(f"#{name} summary").first.click()
-    page.locator(f"#{name} .moments a").nth(1).click()
-    page.wait_for_selector("html[data-ready]", state="attached")
-    assert page.evaluate("[location.pathname.split('/').pop(), player.t]") == [f"{name}.html", steps[1]]
-    opened(page, name)
-    page.locator("#lesson .moments a").nth(1).click()
-    until(page, f"player.t === {steps[1]}")
     assert page.locator("#lesson .moments .here").count() == 1
     page.evaluate("player.lesson.stops = []")
     page.keyboard.press("Home")
-    for want in [step for step in steps if step]:
+    steps = [link.step for link in links(article(name))]
+    for want in filter(None, steps):
         page.click("#next-moment")
         assert page.evaluate("player.t") == want
     page.evaluate(f"player.go({next(step for step in range(len(steps) + 1) if step not in steps)})")
     assert page.text_content("#moment") == ""
+    for of in (f"#{name}", "#lesson"):  # the links of the index, and of the page
+        if of == "#lesson":
+            opened(page, name)
+        else:
+            page.goto("index.html")
+            page.locator(f"{of} summary").first.click()
+        page.locator(f"{of} .moments a").nth(1).click()
+        page.wait_for_selector("html[data-ready]", state="attached")
+        until(page, f"player.t === {steps[1]}")
+        assert page.evaluate("location.pathname.split('/').pop()") == f"{name}.html"
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["1280×720", "390×844"])
@@ -738,13 +731,28 @@ def test_a_covered_part_is_found(page: Any) -> None:
     assert [part for part in page.evaluate(UNSEEN, list(SEEN)) if "beyond" in part or "not to be clicked" in part]
 
 
+TOTALS = """() => [...document.querySelectorAll(".hbm tbody tr")].flatMap((row) => [3, 5].map((n) => row.cells[n].textContent))"""
+NAMED = """[...document.querySelectorAll("#lesson .later")].every((entry) =>
+    entry.innerText.trim().startsWith([...entry.childNodes].slice(0, -1).map((part) => part.textContent).join("").trim()))"""
+SEEN_AHEAD = """(stop) => [...document.querySelectorAll("#lesson .moments li")].filter((entry) =>
+  Number(entry.querySelector("a").hash.slice(3)) >= stop && entry.lastElementChild.checkVisibility()).length"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS)
 def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
-    """A stop opens when one steps onto its step; it says right and wrong, and why; it asks once, and can be skipped."""
+    """A stop opens when one steps onto its step; it says right and wrong, and why; it asks once, and can be skipped.
+
+    What it asks is shown before neither in the predicted totals nor in the moments; the last step, reached by a key, shows all.
+    """
     opened(page, name)
     stops = page.evaluate("player.lesson.stops.map(([step]) => step)")
     assert stops
+    for t in (0, stops[0] - 1):
+        page.evaluate(f"player.go({t}), document.querySelector('#lesson').open = true")
+        assert set(page.evaluate(TOTALS)) == {"?"}
+        assert page.evaluate(SEEN_AHEAD, stops[0]) == 0
+        assert page.evaluate(NAMED)
     for stop in stops:
         page.evaluate(f"player.go({stop - 1})")
         page.click("#forward")
@@ -758,43 +766,18 @@ def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
         assert page.inner_text("#stop-because").startswith("Yes. ")
         assert page.evaluate("player.t") == stop - 1
         page.click("#stop-on")
-        until(page, f"player.t === {stop}")
+        until(page, f"player.t === {stop}")  # a dialog closes in a task of its own
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowRight")
         assert page.evaluate("[player.t, document.querySelector('#stop').open]") == [stop, False]
     opened(page, name, f"#t={stops[0] - 1}")
     page.click("#play")
     until(page, "document.querySelector('#stop').open")
-    page.keyboard.press("Escape")
-    until(page, f"player.t === {stops[0]}")  # a dialog closes in a task of its own
-    assert page.evaluate("player.playing") is False
-
-
-TOTALS = """() => [...document.querySelectorAll(".hbm tbody tr")].flatMap((row) => [3, 5].map((n) => row.cells[n].textContent))"""
-NAMED = """[...document.querySelectorAll("#lesson .later")].every((entry) =>
-    entry.innerText.trim().startsWith([...entry.childNodes].slice(0, -1).map((part) => part.textContent).join("").trim()))"""
-SEEN_AHEAD = """(stop) => [...document.querySelectorAll("#lesson .moments li")].filter((entry) =>
-  Number(entry.querySelector("a").hash.slice(3)) >= stop && entry.lastElementChild.checkVisibility()).length"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LESSONS)
-def test_what_a_stop_asks_is_not_shown_before(page: Any, name: str) -> None:
-    """Neither in the predicted totals nor in the moments; the last step, reached by a link, shows all."""
-    opened(page, name)
-    stop = page.evaluate("player.lesson.stops[0][0]")
-    page.evaluate("document.querySelector('#lesson').open = true")
-    for t in (0, stop - 1):
-        page.evaluate(f"player.go({t}), document.querySelector('#lesson').open = true")
-        assert set(page.evaluate(TOTALS)) == {"?"}
-        assert page.evaluate(SEEN_AHEAD, stop) == 0
-        assert page.evaluate(NAMED)
-    page.evaluate("player.speed = 30, player.play(true)")
-    until(page, "document.querySelector('#stop').open")
     page.evaluate("player.redraw()")
     assert set(page.evaluate(TOTALS)) == {"?"}
-    page.click("#stop-on")
-    until(page, f"player.t === {stop}")  # a dialog closes in a task of its own
+    page.keyboard.press("Escape")
+    until(page, f"player.t === {stops[0]}")
+    assert page.evaluate("player.playing") is False
     page.keyboard.press("End")
     assert "?" not in page.evaluate(TOTALS)
     page.evaluate("document.querySelector('#lesson').open = true")
@@ -812,13 +795,6 @@ def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
     assert not [total for total in totals if total in re.findall(r"\d[\d,]+", lesson.text)]
     before = trace.events[trace.steps[stop.step].first - 1]
     assert before.reads + before.writes < sum(a.reads + a.writes for a in trace.about.arrays) / 2
-
-
-def test_lessons_are_in_the_order_of_a_course() -> None:
-    """Softmax, standard attention, Algorithm 1, a mask, the backward pass; then what needs these: rows that stay, the optimum."""
-    assert LESSONS[:5] == ["online_softmax", "standard", "flash_basic", "causal", "backward"]
-    later = [LESSONS.index(name) for name in ("backward", "pinned", "optimum", "streamed", "hybrid")]
-    assert later == sorted(later)
 
 
 ANSWERS = {
@@ -852,14 +828,6 @@ def test_no_text_answers_its_question_before_it_is_asked(name: str) -> None:
     assert answer not in html.unescape(re.sub(r"<[^>]*>", "", before))
 
 
-@pytest.mark.parametrize("name", LESSONS)
-def test_the_index_promises_a_question_where_the_page_asks_one(name: str) -> None:
-    lesson = gallery.pages()[name].lesson
-    promised = re.findall(r'#t=(\d+)"(?:(?!</li>).)*<summary>the page asks first</summary>', lesson.html(f"{name}.html"))
-    stops = {stop.step for stop in lesson.stops}
-    assert {*map(int, promised)} == stops & {moment.step for moment in lesson.moments}
-
-
 def test_a_page_tells_what_answers_its_question_once_it_has_asked(page: Any) -> None:
     opened(page, "causal")
     assert page.locator("#lesson .after").count() == 2
@@ -869,18 +837,6 @@ def test_a_page_tells_what_answers_its_question_once_it_has_asked(page: Any) -> 
         page.keyboard.press("ArrowRight")
     page.click("#stop-on")
     until(page, "[...document.querySelectorAll('#lesson .after')].every(one => !one.hidden)")
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_the_index_folds_what_a_lesson_asks_before_it_shows(name: str) -> None:
-    lesson = gallery.pages()[name].lesson
-    asked = min((stop.step for stop in lesson.stops), default=None)
-    seen = re.sub(r"<details><summary>(the page asks first|after the question)</summary>.*?</details>", "", article(name))
-    assert asked is not None
-    assert {moment.step for moment in lesson.moments if typeset(moment.words) in seen} == {
-        moment.step for moment in lesson.moments if moment.step < asked
-    }
-    assert all(typeset(moment.words) in article(name) for moment in lesson.moments)
 
 
 def test_lessons_lead_to_each_other_through_the_index(page: Any) -> None:
@@ -903,15 +859,6 @@ def test_lessons_lead_to_each_other_through_the_index(page: Any) -> None:
     follow("prev", "index")
     page.go_back()
     page.wait_for_url(re.compile(rf"/{LESSONS[0]}\.html"))
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_thumbnails_show_the_tiles(name: str) -> None:
-    (entry,) = re.findall(rf'<li>(<svg .*?</svg>)<article id="{name}">', made()["index.html"])
-    blocks = traces(name)[0].about.blocks
-    assert entry.count("<rect") == blocks.T_r * blocks.T_c
-    visited = {step.tile for step in traces(name)[0].steps} - {None}
-    assert entry.count("var(--ground)") == blocks.T_r * blocks.T_c - len(visited)
 
 
 def right_answers(name: str) -> list[str]:
@@ -994,8 +941,15 @@ def test_a_marked_text_comes_apart() -> None:
         parts_of("[reed K] x", trace)
 
 
-def test_a_stop_s_right_answer_can_be_chosen() -> None:
+def test_a_lesson_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    """A right answer that cannot be chosen, moments and stops at no step, a file that is no page."""
+    trace, steps = short_trace(), rf"expected steps from 0 to {len(short_trace().steps) - 1}$"
     with pytest.raises(ValueError, match="right is 'c'; expected one of the choices, a, b"):
         Stop(0, "?", ("a", "b"), "c", "")
-    with pytest.raises(ValueError, match=r"moments and stops \[99\]; expected steps from 0 to "):
-        short_trace().html(lesson=Lesson("x", "y", (), (Stop(99, "?", ("a",), "a", ""),)))
+    with pytest.raises(ValueError, match=steps):
+        trace.html(lesson=Lesson("x", "y", (Moment(len(trace.steps), "last step", "z"),)))
+    with pytest.raises(ValueError, match=rf"moments and stops \[99\]; {steps}"):
+        trace.html(lesson=Lesson("x", "y", (), (Stop(99, "?", ("a",), "a", ""),)))
+    with pytest.raises(ValueError, match=r"a lesson is a page: expected \.html"):
+        trace.save(tmp_path / "x.json.gz", lesson=Lesson("x", "y"))
+    assert not (tmp_path / "x.json.gz").exists()

@@ -3,8 +3,6 @@
 Skipped, with the reason, where there is no GPU. What needs none is in test_gpu_compile.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 Skipped, with the reason, where CuPy or NVRTC is missing: pip install ".[gpu]".
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil
@@ -42,12 +40,7 @@ from tests.conftest import turn
 LADDER = list(gpu.ladder())
 VARIANTS = [*(variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants), *tiles.VARIANTS]
 PROMISE = "no spills, no stack"
-OVERLAPPING = (
-    "hopper.cu",
-    "hopper_backward.cu",
-    "hopper_backward_wide.cu",
-    "hopper_fp8.cu",
-)  # within a warpgroup; hopper_decode.cu's do not
+OVERLAPPING = ("hopper.cu", "hopper_backward.cu", "hopper_backward_wide.cu", "hopper_fp8.cu")  # within a warpgroup
 pytestmark = pytest.mark.packages
 ON_WGMMA = {  # the kernels on wgmma
     **{f"{name}.cu": name for name in ("hopper", "hopper_backward", "hopper_decode", "hopper_fp8")},
@@ -235,11 +228,9 @@ def test_a_kernels_listing_is_the_simulators() -> None:
                 assert ours[number] == theirs[number]
 
 
+HEADED = {256: [hopper.DEEP], 128: [hopper.WIDE], 64: [hopper.FINE, hopper.PAIR, hopper.SMALL]}
 SHARED = {  # bytes that the launchers ask for, in the order of the headers' tables
-    "hopper.cu": [
-        tiles.shared_bytes(d)
-        for d, tiles in [(256, hopper.DEEP), (128, hopper.WIDE), *((64, of) for of in (hopper.FINE, hopper.PAIR, hopper.SMALL))]
-    ],
+    "hopper.cu": [tiles.shared_bytes(d) for d in (256, 128, 64) for tiles in HEADED[d]],
     "hopper_backward.cu": [hopper_backward.shared_bytes(d, False) for d in (128, 64)],
     "hopper_backward_wide.cu": [*hopper_backward_wide.SHARED],
     "hopper_decode.cu": [hopper_decode.shared_bytes(d) for d in (128, 64)],
@@ -347,15 +338,12 @@ def test_a_planted_bug_compiles_to_other_code_and_leaves_none_behind(bug: same_c
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("capability", ["80", "90"])
-def test_the_kernel_that_trains_a_curve_has_the_bugs_in_its_file(capability: str) -> None:
-    shape = (4, 2, 64, 32)
-    plan = settling._plan("backward", np.dtype("float32"), shape, shape, True, ("causal",), capability)
-    assert {bug.file for bug in same_curve.ON_GPU} == {algorithm_2.BACKWARD}
-    assert plan.kernel == algorithm_2.KERNEL.name
-
-
 def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {bug.file for bug in same_curve.ON_GPU} == {algorithm_2.BACKWARD}
+    shape = (4, 2, 64, 32)
+    for capability in ("80", "90"):  # the kernel that trains a curve
+        plan = settling._plan("backward", np.dtype("float32"), shape, shape, True, ("causal",), capability)
+        assert plan.kernel == algorithm_2.KERNEL.name
     right: dict[tuple[Any, ...], dict[str, Any]] = {("a function of the right file",): {}}
     monkeypatch.setattr(compiling, "_loaded", dict(right))
     for bug in same_curve.ON_GPU:
@@ -378,49 +366,66 @@ def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> No
     assert compiling.KERNELS == KERNELS
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "d", "aligned", "asked", "wanted", "why"),
-    [
-        ("90", "float16", 128, True, (), "hopper", "hopper_decode: 280 queries share a KV head"),
-        ("80", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 80"),
-        ("100", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 100"),
-        ("90", "float16", 32, True, (), "tensor_core", "hopper: d is 32"),
-        ("90", "float16", 256, True, ("causal", "window", "block_mask", "count"), "hopper", "does not take d = 256"),
-        ("90", "float16", 256, True, ("dropout_p",), "hopper", "does not take d = 256"),
-        ("80", "float16", 256, True, (), "q_outer", "hopper: the GPU has compute capability 80"),
-        ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "280 queries"),
-        ("90", "float16", 64, True, ("mask", "causal", "dropout_p", "count"), "hopper", "280 queries"),
-        ("80", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
-        ("90", "float16", 64, True, ("mask", "block_mask"), "q_outer", "hopper: does not take block_mask with mask"),
-        ("90", "float16", 64, True, ("window", "block_mask"), "hopper", ""),
-        ("80", "float16", 64, True, ("window",), "q_outer", "tensor_core: does not take window"),
-        ("90", "float16", 64, False, (), "q_outer", "needs rows that start at multiples of 16 bytes"),
-        ("90", "float32", 64, True, (), "q_outer", "hopper: does not take float32"),
-    ],
-)
-def test_the_plan_names_the_fastest_rung_and_why_no_faster_one(
-    capability: str, dtype: str, d: int, aligned: bool, asked: tuple[str, ...], wanted: str, why: str
-) -> None:
-    shapes = (2, 8, 70, d), (2, 2, 4096, d)
-    plan = settling._plan("forward", np.dtype(dtype), *shapes, aligned, asked, capability)
-    assert plan.kernel == wanted
-    assert why in plan.why
+FORWARD_PLANS = [  # of 70 queries of 8 heads and 4,096 keys of 2
+    ("90", "float16", 128, True, (), "hopper", "hopper_decode: 280 queries share a KV head"),
+    ("80", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 80"),
+    ("100", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 100"),
+    ("90", "float16", 32, True, (), "tensor_core", "hopper: d is 32"),
+    ("90", "float16", 256, True, ("causal", "window", "block_mask", "count"), "hopper", "does not take d = 256"),
+    ("90", "float16", 256, True, ("dropout_p",), "hopper", "does not take d = 256"),
+    ("80", "float16", 256, True, (), "q_outer", "hopper: the GPU has compute capability 80"),
+    ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "280 queries"),
+    ("90", "float16", 64, True, ("mask", "causal", "dropout_p", "count"), "hopper", "280 queries"),
+    ("80", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
+    ("90", "float16", 64, True, ("mask", "block_mask"), "q_outer", "hopper: does not take block_mask with mask"),
+    ("90", "float16", 64, True, ("window", "block_mask"), "hopper", ""),
+    ("80", "float16", 64, True, ("window",), "q_outer", "tensor_core: does not take window"),
+    ("90", "float16", 64, False, (), "q_outer", "needs rows that start at multiples of 16 bytes"),
+    ("90", "float32", 64, True, (), "q_outer", "hopper: does not take float32"),
+]
+BACKWARD_PLANS = [  # of 512 queries and keys of 4 heads in 16 bits
+    ("90", 128, (), "hopper", "the fastest of all"),
+    ("90", 64, ("causal", "dropout_p", "count"), "hopper", "the fastest"),
+    ("90", 64, ("dropout_p",), "hopper", "the fastest"),
+    ("90", 128, ("dropout_p",), "hopper", "the fastest"),
+    ("90", 64, ("blocks",), "algorithm_2", "hopper: does not take blocks; tensor_core: does not take blocks"),
+    ("90", 32, (), "tensor_core", "hopper: d is 32"),
+    ("90", 64, ("window",), "hopper", "the fastest of all"),
+    ("90", 64, ("block_mask",), "hopper", "the fastest of all"),
+    ("90", 128, ("mask", "causal", "count"), "hopper", "the fastest of all"),
+    ("90", 64, ("mask", "dropout_p"), "algorithm_2", "hopper: does not take dropout_p with mask"),
+    ("80", 64, ("window",), "algorithm_2", "tensor_core: does not take window"),
+    ("80", 64, ("block_mask",), "algorithm_2", "; algorithm_2: does not take block_mask"),
+    ("90", 256, ("causal", "window", "count"), "hopper", "the fastest of all"),
+    ("90", 256, ("dropout_p",), "algorithm_2", "hopper: does not take dropout_p; "),
+    ("80", 256, (), "algorithm_2", "; algorithm_2: does not take d = 256"),
+    ("80", 128, (), "tensor_core", "hopper: the GPU has compute capability 80"),
+    ("80", 128, ("count",), "algorithm_2", "tensor_core: does not take count"),
+]
 
 
-@pytest.mark.parametrize(
-    ("direction", "capability", "d", "why"),
-    [
+def planned(direction: str, dtype: Any, d: int, aligned: bool, asked: tuple[str, ...], capability: str) -> settling.Plan:
+    shapes = ((2, 8, 70, d), (2, 2, 4096, d)) if direction == "forward" else 2 * ((2, 4, 512, d),)
+    return settling._plan(direction, np.dtype(dtype), *shapes, aligned, asked, capability)
+
+
+def test_the_plan_names_the_fastest_rung_and_why_no_faster_one() -> None:
+    """Where no rung takes it, why the only one that is left will refuse."""
+    for capability, dtype, d, aligned, asked, wanted, why in FORWARD_PLANS:
+        plan = planned("forward", dtype, d, aligned, asked, capability)
+        assert (plan.kernel, why in plan.why) == (wanted, True), plan
+    for capability, d, asked, wanted, why in BACKWARD_PLANS:
+        plan = planned("backward", "float16", d, True, asked, capability)
+        assert (plan.kernel, why in plan.why) == (wanted, True), plan
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for direction, capability, d, why in (
         ("forward", "80", 128, "hopper_fp8: the GPU has compute capability 80, and wgmma needs 90 (Hopper)"),
         ("forward", "90", 64, "hopper_fp8: does not take d = 64"),
         ("backward", "90", 128, "algorithm_2: does not take float8_e4m3fn"),
-    ],
-)
-def test_the_plan_says_why_the_only_rung_that_is_left_will_refuse(direction: str, capability: str, d: int, why: str) -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    shape = (2, 4, 512, d)
-    plan = settling._plan(direction, np.dtype(ml_dtypes.float8_e4m3fn), shape, shape, True, (), capability)
-    assert plan.why.split("; ")[-1] == why
-    assert why.startswith(plan.kernel)
+    ):
+        plan = planned(direction, ml_dtypes.float8_e4m3fn, d, True, (), capability)
+        assert plan.why.split("; ")[-1] == why
+        assert why.startswith(plan.kernel)
 
 
 def test_few_queries_go_to_the_rung_for_decoding() -> None:
@@ -433,9 +438,9 @@ def test_few_queries_go_to_the_rung_for_decoding() -> None:
     assert "hopper_decode: does not take window" in plan(8, 16, "window").why
 
 
-@pytest.mark.parametrize(
-    ("mask", "causal", "wanted"),
-    [
+def test_mask_objects_become_what_kernels_know_or_are_refused() -> None:
+    q, k = np.zeros((1, 1, 50, 64)), np.zeros((1, 1, 70, 64))
+    for mask, causal, wanted in (
         (SlidingWindow(127, 0), False, Rule(False, window=(127, 0))),
         (SlidingWindow(127, 5), True, Rule(False, window=(127, 0))),
         (SlidingWindow(-1, 5), False, Rule(False, window=(-1, 5))),
@@ -444,50 +449,14 @@ def test_few_queries_go_to_the_rung_for_decoding() -> None:
         (Causal(), False, Rule(True)),
         (Causal() & SlidingWindow(3, -1), False, Rule(False, window=(3, 0))),
         (None, True, Rule(True)),
-    ],
-)
-def test_mask_objects_become_what_kernels_know(mask: Any, causal: bool, wanted: Rule) -> None:
-    q, k = np.zeros((1, 1, 50, 64)), np.zeros((1, 1, 70, 64))
-    assert rule_of(q, k, causal, mask, None) == wanted
-
-
-def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
-    q = np.zeros((1, 1, 50, 64))
+    ):
+        assert rule_of(q, k, causal, mask, None) == wanted
     with pytest.raises(ValueError, match=r"mask is KeyPadding\(30\); on a GPU expected an array, SlidingWindow or Causal"):
         rule_of(q, q, False, KeyPadding(30), None)
     with pytest.raises(ValueError, match=r"block_mask is 'live'; expected an array, or a function"):
         rule_of(q, q, False, None, None, "live")
     with pytest.raises(ValueError, match="causal is 1"):
         rule_of(q, q, 1, None, None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("capability", "d", "asked", "wanted", "why"),
-    [
-        ("90", 128, (), "hopper", "the fastest of all"),
-        ("90", 64, ("causal", "dropout_p", "count"), "hopper", "the fastest"),
-        ("90", 64, ("dropout_p",), "hopper", "the fastest"),
-        ("90", 128, ("dropout_p",), "hopper", "the fastest"),
-        ("90", 64, ("blocks",), "algorithm_2", "hopper: does not take blocks; tensor_core: does not take blocks"),
-        ("90", 32, (), "tensor_core", "hopper: d is 32"),
-        ("90", 64, ("window",), "hopper", "the fastest of all"),
-        ("90", 64, ("block_mask",), "hopper", "the fastest of all"),
-        ("90", 128, ("mask", "causal", "count"), "hopper", "the fastest of all"),
-        ("90", 64, ("mask", "dropout_p"), "algorithm_2", "hopper: does not take dropout_p with mask"),
-        ("80", 64, ("window",), "algorithm_2", "tensor_core: does not take window"),
-        ("80", 64, ("block_mask",), "algorithm_2", "; algorithm_2: does not take block_mask"),
-        ("90", 256, ("causal", "window", "count"), "hopper", "the fastest of all"),
-        ("90", 256, ("dropout_p",), "algorithm_2", "hopper: does not take dropout_p; "),
-        ("80", 256, (), "algorithm_2", "; algorithm_2: does not take d = 256"),
-        ("80", 128, (), "tensor_core", "hopper: the GPU has compute capability 80"),
-        ("80", 128, ("count",), "algorithm_2", "tensor_core: does not take count"),
-    ],
-)
-def test_the_plan_of_a_backward_pass(capability: str, d: int, asked: tuple[str, ...], wanted: str, why: str) -> None:
-    shape = (2, 4, 512, d)
-    plan = settling._plan("backward", np.dtype("float16"), shape, shape, True, asked, capability)
-    assert plan.kernel == wanted
-    assert why in plan.why
 
 
 def test_hoppers_tiles() -> None:
@@ -528,9 +497,8 @@ def test_hoppers_tiles() -> None:
     assert [hopper.section_of(2**18, 50 * 2**20, 160, teams) for teams in (1, 2)] == [54, 80]
 
 
-@pytest.mark.parametrize(
-    ("heads", "T_c", "rows", "blocks"),
-    [
+def test_heads_are_split_where_they_do_not_fill_the_machine() -> None:
+    for heads, T_c, rows, blocks in (
         (256, 128, 8, 256),  # they fill 264 places
         (192, 128, 8, 264),  # they do not
         (192, 128, 64, 192),  # nearly, and their parts are large
@@ -542,16 +510,12 @@ def test_hoppers_tiles() -> None:
         (128, 65, 8, 256),  # too long for that
         (1, 100, 8, 25),  # parts of 4 tiles
         (5, 8, 8, 5),  # not worth a second launch
-    ],
-)
-def test_heads_are_split_where_they_do_not_fill_the_machine(heads: int, T_c: int, rows: int, blocks: int) -> None:
-    assert hopper_decode.grid(heads, T_c, rows, 264) == blocks
-    tiles = heads * T_c
-    of_block = [range(b * tiles // blocks, (b + 1) * tiles // blocks) for b in range(blocks)]
-    places = {(b + tile // T_c): (b, tile // T_c) for b in range(blocks) for tile in of_block[b]}
-    met = {(b, tile // T_c) for b in range(blocks) for tile in of_block[b]}
-    assert len(places) == len(met)  # b + head: no two parts in one place
-    assert hopper_decode.parts(heads, T_c, blocks) == [sum(h == head for _, h in met) for head in range(heads)]
+    ):
+        assert hopper_decode.grid(heads, T_c, rows, 264) == blocks
+        tiles = heads * T_c
+        met = {(b, tile // T_c) for b in range(blocks) for tile in range(b * tiles // blocks, (b + 1) * tiles // blocks)}
+        assert len({b + head for b, head in met}) == len(met)  # no two parts in one place
+        assert hopper_decode.parts(heads, T_c, blocks) == [sum(h == head for _, h in met) for head in range(heads)]
 
 
 def test_without_cupy_everything_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,6 @@
 There a thread that does not wait for all that it needs is overtaken. Planted, each such race is seen.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Attention over several GPUs: its pieces, its messages over gloo without a GPU, and all of it where there are two or more."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Attention of 8-bit numbers, on a GPU of compute capability 90."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

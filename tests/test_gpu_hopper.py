@@ -1,7 +1,5 @@
 """What only the rungs on Hopper's own instructions do: decoding, windows, lists of tiles, on a GPU of compute capability 90."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import partial

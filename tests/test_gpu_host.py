@@ -307,18 +307,14 @@ def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_st
     assert found == [(*launch[:8], STREAM, *launch[9:]) for launch in wanted]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("is_neg", lambda: True), ("get_device", lambda: DEVICE + 1), ("is_cuda", False), ("layout", "sparse_coo")],
-)
-def test_a_tensor_whose_memory_is_not_its_numbers_is_not_launched_where_it_lies(
-    name: str, value: Any, launches: Launches
-) -> None:
+def test_a_tensor_whose_memory_is_not_its_numbers_is_not_launched_where_it_lies(launches: Launches) -> None:
     """On another device, negated on reading, sparse, or on the CPU."""
-    tensors = [Tensor(x) for x in arrays().values()]
-    assert of_gpus.PyTorch().look(tensors, DEVICE)
-    setattr(tensors[1], name, value)
-    assert of_gpus.PyTorch().look(tensors, DEVICE) is None
+    elsewhere = {"is_neg": lambda: True, "get_device": lambda: DEVICE + 1, "is_cuda": False, "layout": "sparse_coo"}
+    for name, value in elsewhere.items():
+        tensors = [Tensor(x) for x in arrays().values()]
+        assert of_gpus.PyTorch().look(tensors, DEVICE)
+        setattr(tensors[1], name, value)
+        assert of_gpus.PyTorch().look(tensors, DEVICE) is None, name
 
 
 def test_a_launch_has_the_addresses_strides_and_dtype_of_its_arrays(launches: Launches) -> None:
@@ -338,20 +334,24 @@ def test_a_launch_has_the_addresses_strides_and_dtype_of_its_arrays(launches: La
 
 def test_bad_input_gets_its_error_in_every_call(launches: Launches) -> None:
     X = arrays()
-    odd = Array(X["k"].shape, "float16", 2**24 + 8)
-    wide = Array(X["v"].shape, "float32", 2**24)
+    q, k, v = X["q"], X["k"], X["v"]
+    forward: Any = partial(gpu.forward, kernel="hopper")
+    strides = 2**20, 2**16, 2**8, 4
+    bad: list[tuple[str, Callable[[], Any]]] = [
+        (
+            r"k is at 0x1000008 with strides .* expected multiples of 16",
+            lambda: forward(q, Array(k.shape, "float16", 2**24 + 8), v),
+        ),
+        ("v has dtype float32", lambda: forward(q, k, Array(v.shape, "float32", 2**24))),
+        ("count is 0", lambda: forward(q, k, v, count=0)),
+        ("causal is 1", lambda: forward(q, k, v, causal=1)),
+        ("strides", lambda: _backward(X | {"do": Array(X["do"].shape, "float16", strides=strides)}, kernel="hopper")),
+    ]
     for _ in range(2):
-        gpu.forward(X["q"], X["k"], X["v"], kernel="hopper")
-        with pytest.raises(ValueError, match=r"k is at 0x1000008 with strides .* expected multiples of 16"):
-            gpu.forward(X["q"], odd, X["v"], kernel="hopper")
-        with pytest.raises(ValueError, match="v has dtype float32"):
-            gpu.forward(X["q"], X["k"], wide, kernel="hopper")
-        with pytest.raises(ValueError, match="count is 0"):
-            gpu.forward(X["q"], X["k"], X["v"], kernel="hopper", count=0)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="causal is 1"):
-            gpu.forward(X["q"], X["k"], X["v"], kernel="hopper", causal=1)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="strides"):
-            _backward(X | {"do": Array(X["do"].shape, "float16", strides=(2**20, 2**16, 2**8, 4))}, kernel="hopper")
+        forward(q, k, v)
+        for message, call in bad:
+            with pytest.raises(ValueError, match=message):
+                call()
     assert len(launches) == 2
 
 
@@ -385,21 +385,11 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monke
     assert wanted == {launch[0] for launch in launches}
 
 
-class Named:
-    """A dtype as PyTorch's: it has no name, but says it."""
-
-    def __init__(self, said: str) -> None:
-        self.said = said
-
-    def __str__(self) -> str:
-        return self.said
-
-
 class TensorLike:
     """What `to_fp8` asks of a tensor before anything is on a GPU: as PyTorch's, `size` is a method."""
 
     def __init__(self, dtype: str, *shape: int, memory: str = "GPU") -> None:
-        self.dtype, self.shape, self.memory = Named(dtype), shape, memory
+        self.dtype, self.shape, self.memory = Dtype(dtype), shape, memory
 
     def size(self) -> tuple[int, ...]:
         return self.shape
@@ -408,18 +398,14 @@ class TensorLike:
         return {"GPU": 2, "CPU": 1}[self.memory], 0
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(launches: Launches) -> None:
+    for given, message in (
         (TensorLike("torch.int64", 8), "x has dtype int64 and 8 elements; expected one of float16, bfloat16, float32"),
         (TensorLike("torch.float16", 3, 5), "x has dtype float16 and 15 elements; .*, and a multiple of 4 elements"),
         (TensorLike("torch.float16", 8, memory="CPU"), "x is a tensor in the CPU's memory; expected one on a GPU"),
-    ],
-    ids=["dtype", "elements", "place"],
-)
-def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(given: TensorLike, message: str, launches: Launches) -> None:
-    with pytest.raises(ValueError, match=message):
-        hopper_fp8.to_fp8(given)
+    ):
+        with pytest.raises(ValueError, match=message):
+            hopper_fp8.to_fp8(given)
     assert not launches
 
 
@@ -492,43 +478,31 @@ def test_causally_row_blocks_that_see_no_key_are_not_waited_for(launches: Launch
         assert problem["unseen"] == unseen, (N_q, N_k, causal)
 
 
-def test_causally_the_first_row_block_of_8_bits_has_what_does_not_fill_one(launches: Launches) -> None:
-    """In warpgroups, since a copy to HBM may not begin before the array."""
+def test_row_blocks_and_sections_of_8_bits(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Causally the first row block has what does not fill one, in warpgroups: a copy to HBM may not begin before the array.
+
+    Sections are small while V is transposed, but for the last, whose first head is where whole sections end.
+    """
     kind = ml_dtypes.float8_e4m3fn
     for N_q, causal, ahead in ((1024, True, 128), (260, True, 64), (384, True, 0), (1024, False, 0)):
         gpu.forward(*(Array((1, 2, N, 128), kind) for N in (N_q, 1024, 1024)), causal=causal)
         problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
         assert problem["ahead"] == ahead, (N_q, causal)
-
-
-@pytest.mark.parametrize(("d", "heads", "section"), [(128, 512, 64), (64, 512, 128), (128, 160, 54), (64, 160, 80)])
-def test_sections_are_equal_and_larger_where_two_row_blocks_are_computed_at_a_time(
-    d: int, heads: int, section: int, launches: Launches
-) -> None:
-    gpu.forward(*(Array((1, heads, 512, d), np.float16) for _ in "qkv"), causal=True, kernel="hopper")
-    assert np.frombuffer(launches.pop()[-2], hopper.PROBLEM)[0]["section"] == section
-
-
-def test_sections_of_8_bits_are_small_while_v_is_transposed_but_the_last(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last one's first head is where whole sections end."""
-    kind = ml_dtypes.float8_e4m3fn
-    for heads, l2, sections in (
-        (20, 128, (20, 0)),
-        (64, 128, (32, 0)),
-        (80, 128, (32, 32)),
-        (128, 128, (32, 32)),
-        (256, 128, (32, 128)),
-        (150, 64, (32, 96)),
-        (150, 8, (8, 144)),
-    ):
-        monkeypatch.setattr(hopper_fp8, "section", partial(min, l2, heads))
-        _forget()
-        gpu.forward(*(Array((1, heads, 300, 128), kind) for _ in "qkv"), causal=True)
-        problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
-        assert (problem["section"], problem["last_section"]) == sections, (heads, l2)
+    of_l2 = {128: ((20, (20, 0)), (64, (32, 0)), (80, (32, 32)), (128, (32, 32)), (256, (32, 128))), 64: ((150, (32, 96)),)}
+    for l2, sections in (of_l2 | {8: ((150, (8, 144)),)}).items():
+        for heads, wanted in sections:
+            monkeypatch.setattr(hopper_fp8, "section", partial(min, l2, heads))
+            _forget()
+            gpu.forward(*(Array((1, heads, 300, 128), kind) for _ in "qkv"), causal=True)
+            problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
+            assert (problem["section"], problem["last_section"]) == wanted, (heads, l2)
     _forget()
+
+
+def test_sections_are_equal_and_larger_where_two_row_blocks_are_computed_at_a_time(launches: Launches) -> None:
+    for d, heads, section in ((128, 512, 64), (64, 512, 128), (128, 160, 54), (64, 160, 80)):
+        gpu.forward(*(Array((1, heads, 512, d), np.float16) for _ in "qkv"), causal=True, kernel="hopper")
+        assert np.frombuffer(launches.pop()[-2], hopper.PROBLEM)[0]["section"] == section
 
 
 ORDER = """#include <algorithm>

@@ -1,7 +1,5 @@
 """Masks that are arrays, on Hopper's own instructions: forward and backward beside the reference, and what they count."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the GPU's records become, without a GPU: ncu's CSV, tolerances, tables and pictures."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json
@@ -50,6 +48,19 @@ from flashsim.plots import figure_of
 from flashsim.plots.same_curve import plot_same_curve
 from flashsim.problem.qkv import SAMPLE
 from flashsim.reference import attention
+
+from .pages import ROOT
+
+FIGURES = ROOT / "figures"
+PAGE, TRIED = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("gpu", "gpu-tried"))
+SAID, SAID_OF_TRIED = (" ".join(text.split()) for text in (PAGE, TRIED))
+NOT_REACHED = " ".join(PAGE.partition("## What is not reached")[2].partition("## ")[0].split())
+
+
+def figure(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
+    return record
+
 
 CSV = """==PROF== Connected to process 1
 "ID","Process ID","Kernel Name",{names}
@@ -281,11 +292,15 @@ def benchmark_record() -> dict[str, Any]:
 
 
 def test_the_benchmarks_table(capsys: pytest.CaptureFixture[str]) -> None:
-    bench.print_results(benchmark_record())
+    record = benchmark_record() | {"absent": {"fa4": "flash-attn-4 is not installed"}}
+    record["results"][0]["distribution"] = "wide"
+    bench.print_results(record)
     text = capsys.readouterr().out
     assert "0.97" in text  # 300 / 310
     assert "7.5" in text  # 300 / 40
     assert "standard failed: OutOfMemoryError: no" in text
+    assert "absent: fa4: flash-attn-4 is not installed\n" in text
+    assert " wide " in text
 
 
 def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
@@ -350,15 +365,10 @@ def test_a_contestant_pays_from_where_it_is_faster_for_good() -> None:
     ms = {128: (2.0, 1.0), 1024: (1.0, 2.0), 256: (1.0, 2.0), 512: (2.0, 1.0), 4096: (1.0, 3.0)}
 
     def record(ms: dict[int, tuple[float, float]]) -> dict[str, Any]:
+        timings = {N: zip(("one", "other"), both, strict=True) for N, both in ms.items()}
         return {
             "results": [
-                {
-                    "N": N,
-                    "timings": [
-                        {"name": name, "median": t, "failed": ""} for name, t in zip(("one", "other"), both, strict=True)
-                    ],
-                }
-                for N, both in ms.items()
+                {"N": N, "timings": [{"name": name, "median": t, "failed": ""} for name, t in of]} for N, of in timings.items()
             ]
         }
 
@@ -407,41 +417,17 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
     assert not np.allclose(dropped(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "validate_hardware",
-        "gpu_bench",
-        "gpu_bench_against",
-        "gpu_clocks",
-        "gpu_figure_3",
-        "gpu_gpt2",
-        "gpu_hopper",
-        "gpu_hopper_backward",
-        "gpu_hopper_backward_wide",
-        "gpu_hopper_cases",
-        "gpu_hopper_fp8",
-        "gpu_hopper_masked_backward",
-        "gpu_ladder",
-        "gpu_ladder_causal",
-        "gpu_sanitizer",
-        "gpu_sections",
-        "gpu_soak",
-        "gpu_tests",
-    ],
-)
-def test_records_name_machine_and_date(name: str) -> None:
-    path = Path(__file__).parent.parent / "figures" / f"{name}.json"
-    if not path.exists():
-        pytest.skip("not measured yet")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    data = record.get("data", record)
-    assert data["machine"]["gpu"]
-    assert {"sms", "driver_cuda", "nvrtc", "cupy", "torch"} <= data["machine"].keys()
-    assert data["date"].startswith("20")
-    assert record["command"]
-    if name != "validate_hardware":
-        assert re.fullmatch("[0-9a-f]{7,40}", record["commit"])
+def test_records_name_machine_and_date() -> None:
+    names = {"validate_hardware", *(path.stem for path in FIGURES.glob("*gpu*.json"))} - {"gpu_same_curve"}
+    assert len(names) > 20
+    for name in names:
+        record = figure(name)
+        data = record.get("data", record)
+        assert data["machine"]["gpu"], name
+        assert {"sms", "driver_cuda", "nvrtc", "cupy", "torch"} <= data["machine"].keys(), name
+        assert data["date"].startswith("20"), name
+        assert record["command"], name
+        assert name == "validate_hardware" or re.fullmatch("[0-9a-f]{7,40}", record["commit"]), name
 
 
 def test_the_passes_of_standard_attention_move_what_the_simulator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,16 +457,6 @@ def test_with_cupy_and_no_gpu_the_command_says_so_too(
     assert capsys.readouterr().err == "flashsim bench: error: no GPU: none here\n"
 
 
-PAGE, TRIED = (
-    (Path(__file__).parent.parent / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("gpu", "gpu-tried")
-)
-
-
-def figure(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((Path(__file__).parent.parent / "figures" / f"{name}.json").read_text(encoding="utf-8"))
-    return record
-
-
 def timings(N: int, d: int, causal: bool, direction: str, dropout_p: float = 0.0) -> dict[str, dict[str, Any]]:
     asked = {"N": N, "d": d, "causal": causal, "direction": direction, "dropout_p": dropout_p}
     record = figure("gpu_gpt2" if dropout_p else "gpu_bench")
@@ -495,11 +471,10 @@ def test_the_pages_ladder_is_the_recorded_one() -> None:
         back = f"{backward[name]['tflops']:.1f}" if name in backward else "–"
         assert row.endswith(f"| {timing['tflops']:.1f} | {back} |"), name
     slowdown = forward["tensor_core"]["tflops"] / forward["algorithm_1"]["tflops"]
-    assert f"is a factor of {slowdown:.0f} forward" in " ".join(PAGE.split())
+    assert f"is a factor of {slowdown:.0f} forward" in SAID
 
 
 def test_the_pages_ratios_are_the_recorded_ones() -> None:
-    said = " ".join(PAGE.split())
     for direction, words in (("forward", "times FlashAttention-2's rate forward"), ("backward", "times backward")):
         ratios = [
             found["tensor_core"]["tflops"] / found["torch_flash"]["tflops"]
@@ -508,7 +483,7 @@ def test_the_pages_ratios_are_the_recorded_ones() -> None:
             for causal in (False, True)
             for found in [timings(N, d, causal, direction)]
         ]
-        assert f"{min(ratios):.2f} to {max(ratios):.2f} {words}" in said
+        assert f"{min(ratios):.2f} to {max(ratios):.2f} {words}" in SAID
     both = [timings(1024, 64, True, direction, 0.1) for direction in ("forward", "backward")]
 
     def speedup(name: str, own: str = "tensor_core") -> tuple[float, float, float]:
@@ -523,35 +498,22 @@ def test_the_pages_ratios_are_the_recorded_ones() -> None:
         "torch_flash": "{:.2f} times as fast as FlashAttention-2 ({:.2f} and {:.2f})",
     }
     for name, words in said_of.items():
-        assert words.format(*speedup(name)) in said, name
+        assert words.format(*speedup(name)) in SAID, name
     best = {
         "torch_unfused": "{:.1f} times as fast as unfused attention written in PyTorch ({:.1f} forward, {:.1f} backward)",
         "torch_flash": "and {:.2f} times as fast as FlashAttention-2 ({:.2f} and {:.2f})",
     }
     for name, words in best.items():
-        assert words.format(*speedup(name, "hopper")) in said, name
-
-
-def test_the_pages_words_on_hopper_are_the_recorded_ones() -> None:
-    ratios: dict[int, list[float]] = {64: [], 128: []}
-    for r in figure("gpu_hopper")["results"]:
-        rate = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
-        ratios[r["d"]].append(rate["hopper"] / max(rate["fa4"], rate["torch_cudnn"]))
-    first, second = (f"{min(ratios[d]):.2f} to {max(ratios[d]):.2f} times" for d in (128, 64))
-    words = f"it runs at {first} the rate of the faster of FlashAttention-4 and cuDNN where d = 128, and at {second} where"
-    assert words in " ".join(PAGE.split())
-    assert f"A peer is faster in none of these {sum(map(len, ratios.values()))} rows" in " ".join(PAGE.split())
-    assert min(map(min, ratios.values())) >= 1
+        assert words.format(*speedup(name, "hopper")) in SAID, name
 
 
 def test_the_page_says_which_card_and_build_made_its_numbers() -> None:
-    page = " ".join(PAGE.split())
     made = {name: figure(name) for name in ("gpu_hopper", "gpu_hopper_fp8", "gpu_clocks")}
     card = {name: f"of an {of['machine']['gpu'].split()[1]} at {of['commit'][:7]}" for name, of in made.items()}
-    assert f"16,384 tokens, H·d = 2048, float16; {card['gpu_hopper']})" in page
-    assert f"--only fp8 host`, {card['gpu_hopper_fp8']})" in page
-    assert f"These numbers are {card['gpu_clocks']}." in page
-    assert all(f"| [{made[name]['commit'][:7]}](../figures/{name}.json) |" in page for name in ("gpu_hopper_fp8", "gpu_clocks"))
+    assert f"16,384 tokens, H·d = 2048, float16; {card['gpu_hopper']})" in SAID
+    assert f"--only fp8 host`, {card['gpu_hopper_fp8']})" in SAID
+    assert f"These numbers are {card['gpu_clocks']}." in SAID
+    assert all(f"| [{made[name]['commit'][:7]}](../figures/{name}.json) |" in SAID for name in ("gpu_hopper_fp8", "gpu_clocks"))
 
 
 def beside_the_faster_peer(name: str, case: str = "") -> dict[tuple[int, int, bool], float]:
@@ -565,56 +527,45 @@ def beside_the_faster_peer(name: str, case: str = "") -> dict[tuple[int, int, bo
     return found
 
 
-def test_the_page_says_what_is_not_reached_and_nothing_else_is_not() -> None:
-    """Of the faster peer's rate 0.98 is level; 8 bits were to be 1.3 times as fast as 16."""
-    page, said = " ".join(PAGE.split()), PAGE.partition("## What is not reached")[2].partition("## ")[0]
-    forward, backward = beside_the_faster_peer("gpu_hopper"), beside_the_faster_peer("gpu_hopper_backward", "backward")
+def test_the_pages_words_on_hopper_are_the_recorded_ones() -> None:
+    """Of the faster peer's rate 0.98 is level; nothing is below that but what the page says."""
+    forward, missed = beside_the_faster_peer("gpu_hopper"), (512, 128, True)
+    by_d = [[ratio for (_, d, _), ratio in forward.items() if d == of] for of in (128, 64)]
+    first, second = (f"{min(ratios):.2f} to {max(ratios):.2f} times" for ratios in by_d)
+    assert f"it runs at {first} the rate of the faster of FlashAttention-4 and cuDNN where d = 128, and at {second} where" in SAID
+    assert f"A peer is faster in none of these {len(forward)} rows" in SAID
     assert min(forward.values()) >= 1
-    missed = (512, 128, True)
     assert [of for of, ratio in forward.items() if of[0] <= 2048 and of[1] == 128 and ratio < 1.05] == [missed]
-    assert f"d = 128 at N = 512, causally: {forward[missed]:.2f} times cuDNN's rate" in said
-    assert min(ratio for (N, *_), ratio in backward.items() if N >= 4096) >= 0.98
+    assert f"d = 128 at N = 512, causally: {forward[missed]:.2f} times cuDNN's rate" in NOT_REACHED
     wide = beside_the_faster_peer("gpu_hopper_cases", "heads256")
     assert [of for of, ratio in wide.items() if ratio < 0.98] == [(512, 256, True)]
-    assert f"d = 256 at N = 512, causally: {wide[512, 256, True]:.2f} of cuDNN's rate" in said
-    assert f"Where d = 256, `hopper` runs at {min(wide.values()):.2f} to {max(wide.values()):.2f} times" in page
-    cases = figure("gpu_hopper_cases")["results"]
-    decoding = [(r["N_q"], r["ms"]) for r in cases if r["case"] == "decode"]
-    ratios = [(N_q, min(ms["fa4"], ms["torch_cudnn"]) / ms["hopper_decode"]) for N_q, ms in decoding]
-    assert min(ratio for _, ratio in ratios) >= 1.0
-    assert max(ratio for N_q, ratio in ratios if N_q == 1) < 1.05
-    assert "Decoding only equals the peers with 1 query" in said
-    assert min(r["ms"]["s = 0.5"] / r["ms"]["dense"] for r in cases if r["case"] == "block-sparse") > 0.5
-    (window,) = (r for r in cases if r["case"] == "window" and r["window"] == [127, 0])
-    assert window["bytes"] / window["ms"]["hopper"] >= 0.8 * window["copied"] / window["ms"]["copy"]
-    eight = figure("gpu_hopper_fp8")["results"]
-    ratios_8 = [
-        rate / r["tflops"]["hopper"] for r in eight if r["case"] == "fp8" for name, rate in r["tflops"].items() if "fp8" in name
-    ]
-    assert min(ratios_8) >= 1.3
-    *narrow, widest = (r["tflops"]["hopper_fp8"] / r["tflops"]["hopper"] for r in eight if r["case"] == "fp8 by spread")
-    assert min(narrow) >= 1.3 > widest
-    assert f"with scores of a standard deviation of 9 they are {widest:.2f} times as fast as 16" in " ".join(said.split())
+    assert f"d = 256 at N = 512, causally: {wide[512, 256, True]:.2f} of cuDNN's rate" in NOT_REACHED
+    assert f"Where d = 256, `hopper` runs at {min(wide.values()):.2f} to {max(wide.values()):.2f} times" in SAID
 
 
 def test_the_pages_words_on_decoding_and_windows_are_the_recorded_ones() -> None:
-    said, decoding, windows = " ".join(PAGE.split()), [], []
+    decoding, windows = [], []
     for r in figure("gpu_hopper_cases")["results"]:
         ms = r["ms"]
         if r["case"] == "decode":
-            decoding.append(min(ms["fa4"], ms["torch_cudnn"]) / ms["hopper_decode"])
+            decoding.append((r["N_q"], min(ms["fa4"], ms["torch_cudnn"]) / ms["hopper_decode"]))
         if r["case"] == "window":
             windows.append((r["bytes"] / ms["hopper"]) / (r["copied"] / ms["copy"]))
         if r["case"] == "block-sparse":
-            words = f"{ms['s = 0.5'] / ms['dense'] / r['live']['s = 0.5']:.2f}·s "
-            assert words + {128: "of the dense time at d = 128", 64: "at d = 64"}[r["d"]] in said
-    words = f"at {min(decoding):.2f} to {max(decoding):.1f} times the rate of the faster of FlashAttention-4 and cuDNN"
-    assert f"it runs {words}" in said
-    assert f"at {windows[0]:.2f} of a copy's rate" in said
+            faster = ms["s = 0.5"] / ms["dense"]
+            words = f"{faster / r['live']['s = 0.5']:.2f}·s "
+            assert words + {128: "of the dense time at d = 128", 64: "at d = 64"}[r["d"]] in SAID
+            assert faster > 0.5
+    ratios = [ratio for _, ratio in decoding]
+    assert f"it runs at {min(ratios):.2f} to {max(ratios):.1f} times the rate of the faster of FlashAttention-4 and cuDNN" in SAID
+    assert min(ratios) >= 1.0
+    assert max(ratio for N_q, ratio in decoding if N_q == 1) < 1.05
+    assert "Decoding only equals the peers with 1 query" in NOT_REACHED
+    assert f"at {windows[0]:.2f} of a copy's rate" in SAID
+    assert windows[0] >= 0.8
 
 
 def test_the_pages_words_on_what_serves_are_the_recorded_ones() -> None:
-    said = " ".join(PAGE.split())
     found: dict[tuple[str, bool], list[float]] = {}
     for r in figure("gpu_serving")["results"]:
         (own,) = (ms for name, ms in r["ms"].items() if name.startswith("hopper"))
@@ -622,48 +573,45 @@ def test_the_pages_words_on_what_serves_are_the_recorded_ones() -> None:
         found.setdefault((r["case"], r["case"] == "paged" and r["lengths"] == "ragged"), []).append(min(peers) / own)
     alike, ragged, packed = found["paged", False], found["paged", True], found["varlen", False]
     assert (len(alike), len(ragged), len(packed)) == (15, 2, 16)
-    assert f"`paged` runs at {min(alike):.2f} to {max(alike):.2f} times the rate" in said
+    assert f"`paged` runs at {min(alike):.2f} to {max(alike):.2f} times the rate" in SAID
     (ratio,) = {f"{ratio:.2f}" for ratio in ragged}
-    assert f"with lengths drawn up to 8,192 at {ratio} times" in said
-    assert f"among 32 of 256: {min(packed):.2f} to {max(packed):.2f} times the rate" in said
+    assert f"with lengths drawn up to 8,192 at {ratio} times" in SAID
+    assert f"among 32 of 256: {min(packed):.2f} to {max(packed):.2f} times the rate" in SAID
 
 
 def test_the_pages_words_on_the_backward_pass_are_the_recorded_ones() -> None:
-    said = " ".join(PAGE.split())
-
     rates = [r["tflops"] for r in figure("gpu_hopper_backward")["results"] if r["N"] >= 4096]
     ratios = [rate["hopper"] / max(rate["fa4"], rate["torch_cudnn"]) for rate in rates]
+    assert min(ratios) >= 0.98
     assert all(rate["fa4"] > rate["torch_cudnn"] for rate in rates)
-    assert f"at {min(ratios):.2f} to {max(ratios):.2f} times the rate of the faster of the two" in said
+    assert f"at {min(ratios):.2f} to {max(ratios):.2f} times the rate of the faster of the two" in SAID
     costs = [100 * (1 - rate["hopper deterministic"] / rate["hopper"]) for rate in rates]
-    assert f"`deterministic=True` it is at most {max(costs):.0f}% slower" in said
+    assert f"`deterministic=True` it is at most {max(costs):.0f}% slower" in SAID
     wide = [r["tflops"] for r in figure("gpu_hopper_backward_wide")["results"]]
     beside = [rate["hopper"] / rate["torch_cudnn"] for rate in wide]
     unfused = [rate["hopper"] / rate["standard"] for rate in wide if "standard" in rate]
     words = f"at {min(beside):.2f} to {max(beside):.2f} times cuDNN's rate, and at {min(unfused):.1f} to {max(unfused):.1f}"
-    assert words in said
+    assert words in SAID
 
 
 def test_the_pages_words_on_8_bits_are_the_recorded_ones() -> None:
-    said = " ".join(PAGE.split())
     results = figure("gpu_hopper_fp8")["results"]
-    rates = [r["tflops"] for r in results if r["case"] == "fp8" and r["N"] >= 4096]
-    ratios = [rate["hopper_fp8"] / rate["hopper"] for rate in rates]
-    assert f"at {min(ratios):.2f} to {max(ratios):.2f} times `hopper`'s rate" in said
-    full, causal = (r["tflops"] for r in results if r["case"] == "fp8" and r["N"] == 1024)
-    short = f"{full['hopper_fp8'] / full['hopper']:.2f} times, and {causal['hopper_fp8'] / causal['hopper']:.2f} causally"
-    assert f"At N = 1024 it is {short}." in said
-    keys = [r["tflops"] for r in results if r["case"] == "fp8"]
-    given = [rate["hopper_fp8, keys of V contiguous"] / rate["hopper"] for rate in keys]
-    assert f"at {min(given):.2f} to {max(given):.2f} times `hopper`'s rate from N = 1024 on" in said
-    spreads = [r["tflops"] for r in results if r["case"] == "fp8 by spread"]
-    by_spread = (rate["hopper_fp8"] / rate["hopper"] for rate in spreads)
-    assert "with 1, 2 and 9, its rate is {:.2f}, {:.2f} and {:.2f} of `hopper`'s".format(*by_spread) in said
+    rates = [(r["N"], r["tflops"]) for r in results if r["case"] == "fp8"]
+    ratios = [rate["hopper_fp8"] / rate["hopper"] for N, rate in rates if N >= 4096]
+    given = [rate["hopper_fp8, keys of V contiguous"] / rate["hopper"] for _, rate in rates]
+    full, causal = (rate["hopper_fp8"] / rate["hopper"] for N, rate in rates if N == 1024)
+    assert min(*ratios, *given, full, causal) >= 1.3
+    assert f"at {min(ratios):.2f} to {max(ratios):.2f} times `hopper`'s rate" in SAID
+    assert f"At N = 1024 it is {full:.2f} times, and {causal:.2f} causally." in SAID
+    assert f"at {min(given):.2f} to {max(given):.2f} times `hopper`'s rate from N = 1024 on" in SAID
+    *narrow, widest = (r["tflops"]["hopper_fp8"] / r["tflops"]["hopper"] for r in results if r["case"] == "fp8 by spread")
+    assert "with 1, 2 and 9, its rate is {:.2f}, {:.2f} and {:.2f} of `hopper`'s".format(*narrow, widest) in SAID
+    assert min(narrow) >= 1.3 > widest
+    assert f"with scores of a standard deviation of 9 they are {widest:.2f} times as fast as 16" in NOT_REACHED
     (errors,) = (r for r in results if r["case"] == "fp8 errors")
-    assert f"changes O by {errors['of inputs']:.1%}, and the kernel is off by {errors['hopper_fp8']:.1%}" in said
-    tried = " ".join(TRIED.split())
-    assert f"O is off by {errors['hopper_fp8']:.1%} (‖·‖" in tried
-    assert f"8-bit numbers, which is {errors['of inputs']:.1%} from" in tried
+    assert f"changes O by {errors['of inputs']:.1%}, and the kernel is off by {errors['hopper_fp8']:.1%}" in SAID
+    assert f"O is off by {errors['hopper_fp8']:.1%} (‖·‖" in SAID_OF_TRIED
+    assert f"8-bit numbers, which is {errors['of inputs']:.1%} from" in SAID_OF_TRIED
 
 
 def test_the_table_of_shifts_is_the_recorded_one() -> None:
@@ -678,37 +626,39 @@ def test_the_table_of_shifts_is_the_recorded_one() -> None:
             wanted.append(" / ".join(f"{100 * of['errors'][f'{offset},{limit}']:.2f}" for of in both))
             wanted.append(" / ".join(f"{of['tflops, N = 4096'][f'{offset},{limit}']:.0f}" for of in both))
         assert cells == f"| {' | '.join(wanted)} |", offset
-    said = " ".join(TRIED.split())
     full, causal = (100 - 100 * of["8,0"] / of["2,6"] for of in (found["captured", c]["tflops, N = 4096"] for c in (False, True)))
-    assert f"8, 0 costs {full:.0f}% of the rate, causally {causal:.0f}%" in said
+    assert f"8, 0 costs {full:.0f}% of the rate, causally {causal:.0f}%" in SAID_OF_TRIED
     for name, words in (("normal", "with normal numbers"), ("captured", "with captured ones")):
         short = [found[name, causal]["tflops, N = 1024"] for causal in (False, True)]
         gains = " / ".join(f"{of['2,6'] / of['4,4']:.2f}" for of in short)
-        assert re.search(f"{gains} (of 4, 4's rate )?{words}", said), name
+        assert re.search(f"{gains} (of 4, 4's rate )?{words}", SAID_OF_TRIED), name
     inputs = {
         name: " / ".join(f"{100 * found[name, c]['of inputs']:.1f}" for c in (False, True)) for name in ("captured", "wide")
     }
-    assert f"changes captured data's O by {inputs['captured']}%, and wide ones' by {inputs['wide']}%" in said
+    assert f"changes captured data's O by {inputs['captured']}%, and wide ones' by {inputs['wide']}%" in SAID_OF_TRIED
 
 
 def test_the_pages_words_on_sections_are_the_recorded_ones() -> None:
     us = {(r["d"], r["N"], r["heads"]): r["us"] for r in figure("gpu_sections")["results"]}
-    tried, page, short = " ".join(TRIED.split()), " ".join(PAGE.split()), us[128, 512, 512]
+    short = us[128, 512, 512]
 
     def gain(d: int, N: int, heads: int, before: str, now: str) -> str:
         return f"{us[d, N, heads][before] / us[d, N, heads][now]:.2f}"
 
     shorts = gain(128, 512, 512, "128", "64"), gain(64, 512, 1024, "usual", "128")
     words = "sections of 64 instead of 128 are {} times as fast at N = 512, d = 128, and 128 instead of 256 are {} at d = 64"
-    assert words.format(*shorts) in tried
+    assert words.format(*shorts) in SAID_OF_TRIED
     longs = gain(128, 16_384, 16, "usual", "8"), gain(256, 16_384, 8, "usual", "8")
-    assert "8 heads instead of what fits are {} and, for d = 256, {}. Sections".format(*longs) in tried
-    assert f"sections of 54, 54 and 52 instead of 64, 64 and 32 are {gain(128, 1024, 160, '64', '54')} times as fast" in tried
-    assert f"80 and 80 instead of 128 and 32 are {gain(64, 1024, 160, '128', '80')} (" in tried
+    assert "8 heads instead of what fits are {} and, for d = 256, {}. Sections".format(*longs) in SAID_OF_TRIED
+    assert (
+        f"sections of 54, 54 and 52 instead of 64, 64 and 32 are {gain(128, 1024, 160, '64', '54')} times as fast"
+        in SAID_OF_TRIED
+    )
+    assert f"80 and 80 instead of 128 and 32 are {gain(64, 1024, 160, '128', '80')} (" in SAID_OF_TRIED
     times = (short[name] for name in ("copy of as much", "64", "torch_cudnn"))
-    assert "takes {:.0f} µs, this call {:.0f} and cuDNN's {:.0f}".format(*times) in page
+    assert "takes {:.0f} µs, this call {:.0f} and cuDNN's {:.0f}".format(*times) in SAID
     longer = [short[f"loop, {name}"] / short[graph] for name, graph in (("hopper", "64"), ("torch_cudnn",) * 2)]
-    assert f"from Python's loop both calls take at most {max(longer) - 1:.0%} longer" in page
+    assert f"from Python's loop both calls take at most {max(longer) - 1:.0%} longer" in SAID
     for r in figure("gpu_sections")["results"]:
         assert r["us"][str(r["chosen"])] <= 1.02 * min(taken for heads, taken in r["us"].items() if heads.isdigit())
 
@@ -757,13 +707,12 @@ def test_the_table_of_gradients_in_8_bits_is_the_recorded_one() -> None:
 
 
 def test_the_pages_words_on_clocks_and_the_host_are_the_recorded_ones() -> None:
-    said = " ".join(PAGE.split())
     *clocks, host = figure("gpu_clocks")["results"]
     rested, sustained = (r["ms"]["hopper"] / r["ms"]["hopper_fp8"] for r in clocks)
-    assert f"at {rested:.2f} times `hopper`'s rate after a rest" in said
-    assert f"If each kernel runs alone for a long time, this is {sustained:.2f} times" in said
+    assert f"at {rested:.2f} times `hopper`'s rate after a rest" in SAID
+    assert f"If each kernel runs alone for a long time, this is {sustained:.2f} times" in SAID
     mhz = clocks[1]["MHz"]
-    assert f"lowers `hopper` to {mhz['hopper']} MHz and `hopper_fp8` to {mhz['hopper_fp8']} MHz" in said
+    assert f"lowers `hopper` to {mhz['hopper']} MHz and `hopper_fp8` to {mhz['hopper_fp8']} MHz" in SAID
     first = figure("gpu_hopper_fp8")["results"][-1]["us"]
     calls = {
         "hopper": "`hopper`",
@@ -778,7 +727,6 @@ def test_the_pages_words_on_clocks_and_the_host_are_the_recorded_ones() -> None:
 
 
 def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
-    said = " ".join(PAGE.split())
     full, causal = ({s["name"]: s for s in figure(name)["steps"]} for name in ("gpu_ladder", "gpu_ladder_causal"))
 
     def bought(of: dict[str, dict[str, Any]], idea: str) -> float:
@@ -801,20 +749,20 @@ def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
             assert step.get("counted", step["simulated"]) == step["simulated"]
     assert bought(full, "hopper, plain") > bought(full, "hopper, + lazy")
     lazy, sums = (f"{bought(full, f'hopper, + {idea}'):.2f} times" for idea in ("lazy", "sums"))
-    assert f"gains the most without a mask ({lazy} the rate), and then the sums that replace maxima ({sums})" in said
-    assert f"the persistent grid gains the most ({bought(causal, 'hopper, + persistent'):.2f} times)" in said
+    assert f"gains the most without a mask ({lazy} the rate), and then the sums that replace maxima ({sums})" in SAID
+    assert f"the persistent grid gains the most ({bought(causal, 'hopper, + persistent'):.2f} times)" in SAID
     split = " and ".join(f"{bought(of, 'hopper, + split'):.2f}" for of in (full, causal))
-    assert f"A separate loop for masked tiles gains {split} times" in said
+    assert f"A separate loop for masked tiles gains {split} times" in SAID
     without = 1 - full["hopper, + lazy"]["tflops"] / full["hopper, + turns"]["tflops"]
-    assert f"With normal scores it is slower by {without:.0%}, as the table above shows" in said
+    assert f"With normal scores it is slower by {without:.0%}, as the table above shows" in SAID
     rates = [[of[name]["tflops"] for of in (full, causal)] for name in ("hopper", "hopper, + turns", "hopper, plain")]
     (alone, last, plain), rungs = rates, [of["tensor_core"]["tflops"] for of in (full, causal)]
-    assert f"yet ran at {alone[0]:.0f} and {alone[1]:.0f} in the same two runs" in said
-    assert f"make a difference of {max(b / a for a, b in zip(alone, last, strict=True)) - 1:.0%}, and most" in said
+    assert f"yet ran at {alone[0]:.0f} and {alone[1]:.0f} in the same two runs" in SAID
+    assert f"make a difference of {max(b / a for a, b in zip(alone, last, strict=True)) - 1:.0%}, and most" in SAID
     for over, under, what in ((plain, rungs, "times `tensor_core`"), (last, plain, "times that")):
-        assert f"({over[0] / under[0]:.2f} and {over[1] / under[1]:.2f} {what})" in said
+        assert f"({over[0] / under[0]:.2f} and {over[1] / under[1]:.2f} {what})" in SAID
     seen = full["hopper_fp8"]["seen"]["l2_reads"] + full["hopper_fp8"]["seen"]["l2_writes"]
-    assert f"moves {seen / sum(full['hopper_fp8']['simulated'].values()):.2f} times its count at a byte each" in said
+    assert f"moves {seen / sum(full['hopper_fp8']['simulated'].values()):.2f} times its count at a byte each" in SAID
     assert len(plot_ladder(figure("gpu_ladder"))[0].patches) == sum(not step["failed"] for step in full.values())
 
 
@@ -834,33 +782,25 @@ def test_bytes_of_a_ladder_have_labels_that_can_be_read(name: str) -> None:
     assert all(right < left for (_, right), (left, _) in pairwise(boxes))
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_rates_are_drawn_of_normal_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record has a row for each distribution, and a picture a point for each setting."""
-    record = figure("gpu_bench")
-    record["results"] = [{**r, "distribution": name} for r in record["results"] for name in ("wide", "normal")]
-    own = tmp_path / "mine.json"
-    own.write_text(json.dumps(record), encoding="utf-8")
-    script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "gpu_figures.py"))
+def test_a_record_is_drawn_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ladder as one, whatever its file is called; of rates, which have a row for each distribution, those of normal numbers."""
+    script = runpy.run_path(str(ROOT / "scripts" / "gpu_figures.py"))
     drawn: list[Any] = []
 
     def plot(of: Any) -> Any:
         drawn.append(of)
         return plot_times(of)
 
-    script["main"].__globals__["DRAWN"]["mine"] = {"mine": plot}
-    monkeypatch.setattr("sys.argv", ["gpu_figures.py", "--record", str(own), "-o", str(tmp_path)])
-    script["main"]()
-    assert [r["distribution"] for r in drawn[0]["results"]] == ["normal"] * (len(record["results"]) // 2)
-
-
-def test_a_ladder_is_drawn_as_one_whatever_its_file_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "mine.json"
-    own.write_text(json.dumps(figure("gpu_ladder_causal")), encoding="utf-8")
-    script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "gpu_figures.py"))
-    monkeypatch.setattr("sys.argv", ["gpu_figures.py", "--record", str(own), "-o", str(tmp_path)])
-    script["main"]()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "mine.png", "mine.svg"]
+    script["DRAWN"]["rates"] = {"rates": plot}
+    script["main"].__globals__["drawn"] = lambda figure, form: b""
+    rates = [{**r, "distribution": name} for r in benchmark_record()["results"] for name in ("wide", "normal")]
+    for name, record in (("rates", {**figure("gpu_bench"), "results": rates}), ("mine", figure("gpu_ladder_causal"))):
+        own = tmp_path / f"{name}.json"
+        own.write_text(json.dumps(record), encoding="utf-8")
+        monkeypatch.setattr("sys.argv", ["gpu_figures.py", "--record", str(own), "-o", str(tmp_path)])
+        script["main"]()
+        assert {path.name for path in tmp_path.glob(f"{name}.*")} == {f"{name}{suffix}" for suffix in (".json", ".png", ".svg")}
+    assert [r["distribution"] for r in drawn[0]["results"]] == ["normal"] * (len(rates) // 2)
 
 
 def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.CaptureFixture[str]) -> None:
@@ -870,7 +810,7 @@ def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.C
 
 
 def test_tables_of_rates_are_as_made() -> None:
-    script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "header_tables.py"))
+    script = runpy.run_path(str(ROOT / "scripts" / "header_tables.py"))
     for name, (at, *_) in script["TABLES"].items():
         page = at.read_text(encoding="utf-8")
         assert script["written"](name, page) == page, "python scripts/header_tables.py"
@@ -892,22 +832,12 @@ def test_no_peer_is_faster_on_any_distribution() -> None:
     every = [ratio for of in ratios.values() for ratio in of]
     assert min(every) >= 1.0
     assert min(ratios["normal"]) >= 1.05
-    assert f"at {min(every):.2f} to {max(every):.2f} times the rate of the fastest peer" in " ".join(PAGE.split())
+    assert f"at {min(every):.2f} to {max(every):.2f} times the rate of the fastest peer" in SAID
     steps = {s["name"]: s["tflops"] for s in figure("gpu_ladder_wide")["steps"] if not s["failed"]}
     names = ["hopper, + lazy", "hopper, + sums", "hopper, + mends", "hopper, + turns"]
     lazy, sums, mends, turns = (f"{steps[name]:.0f}" for name in names)
     words = f"{lazy} TFLOP/s with lazy rescaling alone, {sums} with sums, {mends} with mending, {turns} with turns"
-    assert words in " ".join(PAGE.split())
-
-
-def test_the_benchmarks_table_says_what_was_drawn_and_who_was_absent(capsys: pytest.CaptureFixture[str]) -> None:
-    record = benchmark_record()
-    record["absent"] = {"fa4": "flash-attn-4 is not installed"}
-    record["results"][0]["distribution"] = "wide"
-    bench.print_results(record)
-    said = capsys.readouterr().out
-    assert "absent: fa4: flash-attn-4 is not installed\n" in said
-    assert " wide " in said
+    assert words in SAID
 
 
 def test_a_peer_that_may_not_return_is_timed_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -967,19 +897,10 @@ def test_distributions_are_what_they_say(distribution: str) -> None:
         assert S.std() == pytest.approx({"normal": 1, "wide": 9}[distribution], rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("--N", "1", "2"),
-        ("--distribution", "wide", "sink"),
-        ("--direction", "backward"),
-        ("--only", "hopper"),
-        ("--dropout", "0.1"),
-    ],
-)
-def test_the_ladder_is_one_problem(more: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--ladder", "--quiet", *more]) == 2
-    assert f"{more[0]}" in capsys.readouterr().err
+def test_the_ladder_is_one_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ("--N 1 2", "--distribution wide sink", "--direction backward", "--only hopper", "--dropout 0.1"):
+        assert main(["bench", "--ladder", "--quiet", *more.split()]) == 2
+        assert more.split()[0] in capsys.readouterr().err
 
 
 def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:
@@ -989,19 +910,13 @@ def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:
     total = [(row["measured_reads"] + row["measured_writes"]) / 1e9 for row in rows if row["group"] == "algorithm_1"]
     assert f"falls from {total[0]:.1f} to {total[-1]:.1f} GB" in PAGE
     tests = figure("gpu_tests")
-    assert not tests["failure"]
-    assert not tests["error"]
     assert f"{tests['passed']} passed, {len(tests['skipped'])} skipped" in PAGE
     soak = figure("gpu_soak")
     assert f"{soak['passed']} of {soak['tests']} parts passed" in PAGE
-    assert not soak["failure"]
-    assert not soak["error"]
-
-
-def test_the_page_says_that_the_sanitizer_found_nothing() -> None:
+    assert not any(of[what] for of in (tests, soak) for what in ("failure", "error"))
     found = figure("gpu_sanitizer")["tools"]
     assert {name: tool["errors"] for name, tool in found.items()} == dict.fromkeys(found, 0)
-    assert f"finds nothing in the kernels on wgmma with {', '.join([*found][:-1])} and {[*found][-1]}" in " ".join(PAGE.split())
+    assert f"finds nothing in the kernels on wgmma with {', '.join([*found][:-1])} and {[*found][-1]}" in SAID
 
 
 def test_a_soak_is_recorded_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -1060,11 +975,10 @@ def test_the_pages_words_on_training_are_the_recorded_ones() -> None:
     of_gpu = {at["bug"]: at for at in figure("gpu_same_curve")["steps"]["distances"] if at["title"] == "gpu"}
     assert of_gpu[""]["shows"] is None
     assert {at["shows"] for bug, at in of_gpu.items() if bug} == {2}
-    said = " ".join(PAGE.split())
     twice, no_D = (tiny(of_gpu[bug]["all"]) for bug in ("dK scaled by τ twice", "no − D in dS"))
     words = f"within {tiny(of_gpu['']['early'])} of standard attention's for {EARLY} steps"
-    assert words in said
-    assert f"show at step 2; by step {EARLY} the loss is {twice} and {no_D} away" in said
+    assert words in SAID
+    assert f"show at step 2; by step {EARLY} the loss is {twice} and {no_D} away" in SAID
 
 
 def test_the_picture_of_training_names_above_what_is_drawn_above() -> None:
@@ -1077,18 +991,18 @@ EXACT = ("hopper", "torch_flash", "standard", "torch_unfused")
 
 
 def test_the_pages_words_on_figure_3_are_the_recorded_ones() -> None:
-    record, said = figure("gpu_figure_3"), " ".join(PAGE.split())
+    record = figure("gpu_figure_3")
     window, butterfly = ({name: pays_from(record, sparse, name) for name in EXACT} for sparse in SPARSE)
     assert window["hopper"] == butterfly["hopper"]
-    assert f"faster than `hopper` on all keys from N = {window['hopper']} on, and faster than FlashAttention-2 and" in said
+    assert f"faster than `hopper` on all keys from N = {window['hopper']} on, and faster than FlashAttention-2 and" in SAID
     shortest, longest = record["results"][0], record["results"][-1]
     assert {of[name] for of in (window, butterfly) for name in EXACT if name != "hopper"} == {shortest["N"]}
     ms = {t["name"]: t["median"] for t in longest["timings"]}
     faster = " and ".join(f"{ms['hopper'] / ms[name]:.0f}" for name in SPARSE)
-    assert f"At N = {longest['N']:,} they are {faster} times as fast as `hopper`" in said
+    assert f"At N = {longest['N']:,} they are {faster} times as fast as `hopper`" in SAID
     at = Setting(butterfly["hopper"], 64)
     share = f"{contestants.share('hopper_butterfly', at):.0%}"
-    assert f"At N = {at.N} the butterfly has {share} of the pairs and is faster" in said
+    assert f"At N = {at.N} the butterfly has {share} of the pairs and is faster" in SAID
 
     def moved(N: int, d: int = 64) -> tuple[int, int]:
         """By all of S in tiles of 256 × 64, and by the butterfly in tiles of 128 × 128."""
@@ -1102,7 +1016,7 @@ def test_the_pages_words_on_figure_3_are_the_recorded_ones() -> None:
         moved(longest["N"])[0] / moved(longest["N"])[1],
     )
     times = f"and is {ms['hopper'] / ms['hopper_butterfly']:.0f} times as fast"
-    assert f"{fewer[0]:.0f} times fewer FLOPs and {fewer[1]:.0f} times fewer accesses, {times}" in said
+    assert f"{fewer[0]:.0f} times fewer FLOPs and {fewer[1]:.0f} times fewer accesses, {times}" in SAID
 
 
 def test_kernels_are_as_fast_as_at_an_older_commit() -> None:
@@ -1111,7 +1025,7 @@ def test_kernels_are_as_fast_as_at_an_older_commit() -> None:
     assert len({tuple(r[key] for key in ("kernel", "N", "d", "causal", "direction")) for r in record["results"]}) == 48
     faster, itself = ([r[f"{who} ÷ now"][1] for r in record["results"]] for who in ("before", "again"))
     assert min(faster) >= importlib.import_module("bench_against").LEAST
-    said = " ".join((Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    said = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
     words = f"ran at {min(faster):.2f} to {max(faster):.2f} times their rates at {record['before']}"
     assert f"on an {record['machine']['gpu'].split()[1]}, `hopper` and `tensor_core` {words}, row by row" in said
     assert f"and one build at {min(itself):.2f} to {max(itself):.2f} times its own" in said

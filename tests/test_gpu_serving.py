@@ -1,7 +1,5 @@
 """Keys in pages and packed batches on a GPU of compute capability 90: results, counts against `flashsim.serving`, and the kit."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

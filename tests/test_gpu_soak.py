@@ -6,8 +6,6 @@ pytest -m slow tests/test_gpu_soak.py -k launches -n 0                          
 SOAK_SECONDS=40 ends the launches after so many seconds.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

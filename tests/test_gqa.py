@@ -4,8 +4,6 @@ The oracle repeats K and V with `np.repeat` and sums dK and dV over each group. 
 more, row by row (`packed`). Planted bugs, at the end, must be caught by `objections`, which asks what the tests above ask.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -349,13 +347,6 @@ def test_parts_that_overflow_are_refused_though_their_sum_would_not() -> None:
     assert (got.dV == 0).all()
 
 
-def test_the_induction_holds_for_groups() -> None:
-    Q, K, V, _ = Shared(2, 3, 7, 9, 4, 3, "float32", 5, 4, 3).inputs()
-    steps = InductionInvariant()
-    flashsim.forward("flash_basic", Q, K, V, gqa="grouped", blocks=(4, 2), M=500, observers=[steps])
-    assert len(steps.steps) == 2 * 5
-
-
 # ------------------------------------------------------------------------------------------------------------ what they count
 
 
@@ -430,13 +421,9 @@ def test_live_tiles_of_groups_by_hand() -> None:
     separate, grouped = (dict(flashsim.forward("q_outer", Q, K, V, gqa=gqa, **how).hbm.by_array) for gqa in SCHEDULES)
     assert separate["K"].reads == (2 * 2 + 2 * 8) * 3  # two row blocks each: one tile, and four
     assert grouped["K"].reads == 3 * 8 * 3  # three row blocks, each with rows of the head that attends to more
-
-
-def test_blocks_that_fit_a_group_whose_heads_have_masks_of_their_own() -> None:
-    X, shared = np.zeros((2, 8, 3)), np.zeros((1, 8, 3))
-    how: dict[str, Any] = {"M": 100, "gqa": "grouped", "sizing": "fit"}
-    fit, same_for_both = (flashsim.forward("q_outer", X, shared, shared, mask=KeyPadding(n), **how) for n in ([2, 7], 7))
-    assert fit.blocks == same_for_both.blocks
+    how = {"M": 100, "gqa": "grouped", "sizing": "fit"}
+    fit, alike = (flashsim.forward("q_outer", Q, K, V, mask=KeyPadding(n), **how) for n in ([2, 7], 7))
+    assert fit.blocks == alike.blocks  # blocks that fit, though each head has a mask of its own
     assert fit.sram.peak <= 100
 
 
@@ -469,15 +456,15 @@ def test_the_sum_takes_tiles_of_half_of_m(M: int, tile: int) -> None:
     assert {name: (a.reads, a.writes) for name, a in hbm.traffic.by_array.items()} == {
         "dK_parts": (21, 0), "dV_parts": (36, 0), "dK": (0, 7), "dV": (0, 12),
     }  # fmt: skip
-
-
-def test_the_sum_holds_two_elements_where_half_of_m_is_one() -> None:
     asked: dict[str, Any] = {"N": 2, "d": 1, "M": 3, "heads": 2, "kv_heads": 1, "direction": "backward"}
     assert flashsim.count("standard", **asked).sram.peak == 3 == theory.exact("standard", **asked).sram.peak
 
 
-def test_progress_is_told_by_problem() -> None:
-    Q, K, V, _ = Shared(2, 3, 4, 4, 2, 2, "float32", 0, 2, 2).inputs()
+def test_progress_is_told_by_problem_and_the_induction_holds_for_groups() -> None:
+    Q, K, V, _ = Shared(2, 3, 7, 9, 4, 3, "float32", 5, 4, 3).inputs()
+    steps = InductionInvariant()
+    flashsim.forward("flash_basic", Q, K, V, gqa="grouped", blocks=(4, 2), M=500, observers=[steps])
+    assert len(steps.steps) == 2 * 5
     told: list[tuple[int, int]] = []
     flashsim.forward("flash", Q, K, V, on_head=lambda *at: told.append(at))
     assert told == [(n, 6) for n in range(1, 7)]
@@ -509,16 +496,9 @@ def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["run", "--qkv", str(file), "--head", "4", *stem]) == 0  # with KV head 1
     assert main(["run", "--qkv", str(file), "--gqa", "grouped", "-o", str(tmp_path / "out"), "--quiet"]) == 0
     assert "6 heads on 2 KV heads, N_q = 12, N_k = 16, d = 4, float32, query heads grouped" in capsys.readouterr().out
-
-
-def test_one_head_of_a_file_comes_with_its_kv_head() -> None:
-    Q, K, V, _ = Shared(2, 3, 4, 5, 2, 2, "float32", 0, 4, 4).inputs()
-    given = QKV(Q, K, V, "made up")
     for head in range(6):
-        one = given.head(str(head))
-        assert np.array_equal(one.Q, Q[head])
-        assert np.array_equal(one.K, K[head // 3])
-        assert np.array_equal(one.V, V[head // 3])
+        one = QKV(Q, K, V, "made up").head(str(head))
+        assert all(map(np.array_equal, (one.Q, one.K, one.V), (Q[head], K[head // 3], V[head // 3])))
 
 
 def test_count_takes_kv_heads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -573,10 +553,6 @@ def objections(checks: set[str] = CHECKS) -> Iterator[str]:
             yield f"counts backward, {gqa}"
 
 
-def test_the_original_is_not_accused() -> None:
-    assert list(objections()) == []
-
-
 PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
     ("KV head by modulo", Inputs.kv, "head[-1] // self.group", "head[-1] % self.K.shape[-3]", {"exact, separate"}),
     ("rows not interleaved", groups.interleave, ".swapaxes(-3, -2)", "", {"exact, grouped", "gradients, grouped"}),
@@ -612,6 +588,10 @@ PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
      {"counts backward, separate"}),
     ("parts as large twice", launch.Cost.with_sums, "replace(a, size=0)", "a", {"counts backward, separate"}),
 ]  # fmt: skip
+
+
+def test_the_original_is_not_accused() -> None:
+    assert list(objections()) == []
 
 
 @pytest.mark.parametrize(("bug", "function", "before", "after", "by"), PLANTED, ids=[bug[0] for bug in PLANTED])

@@ -1,7 +1,5 @@
 """The pages' scripts read as other code does: one statement a line, without the comma operator, in lines of 120 characters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

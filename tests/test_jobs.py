@@ -1,7 +1,5 @@
 """`flashsim.support.jobs`: pieces of work over processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -1,7 +1,5 @@
 """Linear attention: its numbers within derived bounds, its traffic the compulsory one, and bugs that real kernels had."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

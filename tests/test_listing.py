@@ -1,7 +1,5 @@
 """`flashsim.algorithms()`: a table of what there is, and the package that it was."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The row game's lower bound: each step of its proof tried on random schedules, its constant, and what is in the class."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from typing import Any

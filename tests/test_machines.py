@@ -1,7 +1,5 @@
 """Machines, the roofline, and the book chapter's intensities."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -60,10 +58,6 @@ def test_roofline_is_the_longer_of_the_two_times() -> None:
             roofline(ROUND, nbytes, flops, dtype="float16")
 
 
-def test_predictions_are_of_the_dtype_that_all_else_is_of() -> None:
-    assert predict(MACHINES["M2"], "flash", N=64, d=16) == predict(MACHINES["M2"], "flash", N=64, d=16, dtype="float32")
-
-
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_predictions_are_counted_at_the_machines_M(machine: Machine, direction: str) -> None:
@@ -76,6 +70,8 @@ def test_predictions_are_counted_at_the_machines_M(machine: Machine, direction: 
         assert line.bound == ("compute" if line.intensity >= line.ridge else "bandwidth")
     assert predicted["flash"].time < predicted["standard"].time < predicted["memory_efficient"].time
     assert predicted["standard"].bound == "bandwidth"
+    if "float32" in machine.peak:  # the dtype that all else is of
+        assert predict(machine, "flash", N=64, d=16) == predict(machine, "flash", N=64, d=16, dtype="float32")
 
 
 def test_the_chapters_prefill_tile_is_32_flop_per_byte_and_prints_as_32_75() -> None:
@@ -92,12 +88,9 @@ def test_the_chapters_decode_is_1_flop_per_byte() -> None:
     tile = kv_tile(B_q=1, B_k=32, d=128)
     assert (tile.flops, tile.nbytes) == (16_384, 16_384)
     assert tile.intensity == tile.as_printed == 1
-    assert all(roofline(m, tile.nbytes, tile.flops, dtype="bfloat16").bound == "bandwidth" for m in MACHINES.values())
-
-
-def test_the_chapters_prefill_tile_is_not_compute_bound_by_any_of_these_bandwidths() -> None:
-    tile = kv_tile(B_q=32, B_k=32, d=128)
-    assert {roofline(m, tile.nbytes, tile.flops, dtype="bfloat16").bound for m in MACHINES.values()} == {"bandwidth"}
+    for rows in (1, 32):  # nor is the prefill tile bound by arithmetic at any of these bandwidths
+        tile = kv_tile(B_q=rows, B_k=32, d=128)
+        assert {roofline(m, tile.nbytes, tile.flops, dtype="bfloat16").bound for m in MACHINES.values()} == {"bandwidth"}
     larger = kv_tile(B_q=64, B_k=32, d=128)
     bound = {n: roofline(m, larger.nbytes, larger.flops, dtype="bfloat16").bound for n, m in MACHINES.items()}
     assert [n for n, by in bound.items() if by == "compute"] == ["M2"]

@@ -1,7 +1,5 @@
 """Masks mean what they say, disturb nothing else, and what they forbid is never read."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

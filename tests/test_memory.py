@@ -1,7 +1,5 @@
 """The memory keeps its rules: counts, capacity, eviction, and no way round by accident."""
 
-from __future__ import annotations
-
 import operator
 import re
 import sys
@@ -109,43 +107,36 @@ def test_what_is_against_the_rules_is_refused_and_moves_nothing(
     with pytest.raises(error, match=message):
         call(on)
     assert (on.hbm.traffic.reads, on.hbm.traffic.writes) == (reads, 0)
-
-
-def test_tiles_are_of_the_chips_precision_and_blocks_are_counted() -> None:
-    on = Bench()
     assert on.S.dtype == np.float32
     assert (len(on.rows), on.rows[1].shape) == (2, (2, 2))
 
 
-def test_storing_an_evicted_tile_raises() -> None:
-    hbm, sram = chip()
-    Q, O = hbm.place("Q", matrix()), hbm.empty("O", (6, 2), np.float64)
-    for _ in sram.loop(1):
-        Q_i = sram.load(Q[0])
-    with pytest.raises(NotOnChip, match="evicted"):
-        sram.store(O[0], Q_i)
-
-
-def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it() -> None:
-    hbm, sram = chip()
-    Q = hbm.place("Q", matrix())
-    for _ in sram.loop(1):
-        Q_i = sram.load(Q[0])
-        S = sram.on_chip(Q_i @ Q_i.T)
-        assert np.isfinite(S).all()
-    assert np.isnan(Q_i).all()
-    assert np.isnan(S).all()
-    assert np.isnan(sram.on_chip(Q_i + 1)).all()
-
-
-def test_eviction_leaves_what_is_in_hbm_alone() -> None:
+def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it_but_what_is_in_hbm_stays() -> None:
     hbm, sram = chip()
     given = matrix()
     Q, O = hbm.place("Q", given), hbm.empty("O", (6, 2), np.float64)
+    assert np.isnan(sram.load(O[0])).all()  # allocated, not written
     for _ in sram.loop(1):
-        sram.store(O[0], sram.on_chip(sram.load(Q[0]) * 2))
+        Q_i = sram.load(Q[0])
+        S = sram.on_chip(Q_i @ Q_i.T)
+        half = sram.on_chip(Q_i[:3])  # a view is a tile of its own
+        assert not np.shares_memory(half, Q_i)
+        assert sram.occupancy == 12 + 12 + 36 + 6
+        assert np.isfinite(S).all()
+        sram.store(O[0], sram.on_chip(Q_i * 2))
+    assert np.isnan(Q_i).all()
+    assert np.isnan(S).all()
+    assert np.isnan(sram.on_chip(Q_i + 1)).all()
+    with pytest.raises(NotOnChip, match="evicted"):
+        sram.store(O[0], Q_i)
     assert np.array_equal(hbm.peek("O"), matrix() * 2)
     assert np.array_equal(given, matrix())
+    for name, values, gone in (("Z", np.ones((2, 2), bool), False), ("R", np.ones((2, 2), np.uint32), 2**32 - 1)):
+        block = hbm.place(name, values)[0]
+        for _ in sram.loop(1):
+            tile = sram.load(block)
+            assert tile.all()
+        assert (tile == gone).all()
 
 
 def test_a_tile_outlives_inner_loops_and_dies_with_its_own_turn() -> None:
@@ -157,6 +148,11 @@ def test_a_tile_outlives_inner_loops_and_dies_with_its_own_turn() -> None:
             inner = sram.load(Q[i])
         assert np.isnan(inner).all()
         assert np.isfinite(outer).all()
+    assert np.isnan(outer).all()
+    assert sram.occupancy == 0
+    for _ in sram.loop(5):
+        outer = sram.load(Q[0])
+        break
     assert np.isnan(outer).all()
     assert sram.occupancy == 0
 
@@ -213,27 +209,7 @@ def test_a_range_of_turns_is_counted_as_it_is_run(turns: range) -> None:
         next(iter(sram.loop(range(2), alike=[0, 0])))
 
 
-def test_breaking_out_of_a_loop_evicts() -> None:
-    hbm, sram = chip()
-    Q = hbm.place("Q", matrix())
-    for _ in sram.loop(5):
-        Q_i = sram.load(Q[0])
-        break
-    assert np.isnan(Q_i).all()
-    assert sram.occupancy == 0
-
-
-def test_a_view_registered_as_a_tile_is_its_own_tile() -> None:
-    hbm, sram = chip()
-    Q = hbm.place("Q", matrix())
-    for _ in sram.loop(1):
-        Q_i = sram.load(Q[0])
-        half = sram.on_chip(Q_i[:3])
-        assert sram.occupancy == 12 + 6
-        assert not np.shares_memory(half, Q_i)
-
-
-def test_peek_is_read_only_and_moves_nothing() -> None:
+def test_peek_is_read_only_and_moves_nothing_and_an_hbm_that_counts_has_nothing_to_show() -> None:
     hbm, _ = chip()
     hbm.place("Q", matrix())
     with pytest.raises(ValueError, match="read-only"):
@@ -241,12 +217,14 @@ def test_peek_is_read_only_and_moves_nothing() -> None:
     with pytest.raises(KeyError, match="it holds Q"):
         hbm.peek("K")
     assert hbm.traffic.accesses == 0
-
-
-def test_memory_allocated_but_not_written_reads_as_nan() -> None:
-    hbm, sram = chip()
-    O = hbm.empty("O", (6, 2), np.float64)
-    assert np.isnan(sram.load(O[0])).all()
+    with pytest.raises(TypeError, match="needs values"):
+        hbm.place("S", (3, 2), np.float32)
+    counting = HBM(arithmetic=False)
+    counting.place("Q", (3, 2), np.float32)
+    with pytest.raises(ValueError, match="only counts"):
+        counting.peek("Q")
+    with pytest.raises(ValueError, match="already holds"):
+        counting.place("Q", (3, 2), np.float32)
 
 
 # ------------------------------------------------------------------------------------------------------------- counts
@@ -313,10 +291,15 @@ def test_overflow_names_what_was_asked_what_is_resident_and_how_big() -> None:
     assert sram.peak == 12
 
 
-def test_without_enforcement_the_peak_is_reported() -> None:
+def test_without_enforcement_the_peak_is_reported_and_summaries_fit_one_screen() -> None:
     hbm, sram = chip(5, enforced=False)
     sram.load(hbm.place("Q", matrix())[0])
     assert (sram.use.peak, sram.use.capacity, sram.use.enforced) == (12, 5, False)
+    hbm, sram = chip()
+    sram.load(hbm.place("Q", matrix())[0])
+    assert "12 of M = 1,000 elements in use (enforced), peak 12" in repr(sram)
+    assert "Q[0]" in repr(sram)
+    assert "accesses 12" in repr(hbm)
 
 
 # ------------------------------------------------------------------------------------------------------ counting only
@@ -330,10 +313,14 @@ def test_equal_turns_are_folded_and_counted_as_often_as_they_occur() -> None:
     for i in sram.loop(len(Q)):
         for _ in sram.loop(7):
             sram.load(Q[i])
+            sram.count_flops(matmul=3, other=2)
             turns += 1
     assert turns == 4
     assert hbm.traffic.reads == 7 * 2 * (10**9 + 1)
     assert sram.peak == 20
+    assert (sram.flops.matmul, sram.flops.other) == (7 * 3 * len(Q), 7 * 2 * len(Q))
+    for taken, stand in ([1, 2, 3], [1]), ([2, 4], [2, 4]), ([4], [4]):  # the first turn that is taken stands for its like
+        assert list(sram.loop(5, where=np.isin(range(5), taken))) == stand
 
 
 def test_shapes_must_agree_without_numbers_too() -> None:
@@ -346,17 +333,6 @@ def test_shapes_must_agree_without_numbers_too() -> None:
         Q_i + K_j
     assert sram.on_chip(K_j @ Q_i).shape == (4, 2)
     assert (sram.flops.matmul, sram.flops.other) == (2 * 4 * 2 * 3, 0)
-
-
-def test_an_hbm_that_computes_wants_values_and_one_that_counts_has_none() -> None:
-    with pytest.raises(TypeError, match="needs values"):
-        HBM().place("Q", (3, 2), np.float32)
-    hbm = HBM(arithmetic=False)
-    hbm.place("Q", (3, 2), np.float32)
-    with pytest.raises(ValueError, match="only counts"):
-        hbm.peek("Q")
-    with pytest.raises(ValueError, match="already holds"):
-        hbm.place("Q", (3, 2), np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------- observers
@@ -380,6 +356,15 @@ def test_observers_hear_every_event_with_names_from_the_source() -> None:
     assert (compute.name, compute.elements, compute.label) == ("S_ij", 9, "line 9")
     assert heard[4].name == "Q[0]"
     assert heard[0].name == "i"
+    l_i = sram.full((3, 1), 0.0)  # a constant, too
+    assert (heard[-1].kind, heard[-1].name, heard[-1].elements, heard[-1].tile is l_i) == ("compute", "l_i", 3, True)
+    heard.clear()
+    for _i in sram.loop(2):  # line 5
+        sram.load(Q[0])
+        for j in sram.loop(1):  # line 7
+            sram.load(Q[j + 1])
+    evicted = [(event.name, event.label) for event in heard if event.kind == "evict"]
+    assert evicted == [("Q[1]", "line 7"), ("Q[0]", "line 5")] * 2  # at the line of the loop that ends
 
 
 def nested(observers: Sequence[Observer] = ()) -> None:
@@ -469,58 +454,6 @@ def test_after_an_error_in_a_turn_the_chip_holds_what_it_held_before(ignored: li
     assert sram.occupancy == 6
     assert np.isnan(inner).all()
     assert ignored == []
-
-
-def test_when_counting_the_first_turn_that_is_taken_stands_for_its_like() -> None:
-    sram = SRAM(HBM(arithmetic=False), 100)
-    assert list(sram.loop(5, where=np.array([False, True, True, True, False]))) == [1]
-    assert list(sram.loop(5, where=np.array([False, False, True, False, True]))) == [2, 4]
-    assert list(sram.loop(5, where=np.array([False, False, False, False, True]))) == [4]
-
-
-def test_evictions_are_told_at_the_line_of_the_loop_that_ends() -> None:
-    heard: list[Event] = []
-    hbm = HBM()
-    sram = SRAM(hbm, 100, observers=[heard.append])
-    Q = hbm.place("Q", matrix()).divide(3)
-    for _i in sram.loop(2):  # line 5
-        sram.load(Q[0])
-        for j in sram.loop(1):  # line 7
-            sram.load(Q[j + 1])
-    evicted = [(event.name, event.label) for event in heard if event.kind == "evict"]
-    assert evicted == [("Q[1]", "line 7"), ("Q[0]", "line 5")] * 2
-
-
-def test_summaries_fit_one_screen() -> None:
-    hbm, sram = chip()
-    sram.load(hbm.place("Q", matrix())[0])
-    assert "12 of M = 1,000 elements in use (enforced), peak 12" in repr(sram)
-    assert "Q[0]" in repr(sram)
-    assert "accesses 12" in repr(hbm)
-
-
-def test_operations_of_a_turn_that_stands_for_others_count_for_all() -> None:
-    sram = SRAM(HBM(arithmetic=False), 10)
-    for _ in sram.loop(7):
-        sram.count_flops(matmul=3, other=2)
-    assert (sram.flops.matmul, sram.flops.other) == (7 * 3, 7 * 2)
-
-
-def test_booleans_and_words_are_overwritten_too_when_they_are_evicted() -> None:
-    hbm, sram = chip()
-    for name, values, gone in (("Z", np.ones((2, 2), bool), False), ("R", np.ones((2, 2), np.uint32), 2**32 - 1)):
-        block = hbm.place(name, values)[0]
-        for _ in sram.loop(1):
-            tile = sram.load(block)
-            assert tile.all()
-        assert (tile == gone).all()
-
-
-def test_an_observer_hears_of_constants_too() -> None:
-    told: list[Event] = []
-    _, sram = chip(6, observers=[told.append])
-    l_i = sram.full((3, 1), 0.0)
-    assert [(e.kind, e.name, e.elements, e.tile is l_i) for e in told] == [("compute", "l_i", 3, True)]
 
 
 def test_where_a_line_stands_is_said_of_its_own_file_though_another_holds_the_same_function() -> None:

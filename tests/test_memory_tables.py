@@ -1,7 +1,5 @@
 """Windows of rows, and tables of words that a program follows: counted alike with numbers and without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +29,11 @@ def placed(hbm: HBM, name: str, rows: int, cols: int = D) -> Matrix:
 # ------------------------------------------------------------------------------------------------------ loops of none
 
 
-@pytest.mark.parametrize("choice", [{}, {"where": np.zeros(0, bool)}, {"alike": []}], ids=["all", "where", "alike"])
 @pytest.mark.parametrize("arithmetic", [True, False])
-def test_a_loop_of_no_turns_runs_none(arithmetic: bool, choice: dict[str, Any]) -> None:
-    _, sram = memory(arithmetic)
-    assert list(sram.loop(0, **choice)) == []
-
-
-@pytest.mark.parametrize("arithmetic", [True, False])
-def test_a_matrix_of_no_rows_has_no_blocks(arithmetic: bool) -> None:
+def test_a_loop_of_no_turns_runs_none_and_a_matrix_of_no_rows_has_no_blocks(arithmetic: bool) -> None:
     hbm, sram = memory(arithmetic)
+    choices: list[dict[str, Any]] = [{}, {"where": np.zeros(0, bool)}, {"alike": []}]
+    assert [list(sram.loop(0, **choice)) for choice in choices] == [[], [], []]
     K = placed(hbm, "K", 0)
     assert (len(K), len(K.divide(2)), len(placed(hbm, "V", 5).rows(2, 2))) == (0, 0, 0)
     assert list(sram.loop(len(K))) == []
@@ -49,7 +42,7 @@ def test_a_matrix_of_no_rows_has_no_blocks(arithmetic: bool) -> None:
 # ------------------------------------------------------------------------------------------------------------ windows
 
 
-def test_a_window_is_divided_from_its_own_first_row() -> None:
+def test_a_window_is_divided_from_its_own_first_row_and_may_be_stored_to() -> None:
     hbm, sram = memory()
     heard: list[Event] = []
     sram._observers = (heard.append,)
@@ -63,10 +56,6 @@ def test_a_window_is_divided_from_its_own_first_row() -> None:
     assert hbm.traffic.by_array["K"].reads == 6 * D
     assert window.rows(1, 3).name == "K[4:6]"
     assert window.divide(1, 2)[5, 1].name == "K[8:9, 1]"
-
-
-def test_a_window_may_be_stored_to() -> None:
-    hbm, sram = memory()
     O = hbm.empty("O", (5, 2), np.float64, "output")
     sram.store(O.rows(1, 3)[0], sram.full((2, 2), 7.0))
     assert np.array_equal(hbm.peek("O")[1:3], np.full((2, 2), 7.0))
@@ -134,6 +123,7 @@ def test_words_are_copied_once_and_typed_as_words() -> None:
     table = hbm.place("table", given, index=True)
     given[0, 0] = 4
     assert (sram.word(table[0]), table.dtype.name) == (3, "uint32")
+    assert sram.word(hbm.place("words", np.array([[5], [6]]), index=True).at([1])) == 6  # gathered
     assert HBM().place("table", given, np.uint32, index=True).dtype == np.uint32
     with pytest.raises(ValueError, match=r"^dtype of table is float64; expected none, as words are uint32"):
         HBM().place("table", given, np.float64, index=True)
@@ -200,11 +190,6 @@ def test_rows_that_are_none_are_refused(arithmetic: bool, rows: Any, said: str) 
     hbm, _ = memory(arithmetic)
     with pytest.raises(ValueError, match=rf"^K\[1:6\]\.at{said}"):
         placed(hbm, "K", 9).rows(1, 6).at(rows)
-
-
-def test_a_gathered_word_is_a_word() -> None:
-    hbm, sram = memory(False)
-    assert sram.word(hbm.place("table", np.array([[5], [6]]), index=True).at([1])) == 6
 
 
 def test_a_cache_reads_the_lines_of_the_rows_that_are_gathered() -> None:

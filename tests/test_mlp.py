@@ -1,7 +1,5 @@
 """A sparse MLP: its numbers within derived bounds, blocks of zeros never loaded, fusing that pays from M = d² on, and bugs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

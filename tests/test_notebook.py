@@ -1,7 +1,5 @@
 """At a prompt and in a notebook: what `import flashsim` reaches, what help begins with, and how results show."""
 
-from __future__ import annotations
-
 import re
 import sys
 from functools import cache

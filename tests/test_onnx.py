@@ -4,8 +4,6 @@ Each has inputs, attributes, and what ONNX's reference gives for them. What `att
 attribute of a new version.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable
 from functools import reduce

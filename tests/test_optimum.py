@@ -1,7 +1,5 @@
 """The row game: its optima against a plain Dijkstra, replayed on the memory, and certificates that prove them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import random
@@ -292,20 +290,18 @@ def test_the_estimate_is_no_less_than_what_is_searched() -> None:
         assert len(found.search.prices) <= 1.5 * states
 
 
-@pytest.mark.parametrize(
-    ("problem", "message"),
-    [
+def test_sizes_that_make_no_sense_or_would_not_end() -> None:
+    problems: list[tuple[dict[str, Any], str]] = [
         ({"N": 9, "d": 2}, "N is 9; expected at most 8"),
         ({"N_q": 2, "N_k": 9, "d": 2}, "N_k is 9; expected at most 8"),
         ({"N": 4, "d": 4, "M": 18}, "M is 18; expected at least 19"),
         ({"N": 8, "d": 4, "M": 40}, "hours"),
         ({"N": 4, "d": 0}, "d"),
         ({"N": 4, "d": 2, "mask": np.ones((3, 3), bool)}, "mask"),
-    ],
-)
-def test_sizes_that_make_no_sense_or_would_not_end(problem: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Optimum(**problem)
+    ]
+    for problem, message in problems:
+        with pytest.raises(ValueError, match=message):
+            Optimum(**problem)
 
 
 # -------------------------------------------------------------------------------------------------------- the command

@@ -1,13 +1,12 @@
 """An algorithm of one's own: a function on the memory goes wherever a name does, and its mistakes are told at its lines."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +221,7 @@ def test_a_log_sum_exp_is_taken_from_what_is_returned_and_not_from_what_has_its_
     assert flashsim.forward(keeps_L, Q, K, V, blocks=(4, 5), M=200).lse is None
 
 
-HEAD = """
+HEAD = """import numpy as np
 from flashsim.algorithms.notation import exp
 
 def mine(hbm, sram, Q, K, V, blocks):
@@ -256,14 +255,6 @@ MISTAKES = {
     "another type": ("on_chip(Q_i.astype('f2'))", "which computes in float64: expected numbers of sram.dtype"),
     "one block too many": ("sram.load(Q[i + 3])", "Q[3]: Q has 3 × 1 blocks, counted from 0"),
 }
-
-
-@pytest.mark.parametrize(("line", "said"), MISTAKES.values(), ids=list(MISTAKES))
-def test_a_beginners_mistake_is_told_at_its_line(line: str, said: str, tmp_path: Path) -> None:
-    mine = module_of(HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
-    with pytest.raises(Exception, match=re.escape(said)) as caught:
-        flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=200)
-    assert caught.value.__notes__ == [f"at line 10 of {tmp_path / 'mine.py'}: {line}"]
 
 
 @pytest.mark.parametrize(
@@ -302,30 +293,25 @@ WHERE_NAN_BEGINS = {
     "loaded before it was stored": ("sram.load(O[i])", "it begins in O[0], which is loaded before it was stored"),
     "too large": ("S = on_chip(exp(1e4 * abs(Q_i)) * 0)", "it begins in S, made of a tile that was evicted"),
 }
+NOT_COUNTED = {
+    "dot": ("np.dot(Q_i, K_0.T)", "np.dot cannot be counted on shapes alone: expected +, −, ×, /, @"),
+    "copy": ("Q_i.copy()", "an array's .copy cannot be counted on shapes alone"),
+    "assigned to": ("Q_i[:] = 0", "an array's [...] = cannot be counted on shapes alone"),
+    "branch": ("1 if Q_i.max() > 0 else 2", "a branch that depends on numbers cannot be counted on shapes alone"),
+}
+TOLD = {**MISTAKES, **WHERE_NAN_BEGINS, **NOT_COUNTED}
 
 
-@pytest.mark.parametrize(("line", "said"), WHERE_NAN_BEGINS.values(), ids=list(WHERE_NAN_BEGINS))
-def test_nan_is_told_where_it_begins(line: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mistake", TOLD)
+def test_a_beginners_mistake_is_told_at_its_line(mistake: str, tmp_path: Path) -> None:
+    """And where NaN begins, and what cannot be counted."""
+    line, said = TOLD[mistake]
     mine = module_of(HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
-    with np.errstate(all="ignore"), pytest.raises(MemoryModelError, match=re.escape(said)) as caught:
-        flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=200)
+    call = partial(flashsim.count, mine, N=9, d=4) if mistake in NOT_COUNTED else partial(flashsim.forward, mine, Q, K, V)
+    error = MemoryModelError if mistake in WHERE_NAN_BEGINS else TypeError if mistake in NOT_COUNTED else Exception
+    with np.errstate(all="ignore"), pytest.raises(error, match=re.escape(said)) as caught:
+        call(blocks=(4, 5), M=200)
     assert caught.value.__notes__ == [f"at line 10 of {tmp_path / 'mine.py'}: {line}"]
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("np.dot(Q_i, K_0.T)", "np.dot cannot be counted on shapes alone: expected +, −, ×, /, @"),
-        ("Q_i.copy()", "an array's .copy cannot be counted on shapes alone"),
-        ("Q_i[:] = 0", "an array's [...] = cannot be counted on shapes alone"),
-        ("1 if Q_i.max() > 0 else 2", "a branch that depends on numbers cannot be counted on shapes alone"),
-    ],
-)
-def test_what_cannot_be_counted_is_told(line: str, said: str, tmp_path: Path) -> None:
-    mine = module_of("import numpy as np\n" + HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
-    with pytest.raises(TypeError, match=re.escape(said)) as caught:
-        flashsim.count(mine, N=9, d=4, blocks=(4, 5), M=200)
-    assert caught.value.__notes__ == [f"at line 11 of {tmp_path / 'mine.py'}: {line}"]
 
 
 @pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(7)", "raise Odd('\\x1b[31m')"])
@@ -404,7 +390,7 @@ def test_ctrl_c_is_told_at_its_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_numpy_s_sums_are_counted_as_an_array_s_own(tmp_path: Path) -> None:
     def tally(line: str) -> Any:
-        text = f"import numpy as np\n{HEAD}        on_chip({line} * 1)\n    return O\n"
+        text = f"{HEAD}        on_chip({line} * 1)\n    return O\n"
         return flashsim.count(module_of(text, tmp_path / "mine.py").mine, N=9, d=4, blocks=(4, 5), M=200)
 
     for name in ("sum", "max"):

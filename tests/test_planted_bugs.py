@@ -17,8 +17,6 @@ For the others, on masks and dropout, forward and backward:
     counts      accesses and peak, against theory
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import replace

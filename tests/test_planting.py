@@ -1,7 +1,5 @@
 """Planting: a mutated record beside the original, refused where the text to change is not there once."""
 
-from __future__ import annotations
-
 import linecache
 from dataclasses import replace
 from typing import Any

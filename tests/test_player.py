@@ -5,8 +5,6 @@
 Without either these tests skip, and say what is missing.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -105,8 +103,8 @@ SECOND = "[player.views[1].t, document.querySelectorAll('.now')[1].textContent]"
 TIPS = "[...document.querySelectorAll('{}')].map((cell) => cell.dataset.tip)"  # what is told on hovering
 
 
-def step(page: Any) -> int:
-    return int(page.evaluate("player.t"))
+def step(page: Any, view: int = 0) -> int:
+    return int(page.evaluate(f"player.views[{view}].t"))
 
 
 def counters(page: Any, view: int = 0) -> dict[str, tuple[int, int]]:
@@ -337,6 +335,18 @@ def test_scrubbing_back_restores(open_page: Opener, direction: str) -> None:
     assert state(page) == before
 
 
+def middle_of(page: Any, what: str) -> tuple[float, float]:
+    """Return the middle of the first thing in the picture whose tip begins so."""
+    x, y = page.evaluate(
+        """(what) => { const {hits, canvas} = player.views[0].grid, box = canvas.getBoundingClientRect();
+        const told = ({box: [x, y, width, height], tell}) => tell(x + width / 2, y + height / 2);
+        const [x, y, width, height] = hits.find((hit) => told(hit).startsWith(what)).box;
+        return [box.x + x + width / 2, box.y + y + height / 2]; }""",
+        what,
+    )
+    return x, y
+
+
 def test_shown_values_are_the_tensors(open_page: Opener) -> None:
     """Cells round; what they show on hovering is exact."""
     trace = recorded(causal=True)
@@ -353,12 +363,31 @@ def test_shown_values_are_the_tensors(open_page: Opener) -> None:
     for age, want in zip(("old", "new"), pair(steps[-1], "O"), strict=True):
         found = exact([tip for tip in tips if tip.startswith(f"O {age},")])
         assert np.array_equal(np.array(found, np.float32).reshape(want.shape), want)
+    page.evaluate("player.go(10)")
+    page.mouse.move(*middle_of(page, "tile (i, j) = (1, 1)"))
+    assert page.inner_text("#tip").startswith("tile (i, j) = (1, 1): done\nqueries 0 to 2, keys 0 to 3")
+    page.mouse.move(*middle_of(page, "K_1: 16"))
+    assert page.inner_text("#tip") == "K_1: 16 elements, loaded"
+    page.mouse.move(*middle_of(page, "K_1, row"))
+    K = next(e.value for e in trace.events if e.name == "K[0]")
+    assert K is not None
+    place, value = page.inner_text("#tip").splitlines()[0].split(" of the block: ")
+    row, column = (int(part.split()[1]) for part in place.split(", ")[1:])
+    assert np.float32(value.replace("−", "-")) == K[row, column]
+    page.mouse.move(*middle_of(page, "V_1 in HBM"))
+    assert page.inner_text("#tip") == "V_1 in HBM: keys 0 to 3, on chip now, loaded"
 
 
-def test_all_digits_are_to_be_had_without_a_mouse(open_page: Opener) -> None:
+def test_all_digits_are_to_be_had_without_a_mouse_and_a_chosen_tile_is_left_with_its_step(open_page: Opener) -> None:
     trace = recorded()
+    page = open_page(trace, at="#t=2")
+    page.locator(".events button").first.click()
+    assert page.locator(".events [aria-pressed=true]").inner_text().startswith("load Q")
+    press(page, "ArrowRight")
+    assert page.locator(".events [aria-pressed=true]").inner_text().startswith("compute S")
+    assert page.locator(".tile td").count() == 12
     at = next(s for s in trace.steps if s.label == "line 10" and s.number > 40)
-    page = open_page(trace, at=f"#t={at.number}")
+    page.evaluate(f"player.go({at.number})")
     page.focus(".digits")
     press(page, "Enter")
     shown = [float(text.replace("−", "-")) for text in page.locator(".tile td").all_inner_texts()]
@@ -368,15 +397,6 @@ def test_all_digits_are_to_be_had_without_a_mouse(open_page: Opener) -> None:
     page.focus(".grid")
     assert at.tile is not None
     assert page.inner_text("#tip").startswith(f"tile (i, j) = {(at.tile[0] + 1, at.tile[1] + 1)}: current")
-
-
-def test_the_factor_is_e_to_the_old_less_the_new_maximum(open_page: Opener) -> None:
-    trace = recorded()
-    number = next(s.number for s in trace.steps if s.rescaled)
-    page = open_page(trace, at=f"#t={number}")
-    old, new = pair(trace.steps[number], "m")
-    shown = [float(text) for text in page.locator(".pairs .factor").all_inner_texts()]
-    np.testing.assert_allclose(shown, np.exp(old - new)[:, 0], atol=6e-5)
 
 
 def test_the_curves_are_named_with_what_they_reach(open_page: Opener) -> None:
@@ -596,46 +616,7 @@ def test_a_tile_visited_thrice_is_done_after_the_third_visit(open_page: Opener) 
     assert 0 < done < len(ends)
 
 
-def test_a_chosen_tile_is_left_with_its_step(open_page: Opener) -> None:
-    trace = recorded()
-    page = open_page(trace, at="#t=2")
-    page.locator(".events button").first.click()
-    assert page.locator(".events [aria-pressed=true]").inner_text().startswith("load Q")
-    press(page, "ArrowRight")
-    assert page.locator(".events [aria-pressed=true]").inner_text().startswith("compute S")
-    assert page.locator(".tile td").count() == 12
-
-
-def middle_of(page: Any, what: str) -> tuple[float, float]:
-    """Return the middle of the first thing in the picture whose tip begins so."""
-    x, y = page.evaluate(
-        """(what) => { const {hits, canvas} = player.views[0].grid, box = canvas.getBoundingClientRect();
-        const told = ({box: [x, y, width, height], tell}) => tell(x + width / 2, y + height / 2);
-        const [x, y, width, height] = hits.find((hit) => told(hit).startsWith(what)).box;
-        return [box.x + x + width / 2, box.y + y + height / 2]; }""",
-        what,
-    )
-    return x, y
-
-
-def test_hovering_tells_numbers(open_page: Opener) -> None:
-    trace = recorded(causal=True)
-    page = open_page(trace, at="#t=10")
-    page.mouse.move(*middle_of(page, "tile (i, j) = (1, 1)"))
-    assert page.inner_text("#tip").startswith("tile (i, j) = (1, 1): done\nqueries 0 to 2, keys 0 to 3")
-    page.mouse.move(*middle_of(page, "K_1: 16"))
-    assert page.inner_text("#tip") == "K_1: 16 elements, loaded"
-    page.mouse.move(*middle_of(page, "K_1, row"))
-    K = next(e.value for e in trace.events if e.name == "K[0]")
-    assert K is not None
-    place, value = page.inner_text("#tip").splitlines()[0].split(" of the block: ")
-    row, column = (int(part.split()[1]) for part in place.split(", ")[1:])
-    assert np.float32(value.replace("−", "-")) == K[row, column]
-    page.mouse.move(*middle_of(page, "V_1 in HBM"))
-    assert page.inner_text("#tip") == "V_1 in HBM: keys 0 to 3, on chip now, loaded"
-
-
-def test_two_runs_go_by_time(open_page: Opener) -> None:
+def test_two_runs_go_by_time_and_those_of_different_sizes_say_why(open_page: Opener) -> None:
     first, second = recorded(causal=True), recorded("q_outer", causal=True)
     page = open_page(first, versus=second, at="#t=30&by=time")
     for view, trace in enumerate((first, second)):
@@ -652,10 +633,12 @@ def test_two_runs_go_by_time(open_page: Opener) -> None:
     page.click("#by-time")
     press(page, "ArrowLeft")
     until(page, f"location.hash === '#t={len(first.steps) - 2}&by=time'")
-
-
-def second_step(page: Any) -> int:
-    return int(page.evaluate("player.views[1].t"))
+    page = open_page(recorded(), versus=recorded(n=16))  # of different sizes, which cannot go by tile
+    for _ in range(2):
+        assert page.get_attribute("#by-time", "aria-pressed") == "true"
+        page.click("#by-tile", force=True)
+    assert page.get_attribute("#by-tile", "aria-disabled") == "true"
+    assert "different sizes" in (page.get_attribute("#by-tile", "title") or "")
 
 
 DO = np.random.default_rng(1).standard_normal((12, 4)).astype(np.float32)
@@ -706,7 +689,7 @@ def test_by_tile_the_second_run_has_made_the_same(open_page: Opener) -> None:
         for label, wanted in (("line 10", "line 1"), ("line 15", "line 3")):
             at = next(s for s in first.steps if s.tile == tile and s.label == label)
             page.evaluate(f"player.go({at.number})")
-            its = second.steps[second_step(page)]
+            its = second.steps[step(page, 1)]
             assert (its.label, its.tile) == (wanted, tile)
             assert any(e.kind == "compute" for e in second.events[its.first : its.last + 1])
 
@@ -726,7 +709,7 @@ def test_a_run_and_its_bug_are_at_the_same_line(open_page: Opener, bug: str, dir
             missing += 1
     assert (missing > 0) == (bug == "last_block")
     press(page, "End")
-    assert second_step(page) == len(wrong.steps) - 1
+    assert step(page, 1) == len(wrong.steps) - 1
 
 
 def test_values_that_differ_are_marked(open_page: Opener) -> None:
@@ -743,15 +726,6 @@ def test_values_that_differ_are_marked(open_page: Opener) -> None:
         assert page.locator(".tile").nth(view).locator(".differs").count() == (differ if view else 0)
     press(page, "ArrowLeft")
     assert page.locator(".differs").count() == 0
-
-
-def test_runs_of_different_sizes_go_by_time_and_say_why(open_page: Opener) -> None:
-    page = open_page(recorded(), versus=recorded(n=16))
-    assert page.get_attribute("#by-time", "aria-pressed") == "true"
-    assert page.get_attribute("#by-tile", "aria-disabled") == "true"
-    assert "different sizes" in (page.get_attribute("#by-tile", "title") or "")
-    page.click("#by-tile", force=True)
-    assert page.get_attribute("#by-time", "aria-pressed") == "true"
 
 
 @both_directions
@@ -816,10 +790,8 @@ def test_it_fits_and_follows_the_colour_scheme(open_page: Opener, viewport: dict
 
 @pytest.mark.parametrize("beside", ["q_outer", "backward"])
 def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener, beside: str | None) -> None:
-    """A page opens within a second: at best, as others may use the machine meanwhile. A step takes the processor for three frames
-    at most, on whatever machine.
-
-    That is the page's own time there, which others do not lengthen.
+    """A page opens within a second: at best, as others may use the machine meanwhile. A step takes the page's thread, whose time
+    others do not lengthen, three frames at most.
     """
     trace = recorded("flash_basic", 256, 16, (16, 16))
     assert len(trace.steps) == 1553
@@ -906,7 +878,7 @@ def test_two_runs_are_told_apart_without_eyes(open_page: Opener) -> None:
     page = open_page(recorded(), versus=recorded("standard"), at="#t=20")
     said = page.inner_text("#said")
     assert said.startswith("First run: Step 20, line 11, j = 1 of 3, i = 3 of 4: compute S_masked_ij.")
-    assert f"Second run: Step {second_step(page)}, line " in said
+    assert f"Second run: Step {step(page, 1)}, line " in said
     names = page.eval_on_selector_all("article, section, [role=region]", "all => all.map(e => e.ariaLabel)")
     assert None not in names
     assert len(set(names)) == len(names)
@@ -1072,11 +1044,13 @@ def formulas_that_hold(page: Any, trace: Trace) -> int:
     return computed
 
 
-def test_a_row_of_one_s_choice_is_spelled_out(open_page: Opener) -> None:
+def test_a_row_of_one_s_choice_is_spelled_out_and_its_factor_is_e_to_the_old_less_the_new_maximum(open_page: Opener) -> None:
     trace = recorded()
     at = next(s for s in trace.steps if s.rescaled)
     page = open_page(trace, at=f"#t={at.number}")
     old, new = pair(at, "m")
+    shown = [float(text) for text in page.locator(".pairs .factor").all_inner_texts()]
+    np.testing.assert_allclose(shown, np.exp(old - new)[:, 0], atol=6e-5)
     assert at.rows is not None
     risen = int(np.flatnonzero(new > old)[0])
     assert page.inner_text(".row") == f"row {at.rows[0] + risen}"  # the first that rises
@@ -1174,7 +1148,9 @@ def test_pictures_are_saved(open_page: Opener, tmp_path: Path) -> None:
     assert found["png"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_film_has_a_frame_for_each_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_film_has_a_frame_for_each_step_and_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = recorded(n=6, d=2)
     moved = [number for number in moving(trace) if 4 <= number <= 9]
     with Image.open(film(trace, 4, 9, tmp_path / "some.gif")) as gif:
@@ -1186,6 +1162,12 @@ def test_a_film_has_a_frame_for_each_step(tmp_path: Path, capsys: pytest.Capture
     assert main(["step", "--n", "6", "--d", "2", "--gif", "9:3", "-o", str(tmp_path / "no.gif")]) == 2
     assert "argument --gif: steps 9:3; expected A:B with 0 ≤ A ≤ B ≤ " in capsys.readouterr().err
     assert not (tmp_path / "no.gif").exists()
+    monkeypatch.setattr(filming, "MOST_STEPS", 2)
+    assert film(trace, 0, 1, tmp_path / "two.gif").exists()
+    with pytest.raises(ValueError, match="steps 0:2 are 3; expected at most 2"):
+        film(trace, 0, 2, tmp_path / "three.gif")
+    with pytest.raises(ValueError, match=f"expected A:B with 0 ≤ A ≤ B ≤ {len(trace.steps) - 1}"):
+        film(trace, len(trace.steps), len(trace.steps), tmp_path / "none.gif")
 
 
 def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1244,28 +1226,10 @@ def test_blocks_of_a_film_travel_from_hbm_to_sram_and_back(monkeypatch: pytest.M
         assert at == sorted(at, reverse=kind == "load")  # SRAM is on the left
 
 
-def test_a_film_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = recorded(n=6, d=2)
-    monkeypatch.setattr(filming, "MOST_STEPS", 2)
-    assert film(trace, 0, 1, tmp_path / "two.gif").exists()
-    with pytest.raises(ValueError, match="steps 0:2 are 3; expected at most 2"):
-        film(trace, 0, 2, tmp_path / "three.gif")
-    with pytest.raises(ValueError, match=f"expected A:B with 0 ≤ A ≤ B ≤ {len(trace.steps) - 1}"):
-        film(trace, len(trace.steps), len(trace.steps), tmp_path / "none.gif")
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("K[0]", "$K_{1}$"),
-        ("S[1, 2]", "$S_{2,3}$"),
-        ("m_tilde_ij", r"$\tilde{m}_{ij}$"),
-        ("l_i_new", r"$\ell_{i}^{\mathrm{new}}$"),
-        ("a$b", r"a\$b"),
-    ],
-)
-def test_names_in_a_film_are_set_in_print(name: str, shown: str) -> None:
-    assert filming._math(name) == shown
+def test_names_in_a_film_are_set_in_print() -> None:
+    names = {"K[0]": "$K_{1}$", "S[1, 2]": "$S_{2,3}$", "m_tilde_ij": r"$\tilde{m}_{ij}$", "a$b": r"a\$b"}
+    names["l_i_new"] = r"$\ell_{i}^{\mathrm{new}}$"
+    assert {name: filming._math(name) for name in names} == names
 
 
 def test_a_film_s_words_are_of_ten_pixels_at_least_on_a_phone() -> None:

@@ -1,7 +1,5 @@
 """The playground in a browser: its JavaScript, made from theory's Python, says what theory says; and it is used by hand."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A student's file is played beside the right run, and the page says where the two part."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

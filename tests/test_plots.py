@@ -1,7 +1,5 @@
 """The pictures, by their content: what is drawn where, against theory; and the files, byte for byte."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -117,16 +115,16 @@ def exact(B_c: int, dtype: str = "float16") -> theory.Exact:
     return theory.exact("flash_basic", N=LENGTH, d=D, dtype=dtype, blocks=(min(B_c, D), B_c))
 
 
-def test_blocks_axes(blocks: Axes) -> None:
+def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) -> None:
     assert (blocks.get_xscale(), blocks.get_yscale()) == ("log", "log")
     assert blocks.get_ylabel() == "HBM accesses (elements)"
     assert "$B_c$" in blocks.get_xlabel()
     assert "N = 512, d = 64, float16" in blocks.get_xlabel()
     assert "until SRAM is full" in blocks.get_title(loc="left")
     assert not blocks.child_axes  # one unit
-
-
-def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) -> None:
+    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit").hbm.accesses  # as in the other figures
+    assert {y for _, y in xy(blocks, "standard")} == {standard}
+    assert {y for _, y in xy(blocks, "floor")} == {4 * LENGTH * D}
     curve = xy(blocks, "theory")
     assert curve == [(B_c, exact(B_c).accesses) for B_c in range(16, 223)]  # as far as they fit
     points = xy(blocks, "simulator")
@@ -139,12 +137,6 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     assert set(xy(blocks, "paper")) <= set(curve)
     for which in ("", "backward "):  # a diamond's edge says of which pass it is
         assert line(blocks, f"{which}paper").get_markeredgecolor() == line(blocks, f"{which}theory").get_color()
-
-
-def test_blocks_horizontal_lines(blocks: Axes) -> None:
-    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit").hbm.accesses  # as in the other figures
-    assert {y for _, y in xy(blocks, "standard")} == {standard}
-    assert {y for _, y in xy(blocks, "floor")} == {4 * LENGTH * D}
 
 
 @pytest.mark.parametrize(("name", "direction"), PASSES)
@@ -176,12 +168,6 @@ def test_blocks_where_everything_and_where_nothing_fits() -> None:
     assert legend_texts(half)[:2] == ["forward: closed form", "simulated run"]
 
 
-def test_blocks_bytes_are_exact_for_32_bit_inputs_and_more_for_16() -> None:
-    single, half = (blocks_data(N=64, d=8, dtype=dtype) for dtype in ("float32", "float16"))
-    assert all(p["bytes"] == 4 * p["accesses"] for p in single["simulator"])
-    assert all(p["bytes"] > 2 * p["accesses"] for p in half["simulator"])
-
-
 def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
     N = LENGTH
     for B_c, accesses in xy(blocks, "backward theory"):
@@ -208,19 +194,20 @@ def test_blocks_of_any_small_size() -> None:
         assert sum(low <= tick <= high for tick in ax.get_xticks()) >= min(N_k.bit_length(), 3)
 
 
-def test_blocks_forward_alone() -> None:
-    ax = plot_blocks(blocks_data(N=128, d=16, backward=False))
-    assert not [x for x in ax.get_lines() if str(x.get_gid()).startswith("backward")]
-    assert "backward" not in blocks_data(N=128, d=16, backward=False)
-
-
-def test_long_sequences_are_counted_on_shapes() -> None:
+def test_data_of_blocks_is_of_what_is_asked() -> None:
+    """Bytes are exact for 32-bit inputs, and more for 16; forward may stand alone; long sequences are counted on shapes."""
+    single, half = (blocks_data(N=64, d=8, dtype=dtype) for dtype in ("float32", "float16"))
+    assert all(p["bytes"] == 4 * p["accesses"] for p in single["simulator"])
+    assert all(p["bytes"] > 2 * p["accesses"] for p in half["simulator"])
     data = blocks_data(N=2049, d=16, backward=False)
-    assert data["simulator_ran_on"] == "shapes"
-    assert {p["B_c"]: p["accesses"] for p in data["simulator"]}.items() <= dict(
-        zip(data["theory"]["B_c"], data["theory"]["accesses"], strict=True)
-    ).items()
-    assert blocks_data(N=64, d=8)["simulator_ran_on"] == "numbers"
+    assert "backward" not in data
+    assert not [x for x in plot_blocks(data).get_lines() if str(x.get_gid()).startswith("backward")]
+    assert (single["simulator_ran_on"], data["simulator_ran_on"]) == ("numbers", "shapes")
+    curve = dict(zip(data["theory"]["B_c"], data["theory"]["accesses"], strict=True))
+    assert {p["B_c"]: p["accesses"] for p in data["simulator"]}.items() <= curve.items()
+    for wrong, said in (({"dtype": "int8"}, "int8"), ({"N": 0}, "N")):
+        with pytest.raises(ValueError, match=said):
+            blocks_data(**wrong)
 
 
 def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,13 +228,6 @@ def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(monkeypatch: pytest
     assert tiles == []
 
 
-def test_blocks_errors_name_the_argument() -> None:
-    with pytest.raises(ValueError, match="int8"):
-        blocks_data(dtype="int8")
-    with pytest.raises(ValueError, match="N"):
-        blocks_data(N=0)
-
-
 # -------------------------------------------------------------------------------------------------------- Theorem 2
 
 
@@ -258,24 +238,19 @@ THEOREMS: dict[str, tuple[Any, Any, str, Any]] = {
 
 
 @pytest.mark.parametrize("direction", THEOREMS)
-def test_theorems_slopes(direction: str) -> None:
-    data_of, _, name, _ = THEOREMS[direction]
-    data = data_of(dtype="float16")["panels"]
-    for variable, expected in (("N", 2), ("d", 2), ("M", -1)):
-        fit = data[variable]["fits"][name]
-        assert fit["slope"] == pytest.approx(expected, abs=0.04)
-        assert fit["residual"] < 0.031
-    assert data["N"]["fits"]["standard"]["slope"] == pytest.approx(2, abs=0.06)
-    assert data["N"]["fits"]["proof"]["slope"] == pytest.approx(2, abs=0.01)
-    assert data["d"]["fits"]["proof"]["slope"] == pytest.approx(0, abs=0.03)
-    assert (data["M"]["fits"]["proof"]["slope"], data["M"]["fits"]["proof"]["residual"]) == (0, 0)
-    assert all(data[variable]["fits"]["standard"]["residual"] > 0.05 for variable in "dM")
-
-
-@pytest.mark.parametrize("direction", THEOREMS)
-def test_theorems_draw_the_counts_within_their_band(direction: str) -> None:
+def test_theorems_draw_the_counts_within_their_band_with_their_slopes(direction: str) -> None:
     data_of, plot, own, constants = THEOREMS[direction]
-    axes = plot(data_of(dtype="float16"))
+    data = data_of(dtype="float16")
+    fits = {variable: panel["fits"] for variable, panel in data["panels"].items()}
+    for variable, expected in (("N", 2), ("d", 2), ("M", -1)):
+        assert fits[variable][own]["slope"] == pytest.approx(expected, abs=0.04)
+        assert fits[variable][own]["residual"] < 0.031
+    assert fits["N"]["standard"]["slope"] == pytest.approx(2, abs=0.06)
+    assert fits["N"]["proof"]["slope"] == pytest.approx(2, abs=0.01)
+    assert fits["d"]["proof"]["slope"] == pytest.approx(0, abs=0.03)
+    assert (fits["M"]["proof"]["slope"], fits["M"]["proof"]["residual"]) == (0, 0)
+    assert all(fits[variable]["standard"]["residual"] > 0.05 for variable in "dM")
+    axes = plot(data)
     fixed = {"N": 16_384, "d": 64, "M": 51_200}
     for ax, variable in zip(axes, "NdM", strict=True):
         assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
@@ -337,10 +312,7 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
         for one in data["model"][name]["passes"]:
             for way in ("reads", "writes"):
                 assert drawn[f"{name} {one['direction']} {one['pass']} {way}"] == one[way]
-
-
-def test_traffic_passes_are_algorithms_0_and_3() -> None:
-    data = traffic_data()["model"]
+    data = data["model"]  # the passes are those of Algorithms 0 and 3
     passes = ["QKᵀ", "mask", "softmax", "dropout", "PV", "dV", "dP", "dropout", "softmax", "dQ", "dK"]
     assert [one["pass"] for one in data["standard"]["passes"]] == passes
     N_by_N, N_by_d = 2 * 1024**2 * 1024, 2 * 1024 * 64 * 1024  # bytes
@@ -527,6 +499,16 @@ def test_run_draws_every_read_and_write(tallies: dict[str, flashsim.Run | flashs
     assert legend_texts(ax) == ["read", "written"]
     assert figure_of(ax).get_figwidth() == 3.5
     assert_readable(figure_of(ax))
+    run = flashsim.forward("flash_basic", *np.random.default_rng(0).standard_normal((3, 64, 8)))
+    small = flashsim.count("flash_basic", N=64, d=8, M=64)
+    for given, title in (
+        ({"flash": run}, "flash: HBM accesses by array"),
+        ({"a": run, "b": run}, "b: as many HBM accesses"),
+        ({"flash": run, "small": small}, "small: .*× more HBM accesses"),
+    ):
+        assert re.match(title, plots.plot_run(given).get_title(loc="left"))
+    with pytest.raises(ValueError, match="empty"):
+        plots.plot_run({})
 
 
 def test_the_eight_largest_arrays_of_a_bar_have_their_numbers_below_it() -> None:
@@ -536,22 +518,10 @@ def test_the_eight_largest_arrays_of_a_bar_have_their_numbers_below_it() -> None
     assert below == [str(20 - n) for n in range(8)]
 
 
-def test_run_takes_runs_one_or_equal_ones_and_refuses_none() -> None:
-    Q, K, V = np.random.default_rng(0).standard_normal((3, 64, 8))
-    run = flashsim.forward("flash_basic", Q, K, V)
-    assert plots.plot_run({"flash": run}).get_title(loc="left") == "flash: HBM accesses by array"
-    assert plots.plot_run({"a": run, "b": run}).get_title(loc="left") == "b: as many HBM accesses"
-    more = plots.plot_run({"flash": run, "small": flashsim.count("flash_basic", N=64, d=8, M=64)})
-    assert more.get_title(loc="left").startswith("small: ")
-    assert "× more HBM accesses" in more.get_title(loc="left")
-    with pytest.raises(ValueError, match="empty"):
-        plots.plot_run({})
-
-
 # ------------------------------------------------------------------------------------------------ all, and the files
 
 
-def test_the_main_figure_is_of_one_head(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:
+def test_the_main_figure_is_of_one_head() -> None:
     size: dict[str, Any] = {"N": 64, "d": 8, "M": 400}
     runs = {name: flashsim.count(name, **size, sizing="fit", heads=6) for name in ("standard", "flash_basic")}
     figure = plots.run_figure(runs, heads=6, **size, dtype="float32")
@@ -565,11 +535,8 @@ def test_the_main_figure_is_of_one_head(tallies: dict[str, flashsim.Run | flashs
     assert by_array.get_title(loc="left").startswith("Algorithm 1: ")
     assert by_array.get_xlabel() == "HBM accesses (elements), one head"
     assert by_block.get_ylabel() == "HBM accesses (elements)"
-
-
-def test_the_title_reads_well_for_a_label_that_is_no_subject() -> None:
-    runs = {name: flashsim.count(name, N=64, d=8, M=400) for name in ("standard", "q_outer")}
-    title = plots.run_figure(runs, N=64, d=8, M=400, dtype="float32").axes[0].get_title(loc="left")
+    runs = {name: flashsim.count(name, **size) for name in ("standard", "q_outer")}  # a label that is not a subject
+    title = plots.run_figure(runs, **size, dtype="float32").axes[0].get_title(loc="left")
     assert re.fullmatch(r"loops exchanged: [\d.]+× fewer HBM accesses", title)
 
 
@@ -675,6 +642,20 @@ def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name
     for option in set(OTHER) - asked:
         with pytest.raises(TypeError, match=option):
             chart.data(**{option: OTHER[option]})
+
+
+def test_the_legend_of_cache_size_covers_no_point() -> None:
+    figure = plots.FIGURES["cache_size"].draw(kept("cache_size")["data"])
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    legend = ax.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent()
+    assert ax.get_window_extent().x0 <= box.x0  # nor a number of the axis
+    for line in ax.get_lines():
+        if not str(line.get_gid()).startswith("M = "):
+            x, y = np.asarray(line.get_xydata(), np.float64).T
+            assert not box.count_contains(ax.transData.transform(np.stack([x, y], 1)[np.isfinite(y)])), line.get_gid()
 
 
 def test_slides_titles_are_whole_and_free() -> None:
@@ -867,20 +848,6 @@ def kept(name: str) -> dict[str, Any]:
     """Return the record of a figure that the repository keeps."""
     record: dict[str, Any] = json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
     return record
-
-
-def test_the_legend_of_cache_size_covers_no_point() -> None:
-    figure = plots.FIGURES["cache_size"].draw(kept("cache_size")["data"])
-    figure.draw_without_rendering()
-    (ax,) = figure.axes
-    legend = ax.get_legend()
-    assert legend is not None
-    box = legend.get_window_extent()
-    assert ax.get_window_extent().x0 <= box.x0  # nor a number of the axis
-    for line in ax.get_lines():
-        if not str(line.get_gid()).startswith("M = "):
-            x, y = np.asarray(line.get_xydata(), np.float64).T
-            assert not box.count_contains(ax.transData.transform(np.stack([x, y], 1)[np.isfinite(y)])), line.get_gid()
 
 
 @pytest.mark.usefixtures("no_pictures")

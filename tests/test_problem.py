@@ -1,7 +1,5 @@
 """`Problem`: one, checked once, for everybody who asks about it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

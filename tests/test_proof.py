@@ -3,8 +3,6 @@
 apt-get install --no-install-recommends coq libcoq-mathcomp-ssreflect
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

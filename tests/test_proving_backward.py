@@ -1,7 +1,5 @@
 """The backward lower bound: each step of its proof tried on random sets, its constant, and the schedule that comes nearest."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """The loops exchanged: what is loaded and masked tile by tile, counts by hand, and what dQ costs."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

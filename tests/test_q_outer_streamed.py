@@ -1,7 +1,5 @@
 """Two backward passes with tiles of their own: counts by hand, blocks that fill M, words of a tree, and sizes refused."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """README: its table is the registry, Algorithm 1 is its source, its example runs, and it is short."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import runpy

@@ -1,7 +1,5 @@
 """flashsim beside AccelForge, a mapper that knows nothing of it: the bound holds, and one statistic is all that is between."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The oracle and its bounds are themselves checked: against exactly rounded sums, complex steps and differences."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

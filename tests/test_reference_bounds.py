@@ -3,8 +3,6 @@
 Both keys score the same, whatever the scale, so that P = 1/2; the N_q queries are the same; V's rows are 1, 1, 1 and 3, 3, 3.
 """
 
-from __future__ import annotations
-
 import math
 from inspect import signature
 from types import SimpleNamespace

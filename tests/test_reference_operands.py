@@ -1,7 +1,5 @@
 """What the oracles beyond attention are given: refused by name where it does not fit, and results that float64 does not hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """A relative bias: what its table means, what it moves, its gradient, by head and by group; and who refuses it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

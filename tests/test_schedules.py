@@ -1,7 +1,5 @@
 """q_outer_pinned, snake, small_cache_hybrid: counted by hand, what they save, where each is best, and bugs in them are caught."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

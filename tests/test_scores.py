@@ -1,7 +1,5 @@
 """Score modifications, a soft cap and ALiBi: what they mean, that they move nothing, their gradients; and who refuses them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pages on a lecture hall's screen, on a phone, and as two runs side by side at a desk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path

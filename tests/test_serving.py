@@ -1,7 +1,5 @@
 """What serves, program by program: numbers, counts `==` theory, on lengths alone, and bugs that are planted and seen."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -47,6 +45,7 @@ def test_every_program_is_tried() -> None:
 
 @pytest.mark.parametrize("name", sorted(DRAWN))
 def test_numbers_are_each_sequence_s_own_and_counts_are_theory_s(name: str) -> None:
+    """With M one element below theory's peak the same run overflows."""
     for seed in range(30):
         case = drawn(name, seed)
         assert not case.wrong(case.run), seed
@@ -56,6 +55,9 @@ def test_numbers_are_each_sequence_s_own_and_counts_are_theory_s(name: str) -> N
         assert (moved(counted), counted.sram) == (moved(case.run), case.run.sram), seed
         exact = serving.exact(counted)
         assert (exact.hbm, exact.sram) == (counted.hbm, counted.sram), seed
+        if seed < 10 and exact.sram.peak:
+            with pytest.raises(flashsim.SramOverflow):
+                case.again(M=exact.sram.peak - 1)
 
 
 @pytest.mark.parametrize(("name", "bug"), BUGS, ids=[f"{name}: {bug.what}" for name, bug in BUGS])
@@ -74,33 +76,18 @@ def test_a_bug_is_seen(name: str, bug: Bug) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_lines_are_labelled_as_the_listing_says(name: str) -> None:
+def test_what_happens_is_at_a_line_of_the_listing(name: str) -> None:
     """Each line of a listing has a line of Python, but those that only close a loop."""
     program = PROGRAMS[name]
     listed = {int(number) for number in re.findall(r"^    (\d+) +\S", program.listing, re.M)}
     with open(program.run.__code__.co_filename, encoding="utf-8") as file:
         labelled = {int(number) for number in re.findall(r"# line (\d+)", file.read())}
     assert listed == labelled
-
-
-@pytest.mark.parametrize("name", sorted(DRAWN))
-def test_what_happens_is_at_a_line_of_the_listing(name: str) -> None:
     events: list[Event] = []
     for seed in range(5):
         drawn(name, seed).run.call.run(0, [events.append])
     unlabelled = {event.name for event in events if event.kind in ("load", "compute", "store") and event.label is None}
     assert unlabelled <= {"O_parts"} | {f"{X}_i" for X in "Olm"} if name == "paged_split" else not unlabelled
-
-
-@pytest.mark.parametrize("name", sorted(DRAWN))
-def test_the_peak_is_exact(name: str) -> None:
-    """With M one element below theory's peak the same run overflows."""
-    for seed in range(10):
-        case = drawn(name, seed)
-        least = serving.exact(case.run).sram.peak
-        if least:
-            with pytest.raises(flashsim.SramOverflow):
-                case.again(M=least - 1)
 
 
 # --------------------------------------------------------------------------------------------------------------- pages
@@ -117,15 +104,15 @@ def one_page(**changed: Any) -> serving.ServingRun:
 
 
 def test_counts_by_hand() -> None:
-    """2 rows a sequence, in one block: 3 words of the table, a length each, 5 keys of 4 columns; by pages 6 keys."""
+    """2 rows a sequence, in one block: 3 words of the table, a length each, 5 keys of 4 columns; by pages 6 keys.
+
+    Words are read for each KV head, and kept once.
+    """
     for tail, keys in (("rows", 5), ("page", 6)):
         assert moved(one_page(tail=tail)) == {
             "Q": (4 * 4, 0), "K": (4 * keys, 0), "V": (4 * keys, 0), "table": (3, 0), "lengths": (2, 0),
             "O": (0, 4 * 4), "L": (0, 4),
         }  # fmt: skip
-
-
-def test_words_are_read_for_each_kv_head_and_kept_once() -> None:
     how: dict[str, Any] = {"queries": 1, "keys": [3, 2], "d": 4, "page": 2, "M": 1000, "heads": 6}
     one, three = (serving.count("paged", **how, kv_heads=heads).hbm.by_array for heads in (1, 3))
     assert (one["table"].reads, one["table"].size) == (3, 4)
@@ -177,9 +164,8 @@ def test_what_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -
         one_page(**changed)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
+def test_lengths_that_make_no_sense_are_refused_and_a_missing_option_is_named() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"name": "pages"}, "name is 'pages'; expected"),
         ({"queries": [1]}, "queries has 1 lengths; expected 2, one for each sequence, as keys has"),
         ({"keys": [3, -1]}, r"keys\[1\] is -1; expected at least 0"),
@@ -188,18 +174,14 @@ def test_what_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -
         ({"name": "decode"}, r"options of 'decode' are page; expected schedule \(may be left out\), workers"),
         ({"name": "varlen"}, "options of 'varlen' are page; expected none"),
         ({"name": "cascade", "page": 1}, r"options of 'cascade' are page; expected prefix \(may be left out\), levels"),
-    ],
-)
-def test_lengths_that_make_no_sense_are_refused(changed: dict[str, Any], message: str) -> None:
-    asked: dict[str, Any] = {"name": "paged", "queries": 1, "keys": [3, 2], "d": 4, "page": 2, "M": 1000} | changed
-    with pytest.raises(ValueError, match=message):
-        serving.count(**asked)
-
-
-def test_an_option_that_is_missing_is_named() -> None:
+    ]
+    asked: dict[str, Any] = {"queries": 1, "keys": [3, 2], "d": 4, "M": 1000}
+    for changed, message in refused:
+        with pytest.raises(ValueError, match=message):
+            serving.count(**{"name": "paged", **asked, "page": 2, **changed})
     message = r"^workers missing; 'decode' takes schedule \(may be left out\), workers, splits \(may be left out\)$"
     with pytest.raises(ValueError, match=message):
-        serving.count("decode", queries=1, keys=[3, 2], d=4, M=1000)
+        serving.count("decode", **asked)
 
 
 def test_parts_of_splits_are_of_the_chip_s_type() -> None:
@@ -499,16 +481,15 @@ def test_ragged_inputs_that_make_no_sense_are_refused(call: Callable[[], Any], m
         call()
 
 
-def test_the_command_counts_and_says_whether_theory_agrees(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_counts_and_fails_where_theory_differs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert set(command.PROGRAMS) == set(programs())
     asked = ["serve", "decode", "--keys", "500", "90", "--d", "64", "--workers", "8", "--json", "-"]
     assert main(asked) == 0
     found = json.loads(capsys.readouterr().out)
     tally = serving.count("decode", queries=1, keys=[500, 90], d=64, workers=8)
     assert (found["agrees"], found["hbm"]["accesses"]) == (True, tally.hbm.accesses)
-
-
-def test_the_command_fails_where_theory_differs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(serving, "exact", lambda tally: replace(tally, hbm=tally.hbm.times(2)))
     assert main(["serve", "varlen", "--keys", "9", "--d", "4"]) == 1
     assert "The counts differ from theory." in capsys.readouterr().err

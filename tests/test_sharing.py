@@ -1,7 +1,5 @@
 """An L2 that several multiprocessors share: by hand, the same as the L2 of one, and never more than all of it moved."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A learnable sink: what it means, what it moves, its gradient, what L includes; and who refuses it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The site: what a strict build refuses, how docstrings become pages, and lessons cards. Needs flashsim[docs]; .ci/run has it."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

@@ -1,7 +1,5 @@
 """Sliding-window attention: the numbers of a window mask, the keys of the window loaded and no others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attention for a small cache: exact, counted to the element, within Saha and Ye's bound, and bugs in it are caught."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The backward pass of `small_cache`: counted by hand, Θ(N²d/√M) for M < d², and bugs in it are caught."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

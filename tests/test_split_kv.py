@@ -1,7 +1,5 @@
 """FlashDecoding: splits that divide or not, empty ones, uneven lengths; both merges; counts; planted bugs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """streamed, tiles_streamed, hybrid_streamed: counted by hand, the room of one statistic, and bugs in them are caught."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sink tokens and a window: which tiles are live and full, and what a decoding step moves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The house: what imports what, and what is said in one place only."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

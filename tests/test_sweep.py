@@ -1,7 +1,5 @@
 """Sweeps: rows that equal counts, points that make no sense, tables in and out, what is cross-checked, questions answered."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import io
@@ -77,20 +75,15 @@ def test_formulas_stand_beside_the_counts() -> None:
     assert wide["theta_elements"] is None
 
 
-@pytest.mark.parametrize(
-    ("direction", "quadratic"),
-    [
-        ("forward", {"flash_basic", "flash", "q_outer"}),
-        ("backward", {"flash", "q_outer", "q_outer_two_pass", "q_outer_streamed"}),
-    ],
-)
-def test_what_a_theorem_says_of_a_pass_is_known_where_there_is_one(direction: str, quadratic: set[str]) -> None:
-    found = flashsim.sweep(list(FORWARD if direction == "forward" else BACKWARD), N=64, d=8, M=200, direction=direction)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_what_a_theorem_says_of_a_pass_is_known_where_there_is_one(direction: str) -> None:
+    records = FORWARD if direction == "forward" else BACKWARD
+    quadratic = ["flash", "q_outer", *(["flash_basic"] if direction == "forward" else ["q_outer_two_pass", "q_outer_streamed"])]
+    found = flashsim.sweep([*records], N=64, d=8, M=200, direction=direction)
     said = {row["algorithm"]: row["theta_elements"] for row in found}
     wanted = dict.fromkeys(quadratic, theory.theorem_2_flash(64, 8, 200))
     wanted |= {"standard": theory.theorem_2_standard(64, 8), "small_cache": theory.theorem_saha_ye(64, 8, 200)}
     assert {name: said[name] for name in wanted} == wanted
-    records = FORWARD if direction == "forward" else BACKWARD
     for name, theta in said.items():
         assert (theta is None) == (theory.form_of(records[name].forward_pass, "forward").theta is None), name
     assert all(said.get(name) is None for name in ("snake", "block_sparse", "sliding_window"))
@@ -176,6 +169,9 @@ def test_a_point_that_makes_no_sense_is_a_row_with_the_reason(what: str, options
         ({"points": "shapes.csv"}, ValueError, "points is 'shapes.csv'; expected a table"),
         ({"points": [3]}, ValueError, "points has the row 3"),
         ({"points": {"heads": [1], "d_v": [1, 2]}}, ValueError, "several lengths: heads 1, d_v 2"),
+        ({"N": range(10**9)}, ValueError, "N has more than 1,048,576 values; expected fewer"),
+        ({"N": itertools.count(1)}, ValueError, "N has more than 1,048,576 values; expected fewer"),
+        ({"N": None, "points": ({"N": 1} for _ in itertools.count())}, ValueError, "points has more than 1,048,576 values"),
     ],
 )
 def test_what_is_wrong_everywhere_is_said_at_once(arguments: Any, error: type[Exception], message: str) -> None:
@@ -247,24 +243,24 @@ def test_the_sample_is_seeded_and_has_some_of_each(monkeypatch: pytest.MonkeyPat
     each = itertools.product(["flash", "q_outer"], ["forward", "backward"])
     assert sorted(ways) == sorted(2 * [*each])
     assert (first.checked, len(counted)) == (8, 24)
+    assert [flashsim.sweep(["flash", "q_outer"], N=[8, 9], d=4, check=n).checked for n in (0, 1, 3, 9)] == [0, 1, 3, 4]
+    few, many = flashsim.sweep("block_sparse", N=[64, 4096], d=4, blocks=(4, 4), block_mask=patterns.butterfly)
+    assert (few["checked"], many["checked"], many["status"]) == (True, False, "ok")  # a pattern's 2²⁸ tiles would take hours
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"traffic": lambda p, blocks, tiles: p.array("Q", "input", reads=7)},
-        {"peak": lambda p, blocks, tiles: p.M + 1},
-        {"peak": lambda p, blocks, tiles: 1},
-        {"products": (1, 2)},
-    ],
-    ids=["traffic", "a peak too large", "a peak too small", "FLOPs"],
-)
-def test_a_closed_form_that_is_wrong_is_an_error(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    form = replace(theory.form_of("flash", "forward"), **changed)
-    monkeypatch.setattr(points, "form_of", lambda what, direction: form)
-    with pytest.raises(Disagreement, match=r"closed form and count differ for 'flash' at .*N=8"):
-        flashsim.sweep(N=8, d=4, blocks=[(4, 4)])
-    assert len(flashsim.sweep(N=8, d=4, blocks=[(4, 4)], check=0)) == 1
+def test_a_closed_form_that_is_wrong_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its traffic, a peak that is too large or too small, or its FLOPs."""
+    right = theory.form_of("flash", "forward")
+    for form in (
+        replace(right, traffic=lambda p, blocks, tiles: p.array("Q", "input", reads=7)),
+        replace(right, peak=lambda p, blocks, tiles: p.M + 1),
+        replace(right, peak=lambda p, blocks, tiles: 1),
+        replace(right, products=(1, 2)),
+    ):
+        monkeypatch.setattr(points, "form_of", lambda what, direction, form=form: form)
+        with pytest.raises(Disagreement, match=r"closed form and count differ for 'flash' at .*N=8"):
+            flashsim.sweep(N=8, d=4, blocks=[(4, 4)])
+        assert len(flashsim.sweep(N=8, d=4, blocks=[(4, 4)], check=0)) == 1
 
 
 def test_points_can_be_handed_to_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,11 +275,14 @@ def test_points_can_be_handed_to_other_processes(tmp_path: Path, monkeypatch: py
             assert handed.way.form is point.way.form is not None
 
 
-def test_what_has_no_closed_form_is_counted(tmp_path: Path) -> None:
+def test_what_has_no_closed_form_is_counted_and_a_mask_of_ones_own_is_called_by_its_class(tmp_path: Path) -> None:
     class Even(flashsim.Mask):
         def allows(self, rows: Any, cols: Any, shape: Any, head: Any) -> Any:
             return np.broadcast_to(cols % 2 == 0, (len(rows), len(cols)))
 
+    shown = repr(flashsim.sweep("flash", N=8, d=4, mask=[Even(), Even() & flashsim.Causal()]))
+    assert "Even()" in shown
+    assert "0x" not in shown
     mine = two_sweeps(tmp_path / "mine.py")
     own = flashsim.sweep(mine, N=24, d=4, M=200)[0]
     masked = flashsim.sweep("block_sparse", N=24, d=4, M=200, mask=Even(), block_mask="live")[0]
@@ -301,12 +300,6 @@ def test_what_moves_nothing_has_no_intensity() -> None:
     assert [row["intensity_flops_per_byte"] for row in found][2:] == [None, None]
     assert "null" in found.to_json()
     found.plot()
-
-
-def test_tiles_are_not_counted_one_by_one_to_check() -> None:
-    """A pattern's are: 2²⁸ of them would take hours."""
-    few, many = flashsim.sweep("block_sparse", N=[64, 4096], d=4, blocks=(4, 4), block_mask=patterns.butterfly)
-    assert (few["checked"], many["checked"], many["status"]) == (True, False, "ok")
 
 
 def test_processes_and_progress() -> None:
@@ -347,15 +340,13 @@ def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
     assert all(meaning(name) or name in ("algorithm", "mask", "splits") for name in found.columns)
 
 
-@pytest.mark.parametrize("label", ["=1+1", "+1", "-1", "@SUM(A1)", "'=1", "\t=1"])
-def test_no_text_of_a_csv_is_a_formula(label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = [{"N": 8, "d": 4, "label": label}]
-    flashsim.sweep(points=table).to_csv(tmp_path / "found.csv")
-    ((cell, *_),) = [*csv.reader(io.StringIO((tmp_path / "found.csv").read_bytes().decode(), newline=""))][1:]
-    assert cell == f"'{label}"
+def test_no_text_of_a_csv_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ["=1+1", "+1", "-1", "@SUM(A1)", "'=1", "\t=1"]
+    flashsim.sweep(points=[{"N": 8, "d": 4, "label": label} for label in labels]).to_csv(tmp_path / "found.csv")
+    _, *lines = csv.reader(io.StringIO((tmp_path / "found.csv").read_bytes().decode(), newline=""))
+    assert [cell for cell, *_ in lines] == [f"'{label}" for label in labels]
     assert main(["sweep", "--points", str(tmp_path / "found.csv"), "--json", "-"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row["label"] == label
+    assert [row["label"] for row in json.loads(capsys.readouterr().out)["rows"]] == labels
 
 
 def test_what_a_terminal_would_obey_is_spelled() -> None:
@@ -396,35 +387,14 @@ def test_rows_by_index_and_columns_by_short_names() -> None:
         found.column("acesses")
 
 
-@pytest.mark.parametrize("lengths", [(512, 2048), (128, 1 << 17)], ids=str)
-def test_a_logarithmic_axis_has_ticks_to_read_it_by(lengths: tuple[int, int]) -> None:
-    ax = flashsim.sweep("flash", N=lengths, d=64).plot()
-    assert ax.get_yscale() == "log"
-    low, high = ax.get_ylim()
-    assert 3 <= sum(low <= tick <= high for tick in ax.get_yticks()) <= 9
-
-
-def test_a_mask_of_ones_own_is_called_by_its_class_where_it_says_nothing() -> None:
-    class Diagonal(flashsim.Mask):
-        def allows(self, rows: Any, columns: Any, shape: Any, head: Any = ()) -> Any:
-            return rows == columns
-
-    found = repr(flashsim.sweep("flash", N=8, d=4, mask=[Diagonal(), Diagonal() & flashsim.Causal()]))
-    assert "Diagonal()" in found
-    assert "0x" not in found
-
-
-def test_a_table_is_80_characters_wide_unless_it_is_said() -> None:
-    found = flashsim.sweep(["flash", "standard"], N=[8, 16], d=16, M=100_000)
-    assert found.as_text() == found.as_text(width=80) != found.as_text(width=81)
-
-
 def test_a_sweep_shows_what_varies() -> None:
     found = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
     said = repr(found)
     assert "400 points over algorithm (2), N (100), M (2): 400 with counts, 32 cross-checked by counting" in said
     assert "10 of 200 shown" in said
     assert max(map(len, said.splitlines()[1:])) <= 80
+    wide = flashsim.sweep(["flash", "standard"], N=[8, 16], d=16, M=100_000)
+    assert wide.as_text() == wide.as_text(width=80) != wide.as_text(width=81)
     html = found._repr_html_()
     assert html.count("<tr>") == 11
     assert "<caption>" in html
@@ -433,13 +403,10 @@ def test_a_sweep_shows_what_varies() -> None:
     for most in (0, 2.5):
         with pytest.raises(ValueError, match=f"most is {most}"):
             found.as_text(most)  # type: ignore[arg-type]
-
-
-def test_what_makes_no_sense_is_shown_whatever_it_is() -> None:
-    found = flashsim.sweep(N=8, d=[4, [5]], direction=["forward", ["backward"]], heads=[[2]])
-    assert len(found.refused) == len(found) == 4
-    assert "heads is [2]" in repr(found)
-    assert found.axes["d"] == [4, "[5]"]
+    refused = flashsim.sweep(N=8, d=[4, [5]], direction=["forward", ["backward"]], heads=[[2]])  # whatever it is
+    assert len(refused.refused) == len(refused) == 4
+    assert "heads is [2]" in repr(refused)
+    assert refused.axes["d"] == [4, "[5]"]
 
 
 # ----------------------------------------------------------------------------------------------------------- questions
@@ -533,18 +500,6 @@ def test_answers_say_no_more_than_was_found() -> None:
     )
 
 
-def test_no_more_points_are_checked_than_asked() -> None:
-    assert [flashsim.sweep(["flash", "q_outer"], N=[8, 9], d=4, check=n).checked for n in (0, 1, 3, 9)] == [0, 1, 3, 4]
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"N": range(10**9)}, {"N": itertools.count(1)}, {"points": ({"N": 1} for _ in itertools.count())}]
-)
-def test_what_has_no_end_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"(N|points) has more than 1,048,576 values; expected fewer"):
-        flashsim.sweep(d=4, **arguments)
-
-
 def test_a_picture_has_a_line_for_each_combination() -> None:
     found = flashsim.sweep(["flash", "standard"], N=[64, 8, 512], d=[4, 8], causal=[False, True], M=100)
     ax = found.plot()
@@ -559,6 +514,11 @@ def test_a_picture_has_a_line_for_each_combination() -> None:
         found.plot(y="status")
     with pytest.raises(ValueError, match="no row has both"):
         flashsim.sweep(N=[0, -1], d=4).plot()
+    for lengths in ((512, 2048), (128, 1 << 17)):  # ticks to read a logarithmic axis by
+        ax = flashsim.sweep("flash", N=lengths, d=64).plot()
+        assert ax.get_yscale() == "log"
+        low, high = ax.get_ylim()
+        assert 3 <= sum(low <= tick <= high for tick in ax.get_yticks()) <= 9
 
 
 @pytest.mark.parametrize("lines", [2, 9, 14, 20])

@@ -1,7 +1,5 @@
 """Sweeps over processes, and over a Dask cluster by joblib's backend: the same rows as in one process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Two checks of the kit: log-sum-exps merge, and a sequence does not depend on the batch that it is in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Few examples; scripts/kit_conformance.py tries more, and makes a table.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.implementations import IMPLEMENTATIONS

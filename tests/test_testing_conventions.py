@@ -1,7 +1,5 @@
 """The conventions of `wrap` on stand-ins in NumPy: right functions pass, each planted bug shows, calls are as documented."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

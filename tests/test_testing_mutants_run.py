@@ -3,8 +3,6 @@
 That our checks catch the bugs is not shown here, but that there is something to catch.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is tried of a kernel before its spec is known: plain cases, and the specs near to a given one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The kit on kernels that serve: soft caps, slopes, sinks, 8 bits; packed sequences, pages and latents, by adapters."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a kernel takes and nothing tries: the verdict is INCOMPLETE, on top, and no check passes unasked."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

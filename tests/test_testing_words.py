@@ -1,7 +1,5 @@
 """Windows and biases in a spec: a right kernel passes, wrong ones are caught and told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Attentions on the arrays of another package, wrapped for NumPy: what needs none, and CuPy's."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import types

@@ -1,7 +1,5 @@
 """Attentions on JAX's arrays, wrapped for NumPy: with `pip install jax`, pytest tests/test_testing_wrap_jax.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attentions on torch's tensors, wrapped for NumPy: with `pip install torch`, pytest tests/test_testing_wrap_torch.py."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs in several threads at once: their results are their own, and the process's settings afterwards what they were."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

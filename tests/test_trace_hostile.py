@@ -1,7 +1,5 @@
 """Files that are damaged, or made to do harm: what comes of them is a trace that works, or a ValueError that says why not."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -126,19 +124,17 @@ def test_a_wrong_entry_is_named(good: dict[str, bytes], tmp_path: Path, entry: s
         read(tmp_path, gzip.compress(json.dumps(data).encode()), "json.gz")
 
 
-def test_a_trace_without_a_step_is_refused(good: dict[str, bytes], tmp_path: Path) -> None:
-    data = json.loads(gzip.decompress(good["json.gz"]))
-    data["events"] = {name: [] for name in data["events"]}
-    with pytest.raises(ValueError, match="events has no step"):
-        read(tmp_path, gzip.compress(json.dumps(data).encode()), "json.gz")
-
-
-def test_residents_cannot_multiply(good: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_without_a_step_is_refused_and_residents_cannot_multiply(
+    good: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(import_module("flashsim.tracing.loading"), "MOST_RESIDENTS", 1000)
     data = json.loads(gzip.decompress(good["json.gz"]))
-    data["residents"] = [[n, 0, 1] for n in range(100)]  # 1, 2, …, 100 entries
-    with pytest.raises(ValueError, match="residents has more than 1,000 entries"):
-        read(tmp_path, gzip.compress(json.dumps(data).encode()), "json.gz")
+    for changed, said in (
+        ({"events": {name: [] for name in data["events"]}}, "events has no step"),
+        ({"residents": [[n, 0, 1] for n in range(100)]}, "residents has more than 1,000 entries"),  # 1, 2, …, 100 entries
+    ):
+        with pytest.raises(ValueError, match=said):
+            read(tmp_path, gzip.compress(json.dumps(data | changed).encode()), "json.gz")
 
 
 # ------------------------------------------------------------------------------------------------------ whole files
@@ -200,19 +196,14 @@ ZIPPED: dict[str, tuple[bytes | Callable[[bytes], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", PACKED)
-def test_a_damaged_npz_is_refused(good: dict[str, bytes], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    made, message = PACKED[name]
-    with pytest.raises(ValueError, match=f"hostile.npz cannot be read as a trace: .*{message}"):
-        read(tmp_path, made(good["npz"]), "npz")
+@pytest.mark.parametrize(("suffix", "name"), [("npz", name) for name in PACKED] + [("json.gz", name) for name in ZIPPED])
+def test_a_damaged_file_is_refused(
+    good: dict[str, bytes], tmp_path: Path, suffix: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, message = PACKED[name] if suffix == "npz" else ZIPPED[name]
+    with pytest.raises(ValueError, match=f"hostile.{suffix} cannot be read as a trace: .*{message}"):
+        read(tmp_path, made if isinstance(made, bytes) else made(good[suffix]), suffix)
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("name", ZIPPED)
-def test_a_damaged_json_gz_is_refused(good: dict[str, bytes], tmp_path: Path, name: str) -> None:
-    made, message = ZIPPED[name]
-    with pytest.raises(ValueError, match=f"hostile.json.gz cannot be read as a trace: .*{message}"):
-        read(tmp_path, made if isinstance(made, bytes) else made(good["json.gz"]), "json.gz")
 
 
 def test_what_is_not_there_is_an_os_error(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ What a tree means is said once more here, by walking from each node to its root.
 the checks that the tests above them make.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -155,6 +153,12 @@ def test_the_chapters_nine_nodes_as_printed() -> None:
     assert Tree(CHAPTER).paths() == [[0, 1, 2, 5], [0, 1, 3, 6], [0, 1, 3, 7], [0, 1, 2, 4, 8]]
     with_prefix = Tree(CHAPTER).whole(Shape(9, 12, 4, 4), ())
     assert np.array_equal(with_prefix, np.hstack([np.ones((9, 3), bool), want]))
+    parents = [-1, 0]
+    tree, from_array = Tree(parents), Tree(np.array([-1, 0], np.int8))
+    parents[1] = -1  # a tree keeps its own copy
+    assert repr(tree) == repr(from_array) == repr(Tree([None, 0])) == "Tree([-1, 0])"
+    assert flashsim.Tree is Tree
+    assert Tree([-1, -1, 1]).paths() == [[0], [1, 2]]
 
 
 def test_256_nodes_take_a_bit_for_each_pair() -> None:
@@ -178,18 +182,8 @@ def test_it_is_each_nodes_ancestry_and_the_prefix(draft: Draft) -> None:
     assert tree.paths() == [ancestry(draft.parents, leaf) for leaf in leaves]
 
 
-def test_it_shows_itself_and_keeps_its_own_copy() -> None:
-    parents = [-1, 0]
-    tree, from_array = Tree(parents), Tree(np.array([-1, 0], np.int8))
-    parents[1] = -1
-    assert repr(tree) == repr(from_array) == repr(Tree([None, 0])) == "Tree([-1, 0])"
-    assert flashsim.Tree is Tree
-    assert Tree([-1, -1, 1]).paths() == [[0], [1, 2]]
-
-
-@pytest.mark.parametrize(
-    ("parents", "message"),
-    [
+def test_what_is_no_tree_is_refused() -> None:
+    refused: list[tuple[Any, str]] = [
         ([0], r"parents\[0\] is 0; expected -1 or None for a root"),
         ([-1, 0, 2], r"parents\[2\] is 2; expected the index of an earlier node \(at most 1\), or -1 or None"),
         ([-1, 2, 0], r"parents\[1\] is 2; expected .* \(at most 0\)"),
@@ -200,11 +194,10 @@ def test_it_shows_itself_and_keeps_its_own_copy() -> None:
         (np.zeros((2, 2), int), r"parents\[0\] is \[0, 0\]"),
         (3, r"parents is 3; expected one entry for each node"),
         (np.array(3), r"parents is array\(3\); expected one entry for each node"),
-    ],
-)
-def test_what_is_no_tree_is_refused(parents: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"Tree's {message}"):
-        Tree(parents)
+    ]
+    for parents, message in refused:
+        with pytest.raises(ValueError, match=f"Tree's {message}"):
+            Tree(parents)
 
 
 def test_what_does_not_fit_the_problem_is_refused() -> None:
@@ -535,27 +528,21 @@ PLANTED = [
      {"numbers"}),
 ]  # fmt: skip
 WHOLE_ROWS = {  # Algorithm 0's pass takes whole rows here, and every word of each
-    "the first word too late by one node",
-    "all words so far loaded",
-    "one word too many",
-    "rows of the first block everywhere",
-    "columns counted in rows' blocks",
-}
+    "the first word too late by one node", "all words so far loaded", "one word too many",
+    "rows of the first block everywhere", "columns counted in rows' blocks",
+}  # fmt: skip
 
 
 def objections(name: str, checks: Collection[str] = ("numbers", "poison", "counts")) -> Iterator[str]:
     """Make these checks of both passes on each tree, and yield those that object or that the memory refuses."""
-    made = {"numbers": numbers, "poison": poisoned, "counts": counted}
+    made: dict[str, Callable[[str, Draft], None]] = {"poison": poisoned, "counts": counted}
+    made["numbers"] = lambda name, draft: equals_the_oracle(name, draft, draft.tree, draft.oracle)
     for draft, check in itertools.product(CASES, sorted(checks)):
         try:
             with np.errstate(all="ignore"):
                 made[check](name, replace(draft))
         except (AssertionError, MemoryModelError, LookupError, ValueError):
             yield check
-
-
-def numbers(name: str, draft: Draft) -> None:
-    equals_the_oracle(name, draft, draft.tree, draft.oracle)
 
 
 def poisoned(name: str, draft: Draft) -> None:

@@ -1,7 +1,5 @@
 """What `tune` finds is what trying every block size finds; it fits; and the pictures say so."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """What a type checker sees of a call: a keyword that there is not, before anything is run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each claim of the ledger can fail: what it checks is broken, and it must say so, and not break itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`flashsim verify --jobs`: claims over processes, the same as in one, in order; Ctrl-C ends it at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the tests of wrapped attentions share: inputs in every layout, and how they are compared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A mask of one's own, by `allows` alone: without a band."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

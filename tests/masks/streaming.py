@@ -1,7 +1,5 @@
 """Sink tokens and a window, of which either may hold all keys."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
