@@ -157,6 +157,7 @@ def test_the_bounds_are_no_blank_cheque() -> None:
         assert max(bound.max() for bound in gradient_bounds(Q, K, V, dO, steps=4)) < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKWARD)
 def test_real_data_with_its_padding(name: str) -> None:
     """Two heads of MiniLM's first layer, padded, with the tokenizer's own padding mask, or by turns with its length."""

@@ -70,6 +70,7 @@ def test_the_tile_is_the_one_asked_for_and_its_numbers_are_right(debug: Debug) -
     assert "ran to its end" not in shown
 
 
+@pytest.mark.slow
 def test_without_at_it_stops_at_every_tile_once_and_then_says_that_the_run_is_over(debug: Debug) -> None:
     shown = debug("flash_basic", "--line", "12", *SIZES, typed="p 'at', j, i\nc\n" * 18)
     visited = [(int(j), int(i)) for j, i in re.findall(r"\('at', (\d), (\d)\)", shown)]
@@ -83,6 +84,7 @@ def test_a_loop_is_stopped_at_as_it_begins(debug: Debug) -> None:
     assert "ran to its end" in shown
 
 
+@pytest.mark.slow
 def test_a_tile_of_a_loop_that_does_not_begin_at_0(debug: Debug) -> None:
     shown = debug("snake", "--line", "17", "--at", "i=1,j=3", *SIZES, typed="p 'at', i, j\nq\n")
     assert "line 17, i = 1 of 1…6, j = 3 of 1…3 (in Python i == 0 and j == 2). " in shown
@@ -99,6 +101,7 @@ def test_commands_come_from_a_file_and_its_end_quits(debug: Debug, tmp_path: Pat
     assert "ran to its end" not in shown
 
 
+@pytest.mark.slow
 def test_the_backward_pass(debug: Debug) -> None:
     shown = debug(*("flash", "--backward", "--line", "13", "--at", "i=5,j=2", *SIZES), typed="p 'at', j, i\nq\n")
     assert "('at', 1, 4)" in shown
@@ -155,6 +158,7 @@ def test_another_hook_is_called_by_the_algorithms_own_frame(debug: Debug) -> Non
     assert shown[1:] == ["at flash_basic 2 3", f"then {module} {asked}", "Algorithm 1, FlashAttention ran to its end."]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hooks")
 def test_another_pdb_quits_quietly(debug: Debug) -> None:
     shown = debug("flash_basic", "--line", "10", *SIZES, typed="p 'at', i\nq\n", hook="hooks.set_trace")

@@ -194,6 +194,7 @@ def test_ring_beats_ulysses_where_groups_are_large() -> None:
         assert Fraction(of["ring"], of["ulysses"]) == ratio
 
 
+@pytest.mark.slow
 def test_the_figure_has_what_is_counted() -> None:
     data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 16), devices=4)
     of = data["of_shared"]

@@ -90,19 +90,22 @@ def started(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=ROOT)
 
 
+GLOO = pytest.mark.turns("gloo")  # PyTorch takes seconds to be imported
+
+
 @pytest.mark.parametrize(
     ("engine", "processes", "asked"),
     [
         ("mpi", 4, "ring --N 130 --d 8 --heads 4 --kv-heads 2 --causal"),
         ("mpi", 4, "ulysses --N 65 --d 8 --heads 6 --kv-heads 3 --layout striped --causal"),
         ("mpi", 4, "mesh --N 130 --d 8 --columns 2 --dtype bfloat16"),
-        ("torch", 2, "ring --N 130 --d 8 --heads 4 --kv-heads 2 --causal"),
-        ("torch", 4, "mesh --N 131 --d 8 --columns 2 --dtype float16"),
+        pytest.param("torch", 2, "ring --N 130 --d 8 --heads 4 --kv-heads 2 --causal", marks=GLOO),
+        pytest.param("torch", 4, "mesh --N 131 --d 8 --columns 2 --dtype float16", marks=GLOO),
         ("mpi", 4, "ring --backward --N 66 --d 8 --d-v 5 --heads 4 --kv-heads 2 --causal"),
         ("mpi", 4, "ulysses --backward --N 65 --d 8 --heads 6 --kv-heads 3 --layout striped --causal"),
         ("mpi", 4, "mesh --backward --N 66 --d 8 --columns 2 --dtype bfloat16"),
-        ("torch", 2, "ring --backward --N 66 --d 8 --heads 4 --kv-heads 2 --causal --dtype bfloat16"),
-        ("torch", 4, "ulysses --backward --N 65 --d 8 --heads 5 --layout zigzag"),
+        pytest.param("torch", 2, "ring --backward --N 66 --d 8 --heads 4 --kv-heads 2 --causal --dtype bfloat16", marks=GLOO),
+        pytest.param("torch", 4, "ulysses --backward --N 65 --d 8 --heads 5 --layout zigzag", marks=GLOO),
     ],
 )
 def test_bits_counts_and_bytes_are_the_simulation_s(engine: str, processes: int, asked: str) -> None:

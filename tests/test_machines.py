@@ -181,6 +181,7 @@ def test_roofline_through_the_l2() -> None:
         roofline_data(machine="V100")
 
 
+@pytest.mark.slow
 def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
     data = l2_data(N=384, dtype="float16")
     N, d, M = data["N"], data["d"], data["M"]

@@ -102,6 +102,7 @@ def test_the_same_of_three_by_three() -> None:
 # ------------------------------------------------------------------------------------------------------ known optima
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("N", "room", "K", "V", "wanted"),
     [  # rows as units; V of no size: K_j and V_j move as one

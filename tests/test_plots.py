@@ -722,6 +722,7 @@ def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
     assert_readable(figure_of(plot_blocks(blocks_data(**shape))))
 
 
+@pytest.mark.slow
 def test_approximations_are_drawn_where_closed_forms_cross(monkeypatch: pytest.MonkeyPatch) -> None:
     data = plots.FIGURES["approximate"].data(d=16, k=64, M=4096)
     axes = plots.FIGURES["approximate"].draw(data).axes

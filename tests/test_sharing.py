@@ -81,6 +81,7 @@ def test_a_loop_waits_for_the_one_before() -> None:
     assert l2.by_array["P"].dram_reads == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORWARD)
 def test_one_multiprocessor_is_the_L2_that_there_was(name: str) -> None:
     for size in (0, 24, 400):

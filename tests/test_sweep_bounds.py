@@ -22,6 +22,7 @@ from tests.own import TWO_SWEEPS, two_sweeps
 OPTIONS: dict[str, Any] = {"N": [40, 96], "d": 8, "M": 300, "sizing": "fit", "bound": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_bound_is_that_of_prove(direction: str, causal: bool) -> None:

@@ -65,6 +65,7 @@ def test_every_mutant_is_caught_within_300_examples(mutant: Mutant) -> None:
         assert all(CHECKS[name].needs(Subject(kernel, kernel.spec)) or name in of_both for name in failed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASES)
 def test_what_mutants_are_made_of_passes(name: str) -> None:
     report = full(BASES[name], max_examples=25, seed=1)

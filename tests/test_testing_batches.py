@@ -54,6 +54,7 @@ def test_rows_whose_stored_scores_may_overflow_need_not_merge() -> None:
             assert not found.failed
 
 
+@pytest.mark.slow
 def test_an_empty_part_counts_as_what_is_returned_of_it() -> None:
     kernel = mutants.lse_of_empty_row_positive
     assert not tried(kernel, "split_and_merge").failed

@@ -360,6 +360,7 @@ def test_theorems_2_and_5_for_standard_attention() -> None:
     assert tried > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_proposition_4_at_the_corners_of_all_block_masks(direction: str) -> None:
     """The ratio is a quotient of linear functions of how many tiles are computed in the last row, and in the others.

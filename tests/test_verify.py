@@ -94,6 +94,7 @@ STREAMED = SimpleNamespace(  # the best at every size
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("claim", "owner", "name", "broken"),
     [
