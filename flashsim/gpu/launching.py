@@ -115,7 +115,7 @@ def variants(file: str, function: str, types: Sequence[str], *, dims: Sequence[t
     half, other, scalar = ELEMENTS.values()
     in_scalar = tuple(dict.fromkeys(names(scalar, types, [middle]) + names(scalar, ends)))
     return (
-        variant(0, in_scalar, "sm_90a"),
+        *(variant(0, some, "sm_90a") for at in range(3) if (some := in_scalar[at::3])),
         variant(0, names(half, most), "sm_90a"),
         variant(0, names(other, most, [middle]), "sm_90a"),
         variant(1, names(scalar, most, [middle]), "sm_90a"),
