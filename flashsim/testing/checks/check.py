@@ -118,7 +118,7 @@ Needs = str | Callable[[Subject], str]
 Fit = Callable[[Case, Subject], Case | None]
 
 
-NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {  # whether a kernel has it, and what is said of one that has not
+NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {  # whether a kernel has it, and what is said if it does not
     "cross": (lambda subject: subject.spec.cross, "the spec declares N_q = N_k"),
     "strides": (lambda subject: subject.spec.strides != "contiguous", "the spec declares contiguous arrays"),
     "deterministic": (lambda subject: subject.spec.deterministic, "the spec declares it not deterministic"),
@@ -128,7 +128,7 @@ NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {  # whether a kerne
 
 
 def _lacks(subject: Subject, needed: Needs) -> str:
-    """Return why a kernel has not what is needed: of that name in `NEEDS`, or else in its spec."""
+    """Return why a kernel lacks what is needed: what `NEEDS` says of the name, or else its spec; or ""."""
     if callable(needed):
         return needed(subject)
     has, why = NEEDS.get(needed, (lambda subject: getattr(subject.spec, needed), f"the spec does not declare {needed}"))
