@@ -6,10 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.gpu import launching
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, FLOAT, HEAD_DIMS, check_blocks, launch, problem, state, variant_types, variants
+from flashsim.gpu.launching import (
+    ELEMENTS,
+    FLOAT,
+    HEAD_DIMS,
+    THREADS,
+    check_blocks,
+    launch,
+    problem,
+    state,
+    variant_types,
+    variants,
+)
 
 FORWARD, BACKWARD = "algorithm_2.cu", "algorithm_4.cu"
 ARRAYS = ("Q", "K", "V", "O", "l", "m", "R", "mask")
@@ -72,7 +82,7 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
         for name, parts, sums in (("dK", dk_parts, dk), ("dV", dv_parts, dv)):
             total = B * H_kv * N_k * d
             sizes = np.int32(group), np.int64(N_k * d), np.int64(total)
-            blocks = min(-(-total // launching.THREADS), 2**20)
+            blocks = min(-(-total // THREADS), 2**20)
             launch(BACKWARD, f"group_sum<{T}>", blocks, 0, (parts, sums, *sizes), (f"{name}_parts", name), options)
 
 

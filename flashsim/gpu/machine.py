@@ -6,8 +6,15 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from flashsim.gpu import compiling
-from flashsim.gpu.compiling import CompileError, MissingGPU, compile_file, current_device, import_cupy
+from flashsim.gpu.compiling import (
+    ARCHITECTURES,
+    CompileError,
+    MissingGPU,
+    architecture,
+    compile_file,
+    current_device,
+    import_cupy,
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ def info() -> Info:
         return Info({}, [str(error)])
     found["CuPy"] = cupy.__version__
     try:
-        compiled = compile_file("algorithm_1.cu", ("algorithm_1<float, 64, 64, 64>",), {"COUNT": 0}, compiling.ARCHITECTURES[0])
+        compiled = compile_file("algorithm_1.cu", ("algorithm_1<float, 64, 64, 64>",), {"COUNT": 0}, ARCHITECTURES[0])
         version = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
         registers = next(iter(compiled.resources.values())).registers
         found["NVRTC"] = f"{version}; algorithm_1 compiles for {compiled.arch}, {registers} registers"
@@ -44,7 +51,7 @@ def info() -> Info:
         driver = cupy.cuda.runtime.driverGetVersion()
         found["driver"] = f"for CUDA {driver // 1000}.{driver % 1000 // 10}"
         found["GPU"] = (
-            f"{properties['name'].decode()}, {compiling.architecture(device)}, "
+            f"{properties['name'].decode()}, {architecture(device)}, "
             f"{properties['multiProcessorCount']} multiprocessors, "
             f"{properties['sharedMemPerBlockOptin'] // 1024} KB of shared memory a block, "
             f"{properties['l2CacheSize'] // 2**20} MB of L2, {properties['totalGlobalMem'] // 2**30} GB"

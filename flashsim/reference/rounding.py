@@ -11,9 +11,17 @@ from numpy.typing import DTypeLike
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen, forward_of
-from flashsim.problem import inputs
 from flashsim.problem.arguments import check_blocks_of_run, check_count, check_number, check_p, check_scale
-from flashsim.problem.inputs import Array, check_attention, chip_dtype, float_dtype, largest, roundoff, smallest_step
+from flashsim.problem.inputs import (
+    Array,
+    check_attention,
+    chip_dtype,
+    float_dtype,
+    largest,
+    roundoff,
+    smallest_normal,
+    smallest_step,
+)
 from flashsim.problem.shapes import Blocks
 from flashsim.reference.oracle import Three, Z_of, column_of, softmax, summed_to, tau_of
 
@@ -255,7 +263,7 @@ class _Bounds:
         stored = float_dtype(Q.dtype if stored is None else stored)
         chip = chip_dtype(stored) if chip is None else float_dtype(chip)
         self.u, self.u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
-        self.least = inputs.smallest_normal(chip) if flushed else smallest_step(chip)
+        self.least = smallest_normal(chip) if flushed else smallest_step(chip)
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
         self.tau = float(tau_of(scale, self.Q))

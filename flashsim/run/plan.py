@@ -15,9 +15,18 @@ from flashsim.attention.problem import Problem
 from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow
 from flashsim.masks.rules import All, Bools, Head, Mask, as_mask
 from flashsim.masks.scores import cap_of
-from flashsim.problem import inputs
 from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
-from flashsim.problem.inputs import Array, Inputs, check_backward_range, check_dO, check_inputs, check_M, check_range, chip_dtype
+from flashsim.problem.inputs import (
+    Array,
+    Inputs,
+    check_backward_range,
+    check_dO,
+    check_inputs,
+    check_M,
+    check_range,
+    chip_dtype,
+    turned,
+)
 from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.interleaving import grouped, interleave
@@ -130,7 +139,7 @@ def backward_plan(
     before, check_finite = run.plan, check_flag("check_finite", check_finite)
     problem, mask, given = before.problem, before.mask, before.given
     _check_scores(algorithm, mask)
-    O = inputs.turned("O", run.O, run.layout)
+    O = turned("O", run.O, run.layout)
     gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
     problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
     if check_finite:

@@ -16,8 +16,15 @@ from flashsim.algorithms.blocks import most_rows
 from flashsim.algorithms.program import Program
 from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
 from flashsim.machine.traffic import Flops
-from flashsim.problem import arguments
-from flashsim.problem.arguments import check_array, check_block_sizes, check_flag, check_lengths, check_observers, shown
+from flashsim.problem.arguments import (
+    check_array,
+    check_block_sizes,
+    check_flag,
+    check_lengths,
+    check_observers,
+    is_one_of,
+    shown,
+)
 from flashsim.problem.inputs import FLOATS, Array, check_arrays, check_M, check_matrix, chip_dtype, float_dtype, largest
 from flashsim.problem.shapes import Sizes
 from flashsim.run.following import followed
@@ -178,7 +185,7 @@ def _launch(
     if set(options) != set(program.options):
         raise ValueError(f"options are {', '.join(options) or 'none'}; expected {', '.join(program.options) or 'none'}")
     size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program.blocks, blocks)
-    if not arguments.is_one_of(sizing, SIZINGS):
+    if not is_one_of(sizing, SIZINGS):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")
     enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
     launch = Launch(program, given, sizes, Sizes(), size, enforced, dtype, options, arithmetic)

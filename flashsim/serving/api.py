@@ -13,8 +13,16 @@ import numpy as np
 from flashsim.algorithms.blocks import clipped, most_rows
 from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
 from flashsim.machine.traffic import ArrayTraffic, Occupancy, Traffic
-from flashsim.problem import arguments
-from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, check_observers, check_scale, shown
+from flashsim.problem.arguments import (
+    check_blocks,
+    check_choice,
+    check_count,
+    check_flag,
+    check_heads,
+    check_observers,
+    check_scale,
+    shown,
+)
 from flashsim.problem.inputs import Array, check_M, chip_dtype, float_dtype, stored_type
 from flashsim.problem.shapes import Shape, Sizes
 from flashsim.run.interleaving import by_head, interleave
@@ -267,7 +275,7 @@ def count(
     N = check_by_sequence("queries", [queries] * len(n) if isinstance(queries, int) else queries)
     if len(N) != len(n):
         raise ValueError(f"queries has {len(N)} lengths; expected {len(n)}, one for each sequence, as keys has")
-    stored, (heads, kv_heads), d = float_dtype(dtype), arguments.check_heads(heads, kv_heads), check_count("d", d)
+    stored, (heads, kv_heads), d = float_dtype(dtype), check_heads(heads, kv_heads), check_count("d", d)
     batch = Batch(
         queries=N, keys=n, heads=heads, kv_heads=kv_heads, d=d, d_v=d if d_v is None else check_count("d_v", d_v), dtype=stored,
         M=check_M(M, stored.itemsize), tau=check_scale(None, d), causal=check_flag("causal", causal),
