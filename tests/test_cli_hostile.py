@@ -347,7 +347,7 @@ REFUSED = {  # command line: what is said
     "exercise check": "which file?",
     "exercise check nothing.py": "nothing.py is not there",
     "exercise check .": ". is a folder",
-    "exercise check other.py": "other.py is of no exercise",
+    "exercise check other.py": "other.py does not belong to an exercise",
     "exercise check binary.py": "binary.py is not text",
     "exercise check other.py --overwrite": "--overwrite goes with start",
     "exercise check other.py more": "check takes one argument",

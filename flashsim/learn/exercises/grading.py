@@ -55,7 +55,7 @@ def exercise_of(path: Path, which: str | None = None) -> Exercise:
     known = {found.number: found for found in exercises().values()}
     if numbered is None or int(numbered[1]) not in known:
         raise ValueError(
-            f"{path} is of no exercise: its first line should say which, as in Exercise 1: load a tile, "
+            f"{path} does not belong to an exercise: its first line should say to which, as in Exercise 1: load a tile, "
             "or its name, as 01_load_a_tile.py"
         )
     return known[int(numbered[1])]
