@@ -58,7 +58,8 @@ class SizingProblem:
 
     `line_1(rows, d)` gives the algorithm's (B_r, B_c) for a stationary block of `rows` rows;
     `rows(M, d, d_v)` says how many of them M allows, on paper: the paper's ⌈M/4d⌉;
-    `fits(blocks, M)` says whether a run with these blocks stays within M, found by running it without arithmetic.
+    `fits(blocks, M)` says whether a run with these blocks stays within M: by the closed form of its peak, or else by a trial
+    on shapes.
     """
 
     algorithm: str
@@ -89,14 +90,19 @@ def paper_rows(M: int, d: int, d_v: int) -> int:
 def most_rows(fits: Callable[[int, int], bool], M: int, longest: int, who: str, at: str) -> int:
     """Return the most rows, up to `longest`, of a stationary block with which a run fits M: fits(rows, M).
 
+    It begins with the largest: a run that does not fit ends at once, and one of small blocks has the most turns.
+
     Raises ValueError, naming the least M, where one row does not; `who` runs, `at` these lengths.
     """
-    if not fits(1, M):
+    rows, too_many = longest, longest + 1
+    while rows and not fits(rows, M):
+        rows, too_many = rows // 2, rows
+    if not rows:
         least = first(lambda M: fits(1, M))
         raise ValueError(
             f"M = {M:,} elements is too small for {who!r} even with blocks of one row: at {at} it needs at least M = {least:,}"
         )
-    return first(lambda rows: rows >= longest or not fits(rows + 1, M))
+    return rows + first(lambda more: rows + more >= too_many or not fits(rows + more, M)) - 1
 
 
 class Sizing(Protocol):

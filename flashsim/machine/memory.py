@@ -35,7 +35,7 @@ from numpy import nan, ndarray
 from numpy.typing import DTypeLike, NDArray
 
 from flashsim.machine.shape_only import ONES, ShapeOnly
-from flashsim.machine.source import Site, label_at, site_of, target_at
+from flashsim.machine.source import Site, file_of, label_at, site_of, target_at
 from flashsim.machine.traffic import ArrayTraffic, Flops, Occupancy, Role, Traffic
 
 Tile = NDArray[Any]
@@ -372,7 +372,7 @@ Place = tuple[CodeType, int]
 def site_of_place(place: Place) -> Site:
     """Return the file and line of `place`: what `f_lineno` said at the time."""
     code, offset = place
-    return code.co_filename, _line_at(code, code.co_linetable, offset)
+    return file_of(code), _line_at(code, code.co_linetable, offset)
 
 
 @cache

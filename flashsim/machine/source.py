@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from traceback import walk_tb
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 Site = tuple[str, int]
@@ -27,9 +27,30 @@ PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # spelt as in the
 ALGORITHMS = tuple(f"{PACKAGE}{room}{os.sep}" for room in ("algorithms", "beyond"))
 
 
+_TRIALS: dict[str, str] = {}
+"""The file names that trials run under -> the files that they are copies of."""
+
+
+def name_of_trial(file: str) -> str:
+    """Return the file name that a copy of a file's code runs under (`flashsim.run.shadow`); tracebacks find its lines."""
+    if file in _TRIALS:
+        return file
+    name = f"<trial of {file}>"
+    if name not in _TRIALS:
+        _TRIALS[name] = file
+    lines = linecache.getlines(file)
+    linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    return name
+
+
+def file_of(code: CodeType) -> str:
+    """Return the file that a code is of: of a trial's, the user's own."""
+    return _TRIALS.get(code.co_filename, code.co_filename)
+
+
 def site_of(frame: FrameType) -> Site:
     """Return where `frame` stands."""
-    return frame.f_code.co_filename, frame.f_lineno
+    return file_of(frame.f_code), frame.f_lineno
 
 
 @cache
@@ -60,10 +81,10 @@ def at_line(file: str, line: int) -> str:
 def note_line(error: BaseException, function: Callable[..., Any]) -> None:
     """Note at which line of its file a user's function went wrong, or was interrupted: its first, if it could not be called."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or code.co_filename.startswith(PACKAGE):
+    if code is None or file_of(code).startswith(PACKAGE):
         return
-    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == code.co_filename]
-    error.add_note(at_line(code.co_filename, [code.co_firstlineno, *lines][-1]))
+    lines = [line for frame, line in walk_tb(error.__traceback__) if file_of(frame.f_code) == file_of(code)]
+    error.add_note(at_line(file_of(code), [code.co_firstlineno, *lines][-1]))
 
 
 def reread(file: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.machine.memory import SRAM, NotOnChip
-from flashsim.machine.source import PACKAGE, at_line
+from flashsim.machine.source import PACKAGE, at_line, file_of
 
 TURNS = 3
 """How often a statement is followed: in a later turn it may compute with what it assigned in one before."""
@@ -30,9 +30,9 @@ EVENTS = 50_000
 def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
     """Return a user's function so that it raises NotOnChip; as it is where it only counts, or a debugger follows it already."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or code.co_filename.startswith(PACKAGE) or not sram.hbm.arithmetic or sys.gettrace() is not None:
+    if code is None or file_of(code).startswith(PACKAGE) or not sram.hbm.arithmetic or sys.gettrace() is not None:
         return function
-    statements = _statements(code.co_filename)
+    statements = _statements(file_of(code))
     suspects: dict[str, tuple[Any, int]] = {}  # name -> what it was when the line that made it had run
     turns: dict[int, int] = defaultdict(int)  # of each statement
     running: _Statement | None = None
@@ -76,7 +76,7 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
             return function(*arguments)
         except NotOnChip as error:
             if made_at:
-                error.__notes__ = [at_line(code.co_filename, made_at)]
+                error.__notes__ = [at_line(file_of(code), made_at)]
             raise
         finally:
             if sys.gettrace() is follow:  # and no debugger has begun

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
 
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, by_keys, by_queries, by_trial
+from flashsim.algorithms.own import is_own
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow
@@ -30,6 +31,7 @@ from flashsim.problem.inputs import (
 from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.interleaving import grouped, interleave
+from flashsim.run.shadow import shadow_of
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 
@@ -146,7 +148,7 @@ def backward_plan(
         stored = problem.dtype if "P" in algorithm.operands else None
         check_backward_range(given, O, gradient, problem.scale, problem.dropout_p, stored)
     chosen = sizing is not None or blocks is not None
-    policy = check_sizing(("paper" if sizing is None else sizing) if chosen else before.sizing, blocks, enforce)
+    policy = check_sizing(("fit" if sizing is None else sizing) if chosen else before.sizing, blocks, enforce)
     if "block_mask" in algorithm.parts:
         if chosen:
             why = "keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
@@ -187,23 +189,50 @@ def plan_of(
         algorithm=algorithm, problem=problem, options=options, sizing=sizing, mask=mask, together=together, shape=shape,
         leading=leading, row_mask=row_mask, blocks=Blocks(1, 1, shape.N_q, shape.N_k), **given,
     )  # fmt: skip
-    asked = SizingProblem(algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, partial(_fits, plan, launched))
+    fits = partial(_fits_by_trial, plan, launched) if is_own(algorithm) else _fits_by_form(plan)
+    asked = SizingProblem(algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, fits)
     return replace(plan, blocks=_tried(plan, asked, launched) if algorithm.line_1 is by_trial else sizing(asked))
 
 
-def _fits(plan: Plan, launched: Launched, blocks: Blocks, M: int) -> bool:
-    """Say whether a launch with these blocks stays within M, by trying it on shapes alone, with every tile."""
+def _fits_by_form(plan: Plan) -> Callable[[Blocks, int], bool]:
+    """Return what says whether a launch with these blocks stays within M: by the closed form of its peak, with every tile."""
+
+    @cache
+    def posed() -> Any:  # when it is asked: most sizes are chosen without
+        from flashsim.theory.counts import Posed
+        from flashsim.theory.form import form_of
+
+        form, first = form_of(plan.algorithm.name, plan.algorithm.direction), (0,) * len(plan.leading)
+        return Posed.of_launch(form, plan.problem, plan.options, plan.row_mask, first, plan.mask.sink is not None)
+
+    def fits(blocks: Blocks, M: int) -> bool:
+        peak: int = posed().peak(blocks.B_r, blocks.B_c, M)
+        return peak <= M
+
+    return fits
+
+
+def _fits_by_trial(plan: Plan, launched: Launched, blocks: Blocks, M: int) -> bool:
+    """Say the same by running the shadow of the algorithm on shapes: for functions without a form that is known to be right."""
     of_M = replace(plan, problem=replace(plan.problem, M=M), blocks=blocks, sizing=Fixed(blocks.B_r, blocks.B_c))
     try:
-        _first(of_M, launched)
+        _trial(of_M, launched)
     except SramOverflow:
         return False
     return True
 
 
-def _first(plan: Plan, launched: Launched) -> Any:
-    """Run the plan's first launch on shapes alone, with every tile."""
-    return launched(replace(plan, given=None, skips=False), (0,) * len(plan.leading))
+def _trial(plan: Plan, launched: Launched) -> Any:
+    """Run the plan's first launch on shapes alone, with every tile, unnoticed. An error says that it was a trial."""
+    shadow = replace(plan.algorithm, run=shadow_of(plan.algorithm.run))
+    trial = replace(plan, algorithm=shadow, given=None, skips=False)
+    try:
+        return launched(trial, (0,) * len(plan.leading))
+    except SramOverflow:
+        raise
+    except Exception as error:
+        error.add_note("it was tried on shapes, without numbers, to find blocks that fit; blocks=(B_r, B_c) needs no trial")
+        raise
 
 
 def _tried(plan: Plan, asked: SizingProblem, launched: Launched) -> Blocks:
@@ -222,7 +251,7 @@ def _tried(plan: Plan, asked: SizingProblem, launched: Launched) -> Blocks:
     def moved(blocks: Blocks) -> float:
         loose = replace(plan, blocks=blocks, sizing=Told(plan.sizing, False))
         try:
-            accesses: int = _first(loose, launched)[0].traffic.accesses
+            accesses: int = _trial(loose, launched)[0].traffic.accesses
         except Exception:  # of a function of the user's, whose run will say it
             return math.inf
         return accesses

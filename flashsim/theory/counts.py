@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Occupancy, Traffic
-from flashsim.masks.rules import All, Mask, as_mask
+from flashsim.masks.rules import All, Head, Mask, as_mask
 from flashsim.masks.scores import cap_of
 from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
 from flashsim.problem.options import Options, check_options
@@ -156,6 +156,29 @@ class Posed:
         of_mask, sinks = (dense, dropout, rule.tree is not None), 0 if sink is None else group
         return cls(form, OneHead(*lengths, asked.M, stored, masked, *of_mask, own, group, dB, capped, sinks), rule)
 
+    @classmethod
+    def of_launch(cls, form: Form, asked: Problem, own: Mapping[str, Any], rows: Mask, head: Head, sunk: bool) -> Posed:
+        """Return a form at one launch of a run, which has been checked.
+
+        rows  the mask for the launch's rows, those of a group of heads interleaved, without its sink
+        head  which launch it is, as the mask may have arrays of each head's own
+        sunk  whether there is a sink
+        """
+        group = asked.group if asked.gqa == "grouped" else 1
+        backward = form.direction == "backward"
+        stored = asked.dtype.itemsize
+        dense = arrays_of(rows, 1, head)
+        learns = None
+        if backward and rows.bias is not None:
+            learns = dense[-1]._replace(name="dB", itemsize=max(stored, 4))
+        p = OneHead(
+            N_q=group * asked.shape.N_q, N_k=asked.shape.N_k, d=asked.shape.d, d_v=asked.shape.d_v, M=asked.M, stored=stored,
+            masked=not isinstance(rows, All), dense=dense, dropout=bool(asked.dropout_p), tree=rows.tree is not None,
+            options=own, group=group, learns=learns, capped=backward and cap_of(rows.scores) is not None,
+            sink=group if sunk else 0,
+        )
+        return cls(form, p, rows)
+
     @cached_property
     def live(self) -> Live:
         """The live tiles, of the largest blocks."""
@@ -177,10 +200,11 @@ class Posed:
         sizes = _clipped(self.p, B_r, B_c)
         return self.form.accesses(self.p, sizes, self.tiles(sizes))
 
-    def peak(self, B_r: int, B_c: int) -> int:
-        """Return the most on chip where all tiles are computed; without a mask, that of `exact`."""
-        sizes = _clipped(self.p, B_r, B_c)
-        return _peak(self.form, self.p, sizes, self.p.tiles(sizes.B_r, sizes.B_c))
+    def peak(self, B_r: int, B_c: int, M: int | None = None) -> int:
+        """Return the most on chip where all tiles are computed; without a mask, that of `exact`. M: another than the problem's."""
+        p = self.p if M is None or M == self.p.M else replace(self.p, M=M)
+        sizes = _clipped(p, B_r, B_c)
+        return _peak(self.form, p, sizes, p.tiles(sizes.B_r, sizes.B_c))
 
 
 def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) -> Blocks:

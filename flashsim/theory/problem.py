@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flashsim.machine.traffic import ArrayTraffic, Role
-from flashsim.masks.rules import Mask
+from flashsim.masks.rules import Head, Mask
 from flashsim.problem.arguments import check_count
 from flashsim.problem.matrices import KINDS, Kind, Type
 from flashsim.problem.shapes import Blocks, Shape
@@ -244,9 +244,9 @@ class OneHead:
         return 2 if self.dropout else 0
 
 
-def arrays_of(mask: Mask, group: int) -> tuple[Stored, ...]:
-    """Return what of a mask is in HBM as arrays. Rows, if there are several, are those of all heads."""
-    shapes = (array.shape for array in mask.dense(()))
+def arrays_of(mask: Mask, group: int, head: Head = ()) -> tuple[Stored, ...]:
+    """Return what of a mask is in HBM as arrays, at `head`. Rows, if there are several, are those of all heads."""
+    shapes = (array.shape for array in mask.dense(head))
     found = [Stored(rows, columns, f"mask{number or ''}", 1) for number, (rows, columns) in enumerate(shapes)]
     if mask.bias is not None:
         rows, columns = mask.bias.matrix
