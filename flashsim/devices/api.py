@@ -77,7 +77,7 @@ class DevicesTally(Exported):
             {
                 "rows": self.share.rows(p), "words": device.words,
                 "links": {str(to): asdict(link) for to, link in sorted(device.links.items())},
-                "hbm": device.hbm.to_dict(), "sram": asdict(device.sram),
+                "hbm": device.hbm.to_dict(), "sram": device.sram.to_dict(),
             }
             for p, device in enumerate(self.devices)
         ]

@@ -160,6 +160,10 @@ class Occupancy:
         """By how many elements the peak exceeds M; 0 where it does not."""
         return max(self.peak - self.capacity, 0)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, `over` included."""
+        return {"peak": self.peak, "capacity": self.capacity, "over": self.over, "enforced": self.enforced}
+
     def __str__(self) -> str:
         excess = f", {self.over:,} over" if self.over else " of"
         return f"SRAM peak {self.peak:,}{excess} M = {self.capacity:,}"

@@ -77,10 +77,10 @@ def blocks_data(
         try:
             standard = count("standard", **how, sizing="fit")
         except ValueError:  # M is too small for single rows
-            standard = count("standard", **how)
+            standard = count("standard", **how, sizing="paper")
         fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: at(B_c).sram.peak)  # the peak grows with B_c
         return {
-            "paper": _numbers(count(paper, **how)),
+            "paper": _numbers(count(paper, **how, sizing="paper")),
             "standard": _numbers(standard),
             "largest_that_fits": fitting if fitting >= every[0] else None,
             "floor": (N_q * d + N * (d + d_v) + N_q * d_v) * (1 if direction == "forward" else 2),

@@ -27,7 +27,7 @@ from flashsim.support.sizes import Size
 
 def forward(
     name: str | Algorithm | Callable[..., Any], Q: Any, K: Any, V: Any, *,
-    M: Size | None = None, scale: float | None = None, sizing: str | Sizing = "paper",
+    M: Size | None = None, scale: float | None = None, sizing: str | Sizing = "fit",
     blocks: tuple[int, int] | None = None, enforce: bool | None = None, causal: bool = False, mask: Any = None,
     dropout_p: float = 0.0, seed: int = 0, gqa: str = "separate", layout: str = HEADS_FIRST, check_finite: bool = True,
     observers: Sequence[Observer] = (), on_head: OnHead | None = None, **options: Unpack[Options],
@@ -45,7 +45,8 @@ def forward(
     scale    None: 1/√d. Algorithms 0 and 1 have no τ: there it is folded into Q when Q is placed in HBM. For 16-bit inputs
              that product is kept in float32 (and counted as 16-bit), since rounding it would shift large scores by more
              than any kernel does
-    sizing   "paper" (line 1; M only reported against), "fit" (the largest blocks that fit; M enforced), or a policy
+    sizing   "fit" (the largest blocks that fit; M enforced), "paper" (line 1 as printed, which may need more; M only reported
+             against), or a policy
     blocks   (B_r, B_c), overrides `sizing`; M enforced
     enforce  whether to exceed M is an error, whatever `sizing` says: with False the run is counted all the same, and
              `run.sram.over` says by how much it exceeds M
@@ -119,7 +120,7 @@ def count(
     name: str | Algorithm | Callable[..., Any], problem: Problem | None = None, *,
     N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None, N_k: int | None = None,
     d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32",
-    direction: str = "forward", sizing: str | Sizing = "paper", blocks: tuple[int, int] | None = None,
+    direction: str = "forward", sizing: str | Sizing = "fit", blocks: tuple[int, int] | None = None,
     enforce: bool | None = None, causal: bool = False, mask: Any = None, dropout_p: float = 0.0, gqa: str = "separate",
     observers: Sequence[Observer] = (), **options: Unpack[Options],
 ) -> Tally:  # fmt: skip

@@ -6,7 +6,8 @@ count_program(program, {"N": 1000, …}, …)             what it costs, on shap
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from flashsim.algorithms.blocks import most_rows
 from flashsim.algorithms.program import Program
 from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
+from flashsim.machine.source import PACKAGE, file_of
 from flashsim.machine.traffic import Flops
 from flashsim.problem.arguments import (
     check_array,
@@ -29,6 +31,7 @@ from flashsim.problem.inputs import FLOATS, Array, check_arrays, check_M, check_
 from flashsim.problem.shapes import Sizes
 from flashsim.run.following import followed
 from flashsim.run.results import Costs
+from flashsim.run.shadow import shadow_of
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.sizes import Size
 
@@ -201,16 +204,34 @@ def _launch(
     if sizing == "paper":
         return replace(launch, blocks=of(line_1(program.rows(size, sizes), sizes)))
 
+    peak = _peak_of(program)
+
     def fits(rows: int, M: int) -> bool:
-        trial = replace(launch, blocks=of(line_1(rows, sizes)), M=M, enforced=True, arithmetic=False)
-        try:
-            trial.run()
-        except SramOverflow:
-            return False
-        return True
+        blocks = of(line_1(rows, sizes))
+        return _fits_by_trial(launch, blocks, M) if peak is None else peak(sizes, blocks, options) <= M
 
     longest = max(sizes[symbol] for symbol in program.blocks.values())
     return replace(launch, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes)))
+
+
+def _peak_of(program: Program) -> Callable[[Sizes, Sizes, Mapping[str, Any]], int] | None:
+    """Return the closed form of a program's peak; None where it is not flashsim's own, or has none."""
+    from flashsim.theory.program import program_forms
+
+    code = getattr(inspect.unwrap(program.run), "__code__", None)
+    if code is None or not file_of(code).startswith(PACKAGE) or program.name not in program_forms():
+        return None
+    return program_forms()[program.name].peak
+
+
+def _fits_by_trial(launch: Launch, blocks: Sizes, M: int) -> bool:
+    """Say whether a run with these blocks stays within M, by running the program's shadow on shapes."""
+    shadow = replace(launch.program, run=shadow_of(launch.program.run))
+    try:
+        replace(launch, program=shadow, blocks=blocks, M=M, enforced=True, arithmetic=False).run()
+    except SramOverflow:
+        return False
+    return True
 
 
 def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:

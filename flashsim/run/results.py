@@ -43,7 +43,7 @@ class Costs(ByArray):
             "algorithm": self.algorithm,
             **self._asked(),
             "hbm": self.hbm.to_dict(),
-            "sram": asdict(self.sram),
+            "sram": self.sram.to_dict(),
             "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else asdict(self.blocks),
             **({"sizing": self.sizing} if hasattr(self, "sizing") else {}),
             **({"flops": asdict(self.flops)} if hasattr(self, "flops") else {}),

@@ -46,9 +46,10 @@ def _files_of(function: Any) -> frozenset[str]:
     """Return the files of a function and of those that it wraps, which are copied wherever they are."""
     files = set()
     while function is not None:
-        code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
-        if code is not None:
-            files.add(code.co_filename)
+        for called in (function, vars(type(function)).get("__call__")):
+            code = getattr(called, "__code__", None)
+            if code is not None:
+                files.add(code.co_filename)
         function = getattr(function, "__wrapped__", getattr(function, "func", None))
     return frozenset(files)
 
@@ -218,7 +219,8 @@ class _Shadows:
         if isinstance(member, staticmethod | classmethod):
             return type(member)(self.of(member.__func__, names))
         if isinstance(member, property):
-            return property(*(self.of(each, names) for each in (member.fget, member.fset, member.fdel)), member.__doc__)
+            get, change, delete = (self.of(each, names) for each in (member.fget, member.fset, member.fdel))
+            return property(get, change, delete, member.__doc__)
         return member
 
     def _instance(self, thing: Any, names: frozenset[str]) -> Any:

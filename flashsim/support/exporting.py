@@ -41,11 +41,16 @@ class ByArray(Exported):
     def to_pandas(self) -> Any:
         """Return HBM accesses as a `pandas.DataFrame`, a row for each array; all else is in its `attrs`.
 
+        Where SRAM's peak exceeds M, a column `over_M_elements` says by how many elements.
+
         Counts are in elements, exactly the integers they are. Needs pandas: pip install "flashsim[pandas]".
         """
         found = self.to_dict()
         traffic = found.pop("hbm", found)
         rows = [{"array": name, **entry} for name, entry in traffic.pop("by_array").items()]
+        over = found.get("sram", {}).get("over")
+        if over:
+            rows = [{**row, "over_M_elements": over} for row in rows]
         return to_pandas(rows, list(rows[0]), index="array", attrs={**traffic, **found})
 
 

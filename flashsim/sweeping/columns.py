@@ -46,6 +46,7 @@ FOUND: Mapping[str, str] = {
     "theta_elements": "the theorem's expression, without its constant: N²d²/M, for standard attention Nd + N²",
     "peak_elements": "the most in SRAM at once",
     "peak_over_M": "the same ÷ M",
+    "over_M_elements": "by how much the peak exceeds an M that is not enforced; 0 where it does not",
     "matmul_flops": "FLOPs of the matrix products",
     "intensity_flops_per_byte": "matmul FLOPs ÷ bytes moved; empty where none are",
     "source": "closed form, or count",

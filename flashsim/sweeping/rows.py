@@ -70,7 +70,7 @@ def by_form(point: Point) -> Outcome:
     if way.form is None or way.algorithm is None:
         raise NoClosedForm(f"no closed form for {way.name!r}")
     found: Exact = exact(way.form, **arguments)
-    if arguments.get("blocks") is None and arguments.get("sizing", "paper") == "paper":
+    if arguments.get("blocks") is None and arguments.get("sizing", DEFAULTS["sizing"]) == "paper":
         d = arguments["d"]
         way.algorithm.rows(found.sram.capacity, d, arguments.get("d_v") or d)  # for its ValueError, of too small an M
     if found.sram.enforced and found.sram.peak > found.sram.capacity:
@@ -131,6 +131,7 @@ def _row(point: Point, found: Outcome) -> Row:
     row |= dict(zip(("B_r", "B_c"), pair or (), strict=False)) if found.blocks is None else vars(found.blocks)
     if found.sram is not None:
         row |= {"peak_elements": found.sram.peak, "peak_over_M": found.sram.peak / found.sram.capacity}
+        row["over_M_elements"] = found.sram.over
         row["theta_elements"] = _theta(point, found.sram.capacity, shape)
     return row if found.hbm is None else row | _counts(point, found.hbm, found.matmul, shape)
 

@@ -75,7 +75,7 @@ def _shown(sweep: Sweep, most: int, width: int) -> Shown:
     shown = _beside(rows, axes, most) if "algorithm" in axes else None
     if shown is None or len(shown.lines[1]) > width:
         shown = _below(rows, axes or ["algorithm"], most, width)
-    notes = [*shown.notes, f"{sweep.fixed}; HBM accesses in elements", *_reasons(rows), *_without_bound(rows)]
+    notes = [*shown.notes, f"{sweep.fixed}; HBM accesses in elements", *_reasons(rows), *_over_M(rows), *_without_bound(rows)]
     return replace(shown, notes=notes)
 
 
@@ -150,6 +150,15 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
         for (status, reason), number in found.most_common(REASONS)
     ]
     return [*lines, *([f"and {len(found) - REASONS:,} other reasons"] if len(found) > REASONS else [])]
+
+
+def _over_M(rows: Sequence[Row]) -> list[str]:
+    """Return how many points have a peak that exceeds M, and by how much at most."""
+    over = [row["over_M_elements"] for row in rows if row["status"] == "ok" and row["over_M_elements"]]
+    if not over:
+        return []
+    points = f"{len(over):,} point{'s' * (len(over) > 1)}"
+    return [f"{points} whose peak exceeds M, by {max(over):,} elements{' at most' * (len(over) > 1)}: M is not enforced there"]
 
 
 def _has_bounds(rows: Sequence[Row]) -> bool:

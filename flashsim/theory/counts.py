@@ -71,7 +71,7 @@ class Exact:
 def exact(
     name: Any, problem: Problem | None = None, *,
     N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None, N_k: int | None = None,
-    d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32", sizing: str = "paper",
+    d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32", sizing: str = "fit",
     blocks: tuple[int, int] | None = None, enforce: bool | None = None, direction: str = "forward",
     causal: bool = False, mask: Any = None, dropout_p: float = 0.0, gqa: str = "separate", **options: Unpack[Options],
 ) -> Exact:
@@ -201,7 +201,7 @@ class Posed:
         return self.form.accesses(self.p, sizes, self.tiles(sizes))
 
     def peak(self, B_r: int, B_c: int, M: int | None = None) -> int:
-        """Return the most on chip where all tiles are computed; without a mask, that of `exact`. M: another than the problem's."""
+        """Return the most on chip where all tiles are computed; without a mask, that of `exact`. M: None, the problem's."""
         p = self.p if M is None or M == self.p.M else replace(self.p, M=M)
         sizes = _clipped(p, B_r, B_c)
         return _peak(self.form, p, sizes, p.tiles(sizes.B_r, sizes.B_c))

@@ -75,7 +75,7 @@ def rabe_staats(full: bool) -> Claim:
     backward pass makes 6 products where flash makes 5."""
     rows = {}
     for N in [2**p for p in range(10, 19 if full else 15)]:
-        shape: dict[str, Any] = {"N": N, "d": 64, "M": 25_600}
+        shape: dict[str, Any] = {"N": N, "d": 64, "M": 25_600, "sizing": "paper"}
         theirs, ours = count("rabe_staats", **shape), count("flash", **shape)
         theirs_back, ours_back = (count(name, **shape, direction="backward") for name in ("rabe_staats", "flash"))
         rows[N] = {
@@ -112,14 +112,14 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
         N_q, N_k, d = (int(n) for n in rng.integers(8, (90, 90, 16)))
         Q, K, V, dO = (rng.normal(size=size) for size in ((N_q, d), (N_k, d), (N_k, d), (N_q, d)))
         M = int(rng.integers(4 * d, 2 * N_k * d))
-        dense, all_ones = (forward(name, Q, K, V, M=M, causal=True) for name in ("flash", "block_sparse"))
+        dense, all_ones = (forward(name, Q, K, V, M=M, sizing="paper", causal=True) for name in ("flash", "block_sparse"))
         same &= np.array_equal(dense.O, all_ones.O) and dense.hbm == all_ones.hbm and dense.sram == all_ones.sram
         back, back_ones = backward("flash", dense, dO), backward("block_sparse", all_ones, dO)
         same &= np.array_equal(back.dQ, back_ones.dQ) and back.hbm == back_ones.hbm
         blocks = dense.blocks
         chosen = patterns.butterfly(blocks.T_r, blocks.T_c)
         spread = np.kron(chosen, np.ones((blocks.B_r, blocks.B_c), bool))[:N_q, :N_k]
-        run = forward("block_sparse", Q, K, V, M=M, block_mask=chosen)
+        run = forward("block_sparse", Q, K, V, M=M, sizing="paper", block_mask=chosen)
         bound = error_bound(Q, K, V, mask=spread, **rounding("block_sparse", blocks))
         worst = max(worst, of_bound(run.O, attention(Q, K, V, mask=spread), bound))
     tried = f"{runs} inputs, forward and backward, causal; butterfly against the mask spread out"

@@ -30,7 +30,7 @@ def loops_exchanged(full: bool) -> Claim:
             moved = accesses("q_outer", N, d, M, direction)
             ratios.append((moved / theory.theorem_2_flash(N, d, M), *theory.q_outer_constants(d, direction)))
             fewer &= moved <= accesses("flash", N, d, M, direction)
-        shape: dict[str, Any] = {"N": N, "d": d, "M": M}
+        shape: dict[str, Any] = {"N": N, "d": d, "M": M, "sizing": "paper"}
         once &= count("q_outer", **shape).hbm.by_array["O"].accesses == N * d
         once &= count("q_outer_two_pass", **shape, direction="backward").hbm.by_array["dQ"].accesses == N * d
     return within(ratios, "counts over d ≤ M ≤ Nd, forward and backward").also(

@@ -78,7 +78,7 @@ def run_all(
 def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a forward pass's options; its blocks fit its backward pass too where that keeps them, as a block mask does."""
     asked = dict(options)
-    if "block_mask" not in back.parts or asked.get("sizing") != "fit" or asked.get("blocks") is not None:
+    if "block_mask" not in back.parts or asked.get("sizing", "fit") != "fit" or asked.get("blocks") is not None:
         return asked
     shape = {"N_q": Q.shape[-2], "N_k": K.shape[-2], "d": Q.shape[-1], "d_v": V.shape[-1], "dtype": Q.dtype.name}
     heads: dict[str, Any] = {"heads": math.prod(Q.shape[:-2]), "kv_heads": math.prod(K.shape[:-2])}

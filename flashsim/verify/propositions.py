@@ -10,7 +10,7 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.masks import patterns
 from flashsim.run.api import count
-from flashsim.verify.shared import Claim, differs, in_range, largest_N, none_differs, slope, within
+from flashsim.verify.shared import Claim, accesses, differs, in_range, largest_N, none_differs, slope, within
 
 
 def proposition_3(full: bool) -> Claim:
@@ -24,7 +24,7 @@ def proposition_3(full: bool) -> Claim:
         for direction, table in (("forward", FORWARD), ("backward", BACKWARD)):
             floor = theory.compulsory(N, N, d, d, direction)
             for name in table:
-                moved = count(name, N=N, d=d, M=M, direction=direction).hbm.accesses
+                moved = accesses(name, N, d, M, direction)
                 cases += 1
                 if moved < floor:
                     below.append(f"{name} {direction} N={N} d={d} M={M}")
@@ -40,7 +40,7 @@ def _sparse_cases(full: bool) -> Iterator[tuple[int, int, int, str, np.ndarray[A
     """Yield (N, d, M, pattern's name, block mask)."""
     rng = np.random.default_rng(4)
     for N, d, M in in_range(full):
-        blocks = count("flash", N=N, d=d, M=M).blocks
+        blocks = count("flash", N=N, d=d, M=M, sizing="paper").blocks
         T = blocks.T_r, blocks.T_c
         if math.prod(T) > (4_000_000 if full else 300_000):
             continue
@@ -58,7 +58,8 @@ def proposition_4_counts(full: bool) -> Claim:
     for N, d, M, name, block_mask in _sparse_cases(full):
         for direction in ("forward", "backward"):
             cases += 1
-            if differs("block_sparse", N=N, d=d, M=M, block_mask=block_mask, direction=direction):
+            asked: dict[str, Any] = {"block_mask": block_mask, "direction": direction, "sizing": "paper"}
+            if differs("block_sparse", N=N, d=d, M=M, **asked):
                 unequal.append(f"{name} {direction} N={N} d={d} M={M}")
     tried = f"{cases:,} counts: random, butterfly, local, strided, empty and full block masks"
     return none_differs(tried, unequal, {"cases": cases})
@@ -71,7 +72,8 @@ def proposition_4_bounds(full: bool) -> Claim:
     for N, d, M, _, block_mask in _sparse_cases(full):
         s = float(block_mask.mean())
         for direction in ("forward", "backward"):
-            moved = count("block_sparse", N=N, d=d, M=M, block_mask=block_mask, direction=direction).hbm.accesses
+            asked: dict[str, Any] = {"block_mask": block_mask, "direction": direction, "sizing": "paper"}
+            moved = count("block_sparse", N=N, d=d, M=M, **asked).hbm.accesses
             ratios.append((moved / (N * d + N * N * d * d * s / M), *theory.block_sparse_constants(d, direction)))
     return within(ratios, "counts over d ≤ M ≤ Nd, s from 0 to 1, forward and backward")
 
@@ -88,7 +90,8 @@ def proposition_4_patterns(full: bool) -> Claim:
 
         def above_floor(block_mask: np.ndarray[Any, np.dtype[np.bool_]], N: int = N, T: int = T) -> int:
             masks = block_mask, np.zeros((T, T), bool)
-            moved, floor = (count("block_sparse", N=N, d=d, M=M, block_mask=mask).hbm.accesses for mask in masks)
+            asked: dict[str, Any] = {"N": N, "d": d, "M": M, "sizing": "paper"}
+            moved, floor = (count("block_sparse", **asked, block_mask=mask).hbm.accesses for mask in masks)
             return moved - floor
 
         if p % 2 == 0:  # every (√N/4)-th column of tiles: s = 4·N^(−1/2)

@@ -307,7 +307,7 @@ def sinks(full: bool) -> Claim:
         for splits in (1, 3, 7):
             run = forward("split_kv", Q, K, V, mask=Sink(s), splits=splits, M=400, blocks=(8, 4))
             off, words[splits] = max(off, float(np.abs(run.O - O).max())), run.hbm.by_array["sink"].reads
-    asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600}
+    asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "sizing": "paper"}
     more = {}
     for direction in ("forward", "backward"):
         plain, sunk = (count("q_outer", **asked, direction=direction, mask=m).hbm.accesses for m in (None, Sink(0)))
@@ -339,7 +339,7 @@ def score_modifications(full: bool) -> Claim:
     """FlexAttention (Dong et al., 2024): score modifications in place of arrays. A cap and ALiBi move nothing. Every tile loads
     the table of relative biases, which is little if the table is smaller than a tile. An array of biases has a number for
     every score."""
-    asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600}
+    asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "sizing": "paper"}
     plain = count("q_outer", **asked).hbm.accesses
     rules = {
         "cap and ALiBi": SoftCap(50) & ALiBi(0.5), "table of 32": RelativeBias(np.zeros(32, "float32")),

@@ -82,7 +82,7 @@ def in_range(full: bool) -> Iterator[tuple[int, int, int]]:
 
 def accesses(name: str, N: int, d: int, M: int, direction: str = "forward") -> int:
     """Return the HBM accesses of a run with the paper's blocks, counted."""
-    return count(name, N=N, d=d, M=M, direction=direction).hbm.accesses
+    return count(name, N=N, d=d, M=M, direction=direction, sizing="paper").hbm.accesses
 
 
 def differs(name: str, **arguments: Any) -> bool:

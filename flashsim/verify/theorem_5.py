@@ -39,8 +39,9 @@ def gradients_right(full: bool) -> Claim:
         Q, K, V, dO = (rng.normal(size=size).astype(dtype) for size in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v)))
         for mask in masks(rng, N_q, N_k).values():
             M = int(rng.integers(2 * (d + d_v), 3 * N_k * (d + d_v)))
+            how: dict[str, Any] = {"sizing": "paper", "mask": mask, "dropout_p": p, "seed": runs}
             for name in BACKWARD:
-                run = forward(BACKWARD[name].forward_pass, Q, K, V, M=M, mask=mask, dropout_p=p, seed=runs)
+                run = forward(BACKWARD[name].forward_pass, Q, K, V, M=M, **how)
                 compared = forward_errors(run), backward_errors(run, backward(name, run, dO), dO)
                 worst = max(worst, *(of_bound(*one) for one in itertools.chain(*compared)))
             runs += 1

@@ -27,7 +27,7 @@ def theorem_1_right(full: bool) -> Claim:
             for name in FORWARD:
                 M = int(rng.integers(max(d, d_v), max(N_k * d, d, d_v) + 1))
                 try:
-                    run = forward(name, Q, K, V, M=M, scale=1.0)
+                    run = forward(name, Q, K, V, M=M, sizing="paper", scale=1.0)
                 except ValueError:
                     reach = np.prod([np.linalg.norm(a.astype(float), axis=1).max() for a in (Q, K)])
                     if not (FORWARD[name].stores_scores and dtype == "float16" and reach >= 65_504):
@@ -53,7 +53,7 @@ def theorem_1_induction(full: bool) -> Claim:
     try:
         for N_q, N_k, d, d_v, M in shapes:
             for _, Q, K, V in regimes(rng, N_q, N_k, d, d_v):
-                forward("flash_basic", Q, K, V, M=M, scale=1.0, observers=[steps])
+                forward("flash_basic", Q, K, V, M=M, sizing="paper", scale=1.0, observers=[steps])
     except InvariantBroken as error:
         broken = str(error)
     worst = max((step.worst for step in steps.steps), default=0.0)
@@ -69,7 +69,7 @@ def theorem_1_flops(full: bool) -> Claim:
     """Theorem 1. O(N²d) FLOPs: products take exactly 4N²d, and 4 ≤ FLOPs/N²d ≤ 8 + 17/d in all."""
     ratios, exact = [], True
     for N, d, M in in_range(full):
-        flops = count("flash_basic", N=N, d=d, M=M).flops
+        flops = count("flash_basic", N=N, d=d, M=M, sizing="paper").flops
         exact &= flops.matmul == theory.matmul_flops(N, N, d, d)
         ratios.append((flops.total / (N * N * d), 4, 8 + 17 / d))
     return within(ratios, f"(N, d, M), N to {largest_N(full):,}, d ≤ M ≤ Nd").also(
@@ -80,8 +80,8 @@ def theorem_1_flops(full: bool) -> Claim:
 def theorem_1_memory(full: bool) -> Claim:
     """Theorem 1. Additional memory is exactly 2N elements (standard attention: 2N²)."""
     cases = list(in_range(full))
-    flash = all(count("flash_basic", N=N, d=d, M=M).hbm.extra == 2 * N for N, d, M in cases)
-    standard = all(count("standard", N=N, d=d, M=M).hbm.extra == 2 * N * N for N, d, M in cases)
+    flash = all(count("flash_basic", N=N, d=d, M=M, sizing="paper").hbm.extra == 2 * N for N, d, M in cases)
+    standard = all(count("standard", N=N, d=d, M=M, sizing="paper").hbm.extra == 2 * N * N for N, d, M in cases)
     tried = f"{len(cases)} (N, d, M), N to {largest_N(full):,}"
     measured = f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in every case"
     return Claim(tried, measured, flash and standard, {"cases": len(cases)})
@@ -119,7 +119,7 @@ def theorem_2_counts(full: bool) -> Claim:
 def theorem_2_flash_bounds(full: bool) -> Claim:
     """Theorem 2. FlashAttention: 12/5 ≤ accesses / (N²d²/M) ≤ 18 + 22/d."""
     ratios = [
-        (count("flash_basic", N=N, d=d, M=M).hbm.accesses / theory.theorem_2_flash(N, d, M), *theory.flash_constants(d))
+        (accesses("flash_basic", N, d, M) / theory.theorem_2_flash(N, d, M), *theory.flash_constants(d))
         for N, d, M in in_range(full)
     ]
     return within(ratios, f"(N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}")

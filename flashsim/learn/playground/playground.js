@@ -74,11 +74,12 @@ const percent = (a, b) => `${Number((10000n * a) / b) / 100}%`;
 class Playground {
   constructor() {
     this.sizes = { ...REFERENCE, causal: false, B_r: 64n, B_c: 64n };
+    this.sizing = "fit"; // or "paper", or "given"
     this.inputs = Object.entries(SIZES).map(([name, [what, doublings]]) => this.addSize(name, what, 2 * doublings - 1));
-    find("#algorithm").onchange = () => this.show();
+    find("#algorithm").onchange = () => this.resize();
     find("#causal").onchange = (event) => this.set("causal", event.target.checked);
-    find("#paper").onclick = () => this.take(false);
-    find("#fit").onclick = () => this.take(true);
+    find("#paper").onclick = () => this.take("paper");
+    find("#fit").onclick = () => this.take("fit");
     find("#saved").oninput = (event) => this.share(Number(event.target.value));
     window.addEventListener("resize", () => {
       magnify();
@@ -87,11 +88,11 @@ class Playground {
     magnify();
     window.addEventListener("hashchange", ({ newURL }) => {
       this.read(new URL(newURL).hash);
-      this.show();
+      this.resize();
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
-    if (!this.read()) Object.assign(this.sizes, lineOne(this.form, this.sizes, true));
-    this.show();
+    this.read();
+    this.resize();
   }
 
   get form() {
@@ -124,6 +125,16 @@ class Playground {
 
   set(name, value) {
     this.sizes[name] = value;
+    if (name.startsWith("B_")) this.sizing = "given";
+    this.resize();
+  }
+
+  /** Chooses the blocks anew, unless they are given, and shows all. */
+  resize() {
+    if (this.sizing !== "given") {
+      const { B_r, B_c } = lineOne(this.form, this.sizes, this.sizing === "fit");
+      Object.assign(this.sizes, { B_r, B_c });
+    }
     this.show();
   }
 
@@ -131,16 +142,15 @@ class Playground {
   share(step) {
     const d = Number(this.sizes.d);
     this.sizes.M = BigInt(Math.max(1, Math.round(shareAt(step) * d * d)));
-    this.take(true);
+    this.take("fit");
   }
 
-  take(fit) {
-    const { B_r, B_c } = lineOne(this.form, this.sizes, fit);
-    Object.assign(this.sizes, { B_r, B_c });
-    this.show();
+  take(sizing) {
+    this.sizing = sizing;
+    this.resize();
   }
 
-  /** What the address asks for: #algorithm=flash&N=1024. Returns whether it asks. */
+  /** Takes what the address asks for: #algorithm=flash&N=1024. Without block sizes, they are the largest that fit. */
   read(hash = location.hash) {
     const asked = new URLSearchParams(hash.slice(1));
     const direction = asked.get("direction") ?? "forward";
@@ -151,29 +161,40 @@ class Playground {
       this.sizes[name] = sizeOf(size ?? "") ?? this.sizes[name];
     }
     if (asked.has("causal")) this.sizes.causal = asked.get("causal") === "true";
-    return [...asked].length > 0;
+    const given = asked.has("B_r") || asked.has("B_c");
+    const sizing = asked.get("sizing") ?? (given ? "given" : "fit");
+    this.sizing = ["fit", "paper"].includes(sizing) ? sizing : "given";
+  }
+
+  /** Whether a run would be refused: line 1's sizes may exceed M, no others. */
+  refuses(peak) {
+    return peak > this.sizes.M && this.sizing !== "paper";
   }
 
   show() {
     const { form, sizes } = this;
     const found = costs(form, sizes);
+    const refused = this.refuses(found.peak);
     this.inputs.forEach((input) => this.showSize(input));
     find("#causal").checked = sizes.causal;
     this.showTiles(found.blocks);
-    this.showPeak(found.peak, sizes.M);
-    this.showAccesses(found);
-    this.showVersus(found.accesses);
-    find("#sum").textContent = `${say(found.accesses)} accesses; SRAM ${percent(found.peak, sizes.M)} of M`;
+    this.showPeak(found.peak, sizes.M, refused);
+    if (refused) find("#accesses tbody").replaceChildren(refusal(found.peak, sizes.M));
+    else this.showAccesses(found);
+    this.showVersus(refused ? null : found.accesses);
+    const moved = refused ? "no run" : `${say(found.accesses)} accesses`;
+    find("#sum").textContent = `${moved}; SRAM ${percent(found.peak, sizes.M)} of M`;
     clearTimeout(this.linking);
     this.linking = setTimeout(() => {
-      find("#said").textContent = `${say(found.accesses)} accesses; SRAM ${say(found.peak)} of ${say(sizes.M)}.`;
+      find("#said").textContent = `${moved}; SRAM ${say(found.peak)} of ${say(sizes.M)}.`;
       writeAddress(this.address);
     }, 300);
   }
 
   get address() {
     const { name: algorithm, direction } = this.form;
-    return `#${new URLSearchParams({ algorithm, direction, ...this.sizes })}`;
+    const sizing = this.sizing === "given" ? {} : { sizing: this.sizing };
+    return `#${new URLSearchParams({ algorithm, direction, ...this.sizes, ...sizing })}`;
   }
 
   showSize({ name, range, number, most }) {
@@ -185,12 +206,13 @@ class Playground {
     number.setAttribute("aria-invalid", "false");
   }
 
+  /** Compares with standard attention. Of a run that is refused there are no accesses, null. */
   showVersus(accesses) {
     const { form, sizes } = this;
     const standard = FORMS.find((one) => one.name === "standard" && one.direction === form.direction);
     const its = costs(standard, { ...sizes, ...lineOne(standard, sizes, true) });
     const backward = form.direction === "backward" ? ", backward," : "";
-    const times = Number((1000n * its.accesses) / accesses) / 1000;
+    const times = accesses === null ? 0 : Number((1000n * its.accesses) / accesses) / 1000;
     const makes = `with the largest blocks that fit makes ${say(its.accesses)}: ${times} times as many.`;
     const share = Number(sizes.M) / Number(sizes.d) ** 2;
     const step = FIGURE_2.steps + 4 * Math.log2(share / FIGURE_2.share);
@@ -202,7 +224,8 @@ class Playground {
       its.peak > sizes.M
         ? `Of standard attention${backward} no blocks fit into M = ${say(sizes.M)}.`
         : `Standard attention${backward} ${makes}${follows}${last}`;
-    find("#versus").replaceChildren(form === standard ? "" : said);
+    const nothing = form === standard || (accesses === null && its.peak <= sizes.M);
+    find("#versus").replaceChildren(nothing ? "" : said);
   }
 
   showTiles(blocks) {
@@ -252,10 +275,11 @@ class Playground {
     find("#tiles").textContent = `: ${said}${how ? `, visited ${how}` : ""}`;
   }
 
-  showPeak(peak, M) {
+  showPeak(peak, M, refused) {
     const most = largest(peak, M);
     const over = peak > M;
-    const many = `: ${say(peak - M)} too many, a run refuses these blocks`;
+    const excess = say(peak - M);
+    const many = refused ? `: ${excess} too many, a run refuses these blocks` : `: ${excess} over M, as line 1 is printed`;
     const used = over ? make("span", { class: "bad" }, many) : `, ${Number((1000n * peak) / M) / 10}%`;
     find("#used").style.width = percent(peak, most);
     find("#used").classList.toggle("over", over);
@@ -280,6 +304,12 @@ class Playground {
     const numbers = [cell({}, say(reads)), cell({}, say(writes)), cell({ class: "share" }, bars)];
     return make("tr", {}, rowHead(typeset(name)), numbers, formula);
   }
+}
+
+/** What stands in the place of the accesses of a run that is refused. */
+function refusal(peak, M) {
+  const said = `A run refuses these blocks: they need ${say(peak - M)} elements more than M = ${say(M)}.`;
+  return make("tr", { class: "refused" }, cell({ colspan: "5" }, said));
 }
 
 const rowHead = (...content) => make("th", { scope: "row" }, ...content);
