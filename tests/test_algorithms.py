@@ -100,13 +100,13 @@ def test_every_algorithm_has_a_log_sum_exp(name: str, options: dict[str, Any], c
 def test_the_paper_s_numbers_for_one_shape() -> None:
     """Derived by hand for N = 1024, d = 64, M = 25,600: B_c = 100, B_r = 64, T_c = 11."""
     N, d, T_c = 1024, 64, 11
-    tally = flashsim.count("flash_basic", N=N, d=d, M=25_600)
+    tally = flashsim.count("flash_basic", N=N, d=d, M=25_600, sizing="paper")
     assert tally.blocks == Blocks(64, 100, 16, 11)
     assert tally.hbm.reads == 2 * N * d + T_c * (2 * N * d + 2 * N) == 1_595_392
     assert tally.hbm.init_writes == N * d + 2 * N == 67_584
     assert tally.hbm.writes == 67_584 + T_c * (N * d + 2 * N) == 811_008
     assert tally.hbm.extra == 2 * N
-    standard = flashsim.count("standard", N=N, d=d, M=10**7)
+    standard = flashsim.count("standard", N=N, d=d, M=10**7, sizing="paper")
     assert (standard.hbm.reads, standard.hbm.writes) == theory.proof_accounting(N, d) == (2_293_760, 2_162_688)
 
 
@@ -167,7 +167,7 @@ def test_fit_is_the_largest_that_fits_and_its_least_m_is_the_least(
 
 
 def test_paper_sizing_reports_a_peak_above_m_and_blocks_enforce_it() -> None:
-    tally = flashsim.count("flash_basic", N=1024, d=64, M=25_600)
+    tally = flashsim.count("flash_basic", N=1024, d=64, M=25_600, sizing="paper")
     assert tally.sram.peak == 27_776 > tally.sram.capacity
     with pytest.raises(flashsim.SramOverflow, match="too many"):
         flashsim.count("flash_basic", N=1024, d=64, M=25_600, blocks=(64, 100))
@@ -316,7 +316,7 @@ def test_no_local_array_escapes_registration(name: str, M: int, dropout_p: float
     """With a dense mask and dropout, which bring tiles of their own, and backward, too."""
     rng = np.random.default_rng(0)
     Q, K, V = rng.normal(size=(5, 4)), rng.normal(size=(17, 4)), rng.normal(size=(17, 4))
-    options: dict[str, Any] = {"M": M}
+    options: dict[str, Any] = {"M": M, "sizing": "paper"}
     if "MASK" in FORWARD[name].parts and dropout_p:
         options["mask"] = rng.random((5, 17)) < 0.6
     if "dropout" in FORWARD[name].parts:

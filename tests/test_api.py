@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:
     with pytest.raises(flashsim.SramOverflow):
         flashsim.backward("flash", run, X, enforce=True)
     with pytest.raises(flashsim.SramOverflow):
-        flashsim.count("flash", N=6, d=4, M=30, enforce=True)
+        flashsim.count("flash", N=6, d=4, M=30, sizing="paper", enforce=True)
     sparse = flashsim.forward("block_sparse", X, X, X, **asked, enforce=False)
     assert not flashsim.backward("block_sparse", sparse, X).sram.enforced
     assert flashsim.backward("block_sparse", sparse, X, M=200, enforce=True).sram.enforced
@@ -285,7 +285,7 @@ def test_counts_that_differ_by_dtype_alone_say_so() -> None:
 
 @pytest.mark.parametrize(
     ("how", "who"),
-    [({}, "paper"), ({"sizing": "fit"}, "fit"), ({"blocks": (4, 4)}, "given"), ({"sizing": "fit", "enforce": False}, "fit"),
+    [({}, "fit"), ({"sizing": "paper"}, "paper"), ({"sizing": "fit"}, "fit"), ({"blocks": (4, 4)}, "given"), ({"sizing": "fit", "enforce": False}, "fit"),
      ({"sizing": lambda problem: problem.blocks(3)}, "<lambda>")],
 )  # fmt: skip
 def test_results_say_who_chose_their_blocks(how: dict[str, Any], who: str) -> None:

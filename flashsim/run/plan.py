@@ -31,7 +31,6 @@ from flashsim.problem.inputs import (
 from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.interleaving import grouped, interleave
-from flashsim.run.shadow import shadow_of
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 
@@ -224,6 +223,8 @@ def _fits_by_trial(plan: Plan, launched: Launched, blocks: Blocks, M: int) -> bo
 
 def _trial(plan: Plan, launched: Launched) -> Any:
     """Run the plan's first launch on shapes alone, with every tile, unnoticed. An error says that it was a trial."""
+    from flashsim.run.shadow import shadow_of
+
     shadow = replace(plan.algorithm, run=shadow_of(plan.algorithm.run))
     trial = replace(plan, algorithm=shadow, given=None, skips=False)
     try:
@@ -231,7 +232,8 @@ def _trial(plan: Plan, launched: Launched) -> Any:
     except SramOverflow:
         raise
     except Exception as error:
-        error.add_note("it was tried on shapes, without numbers, to find blocks that fit; blocks=(B_r, B_c) needs no trial")
+        if plan.given is not None:
+            error.add_note("it was tried on shapes, without numbers, to find blocks that fit; blocks=(B_r, B_c) needs no trial")
         raise
 
 

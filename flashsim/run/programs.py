@@ -31,7 +31,6 @@ from flashsim.problem.inputs import FLOATS, Array, check_arrays, check_M, check_
 from flashsim.problem.shapes import Sizes
 from flashsim.run.following import followed
 from flashsim.run.results import Costs
-from flashsim.run.shadow import shadow_of
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.sizes import Size
 
@@ -226,6 +225,8 @@ def _peak_of(program: Program) -> Callable[[Sizes, Sizes, Mapping[str, Any]], in
 
 def _fits_by_trial(launch: Launch, blocks: Sizes, M: int) -> bool:
     """Say whether a run with these blocks stays within M, by running the program's shadow on shapes."""
+    from flashsim.run.shadow import shadow_of
+
     shadow = replace(launch.program, run=shadow_of(launch.program.run))
     try:
         replace(launch, program=shadow, blocks=blocks, M=M, enforced=True, arithmetic=False).run()

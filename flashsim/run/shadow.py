@@ -198,11 +198,13 @@ class _Shadows:
         return any(self._is_own(code.co_filename) for code in _codes_of(kind))
 
     def _class(self, kind: type, names: frozenset[str]) -> Any:
-        """Return a subclass with shadows of the methods."""
+        """Return a subclass with shadows of the methods. It is a subclass of its bases' shadows, too."""
         if not self._is_own_class(kind):
             return self._keep(kind, kind)
+        shadows = (self.of(base, names) for base in kind.__bases__)
+        bases = (kind, *(shadow for shadow in shadows if shadow not in kind.__bases__))
         try:
-            shadow = type(kind)(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__})
+            shadow = type(kind)(kind.__name__, bases, {"__slots__": (), "__module__": kind.__module__})
         except TypeError:  # an Enum, say
             return self._keep(kind, kind)
         shadow.__qualname__ = kind.__qualname__
@@ -274,6 +276,8 @@ def _speaks(thing: Any) -> bool:
     if isinstance(thing, ModuleType):
         return thing.__name__.split(".")[0] in SPEAKERS
     if thing is print or thing is breakpoint:
+        return True
+    if getattr(thing, "__name__", "") == "set_trace":  # pytest puts its own in pdb's place
         return True
     return callable(thing) and str(getattr(thing, "__module__", "")).split(".")[0] in SPEAKERS
 
