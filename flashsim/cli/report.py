@@ -103,16 +103,16 @@ def _costs(result: Result) -> dict[str, int | str | None]:
         "blocks T_r × T_c": f"{blocks.T_r} × {blocks.T_c}",
         "extra HBM, elements": hbm.extra,
         "SRAM peak, elements": sram.peak,
-        "  of M": _of_M(sram),
+        "  of M": f"{sram.peak / sram.capacity:.0%}{_over(sram)}",
         "error against naive": "too large" if result.max_error is None else f"{result.max_error:.1e}",
         "  of its rounding limit": None if share is None else f"{share:.3f}" + ", TOO LARGE" * (share > 1),
         "simulated in": f"{result.seconds:.2f} s",
     }
 
 
-def _of_M(use: Occupancy) -> str:
-    """Say which part of M the peak is; and, where it is more than all, by how much."""
-    return f"{use.peak / use.capacity:.0%}" + (f", {use.over:,} over" if use.over else "")
+def _over(use: Occupancy) -> str:
+    """Say by how much the peak exceeds M; "" where it does not."""
+    return f", {use.over:,} too many" if use.over else ""
 
 
 def print_count(counted: Counted) -> None:
@@ -147,7 +147,7 @@ def print_count(counted: Counted) -> None:
     verdict = {True: "equal to the closed form", False: "NOT EQUAL TO THE CLOSED FORM", None: "no closed form"}
     print(f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; {verdict[counted.agrees]}")
 
-    print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {_of_M(tally.sram)} of M")
+    print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M{_over(tally.sram)}")
     print_words("= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
     if tried:
         print_words("Blocks of another shape may move less: flashsim tune, with this function and sizes, looks for the best.")

@@ -11,13 +11,13 @@ from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.attention.problem import Problem
-from flashsim.machine.memory import Observer
+from flashsim.machine.memory import Observer, SramOverflow
 from flashsim.problem.arguments import check_callback, check_flag, check_observers
 from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned, turning
 from flashsim.problem.options import NoOptions, Options, check_how, check_options
 from flashsim.run.gather import gather_gradients, gather_tally
 from flashsim.run.launch import OnHead, finished, launch, launch_all
-from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan
+from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan, note_blocks_of_both
 from flashsim.run.results import Gradients as Gradients
 from flashsim.run.results import Run as Run
 from flashsim.run.results import Tally as Tally
@@ -111,7 +111,12 @@ def backward(
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
     run = check_run(algorithm, run)
     plan = backward_plan(algorithm, run, dO, M, sizing, blocks, enforce, check_finite, launch)
-    found = gather_gradients(plan, launch_all(plan, observers, on_head), observers)
+    try:
+        outcome = launch_all(plan, observers, on_head)
+    except SramOverflow as error:
+        note_blocks_of_both(plan, launch, error)
+        raise
+    found = gather_gradients(plan, outcome, observers)
     by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
     return replace(found, **by_layout)
 

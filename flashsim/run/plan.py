@@ -166,6 +166,18 @@ def backward_plan(
     return plan
 
 
+def note_blocks_of_both(plan: Plan, launched: Launched, error: SramOverflow) -> None:
+    """Note which blocks fit both passes, where a backward pass does not fit M as it keeps its forward pass's blocks."""
+    if "block_mask" not in plan.algorithm.parts:
+        return
+    try:
+        fitting = plan_of(plan.algorithm, plan.problem, plan.options, Fit(), plan.mask, launched).blocks
+    except ValueError:  # none do
+        return
+    blocks = f"blocks=({fitting.B_r}, {fitting.B_c})"
+    error.add_note(f"{plan.algorithm.name!r} keeps its forward pass's blocks; forward(…, {blocks}) fits both passes")
+
+
 def count_plan(
     algorithm: Algorithm, of: Algorithm, problem: Problem, options: Mapping[str, Any], sizing: Sizing, launched: Launched
 ) -> Plan:

@@ -1,0 +1,281 @@
+"""One default, and what follows from it: blocks that fit, found by the closed form's peak; a peak over M is said everywhere."""
+
+import csv
+import io
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import theory
+from flashsim.algorithms import FORWARD, PASSES, Algorithm
+from flashsim.algorithms.own import forward_of
+from flashsim.beyond import approximate, cross_entropy, kernels
+from flashsim.cli import main
+from flashsim.cli.shared import DEFAULT_SIZING
+from flashsim.masks.rules import Mask
+from flashsim.run import plan as planning
+from flashsim.run import programs
+from flashsim.run.launch import launch
+from flashsim.sweeping.rows import DEFAULTS
+from flashsim.theory import form as forms
+
+# ------------------------------------------------------------------------------------------------------- one default
+
+
+def callers() -> Iterator[Callable[..., Any]]:
+    """Whatever takes `sizing`."""
+    yield from (flashsim.forward, flashsim.count, theory.exact, theory.exact_program)
+    yield from (programs.run_program, programs.count_program)
+    for room in (kernels, cross_entropy, approximate, flashsim.plots):
+        for name in getattr(room, "__all__", dir(room)):
+            function = getattr(room, name)
+            if callable(function) and "sizing" in _parameters(function):
+                yield function
+
+
+def _parameters(function: Any) -> Any:
+    try:
+        return signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+@pytest.mark.parametrize("function", [*callers()], ids=lambda function: f"{function.__module__}.{function.__name__}")
+def test_blocks_that_fit_are_the_default(function: Callable[..., Any]) -> None:
+    assert signature(function).parameters["sizing"].default == "fit"
+
+
+def test_the_command_line_has_python_s_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert DEFAULT_SIZING == DEFAULTS["sizing"] == "fit"
+    for name in ("flash", "q_outer", "standard"):
+        tally = flashsim.count(name, N=1024, d=64)
+        assert main(["count", name, "--N", "1024", "--d", "64", "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["accesses"] == tally.hbm.accesses
+        assert main(["sweep", name, "--N", "1024", "--d", "64", "--check", "0", "--csv", "-"]) == 0
+        (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        (same,) = flashsim.sweep(name, N=1024, d=64)
+        assert int(row["accesses_elements"]) == same["accesses_elements"] == tally.hbm.accesses
+        assert theory.exact(name, N=1024, d=64).hbm == tally.hbm
+        assert not tally.sram.over
+        assert tally.sram.enforced
+
+
+def test_the_paper_s_blocks_are_asked_for_by_name() -> None:
+    paper, fit = (flashsim.count("flash", N=1024, d=64, **how) for how in ({"sizing": "paper"}, {}))
+    assert (paper.hbm.accesses, paper.sram.over) == (2_406_400, 2_176)
+    assert (fit.hbm.accesses, fit.sram.over) == (2_607_104, 0)
+    assert flashsim.count("q_outer", N=1024, d=64).hbm.accesses == 1_704_960
+
+
+def test_a_backward_pass_follows_its_forward_pass() -> None:
+    X = np.ones((64, 8), np.float32)
+    for how in ({}, {"sizing": "paper"}, {"blocks": (4, 4)}):
+        run = flashsim.forward("flash", X, X, X, M=600, **how)
+        assert flashsim.backward("flash", run, X).sizing == run.sizing
+    with pytest.raises(ValueError, match=r"it needs at least M = [0-9]+"):
+        flashsim.backward("flash", run, X, M=20, sizing="fit")
+
+
+def test_a_pass_that_keeps_its_blocks_says_which_fit_both() -> None:
+    """Algorithm 5's backward pass has the forward pass's blocks, on which its mask is, and needs more room."""
+    X = np.ones((64, 8), np.float32)
+    run = flashsim.forward("block_sparse", X, X, X, M=600)
+    with pytest.raises(flashsim.SramOverflow) as caught:
+        flashsim.backward("block_sparse", run, X)
+    (note,) = caught.value.__notes__
+    fitting = flashsim.count("block_sparse", run.problem, direction="backward").blocks
+    assert f"blocks=({fitting.B_r}, {fitting.B_c})" in note
+    both = flashsim.forward("block_sparse", X, X, X, M=600, blocks=(fitting.B_r, fitting.B_c))
+    assert not flashsim.backward("block_sparse", both, X).sram.over
+
+
+# ------------------------------------------------------------------------------- the closed form's peak, and trials'
+
+
+def masks(rng: random.Random, N_q: int, N_k: int) -> list[Any]:
+    found: list[Any] = [
+        None, flashsim.Causal(), flashsim.KeyPadding(max(1, N_k - 2)), flashsim.SlidingWindow(2, 1), flashsim.Sink(0.5),
+        flashsim.Sink(0.5) & flashsim.Causal(), np.ones((N_q, N_k), bool), np.ones((1, N_k), bool), flashsim.SoftCap(3.0),
+        flashsim.Bias(np.zeros((N_q, N_k), np.float32)), np.tri(N_q, N_k, dtype=bool) | True, flashsim.Causal(offset=0),
+    ]  # fmt: skip
+    if N_q <= N_k:
+        found.append(flashsim.Tree([-1, *(rng.randrange(n) for n in range(1, N_q))]))
+    return found
+
+
+def options_of(rng: random.Random, algorithm: Algorithm) -> dict[str, Any]:
+    drawn = {"window": lambda: rng.randint(1, 5), "splits": lambda: rng.randint(1, 5),
+             "merge": lambda: rng.choice(["sequence", "tree"]), "block_mask": lambda: rng.choice([None, "live"])}  # fmt: skip
+    return {option.name: drawn[option.name]() for option in forward_of(algorithm).options if option.name in drawn}
+
+
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, str]]:
+    """From here on, what the closed form says of blocks, and what a trial says, by plan."""
+    found: list[tuple[bool, bool, str]] = []
+    by_form = planning._fits_by_form
+
+    def both(plan: planning.Plan) -> Callable[[flashsim.Blocks, int], bool]:
+        fits = by_form(plan)
+
+        def asked(blocks: flashsim.Blocks, M: int) -> bool:
+            said = fits(blocks, M)
+            tried = planning._fits_by_trial(plan, launch, blocks, M)
+            found.append((said, tried, f"{plan.algorithm.name} {plan.algorithm.direction} {plan.problem} {blocks} M = {M}"))
+            return said
+
+        return asked
+
+    monkeypatch.setattr(planning, "_fits_by_form", both)
+    return found
+
+
+def search(seed: int, cases: int) -> None:
+    rng = random.Random(seed)
+    for number in range(cases):
+        direction = rng.choice(["forward", "backward"])
+        algorithm = PASSES[direction][sorted(PASSES[direction])[number % len(PASSES[direction])]]  # type: ignore[literal-required]
+        N_q, N_k, d, d_v = (rng.randint(1, most) for most in (40, 40, 9, 9))
+        heads, kv_heads, gqa = rng.choice([(1, None, "separate"), (4, 2, "grouped"), (4, 2, "separate")])
+        try:
+            flashsim.count(
+                algorithm, N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=rng.choice([16, 30, 50, 80, 150, 300, 1000]), heads=heads,
+                kv_heads=kv_heads, gqa=gqa, mask=rng.choice(masks(rng, N_q, N_k)), dropout_p=rng.choice([0.0, 0.3]),
+                dtype=rng.choice(["float32", "float16"]), direction=direction, **options_of(rng, algorithm),
+            )  # fmt: skip
+        except ValueError:  # no mask, no dropout, or not even one row fits, as the trials say, too
+            continue
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
+def test_the_closed_form_says_of_each_blocks_what_a_trial_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all passes: ragged shapes, widths, M, masks with and without arrays, dropout, shared heads, options, two dtypes."""
+    found = compared(monkeypatch)
+    search(seed, 300 if seed == 0 else 1500)
+    assert len(found) > 1000
+    assert [what for said, tried, what in found if said is not tried] == []
+    assert {said for said, _, _ in found} == {True, False}
+
+
+PER_HEAD: list[Callable[[Any], Mask | Any]] = [
+    lambda rng: rng.random((2, 4, 12, 9)) < 0.9, lambda rng: rng.random((4, 1, 9)) < 0.9,
+    lambda rng: flashsim.KeyPadding(np.array([[3], [9]])), lambda rng: flashsim.Bias(rng.normal(size=(4, 12, 9)).astype("float32")),
+    lambda rng: flashsim.Bias(rng.normal(size=(4, 1, 9)).astype("float32")),
+    lambda rng: flashsim.ALiBi(np.array([0.1, 0.2, 0.3, 0.4])), lambda rng: flashsim.Sink(np.arange(4.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gqa", ["separate", "grouped"])
+@pytest.mark.parametrize("made", PER_HEAD, ids=range(len(PER_HEAD)))
+def test_it_does_for_masks_of_each_head_s_own(
+    made: Callable[[Any], Any], gqa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = compared(monkeypatch)
+    rng = np.random.default_rng(0)
+    Q, K = rng.normal(size=(2, 4, 12, 4)).astype("float32"), rng.normal(size=(2, 2, 9, 4)).astype("float32")
+    for name in ("flash", "q_outer"):
+        for M in (150, 400):
+            run = flashsim.forward(name, Q, K, K, M=M, mask=made(rng), gqa=gqa)
+            flashsim.backward(name, run, Q, M=600)
+    assert found
+    assert [what for said, tried, what in found if said is not tried] == []
+
+
+@pytest.mark.parametrize("off", [1, -1])
+def test_a_form_with_a_wrong_peak_is_noticed(off: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = theory.form_of("q_outer", "forward")
+    wrong = replace(right, peak=lambda p, blocks, tiles: right.peak(p, blocks, tiles) + off)
+    monkeypatch.setitem(forms.forms()["forward"], "q_outer", wrong)
+    found = compared(monkeypatch)
+    for M in range(40, 90):
+        try:
+            flashsim.count("q_outer", N=12, d=3, M=M)
+        except flashsim.SramOverflow:
+            assert off == -1
+    assert [what for said, tried, what in found if said is not tried]
+
+
+def test_programs_blocks_are_those_of_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_form, found = programs._peak_of, []
+    for M in (60, 100, 333, 1000):
+        for asked in (
+            lambda M: kernels.count(N=30, n=20, d=3, e=2, M=M), lambda M: kernels.count(N=30, d=3, M=M, order="z_outer"),
+            lambda M: cross_entropy.count(N=9, d=4, v=30, M=M), lambda M: approximate.count("linformer", N=40, d=4, k=3, M=M),
+        ):  # fmt: skip
+            blocks = []
+            for peak_of in (by_form, lambda program: None):
+                monkeypatch.setattr(programs, "_peak_of", peak_of)
+                blocks.append(asked(M).blocks)
+            assert blocks[0] == blocks[1]
+            found.append(blocks)
+    assert len({str(blocks) for blocks in found}) > 8
+
+
+# -------------------------------------------------------------------------------------------- it fits, or it is said
+
+
+def over() -> tuple[Any, Any, Any, Any, int]:
+    """A run, its gradients, a tally and a closed form, whose peak is over M."""
+    X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+    how: dict[str, Any] = {"M": 300, "sizing": "paper"}
+    run = flashsim.forward("flash", X, X, X, **how)
+    tally, exact = (count("flash", N=64, d=8, **how) for count in (flashsim.count, theory.exact))
+    return run, flashsim.backward("flash", run, X), tally, exact, run.sram.over
+
+
+def test_a_peak_over_m_is_said_wherever_a_result_shows() -> None:
+    run, gradients, tally, exact, by = over()
+    assert by > 0
+    for result in (run, gradients, tally, exact):
+        assert result.sram.over > 0
+        for said in (repr(result), result._repr_html_()):
+            assert f"{result.sram.over:,} over M = 300" in said
+    for result in (run, gradients, tally):
+        assert result.to_dict()["sram"]["over"] == result.sram.over
+        assert json.loads(result.to_json())["sram"]["over"] == result.sram.over
+        table = result.to_pandas()
+        assert [*table["over_M_elements"]] == [result.sram.over] * len(table)
+        assert table.attrs["sram"]["over"] == result.sram.over
+    fit = flashsim.count("flash", N=64, d=8, M=300)
+    assert "over" not in repr(fit)
+    assert fit.to_dict()["sram"]["over"] == 0
+    assert "over_M_elements" not in fit.to_pandas()
+
+
+def test_a_peak_over_m_is_said_in_a_sweep() -> None:
+    rows = flashsim.sweep("flash", N=[64, 128], d=8, M=300, sizing=["paper", "fit"])
+    for row in rows:
+        tally = flashsim.count("flash", N=row["N"], d=8, M=300, sizing=row["sizing"])
+        assert row["over_M_elements"] == tally.sram.over
+    most = max(row["over_M_elements"] for row in rows)
+    assert most > 0
+    said = f"2 points whose peak exceeds M, by {most} elements at most: M is not enforced there"
+    assert said in " ".join(repr(rows).split())
+    assert said in rows._repr_html_()
+    assert "over_M_elements" in rows.to_csv().splitlines()[0].split(",")
+    assert [*rows.to_pandas()["over_M_elements"]] == [row["over_M_elements"] for row in rows]
+    assert [row["over_M_elements"] for row in rows.to_dict()["rows"]] == [row["over_M_elements"] for row in rows]
+    assert "exceeds M" not in repr(flashsim.sweep("flash", N=[64, 128], d=8, M=300))
+
+
+def test_a_peak_over_m_is_said_by_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = flashsim.count("flash", N=64, d=8, M=300, sizing="paper")
+    asked = ["count", "flash", "--N", "64", "--d", "8", "--M", "300", "--sizing", "paper"]
+    assert main(asked) == 0
+    assert f"of M, {tally.sram.over} too many" in capsys.readouterr().out
+    assert main([*asked, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["sram"]["over"] == tally.sram.over
+    assert main(["sweep", "flash", *asked[2:]]) == 0
+    assert f"1 point whose peak exceeds M, by {tally.sram.over} elements" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_algorithm_has_a_form() -> None:
+    for direction, passes in PASSES.items():
+        assert set(passes) <= set(forms.forms()[direction])  # type: ignore[arg-type]
+    assert "flash" in FORWARD
