@@ -110,8 +110,8 @@ def test_skipping_dead_tiles_changes_counts_alone(case: Case) -> None:
 
 
 def test_causal_skips_about_half_and_a_window_nearly_all() -> None:
-    asked: dict[str, Any] = {"N": 1024, "d": 64, "M": 64 * 64 * 4, "block_mask": "live"}
-    full = flashsim.count("flash", N=1024, d=64, M=64 * 64 * 4)
+    asked: dict[str, Any] = {"N": 1024, "d": 64, "M": 64 * 64 * 4, "block_mask": "live", "sizing": "paper"}
+    full = flashsim.count("flash", N=1024, d=64, M=64 * 64 * 4, sizing="paper")
     assert (full.blocks.T_r, full.blocks.T_c) == (16, 16)
     tile, kept = 64 * (2 * 64 + 2), 2 * 1024 * 64
     for mask, tiles in ((Causal(), 136), (SlidingWindow(63, 0), 31), (KeyPadding(100), 32), (KeyPadding(0), 0)):

@@ -183,7 +183,7 @@ def test_count_shows_lines_arrays_and_what_fills_sram(capsys: pytest.CaptureFixt
     assert "8  load                    Q             176    720,896" in out
     assert "T_c·N_q·d" in out
     assert "2,406,400 accesses, 9.18 MB; equal to the closed form" in out
-    assert "SRAM at its fullest: 27,776 elements, 108% of M\n= K[0] 6,400 + V[0] 6,400 + Q[0] 4,096" in out
+    assert "SRAM at its fullest: 27,776 elements, 108% of M, 2,176 too many\n= K[0] 6,400 + V[0] 6,400 + Q[0] 4,096" in out
     assert "Blocks as in line 1" in out
     assert "The blocks of line 1 need more than M" in out
 

@@ -124,14 +124,17 @@ def session(block: str) -> tuple[list[str], list[str]]:
     return typed, [line for line in lines if not line.startswith("(Pdb)")]
 
 
-def test_the_debugging_walk_is_real(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["walk.py", "try_it.py"])
+def test_the_debugging_walk_is_real(script: str, tmp_path: Path) -> None:
     debug = ROOT / "docs" / "debug.md"
-    (script,) = (block for block in blocks(debug, "python") if block.startswith("# walk.py"))
-    (walk,) = blocks(debug, "pdb")
-    (tmp_path / "walk.py").write_text(script, encoding="utf-8")
-    typed, shown = session(walk)
+    (block,) = (block for block in blocks(debug, "pdb") if script in block.splitlines()[0])
+    for page in (debug, OWN):
+        for text in blocks(page, "python"):
+            if text.startswith(("# walk.py", "# try_it.py", "# mine.py")):
+                (tmp_path / re.findall(r"\w+\.py", text)[0]).write_text(text, encoding="utf-8")
+    typed, shown = session(block)
     done = subprocess.run(
-        [sys.executable, "-m", "pdb", "walk.py"],
+        [sys.executable, "-m", "pdb", script],
         input="\n".join([*typed, "q", ""]),
         cwd=tmp_path,
         capture_output=True,

@@ -30,9 +30,9 @@ def test_a_tally_as_plain_data() -> None:
     assert found == {
         "algorithm": "flash",
         "hbm": LARGE.hbm.to_dict(),
-        "sram": {"peak": LARGE.sram.peak, "capacity": 4096, "enforced": False},
-        "blocks": {"B_r": 8, "B_c": 8, "T_r": 2**39, "T_c": 2**39},
-        "sizing": "paper",
+        "sram": {"peak": LARGE.sram.peak, "capacity": 4096, "over": 0, "enforced": True},
+        "blocks": {"B_r": 7, "B_c": 7, "T_r": -(-(2**42) // 7), "T_c": -(-(2**42) // 7)},
+        "sizing": "fit",
         "flops": {"matmul": LARGE.flops.matmul, "other": LARGE.flops.other},
     }
     traffic = found["hbm"]
@@ -115,7 +115,7 @@ def test_a_table_by_array() -> None:
             assert table[name].sum() == sum(getattr(a, name) for a in traffic.by_array.values())
     assert str(forward.to_pandas().reads.dtype) == "int64"
     assert exporting.to_pandas([{"n": 2**63}, {"n": 1}], ["n"])["n"].tolist() == [2**63, 1]  # more than int64 holds
-    assert forward.to_pandas().attrs["blocks"] == {"B_r": 4, "B_c": 8, "T_r": 3, "T_c": 2}
+    assert forward.to_pandas().attrs["blocks"] == {"B_r": 4, "B_c": 5, "T_r": 3, "T_c": 3}
 
 
 @pytest.mark.parametrize("what", ["Tally", "Traffic", "Sweep"])

@@ -400,7 +400,7 @@ def both(name: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_algorithm_1_reads_k_and_v_once_a_group_by_hand() -> None:
     """N = 8, d = 2, M = 16: B_r = B_c = 2, Nd = 16. Twelve query heads on three: K and V 12·Nd each, or 3·Nd."""
-    separate, grouped = both("flash_basic", N=8, d=2, M=16, heads=12, kv_heads=3)
+    separate, grouped = both("flash_basic", N=8, d=2, M=16, sizing="paper", heads=12, kv_heads=3)
     for array in ("K", "V"):
         assert (separate[array].reads, grouped[array].reads) == (12 * 16, 3 * 16)
         assert separate[array].size == grouped[array].size == 3 * 16
@@ -429,7 +429,7 @@ def test_live_tiles_of_groups_by_hand() -> None:
 
 def test_summing_over_groups_by_hand() -> None:
     """Algorithm 4, N = 8, d = 2, d_v = 3, six heads on two: parts of 16 and 24, written as zeros and once more, and read."""
-    asked: dict[str, Any] = {"N": 8, "d": 2, "d_v": 3, "M": 20, "heads": 6, "kv_heads": 2, "direction": "backward"}
+    asked: dict[str, Any] = {"N": 8, "d": 2, "d_v": 3, "M": 20, "heads": 6, "kv_heads": 2, "direction": "backward", "sizing": "paper"}
     separate, grouped = both("flash", **asked)
     for X, elements in (("dK", 16), ("dV", 24)):
         parts, total = separate[f"{X}_parts"], separate[X]

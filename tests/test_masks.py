@@ -283,12 +283,12 @@ def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
     mask: Any = HEADS[kind]
     if isinstance(mask, str):
         mask = rng.random([int(n) for n in mask.strip("()").split(", ")]) < 0.6
-    run = flashsim.forward(forward_of(name), Q, K, V, M=60, mask=mask)
+    run = flashsim.forward(forward_of(name), Q, K, V, M=60, sizing="paper", mask=mask)
     got = flashsim.backward(name, run, dO)
     forward_sum, backward_sum = Traffic(), Traffic()
     for b, h in np.ndindex(2, 3):
         alone_mask = of_head(mask, b, h)
-        alone = flashsim.forward(forward_of(name), Q[b, h], K[b, h], V[b, h], M=60, mask=alone_mask)
+        alone = flashsim.forward(forward_of(name), Q[b, h], K[b, h], V[b, h], M=60, sizing="paper", mask=alone_mask)
         assert np.array_equal(run.O[b, h], alone.O)
         gradient = flashsim.backward(name, alone, dO[b, h])
         for part in ("dQ", "dK", "dV"):

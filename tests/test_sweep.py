@@ -127,7 +127,8 @@ def test_an_option_is_varied_for_those_that_have_it() -> None:
         ("flash", {"N": 0}, "N is 0; expected at least 1"),
         ("flash", {"N": 2.5}, "N is 2.5; expected a whole number"),
         ("flash", {"d": "many"}, "d is 'many'; expected a whole number"),
-        ("flash", {"d": 128, "M": 100}, "M = 100 elements is too small: the paper takes M ≥ d"),
+        ("flash", {"d": 128, "M": 100, "sizing": "paper"}, "M = 100 elements is too small: the paper takes M ≥ d"),
+        ("flash", {"d": 128, "M": 100}, "blocks of 1 × 1, the smallest, take 519 elements of SRAM, 419 more than M = 100"),
         ("flash", {"M": 60, "sizing": "fit", "d": 64}, "blocks of 1 × 1, the smallest, take 263 elements of SRAM"),
         ("flash", {"blocks": (64, 100), "M": 25_600, "d": 64, "N": 1024}, "2,176 more than M = 25,600"),
         ("flash", {"heads": 3, "kv_heads": 2}, "heads is 3; expected a multiple of kv_heads = 2"),
@@ -393,7 +394,7 @@ def test_a_sweep_shows_what_varies() -> None:
     assert "400 points over algorithm (2), N (100), M (2): 400 with counts, 32 cross-checked by counting" in said
     assert "10 of 200 shown" in said
     assert max(map(len, said.splitlines()[1:])) <= 80
-    wide = flashsim.sweep(["flash", "standard"], N=[8, 16], d=16, M=100_000)
+    wide = flashsim.sweep(["flash", "standard"], N=[8, 16], d=16, M=100_000, sizing="paper")
     assert wide.as_text() == wide.as_text(width=80) != wide.as_text(width=81)
     html = found._repr_html_()
     assert html.count("<tr>") == 11

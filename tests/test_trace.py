@@ -94,7 +94,7 @@ def test_every_event_is_kept_with_the_state_after_it_to_the_end(name: str, direc
     if direction == "forward":
         run, run_trace = with_trace(flashsim.forward, name, Q, K, V, M=64, observers=[watch])
     else:
-        before = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64)
+        before = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64, sizing="paper")
         run, run_trace = with_trace(flashsim.backward, name, before, gradient(13, 4), observers=[watch])
         other = flashsim.theory.exact("standard", N=13, d=4, M=64, direction="backward")
         assert run_trace.about.standard == (None if name == "standard" else (other.reads, other.writes))
@@ -585,7 +585,7 @@ def test_listings_are_found() -> None:
 def test_a_planted_bug_is_in_the_copy_and_not_in_the_original(direction: str, bug: str) -> None:
     Q, K, V = operands(13, 4)
     backward = direction == "backward"
-    options: dict[str, Any] = {"M": 64, "causal": True, "dO": gradient(13, 4) if backward else None}
+    options: dict[str, Any] = {"M": 64, "sizing": "paper", "causal": True, "dO": gradient(13, 4) if backward else None}
     right = flashsim.trace("flash", Q, K, V, **options)
     wrong = flashsim.trace(with_bug("flash", bug, direction), Q, K, V, **options)
     assert (BACKWARD_BUGS if backward else BUGS)[bug][0] in wrong.about.title

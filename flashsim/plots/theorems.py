@@ -83,7 +83,8 @@ def _panel(
     at: list[dict[str, Any]] = [{**fixed, variable: value} for value in values]
     named: dict[str, str | Algorithm] = {name: name for name in (theorem.flash, "standard")}
     named |= {other.name: other for other in others}
-    tallies = {name: [count(what, **x, direction=theorem.direction) for x in at] for name, what in named.items()}
+    how: dict[str, Any] = {"direction": theorem.direction, "sizing": "paper"}
+    tallies = {name: [count(what, **x, **how) for x in at] for name, what in named.items()}
     series = {name: [tally.hbm.accesses for tally in counted] for name, counted in tallies.items()}
     series["proof"] = [sum(theory.proof_accounting(x["N"], x["d"], direction=theorem.direction)) for x in at]
     return {

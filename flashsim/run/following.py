@@ -30,7 +30,7 @@ EVENTS = 50_000
 def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
     """Return a user's function so that it raises NotOnChip; as it is where it only counts, or a debugger follows it already."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or file_of(code).startswith(PACKAGE) or not sram.hbm.arithmetic or sys.gettrace() is not None:
+    if code is None or file_of(code).startswith(PACKAGE) or not sram.hbm.arithmetic or _is_debugged():
         return function
     statements = _statements(file_of(code))
     suspects: dict[str, tuple[Any, int]] = {}  # name -> what it was when the line that made it had run
@@ -83,6 +83,18 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
                 sys.settrace(None)
 
     return run
+
+
+def _is_debugged() -> bool:
+    """Say whether a debugger follows the program: pdb by tracing; others, which may trace only some functions, say so."""
+    if sys.gettrace() is not None:
+        return True
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    if monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None:
+        return True
+    pydevd = sys.modules.get("_pydevd_bundle.pydevd_constants")  # of debugpy, which VS Code starts, and of PyCharm
+    debugger = getattr(pydevd, "get_global_debugger", None)
+    return debugger is not None and debugger() is not None
 
 
 class _Statement(ast.NodeVisitor):
