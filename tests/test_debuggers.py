@@ -95,7 +95,7 @@ def test_pdb_stops_in_a_built_in_algorithm_s_run_alone(tmp_path: Path) -> None:
     call = "flashsim.forward('flash', *np.random.default_rng(0).normal(size=(3, 12, 4)), M=100)"
     (tmp_path / "mine.py").write_text(f"import numpy as np, flashsim\nrun = {call}\nprint('tiles', run.blocks.tiles)\n")
     algorithm = "flashsim/algorithms/algorithm_2_flash.py"
-    line = line_of(ROOT / algorithm, "S_ij = ")
+    line = line_of(ROOT / algorithm, "S_ij = on_chip")
     tiles = flashsim.count("flash", N=12, d=4, M=100, dtype="float64").blocks.tiles
     typed = [f"b {algorithm}:{line}", *["c", "p 'seen', type(Q_i).__name__"] * tiles, "c"]
     said = stops_of_pdb(tmp_path, typed, "-m", "pdb")
