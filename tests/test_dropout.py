@@ -133,7 +133,7 @@ def test_each_weight_is_dropped_or_divided_by_1_minus_p_whatever_the_tiles(name:
     p, seed = 0.4, 9
     want = keep_mask(seed, p, 7, 11) / (1 - p)
     assert 0 < np.count_nonzero(want) < want.size
-    for options in ({"M": 10**4}, {"M": 60}, {"M": 14}, {"M": 10**4, "blocks": (2, 3)}, {"M": 10**4, "blocks": (5, 1)}):
+    for options in ({"M": 10**4}, {"M": 60}, {"M": 14, "sizing": "paper"}, {"M": 10**4, "blocks": (2, 3)}, {"M": 10**4, "blocks": (5, 1)}):
         got = weights(name, p, seed, **options)
         assert np.array_equal(got == 0, want == 0)
         assert np.abs(got - want).max() <= 40 * 2**-53 * want.max()  # N_k + a few roundings of each
@@ -142,7 +142,7 @@ def test_each_weight_is_dropped_or_divided_by_1_minus_p_whatever_the_tiles(name:
 @pytest.mark.parametrize("name", DROPPING)
 def test_p_next_to_1_drops_all_and_gives_zeros(name: str) -> None:
     case = Case("gaussian", 9, 14, 4, 3, "float64", 0, 1, 1)
-    run = flashsim.forward(name, *case.inputs(), M=70, dropout_p=float(np.nextafter(1.0, 0.0)))
+    run = flashsim.forward(name, *case.inputs(), M=70, sizing="paper", dropout_p=float(np.nextafter(1.0, 0.0)))
     passes = [flashsim.backward(back, run, case.dO()) for back in backward_passes(name)]
     for values in (run.O, *(part for got in passes for part in (got.dQ, got.dK, got.dV))):
         assert (values == 0).all()

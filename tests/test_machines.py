@@ -68,7 +68,9 @@ def test_predictions_are_counted_at_the_machines_M(machine: Machine, direction: 
         assert (line.nbytes, line.flops) == (tally.hbm.bytes, tally.flops.total)
         assert line.time == max(line.nbytes / machine.bandwidth, line.flops / machine.peak["bfloat16"])
         assert line.bound == ("compute" if line.intensity >= line.ridge else "bandwidth")
-    assert predicted["flash"].time < predicted["standard"].time < predicted["memory_efficient"].time
+    assert max(predicted["flash"].time, predicted["standard"].time) < predicted["memory_efficient"].time
+    small = machine.sram_per_sm // 2 < 8 * 64**2  # M/d²: the larger tiles of a backward pass need more room to pay
+    assert (predicted["flash"].time < predicted["standard"].time) == (direction == "forward" or not small)
     assert predicted["standard"].bound == "bandwidth"
     if "float32" in machine.peak:  # the dtype that all else is of
         assert predict(machine, "flash", N=64, d=16) == predict(machine, "flash", N=64, d=16, dtype="float32")

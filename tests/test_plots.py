@@ -131,9 +131,10 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     assert [x for x, _ in points] == [16, 24, 32, 48, 64, 96, 128, 192]
     assert set(points) <= set(curve)
     (said,) = (text for text in legend_texts(blocks) if "⌈M/4d⌉ = 200" in text)
-    peaks = [flashsim.count(name, N=LENGTH, d=D, M=51_200, direction=way).sram.peak for name, way in PASSES]
+    how: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "sizing": "paper"}
+    peaks = [flashsim.count(name, **how, direction=way).sram.peak for name, way in PASSES]
     assert "needs {:.0%} and {:.0%} of M".format(*(peak / 51_200 for peak in peaks)) in said
-    assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", N=LENGTH, d=D, M=51_200).accesses)]
+    assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", **how).accesses)]
     assert set(xy(blocks, "paper")) <= set(curve)
     for which in ("", "backward "):  # a diamond's edge says of which pass it is
         assert line(blocks, f"{which}paper").get_markeredgecolor() == line(blocks, f"{which}theory").get_color()
@@ -337,7 +338,7 @@ def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:
     length, d = data["N"], data["d"]
     floors = {"forward": 3 * length * d + 2 * length, "backward": 7 * length * d}
     for direction, numbers in data["directions"].items():
-        flash = flashsim.count("flash", N=length, d=d, M=data["M"], direction=direction).hbm.accesses
+        flash = flashsim.count("flash", N=length, d=d, M=data["M"], direction=direction, sizing="paper").hbm.accesses
         assert (numbers["floor"], numbers["flash"]) == (floors[direction], flash)
         total = data["T_r"] * data["T_c"]
         for point in (*numbers["random"], *numbers["patterns"].values()):
@@ -455,7 +456,7 @@ def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> No
     for ax, peak in zip(panels, peaks.values(), strict=True):
         assert f"needs {peak / 600:.0%} of M" in ax.get_xlabel()
     ways = ("forward",) if name == "l2" else ("forward", "backward")
-    needs = [flashsim.count("flash", N=96, d=8, M=600, direction=way).sram.peak for way in ways]
+    needs = [flashsim.count("flash", N=96, d=8, M=600, direction=way, sizing="paper").sram.peak for way in ways]
     assert max(peaks.values()) == max(needs)
 
 
@@ -477,7 +478,7 @@ def bar_titles(ax: Axes) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tallies() -> dict[str, flashsim.Run | flashsim.Tally]:
-    return {name: flashsim.count(name, N=N, d=D, M=51_200, dtype="float16") for name in ("standard", "flash_basic")}
+    return {name: flashsim.count(name, N=N, d=D, M=51_200, dtype="float16", sizing="paper") for name in ("standard", "flash_basic")}
 
 
 def test_run_draws_every_read_and_write(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:

@@ -49,7 +49,7 @@ def test_single_rows_hug_the_diagonal() -> None:
 @pytest.mark.parametrize(("M", "d"), [(25_600, 64), (1000, 64), (4096, 16), (1280, 128), (64, 1)])
 def test_line_2_fills_m(M: int, d: int) -> None:
     """Blocks of its own size fit M, rounded up to a multiple of 4d, and of one more neither side does."""
-    tally = count(N=4096, d=d, M=M, enforce=False)
+    tally = count(N=4096, d=d, M=M, sizing="paper")
     room, B_r, B_c = 4 * d * -(-M // (4 * d)), tally.blocks.B_r, tally.blocks.B_c
     assert tally.sram.peak <= room
     for blocks in ((B_r + 1, 1), (1, B_c + 1)):

@@ -61,14 +61,14 @@ def test_a_run_by_hand() -> None:
 
 @given(M=st.integers(1, 10**9), d=st.integers(1, 500), d_v=st.integers(1, 500))
 def test_line_2_is_the_largest_square_that_fits(M: int, d: int, d_v: int) -> None:
-    rows = flashsim.count("small_cache", N=10**6, d=d, d_v=d_v, M=M).blocks
+    rows = flashsim.count("small_cache", N=10**6, d=d, d_v=d_v, M=M, sizing="paper").blocks
     b = rows.B_r
     assert rows.B_r == rows.B_c == min(small_cache.rows(M, d, d_v), 10**6)
     assert b * b + 4 * b <= M or b == 1
     assert (b + 1) ** 2 + 4 * (b + 1) > M
-    tally = flashsim.count("small_cache", N=2 * b, d=d, d_v=d_v, M=M)
+    tally = flashsim.count("small_cache", N=2 * b, d=d, d_v=d_v, M=M, sizing="paper")
     assert tally.sram.peak == b * b + 4 * b
-    assert tally.blocks == flashsim.count("small_cache", N=2 * b, d=d, d_v=d_v, M=max(M, 5), sizing="fit").blocks
+    assert tally.blocks == flashsim.count("small_cache", N=2 * b, d=d, d_v=d_v, M=max(M, 5)).blocks
 
 
 def test_it_runs_with_less_room_than_one_row_takes() -> None:
@@ -76,11 +76,11 @@ def test_it_runs_with_less_room_than_one_row_takes() -> None:
     Q, K, V = (np.random.default_rng(0).normal(size=(9, d)) for _ in range(3))
     for M in (5, 12, 40, d - 1):
         with pytest.raises(ValueError, match="the paper takes M ≥ d"):
-            flashsim.forward("flash", Q, K, V, M=M)
-        run = flashsim.forward("small_cache", Q, K, V, M=M, sizing="fit")
+            flashsim.forward("flash", Q, K, V, M=M, sizing="paper")
+        run = flashsim.forward("small_cache", Q, K, V, M=M)
         assert run.sram.enforced
         assert run.sram.peak <= M
-        assert run.blocks == flashsim.forward("small_cache", Q, K, V, M=M).blocks
+        assert run.blocks == flashsim.forward("small_cache", Q, K, V, M=M, sizing="paper").blocks
         assert of_bound(run.O, attention(Q, K, V), error_bound(Q, K, V, **rounding("small_cache", run.blocks))) <= 1
     with pytest.raises(ValueError, match="at least M = 5"):
         flashsim.forward("small_cache", Q, K, V, M=4, sizing="fit")
@@ -196,6 +196,6 @@ def test_the_claim_fails_for_other_algorithms(name: str, monkeypatch: pytest.Mon
 
 def test_blocks_too_large_by_one_are_caught() -> None:
     rows = mutated(small_cache.rows, ("isqrt(M + 4) - 2", "isqrt(M + 4) - 1"))
-    tally = flashsim.count(replace(FORWARD["small_cache"], rows=rows), N=100, d=50, M=200)
+    tally = flashsim.count(replace(FORWARD["small_cache"], rows=rows), N=100, d=50, M=200, sizing="paper")
     assert tally.sram.peak > 200
-    assert tally.blocks != theory.exact("small_cache", N=100, d=50, M=200).blocks
+    assert tally.blocks != theory.exact("small_cache", N=100, d=50, M=200, sizing="paper").blocks

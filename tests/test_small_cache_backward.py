@@ -36,7 +36,7 @@ def test_line_2_is_the_largest_square_that_fits() -> None:
 
 def test_below_d_squared_it_moves_least_and_grows_as_saha_and_ye_s_bound() -> None:
     def accesses(name: str, M: int) -> int:
-        return flashsim.count(name, N=1024, d=64, M=M, direction="backward").hbm.accesses
+        return flashsim.count(name, N=1024, d=64, M=M, direction="backward", sizing="paper").hbm.accesses
 
     assert [accesses("small_cache", M) for M in (256, 512, 1024)] == [60_042_240, 45_059_072, 33_035_264]
     for M in (256, 512):
