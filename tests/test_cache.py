@@ -52,7 +52,7 @@ def trace_of(name: str, direction: str = "forward", *, line: int, N: int = 24, d
     Q, K, V = inputs(N, N, d)
     watched = [recorder] if direction == "forward" else []
     of = name if direction == "forward" else BACKWARD[name].forward_pass
-    run = flashsim.forward(of, Q, K, V, M=M, observers=watched)
+    run = flashsim.forward(of, Q, K, V, M=M, sizing="paper", observers=watched)
     if direction == "backward":
         flashsim.backward(name, run, np.ones_like(run.O), observers=[recorder])
     return recorder.trace
@@ -97,7 +97,7 @@ def arguments(case: str, N_q: int, N_k: int) -> dict[str, Any]:
 
 def run_both_ways(name: str, observer: L2, asked: dict[str, Any], shape: tuple[int, int, int, int], M: int) -> list[Any]:
     Q, K, V = inputs(*shape)
-    runs: list[Any] = [flashsim.forward(name, Q, K, V, M=M, observers=[observer], **asked)]
+    runs: list[Any] = [flashsim.forward(name, Q, K, V, M=M, sizing="paper", observers=[observer], **asked)]
     if name in BACKWARD:
         dO = np.random.default_rng(2).normal(size=runs[0].O.shape)
         runs.append(flashsim.backward(name, runs[0], dO, observers=[observer]))

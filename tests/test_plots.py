@@ -263,7 +263,7 @@ def test_theorems_draw_the_counts_within_their_band_with_their_slopes(direction:
             for value, accesses in xy(ax, name):
                 at: dict[str, Any] = {**fixed, variable: int(value)}
                 assert at["d"] <= at["M"] <= at["N"] * at["d"]
-                assert accesses == theory.exact(name, **at, direction=direction).accesses
+                assert accesses == theory.exact(name, **at, direction=direction, sizing="paper").accesses
                 if name == own:
                     low, high = sorted({float(y) for x, y in band if x == value})
                     assert low <= accesses <= high
@@ -826,11 +826,11 @@ def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_pa
         case "blocks":
             assert xy(axes[0], own)[-1] == (16, counted(N=16, d=4, M=10**6, blocks=(4, 16)))
         case "arrays":
-            moved = counted(N=N, d=D, sizing="fit")
+            moved = counted(N=N, d=D)
             assert f"{own}: {moved:,}" in [text.get_text() for text in axes[0].texts]
             assert own not in data["directions"]["backward"]
         case "theorem2":
-            assert xy(axes[0], own)[0] == (1024, counted(N=1024, d=64))
+            assert xy(axes[0], own)[0] == (1024, counted(N=1024, d=64, sizing="paper"))
             assert round(data["panels"]["M"]["fits"][own]["slope"]) == -1
 
 

@@ -85,15 +85,31 @@ def test_a_backward_pass_follows_its_forward_pass() -> None:
 
 def test_a_pass_that_keeps_its_blocks_says_which_fit_both() -> None:
     """Algorithm 5's backward pass has the forward pass's blocks, on which its mask is, and needs more room."""
-    X = np.ones((64, 8), np.float32)
-    run = flashsim.forward("block_sparse", X, X, X, M=600)
+    X, rows = np.ones((64, 8), np.float32), {"block_mask": flashsim.patterns.butterfly}
+    run = flashsim.forward("block_sparse", X, X, X, M=600, **rows)
     with pytest.raises(flashsim.SramOverflow) as caught:
         flashsim.backward("block_sparse", run, X)
     (note,) = caught.value.__notes__
     fitting = flashsim.count("block_sparse", run.problem, direction="backward").blocks
     assert f"blocks=({fitting.B_r}, {fitting.B_c})" in note
-    both = flashsim.forward("block_sparse", X, X, X, M=600, blocks=(fitting.B_r, fitting.B_c))
+    both = flashsim.forward("block_sparse", X, X, X, M=600, blocks=(fitting.B_r, fitting.B_c), **rows)
     assert not flashsim.backward("block_sparse", both, X).sram.over
+    with pytest.raises(ValueError, match="keeps the forward pass's blocks"):
+        flashsim.backward("block_sparse", run, X, sizing="fit")
+
+
+@pytest.mark.parametrize("block_mask", [None, "live"])
+def test_a_pass_without_a_mask_of_tiles_takes_blocks_of_its_own(block_mask: str | None) -> None:
+    X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+    run, dense = (
+        flashsim.forward(name, X, X, X, M=600, causal=True, **how)
+        for name, how in (("block_sparse", {"block_mask": block_mask}), ("flash", {}))
+    )
+    found, want = flashsim.backward("block_sparse", run, X), flashsim.backward("flash", dense, X)
+    assert found.blocks == want.blocks != run.blocks
+    assert found.blocks == flashsim.count("block_sparse", run.problem, direction="backward", block_mask=block_mask).blocks
+    assert np.array_equal(found.dQ, want.dQ)
+    assert not found.sram.over
 
 
 # ------------------------------------------------------------------------------- the closed form's peak, and trials'

@@ -94,7 +94,7 @@ def backward(
     name     of its backward pass (`flashsim.algorithms.BACKWARD`): the forward pass's own, or another's that belongs to it,
              as "q_outer_two_pass" does to "q_outer"; or an `Algorithm`
     dO       of O's shape, layout and dtype
-    M, sizing, blocks, enforce  by default the forward pass's. "block_sparse" keeps its blocks, on which its mask is
+    M, sizing, blocks, enforce  by default the forward pass's. "block_sparse" with a mask of tiles keeps the blocks themselves
 
     Query heads that share a KV head are scheduled as in the forward pass, and dK, dV are sums over them. "grouped" has those
     sums on chip. "separate" has each query head write its own, "dK_parts" and "dV_parts", in the inputs' dtype; then a pass

@@ -148,7 +148,7 @@ def backward_plan(
         check_backward_range(given, O, gradient, problem.scale, problem.dropout_p, stored)
     chosen = sizing is not None or blocks is not None
     policy = check_sizing(("fit" if sizing is None else sizing) if chosen else before.sizing, blocks, enforce)
-    if "block_mask" in algorithm.parts:
+    if _keeps_blocks(algorithm, before):
         if chosen:
             why = "keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
             raise ValueError(f"{algorithm.name!r} {why}")
@@ -166,9 +166,15 @@ def backward_plan(
     return plan
 
 
+def _keeps_blocks(algorithm: Algorithm, before: Plan) -> bool:
+    """Say whether a backward pass has the forward pass's blocks: a mask of tiles is on them. "live" and None are of any."""
+    of_tiles = before.options.get("block_mask")
+    return "block_mask" in algorithm.parts and not (of_tiles is None or isinstance(of_tiles, str))
+
+
 def note_blocks_of_both(plan: Plan, launched: Launched, error: SramOverflow) -> None:
     """Note which blocks fit both passes, where a backward pass does not fit M as it keeps its forward pass's blocks."""
-    if "block_mask" not in plan.algorithm.parts:
+    if not _keeps_blocks(plan.algorithm, plan):
         return
     try:
         fitting = plan_of(plan.algorithm, plan.problem, plan.options, Fit(), plan.mask, launched).blocks
