@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import flashsim
 from flashsim import theory
 from flashsim.cli import main
 from flashsim.learn import playground
@@ -106,6 +107,50 @@ def test_sliders_and_numbers_redraw_at_once(page: Any) -> None:
     page.evaluate("location.hash = '#algorithm=flash&N=1000000000000000&d=8&M=1000000000000001'")
     page.wait_for_timeout(50)
     assert page.evaluate("['N_q', 'M'].map((name) => String(playground.sizes[name]))") == [str(10**15), "3"]
+
+
+def test_it_begins_with_blocks_that_fit_and_keeps_to_them(page: Any) -> None:
+    """Until blocks are given, they are `forward`'s: whatever size changes, and for each algorithm."""
+    page.evaluate("location.hash = '#algorithm=flash&N=300&d=8&M=900'")
+    page.wait_for_timeout(50)
+    for name, N, M in (("flash", 300, 900), ("flash", 300, 500), ("flash", 77, 500), ("q_outer", 77, 500)):
+        page.select_option("#algorithm", str(page.evaluate(f"FORMS.findIndex((form) => form.name === {name!r})")))
+        for size, value in (("N_q", N), ("N_k", N), ("M", M)):
+            page.fill(f"input[type=number][aria-label^='{size},']", str(value))
+        exact = theory.exact(name, N=N, d=8, M=M)
+        assert f"tiles of {exact.blocks.B_r} × {exact.blocks.B_c}" in page.inner_text("#tiles")
+        sums = page.locator("#accesses tbody tr").all_inner_texts()[-1].split("\t")[1:3]
+        assert [int(each.replace(",", "")) for each in sums] == [exact.reads, exact.writes]
+
+
+def test_it_refuses_what_a_run_refuses(page: Any) -> None:
+    """Blocks that are given and do not fit have no accesses to show; line 1's, asked for by name, say what they are over M."""
+    sizes: dict[str, Any] = {"N": 300, "d": 8, "M": 200}
+    page.evaluate("location.hash = '#algorithm=flash&N=300&d=8&M=200&B_r=8&B_c=40'")
+    page.wait_for_timeout(50)
+    with pytest.raises(flashsim.SramOverflow):
+        flashsim.count("flash", **sizes, blocks=(8, 40))
+    over = theory.exact("flash", **sizes, blocks=(8, 40)).sram.over
+    said = f"A run refuses these blocks: they need {over} elements more than M = 200."
+    assert page.locator("#accesses tbody tr").all_inner_texts() == [said]
+    assert page.inner_text("#versus") == ""
+    assert page.evaluate("find('#sum').textContent").startswith("no run; ")
+    page.wait_for_timeout(350)
+    assert page.inner_text("#said").startswith("no run; ")
+    page.click("#paper")
+    paper = theory.exact("flash", **sizes, sizing="paper")
+    assert paper.sram.over
+    assert f"{paper.sram.over} over M, as line 1 is printed" in page.inner_text("#peak")
+    assert page.locator("#accesses tbody tr").all_inner_texts()[-1].split("\t")[1] == f"{paper.reads:,}"
+    page.wait_for_timeout(350)
+    assert "sizing=paper" in page.evaluate("location.hash")
+    page.fill("input[type=number][aria-label^='B_c,']", str(paper.blocks.B_c))  # now they are given
+    page.fill("input[type=number][aria-label^='B_r,']", str(paper.blocks.B_r - 1))
+    page.fill("input[type=number][aria-label^='B_r,']", str(paper.blocks.B_r))
+    assert "a run refuses these blocks" in page.inner_text("#peak")
+    page.click("#fit")
+    assert "%" in page.inner_text("#peak")
+    assert "too many" not in page.inner_text("#peak")
 
 
 def test_every_step_of_a_slider_is_another_size(page: Any) -> None:

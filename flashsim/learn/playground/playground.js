@@ -279,7 +279,8 @@ class Playground {
     const most = largest(peak, M);
     const over = peak > M;
     const excess = say(peak - M);
-    const many = refused ? `: ${excess} too many, a run refuses these blocks` : `: ${excess} over M, as line 1 is printed`;
+    const said = refused ? "too many, a run refuses these blocks" : "over M, as line 1 is printed";
+    const many = `: ${excess} ${said}`;
     const used = over ? make("span", { class: "bad" }, many) : `, ${Number((1000n * peak) / M) / 10}%`;
     find("#used").style.width = percent(peak, most);
     find("#used").classList.toggle("over", over);
