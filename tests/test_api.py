@@ -285,7 +285,8 @@ def test_counts_that_differ_by_dtype_alone_say_so() -> None:
 
 @pytest.mark.parametrize(
     ("how", "who"),
-    [({}, "fit"), ({"sizing": "paper"}, "paper"), ({"sizing": "fit"}, "fit"), ({"blocks": (4, 4)}, "given"), ({"sizing": "fit", "enforce": False}, "fit"),
+    [({}, "fit"), ({"sizing": "paper"}, "paper"), ({"sizing": "fit"}, "fit"), ({"blocks": (4, 4)}, "given"),
+     ({"sizing": "fit", "enforce": False}, "fit"),
      ({"sizing": lambda problem: problem.blocks(3)}, "<lambda>")],
 )  # fmt: skip
 def test_results_say_who_chose_their_blocks(how: dict[str, Any], who: str) -> None:

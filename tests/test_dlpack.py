@@ -136,8 +136,8 @@ def test_lists_have_the_type_of_the_arrays_beside_them() -> None:
 )  # fmt: skip
 def test_m_is_taken_as_people_write_it(M: Any, elements: int) -> None:
     assert check_M(M, 4) == elements
-    assert flashsim.count("flash", N=64, d=16, M=M).sram.capacity == elements
-    assert exact("flash", N=64, d=16, M=M).sram.capacity == elements
+    assert flashsim.count("flash", N=64, d=8, M=M).sram.capacity == elements
+    assert exact("flash", N=64, d=8, M=M).sram.capacity == elements
 
 
 @pytest.mark.parametrize(

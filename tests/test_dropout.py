@@ -133,7 +133,13 @@ def test_each_weight_is_dropped_or_divided_by_1_minus_p_whatever_the_tiles(name:
     p, seed = 0.4, 9
     want = keep_mask(seed, p, 7, 11) / (1 - p)
     assert 0 < np.count_nonzero(want) < want.size
-    for options in ({"M": 10**4}, {"M": 60}, {"M": 14, "sizing": "paper"}, {"M": 10**4, "blocks": (2, 3)}, {"M": 10**4, "blocks": (5, 1)}):
+    for options in (
+        {"M": 10**4},
+        {"M": 60},
+        {"M": 14, "sizing": "paper"},
+        {"M": 10**4, "blocks": (2, 3)},
+        {"M": 10**4, "blocks": (5, 1)},
+    ):
         got = weights(name, p, seed, **options)
         assert np.array_equal(got == 0, want == 0)
         assert np.abs(got - want).max() <= 40 * 2**-53 * want.max()  # N_k + a few roundings of each

@@ -429,7 +429,16 @@ def test_live_tiles_of_groups_by_hand() -> None:
 
 def test_summing_over_groups_by_hand() -> None:
     """Algorithm 4, N = 8, d = 2, d_v = 3, six heads on two: parts of 16 and 24, written as zeros and once more, and read."""
-    asked: dict[str, Any] = {"N": 8, "d": 2, "d_v": 3, "M": 20, "heads": 6, "kv_heads": 2, "direction": "backward", "sizing": "paper"}
+    asked: dict[str, Any] = {
+        "N": 8,
+        "d": 2,
+        "d_v": 3,
+        "M": 20,
+        "heads": 6,
+        "kv_heads": 2,
+        "direction": "backward",
+        "sizing": "paper",
+    }
     separate, grouped = both("flash", **asked)
     for X, elements in (("dK", 16), ("dV", 24)):
         parts, total = separate[f"{X}_parts"], separate[X]

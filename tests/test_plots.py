@@ -478,7 +478,9 @@ def bar_titles(ax: Axes) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tallies() -> dict[str, flashsim.Run | flashsim.Tally]:
-    return {name: flashsim.count(name, N=N, d=D, M=51_200, dtype="float16", sizing="paper") for name in ("standard", "flash_basic")}
+    return {
+        name: flashsim.count(name, N=N, d=D, M=51_200, dtype="float16", sizing="paper") for name in ("standard", "flash_basic")
+    }
 
 
 def test_run_draws_every_read_and_write(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:

@@ -2,12 +2,13 @@
 
 import csv
 import io
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ from flashsim.run import programs
 from flashsim.run.launch import launch
 from flashsim.sweeping.rows import DEFAULTS
 from flashsim.theory import form as forms
+
+DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 
 # ------------------------------------------------------------------------------------------------------- one default
 
@@ -68,7 +71,7 @@ def test_the_command_line_has_python_s_default(capsys: pytest.CaptureFixture[str
 
 
 def test_the_paper_s_blocks_are_asked_for_by_name() -> None:
-    paper, fit = (flashsim.count("flash", N=1024, d=64, **how) for how in ({"sizing": "paper"}, {}))
+    paper, fit = (flashsim.count("flash", N=1024, d=64, sizing=sizing) for sizing in ("paper", "fit"))
     assert (paper.hbm.accesses, paper.sram.over) == (2_406_400, 2_176)
     assert (fit.hbm.accesses, fit.sram.over) == (2_607_104, 0)
     assert flashsim.count("q_outer", N=1024, d=64).hbm.accesses == 1_704_960
@@ -76,7 +79,8 @@ def test_the_paper_s_blocks_are_asked_for_by_name() -> None:
 
 def test_a_backward_pass_follows_its_forward_pass() -> None:
     X = np.ones((64, 8), np.float32)
-    for how in ({}, {"sizing": "paper"}, {"blocks": (4, 4)}):
+    ways: list[dict[str, Any]] = [{}, {"sizing": "paper"}, {"blocks": (4, 4)}]
+    for how in ways:
         run = flashsim.forward("flash", X, X, X, M=600, **how)
         assert flashsim.backward("flash", run, X).sizing == run.sizing
     with pytest.raises(ValueError, match=r"it needs at least M = [0-9]+"):
@@ -85,7 +89,8 @@ def test_a_backward_pass_follows_its_forward_pass() -> None:
 
 def test_a_pass_that_keeps_its_blocks_says_which_fit_both() -> None:
     """Algorithm 5's backward pass has the forward pass's blocks, on which its mask is, and needs more room."""
-    X, rows = np.ones((64, 8), np.float32), {"block_mask": flashsim.patterns.butterfly}
+    X = np.ones((64, 8), np.float32)
+    rows: dict[str, Any] = {"block_mask": flashsim.patterns.butterfly}
     run = flashsim.forward("block_sparse", X, X, X, M=600, **rows)
     with pytest.raises(flashsim.SramOverflow) as caught:
         flashsim.backward("block_sparse", run, X)
@@ -101,10 +106,8 @@ def test_a_pass_that_keeps_its_blocks_says_which_fit_both() -> None:
 @pytest.mark.parametrize("block_mask", [None, "live"])
 def test_a_pass_without_a_mask_of_tiles_takes_blocks_of_its_own(block_mask: str | None) -> None:
     X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
-    run, dense = (
-        flashsim.forward(name, X, X, X, M=600, causal=True, **how)
-        for name, how in (("block_sparse", {"block_mask": block_mask}), ("flash", {}))
-    )
+    run = flashsim.forward("block_sparse", X, X, X, M=600, causal=True, block_mask=block_mask)
+    dense = flashsim.forward("flash", X, X, X, M=600, causal=True)
     found, want = flashsim.backward("block_sparse", run, X), flashsim.backward("flash", dense, X)
     assert found.blocks == want.blocks != run.blocks
     assert found.blocks == flashsim.count("block_sparse", run.problem, direction="backward", block_mask=block_mask).blocks
@@ -127,8 +130,12 @@ def masks(rng: random.Random, N_q: int, N_k: int) -> list[Any]:
 
 
 def options_of(rng: random.Random, algorithm: Algorithm) -> dict[str, Any]:
-    drawn = {"window": lambda: rng.randint(1, 5), "splits": lambda: rng.randint(1, 5),
-             "merge": lambda: rng.choice(["sequence", "tree"]), "block_mask": lambda: rng.choice([None, "live"])}  # fmt: skip
+    drawn: dict[str, Callable[[], Any]] = {
+        "window": lambda: rng.randint(1, 5),
+        "splits": lambda: rng.randint(1, 5),
+        "merge": lambda: rng.choice(["sequence", "tree"]),
+        "block_mask": lambda: rng.choice([None, "live"]),
+    }
     return {option.name: drawn[option.name]() for option in forward_of(algorithm).options if option.name in drawn}
 
 
@@ -155,15 +162,15 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, str]]:
 def search(seed: int, cases: int) -> None:
     rng = random.Random(seed)
     for number in range(cases):
-        direction = rng.choice(["forward", "backward"])
-        algorithm = PASSES[direction][sorted(PASSES[direction])[number % len(PASSES[direction])]]  # type: ignore[literal-required]
+        passes = PASSES[rng.choice(DIRECTIONS)]
+        algorithm = passes[sorted(passes)[number % len(passes)]]
         N_q, N_k, d, d_v = (rng.randint(1, most) for most in (40, 40, 9, 9))
         heads, kv_heads, gqa = rng.choice([(1, None, "separate"), (4, 2, "grouped"), (4, 2, "separate")])
         try:
             flashsim.count(
                 algorithm, N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=rng.choice([16, 30, 50, 80, 150, 300, 1000]), heads=heads,
                 kv_heads=kv_heads, gqa=gqa, mask=rng.choice(masks(rng, N_q, N_k)), dropout_p=rng.choice([0.0, 0.3]),
-                dtype=rng.choice(["float32", "float16"]), direction=direction, **options_of(rng, algorithm),
+                dtype=rng.choice(["float32", "float16"]), direction=algorithm.direction, **options_of(rng, algorithm),
             )  # fmt: skip
         except ValueError:  # no mask, no dropout, or not even one row fits, as the trials say, too
             continue
@@ -181,7 +188,8 @@ def test_the_closed_form_says_of_each_blocks_what_a_trial_says(seed: int, monkey
 
 PER_HEAD: list[Callable[[Any], Mask | Any]] = [
     lambda rng: rng.random((2, 4, 12, 9)) < 0.9, lambda rng: rng.random((4, 1, 9)) < 0.9,
-    lambda rng: flashsim.KeyPadding(np.array([[3], [9]])), lambda rng: flashsim.Bias(rng.normal(size=(4, 12, 9)).astype("float32")),
+    lambda rng: flashsim.KeyPadding(np.array([[3], [9]])),
+    lambda rng: flashsim.Bias(rng.normal(size=(4, 12, 9)).astype("float32")),
     lambda rng: flashsim.Bias(rng.normal(size=(4, 1, 9)).astype("float32")),
     lambda rng: flashsim.ALiBi(np.array([0.1, 0.2, 0.3, 0.4])), lambda rng: flashsim.Sink(np.arange(4.0)),
 ]  # fmt: skip
@@ -189,9 +197,7 @@ PER_HEAD: list[Callable[[Any], Mask | Any]] = [
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 @pytest.mark.parametrize("made", PER_HEAD, ids=range(len(PER_HEAD)))
-def test_it_does_for_masks_of_each_head_s_own(
-    made: Callable[[Any], Any], gqa: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_does_for_masks_of_each_head_s_own(made: Callable[[Any], Any], gqa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = compared(monkeypatch)
     rng = np.random.default_rng(0)
     Q, K = rng.normal(size=(2, 4, 12, 4)).astype("float32"), rng.normal(size=(2, 2, 9, 4)).astype("float32")
@@ -217,20 +223,24 @@ def test_a_form_with_a_wrong_peak_is_noticed(off: int, monkeypatch: pytest.Monke
     assert [what for said, tried, what in found if said is not tried]
 
 
+COUNTED: list[Callable[[int], Any]] = [
+    lambda M: kernels.count(N=30, n=20, d=3, e=2, M=M),
+    lambda M: kernels.count(N=30, d=3, M=M, order="z_outer"),
+    lambda M: cross_entropy.count(N=9, d=4, v=30, M=M),
+    lambda M: approximate.count("linformer", N=40, d=4, k=3, M=M),
+]
+
+
 def test_programs_blocks_are_those_of_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_form, found = programs._peak_of, []
-    for M in (60, 100, 333, 1000):
-        for asked in (
-            lambda M: kernels.count(N=30, n=20, d=3, e=2, M=M), lambda M: kernels.count(N=30, d=3, M=M, order="z_outer"),
-            lambda M: cross_entropy.count(N=9, d=4, v=30, M=M), lambda M: approximate.count("linformer", N=40, d=4, k=3, M=M),
-        ):  # fmt: skip
-            blocks = []
-            for peak_of in (by_form, lambda program: None):
-                monkeypatch.setattr(programs, "_peak_of", peak_of)
-                blocks.append(asked(M).blocks)
-            assert blocks[0] == blocks[1]
-            found.append(blocks)
-    assert len({str(blocks) for blocks in found}) > 8
+    by_form = programs._peak_of
+    found = set()
+    for M, count in itertools.product((60, 100, 333, 1000), COUNTED):
+        blocks = count(M).blocks
+        monkeypatch.setattr(programs, "_peak_of", lambda program: None)
+        assert count(M).blocks == blocks
+        monkeypatch.setattr(programs, "_peak_of", by_form)
+        found.add(str(blocks))
+    assert len(found) > 8
 
 
 # -------------------------------------------------------------------------------------------- it fits, or it is said
@@ -293,5 +303,5 @@ def test_a_peak_over_m_is_said_by_commands(capsys: pytest.CaptureFixture[str]) -
 
 def test_every_algorithm_has_a_form() -> None:
     for direction, passes in PASSES.items():
-        assert set(passes) <= set(forms.forms()[direction])  # type: ignore[arg-type]
+        assert set(passes) <= set(forms.forms()[direction])
     assert "flash" in FORWARD

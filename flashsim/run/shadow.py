@@ -155,7 +155,7 @@ class _Shadows:
     def _code(self, code: CodeType) -> CodeType:
         constants = tuple(self._code(each) if isinstance(each, CodeType) else each for each in code.co_consts)
         name = name_of_trial(code.co_filename)
-        # codes are equal whatever their files: without a constant more, debuggers that remember codes would take one for the other
+        # codes are equal whatever their files: without a constant more, a debugger that remembers codes takes one for the other
         return code.replace(co_filename=name, co_consts=(*constants, name))
 
     def _globals_of(self, given: dict[str, Any]) -> dict[str, Any]:

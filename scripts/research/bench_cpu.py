@@ -107,7 +107,7 @@ def inputs(N: int, d: int) -> tuple[Array, Array, Array]:
 
 def simulate(Q: Array, K: Array, V: Array, M: int | None) -> Array:
     """Run the simulator, counting; return O."""
-    return flashsim.forward("flash_basic", Q, K, V, M=M).O
+    return flashsim.forward("flash_basic", Q, K, V, M=M, sizing="paper").O
 
 
 def pallas_lowered(Q: Array, K: Array, V: Array) -> Call:
@@ -223,7 +223,7 @@ def work_backward(sizes: Sizes, _: str) -> Record:
     """Time the simulator's backward pass (Algorithm 4) against the textbook's, each given what its forward pass keeps."""
     Q, K, V = inputs(sizes.backward_N, sizes.d)
     dO = np.random.default_rng(1).standard_normal(V.shape, dtype=np.float32)
-    run = flashsim.forward("flash", Q, K, V, M=sizes.M)
+    run = flashsim.forward("flash", Q, K, V, M=sizes.M, sizing="paper")
     S = Q @ K.T * Q.dtype.type(run.scale)
     P = np.exp(S - S.max(axis=1, keepdims=True))
     P /= P.sum(axis=1, keepdims=True)
@@ -249,7 +249,7 @@ def work_memory(sizes: Sizes, what: str) -> Record:
 
 def work_count(sizes: Sizes, _: str) -> Record:
     """Time counting alone."""
-    return take_turns({"simulator": lambda: flashsim.count("flash_basic", N=2**20, d=128)}, rounds=100)
+    return take_turns({"simulator": lambda: flashsim.count("flash_basic", N=2**20, d=128, sizing="paper")}, rounds=100)
 
 
 def work_peer(sizes: Sizes, name: str) -> Record:
@@ -358,7 +358,7 @@ def measure(sizes: Sizes, quick: bool) -> tuple[list[Row], dict[str, Record]]:
 
 def describe(N: int, d: int, M: int | None) -> str:
     """Return the simulator's problem in words."""
-    tally = flashsim.count("flash_basic", N=N, d=d, M=M)
+    tally = flashsim.count("flash_basic", N=N, d=d, M=M, sizing="paper")
     return f"N={N}, d={d}\nM={tally.sram.capacity}\nB_r={tally.blocks.B_r}, B_c={tally.blocks.B_c}"
 
 

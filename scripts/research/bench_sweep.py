@@ -16,7 +16,7 @@ from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 
 CASES: dict[str, dict[str, Any]] = {
-    "flash": {"algorithms": "flash"},
+    "flash": {"algorithms": "flash", "sizing": "paper"},
     "flash, sizing fit": {"algorithms": "flash", "sizing": "fit"},
     'block_sparse, causal, "live"': {"algorithms": "block_sparse", "causal": True, "block_mask": "live"},
     "standard": {"algorithms": "standard"},
