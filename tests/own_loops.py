@@ -1,5 +1,7 @@
 """Algorithms of one's own whose turns are not alike, or look as if they were not. All but the first few are not attention."""
 
+# mypy: ignore-errors
+
 import itertools
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -171,6 +171,8 @@ class Block(_InHBM):
 
     def __eq__(self, other: object) -> bool:
         self._look()
+        if isinstance(other, Block):
+            other._look()
         return self is other
 
     def __hash__(self) -> int:
@@ -255,9 +257,14 @@ class Matrix(_InHBM):
             )
         if not 0 <= i < down or not 0 <= (j or 0) < across or (j is None and across != 1):
             raise IndexError(f"{self.name}[{index}]: {self.name} has {down} × {across} blocks, counted from 0")
-        block = self._block(i, j)
-        if j is None:
-            self._row_blocks[i] = block
+        top = i * self._rows
+        rows = slice(self._first + top, self._first + min(top + self._rows, self.shape[0]))
+        down_name: int | str = f"{rows.start}:{rows.stop}" if self._window else i
+        left = (j or 0) * self._cols
+        cols = slice(left, min(left + self._cols, self.shape[1]))
+        if j is not None:
+            return Block(self._storage, f"{self._storage.name}[{down_name}, {j}]", (rows, cols))
+        self._row_blocks[i] = block = Block(self._storage, f"{self._storage.name}[{down_name}]", (rows, cols))
         return block
 
     def _of_turn(self, i: Any, j: Any) -> Block:
@@ -267,19 +274,10 @@ class Matrix(_InHBM):
             if type(index) is Turn:
                 turns.append(index)
                 numbers[axis] = block_number(index, self.blocks[axis], self.shape[axis] % size > 0)
-        self[tuple(numbers) if j is not None else numbers[0]]  # for its errors
-        block = self._block(*numbers)
+        first = self[numbers[0]] if j is None else self[numbers[0], numbers[1]]
+        block = Block(first._storage, first._name, first._where)  # another, so that the first stays itself
         block._turns = turns
         return block
-
-    def _block(self, i: int, j: int | None) -> Block:
-        top = i * self._rows
-        rows = slice(self._first + top, self._first + min(top + self._rows, self.shape[0]))
-        down_name: int | str = f"{rows.start}:{rows.stop}" if self._window else i
-        left = (j or 0) * self._cols
-        cols = slice(left, min(left + self._cols, self.shape[1]))
-        across_name = "" if j is None else f", {j}"
-        return Block(self._storage, f"{self._storage.name}[{down_name}{across_name}]", (rows, cols))
 
     def _turn_state(self) -> tuple[Any, ...]:
         """Return what decides what can be done with it (`flashsim.machine.state`)."""
@@ -684,10 +682,11 @@ class SRAM:
             raise ValueError(f"sram.loop({turns}, …) has a where or an alike as well; expected them with a number of turns")
         return Turns(self, sys._getframe(1), turns, where, alike)
 
-    def _run_turns(self, site: Site, turns: int, schedule: Iterable[tuple[Any, int | Fraction]]) -> Iterator[int]:
+    def _run_turns(self, site: Site, turns: int | range, schedule: Iterable[tuple[Any, int | Fraction]]) -> Iterator[int]:
         """Yield the turns of a loop, each as often as the schedule says, and evict what each brought on chip."""
         if self._observers:
-            self._tell("enter", target_at(site, "loop"), turns, None, site)
+            number = len(turns) if isinstance(turns, range) else turns
+            self._tell("enter", target_at(site, "loop"), number, None, site)
         around, depth, outside = self._scope, len(self._loops), self._weight
         for index, times in schedule:
             scope: list[int] = []
@@ -695,7 +694,7 @@ class SRAM:
             try:
                 self._scope = scope
                 self._weight = outside * times if type(times) is int else _whole(outside * times)
-                self._loops.append((site, index_of(index)))
+                self._loops.append((site, index))
                 if self._observers:
                     self._tell("turn", target_at(site, "loop"), 0, None, site)
                 yield index
@@ -711,24 +710,22 @@ class SRAM:
                 self._scope, self._weight = around, outside
                 del self._loops[depth:]
         if self._observers:
-            self._tell("leave", target_at(site, "loop"), turns, None, site)
+            self._tell("leave", target_at(site, "loop"), number, None, site)
 
     # ---------------------------------------------------------------------------------------------------- what it knows
 
     @property
     def peak(self) -> int:
         """The most elements that were on chip at once so far."""
-        self._look("sram.peak")
-        return self._peak
-
-    def _look(self, what: str) -> None:
         if self._watch is not None:
-            self._watch.mark_all(what)
+            self._watch.mark_all("sram.peak")
+        return self._peak
 
     @property
     def resident(self) -> dict[str, int]:
         """What is on chip now: name -> elements, in order of arrival."""
-        self._look("sram.resident")
+        if self._watch is not None:
+            self._watch.mark_all("sram.resident")
         return self._held()
 
     def _held(self) -> dict[str, int]:
@@ -750,7 +747,8 @@ class SRAM:
     @property
     def flops(self) -> Flops:
         """Operations so far. Counted in counting-only mode, where operands report what is done to them."""
-        self._look("sram.flops")
+        if self._watch is not None:
+            self._watch.mark_all("sram.flops")
         return Flops(self._flops_matmul, self._flops_other)
 
     def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
@@ -812,7 +810,7 @@ class SRAM:
         self.occupancy = sum(size for _, size, _, _ in self._resident.values())
 
     def _tell(self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site, block: Block | None = None) -> None:
-        loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
+        loops = tuple((target_at(s, "loop"), index_of(index)) for s, index in self._loops)
         place = (None, None) if block is None else (block._where, block._rows)
         event = Event(kind, name, elements, tile, self._weight, loops, site, self, *place)
         for observer in self._observers:
@@ -822,51 +820,48 @@ class SRAM:
 class Turns(Iterator[int]):
     """What `sram.loop` returns, to be looped over once: the turns of a loop, or, reversed, from the last to the first."""
 
+    __slots__ = ("_alike", "_site", "_sram", "_started", "_turns", "_unseen", "_where")
+
     def __init__(
         self, sram: SRAM, caller: FrameType, turns: int | range, where: NDArray[np.bool_] | Kinds | None,
         alike: Sequence[Hashable] | Kinds | None,
     ) -> None:  # fmt: skip
         self._sram, self._turns, self._where, self._alike = sram, turns, where, alike
-        self._site = site_of(caller)
-        self._unseen = "" if sram._watch is None else unseen_by(caller)
+        self._site = caller.f_code.co_filename, caller.f_lineno
         self._started: Iterator[int] | None = None
+        if sram._watch is not None:
+            self._unseen = unseen_by(caller)
 
     def __iter__(self) -> Iterator[int]:
-        self._started = self._started or self._run(backwards=False)
+        if self._started is None:
+            self._started = self._sram._run_turns(self._site, self._turns, self._schedule())
         return self._started
 
     def __next__(self) -> int:
-        return next(self.__iter__())
+        return next(iter(self))
 
     def __reversed__(self) -> Iterator[int]:
-        return self._run(backwards=True)
+        return self._sram._run_turns(self._site, self._turns, self._schedule(backwards=True))
 
-    def _run(self, *, backwards: bool) -> Iterator[int]:
-        turns = len(self._turns) if isinstance(self._turns, range) else int(self._turns)
-        return self._sram._run_turns(self._site, turns, self._schedule(turns, backwards))
-
-    def _schedule(self, turns: int, backwards: bool) -> Iterable[tuple[Any, int | Fraction]]:
+    def _schedule(self, backwards: bool = False) -> Iterable[tuple[Any, int | Fraction]]:
         """Return the turns to be run, each with how many it stands for."""
-        sram, where, alike = self._sram, self._where, self._alike
-        kinds = where if isinstance(where, Kinds) else alike if isinstance(alike, Kinds) else None
-        if kinds is not None:
-            schedule: Sequence[tuple[int, int | Fraction]] = kinds.below(turns)
-        elif sram._fold and not isinstance(self._turns, range) and not (backwards and where is None and alike is None):
-            schedule = _folded(turns, cast(Any, where), cast(Any, alike))
-        else:
-            indices = _indices(self._turns, where)
-            if backwards:
-                indices = indices[::-1]
-            if sram._watch is not None:
-                return sram._watch.turns(self._site, self._unseen, indices, sram)
-            return _of_range(indices, sram._fold)
-        return schedule[::-1] if backwards else schedule
+        sram, turns, where, alike = self._sram, self._turns, self._where, self._alike
+        ordered = isinstance(turns, range) or (backwards and where is None and alike is None)
+        if isinstance(where, Kinds) or isinstance(alike, Kinds) or (sram._fold and not ordered):
+            schedule = _folded(cast(int, turns), where, alike)
+            return schedule[::-1] if backwards else schedule
+        indices = _indices(turns, cast(Any, where))
+        if backwards:
+            indices = indices[::-1]
+        if sram._watch is not None:
+            return sram._watch.turns(self._site, self._unseen, indices, sram)
+        return _of_range(indices, sram._fold)
 
 
-def _indices(turns: int | range, where: NDArray[np.bool_] | Kinds | None) -> Sequence[int]:
+def _indices(turns: int | range, where: NDArray[np.bool_] | None) -> Sequence[int]:
     """Return the indices of all turns of a loop."""
     if where is not None:
-        found: list[int] = np.flatnonzero(cast(NDArray[np.bool_], where)).tolist()
+        found: list[int] = np.flatnonzero(where).tolist()
         return found
     return turns if isinstance(turns, range) else range(turns)
 
@@ -894,8 +889,14 @@ def _whole(times: int | Fraction) -> int:
     return times.numerator
 
 
-def _folded(turns: int, where: NDArray[np.bool_] | None, alike: Sequence[Hashable] | None) -> list[tuple[int, int]]:
+def _folded(
+    turns: int, where: NDArray[np.bool_] | Kinds | None, alike: Sequence[Hashable] | Kinds | None
+) -> Sequence[tuple[int, int | Fraction]]:
     """Return (turn, how many it stands for) for each kind of turn. The last is its own kind, as it may be ragged."""
+    if isinstance(where, Kinds):
+        return where.below(turns)
+    if isinstance(alike, Kinds):
+        return alike.below(turns)
     if turns == 0:
         return []
     last = turns - 1

@@ -7,15 +7,11 @@ looked into, such as an iterator or a random generator, is equal to nothing.
 
 from __future__ import annotations
 
-import ast
-import dis
 import functools
-import inspect
-import linecache
 import os
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
@@ -24,6 +20,7 @@ import numpy as np
 
 from flashsim.machine.shape_only import ShapeOnly
 from flashsim.machine.source import PACKAGE
+from flashsim.machine.user_code import names_in
 
 MOST_OBJECTS = 5_000
 MOST_BYTES = 2**20
@@ -32,13 +29,6 @@ STATELESS = {
     "dataclasses", "abc", "enum", "numbers", "fractions", "contextlib", "copy", "string", "re", "__future__", "statistics",
 }  # fmt: skip
 """Modules that keep nothing from one call to the next that an algorithm could see."""
-TELLING = {
-    "id", "type", "is_", "is_not", "locals", "globals", "vars", "eval", "exec", "compile", "open", "input",
-    "__import__", "random", "getrefcount", "_getframe", "_weight", "_loops", "_scope", "_resident", "_storage", "_flops_matmul", "_flops_other",
-    "_row_blocks", "_turns", "_watch", "_peak", "_values", "_where", "_rows", "_name",
-}  # fmt: skip
-"""Names of what could tell turns apart unseen: identity, the interpreter, the world outside, and what is the memory's own."""
-SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 PLAIN = (type(None), bool, int, str, bytes, type(...), type(NotImplemented), range)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, int, float, complex, str, bytes, bytearray)
 OF_A_CLASS = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__static_attributes__", "_abc_impl"}
@@ -195,7 +185,7 @@ class State:
         if key in self._codes:
             return
         self._codes.add(key)
-        names, telling = _names(code)
+        names, telling = names_in(code)
         if telling:
             raise Unseen(telling)
         for name in names:
@@ -234,11 +224,11 @@ class State:
         return True
 
     def _add_object(self, kind: type, value: Any) -> None:
-        container = next((each for each in CONTAINERS if issubclass(kind, each)), object)
-        if not _is_visible(kind, container):
+        container, members = _layout(kind)
+        if members is None:
             raise Unseen(f"a {kind.__name__} cannot be looked into")
         self.add(kind)
-        if issubclass(container, dict):
+        if container is dict:
             self.tokens.append(len(value))
             for key, each in dict.items(value):
                 self.add(key)
@@ -257,13 +247,11 @@ class State:
             self.add(value.default_factory)
         if kind.__dictoffset__:
             self.add(object.__getattribute__(value, "__dict__"))
-        for each in kind.__mro__:
-            for name, member in vars(each).items():
-                if type(member) is types.MemberDescriptorType and not _is_stateless(each):
-                    self._add_slot(name, member, value)
+        for member in members:
+            self._add_slot(member, value)
 
-    def _add_slot(self, name: str, member: Any, value: Any) -> None:
-        self._name(name)
+    def _add_slot(self, member: Any, value: Any) -> None:
+        self._name(member.__name__)
         try:
             self.add(member.__get__(value))
         except AttributeError:
@@ -300,18 +288,27 @@ def _is_of_numpy(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "numpy" and type(value).__name__ == "_ArrayFunctionDispatcher"
 
 
-def _is_visible(kind: type, container: type) -> bool:
-    """Return whether an object of this class holds nothing but attributes and what is in the container that it is.
+@cache
+def _layout(kind: type) -> tuple[type, tuple[Any, ...] | None]:
+    """Return which container an object of this class is, and its slots; None, if it holds anything besides these.
 
-    An object that C code made has room for more than these.
+    An object that C code made has room for more than what can be seen.
     """
-    members = [member for each in kind.__mro__ for member in vars(each).values() if type(member) is types.MemberDescriptorType]
-    own = [member for member in members if not issubclass(container, member.__objclass__)]
+    container = next((each for each in CONTAINERS if issubclass(kind, each)), object)
+    if kind is container:
+        return container, ()
+    members = [
+        member
+        for each in kind.__mro__
+        for member in vars(each).values()
+        if type(member) is types.MemberDescriptorType and not issubclass(container, each)
+    ]
     has_dict = kind.__dictoffset__ > 0 or (kind.__dictoffset__ < 0 and kind.__itemsize__ > 0)  # else it lies before the object
-    words = len(own) + has_dict + (kind.__weakrefoffset__ > 0)
-    if issubclass(kind, dict) and any(each.__name__ in ("OrderedDict", "defaultdict") for each in kind.__mro__):
-        return True
-    return kind.__basicsize__ <= container.__basicsize__ + 8 * words and kind.__itemsize__ == container.__itemsize__
+    words = len(members) + has_dict + (kind.__weakrefoffset__ > 0)
+    visible = kind.__basicsize__ <= container.__basicsize__ + 8 * words and kind.__itemsize__ == container.__itemsize__
+    if container is dict and any(each in (OrderedDict, defaultdict) for each in kind.__mro__):
+        visible = True
+    return container, tuple(members) if visible else None
 
 
 def difference(before: State, after: State) -> str:
@@ -328,104 +325,3 @@ def difference(before: State, after: State) -> str:
         if type(one) is tuple and one and one[0] == "name":
             name = one[1]
     return f"{name} changes"
-
-
-# ------------------------------------------------------------------------------------------------------------ their code
-
-
-@cache
-def _names(code: CodeType) -> tuple[tuple[str, ...], str]:
-    """Return the names that code uses of its module, functions inside it included; and what could tell turns apart unseen."""
-    names = dict.fromkeys(code.co_names)
-    telling = next((f"the function uses {name}" for name in code.co_names if name in TELLING), "")
-    before = None
-    for step in dis.get_instructions(code):
-        of_constant = before is not None and before.opname == "LOAD_CONST" and before.argval in (None, True, False, ...)
-        if step.opname == "IS_OP" and not of_constant:
-            telling = telling or "the function asks whether two things are one (is)"
-        if step.opname != "CACHE":
-            before = step
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            more, of_inner = _names(inner)
-            names |= dict.fromkeys(more)
-            telling = telling or of_inner
-    return tuple(names), telling
-
-
-def why_unseen(caller: FrameType, end: CodeType) -> str:
-    """Return why what decides a loop's turns cannot be seen in variables; nothing if it can.
-
-    It can in a plain `for … in sram.loop(…)`. Whatever else asks for the next turn, such as `zip`, may hold more than that.
-    """
-    frame: FrameType | None = caller
-    while frame is not None and frame.f_code is not end:
-        if frame.f_code.co_flags & SUSPENDED:
-            return "is in a generator"
-        frame = frame.f_back
-    if frame is None:
-        return "runs outside of the count"
-    plain = _source(caller.f_code.co_filename).loop(caller.f_code, caller.f_lasti)
-    if plain == "reversed" and ("reversed" in caller.f_locals or "reversed" in caller.f_globals):
-        plain = ""
-    return "" if plain else "is no plain `for … in sram.loop(…):`"
-
-
-class _Source:
-    """A file's text, the code that it compiles to, and what its `for` statements loop over."""
-
-    def __init__(self, file: str, lines: list[str]) -> None:
-        self.lines = lines
-        self._known: dict[tuple[CodeType, int], str] = {}
-        self._loops: dict[tuple[int | None, ...], str] = {}
-        self._codes: set[CodeType] = set()
-        text = "".join(lines)
-        try:
-            tree, code = ast.parse(text), compile(text, file, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError):  # a notebook cell with magics, say
-            return
-        for node in ast.walk(tree):
-            if isinstance(node, ast.For):
-                call, kind = node.iter, "for"
-                if _is_reversed(call):
-                    call, kind = call.args[0], "reversed"  # type: ignore[attr-defined]
-                self._loops[call.lineno, call.end_lineno, call.col_offset, call.end_col_offset] = kind
-        waiting = [code]
-        while waiting:
-            code = waiting.pop()
-            self._codes.add(code)
-            waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-
-    def loop(self, code: CodeType, instruction: int) -> str:
-        """Return "for" if a call is what a `for` statement loops over, "reversed" if its reversed is, else nothing.
-
-        Where other code than the text's runs, as after the file was edited, the text says nothing.
-        """
-        key = code, instruction
-        if key not in self._known:
-            line, end_line, column, end_column = [*code.co_positions()][instruction // 2]
-            kind = self._loops.get((line, end_line, column, end_column), "")
-            self._known[key] = kind if code in self._codes else ""
-        return self._known[key]
-
-
-_sources: dict[str, _Source] = {}
-
-
-def _source(file: str) -> _Source:
-    linecache.checkcache(file)
-    lines = linecache.getlines(file)
-    known = _sources.get(file)
-    if known is None or (known.lines is not lines and known.lines != lines):
-        known = _sources[file] = _Source(file, lines)
-    return known
-
-
-def _is_reversed(call: ast.expr) -> bool:
-    return (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and call.func.id == "reversed"
-        and len(call.args) == 1
-        and not call.keywords
-    )

@@ -24,12 +24,13 @@ from typing import Any, Never, TypeVar
 import numpy as np
 
 from flashsim.machine.source import PACKAGE, Site, target_at
-from flashsim.machine.state import State, difference, why_unseen
 
 Result = TypeVar("Result")
 
 FEW = 3
 """A loop of so many turns runs each of them."""
+MORE = 32
+"""So does one in a loop that runs turn by turn: to compare states takes as long as these."""
 MOST_TURNS = 2**22
 """How many turns are run one by one at most."""
 SECONDS_OF_A_TURN = 1e-4
@@ -228,7 +229,8 @@ class Watch:
         """Return the turns of a loop that have to be run, each with how many it stands for."""
         if self._marked:
             raise Differs
-        if len(indices) <= FEW or self.all_unlike or site in self.unlike:
+        inside = any(turns > FEW for _, turns in self._nest)
+        if len(indices) <= (MORE if inside else FEW) or self.all_unlike or site in self.unlike:
             return self._each(site, indices)
         if unseen:
             self.unlike[site] = f"line {site[1]} of {os.path.basename(site[0])} {unseen}"
@@ -251,6 +253,8 @@ class Watch:
             del self._nest[place:]
 
     def _alike(self, loop: _Loop, sram: Any) -> Iterator[tuple[Turn, int]]:
+        from flashsim.machine.state import State, difference
+
         indices, self.shared = loop.indices, True
         place = self._enter(FEW)
         try:
@@ -305,6 +309,8 @@ class Watch:
 
 def unseen_by(caller: FrameType) -> str:
     """Return why a loop that is asked for there cannot be followed; nothing if it can."""
+    from flashsim.machine.user_code import why_unseen
+
     return why_unseen(caller, Watch.call.__code__)
 
 
