@@ -201,7 +201,7 @@ def test_a_range_of_turns_is_counted_as_it_is_run(turns: range) -> None:
     """Seven rows in blocks of 2: the last is ragged, whichever end it is at."""
     counted, run = HBM(arithmetic=False), HBM()
     for hbm, matrix_ in ((counted, (13, 1)), (run, np.ones((13, 1)))):
-        K, sram = hbm.place("K", matrix_, np.float64).divide(2), SRAM(hbm, 10)
+        K, sram = hbm.place("K", matrix_, np.float64).divide(2), SRAM(hbm, 10, fold=True)
         seen = [sram.load(K[j]).shape and j for j in sram.loop(turns)]
         assert seen == (list(turns) if hbm is run else list(dict.fromkeys([*turns[:2], *turns[-1:]])))
     assert counted.traffic == run.traffic
@@ -307,7 +307,7 @@ def test_without_enforcement_the_peak_is_reported_and_summaries_fit_one_screen()
 
 def test_equal_turns_are_folded_and_counted_as_often_as_they_occur() -> None:
     hbm = HBM(arithmetic=False)
-    sram = SRAM(hbm, 10**6)
+    sram = SRAM(hbm, 10**6, fold=True)
     Q = hbm.place("Q", (10**9 + 1, 2), np.float32).divide(10)
     turns = 0
     for i in sram.loop(len(Q)):

@@ -19,6 +19,7 @@ from flashsim.devices.programs import programs
 from flashsim.devices.record import DIRECTIONS, DeviceProgram
 from flashsim.devices.share import CountedShare, Share
 from flashsim.machine.memory import Matrix, Observer
+from flashsim.machine.source import is_of_package
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of
 from flashsim.problem.inputs import Array, Inputs, check_dO, check_inputs, check_M, check_range, chip_dtype
@@ -244,8 +245,9 @@ def _launched(
     `given` is (heads, N, width) by name; None: on lengths alone.
     """
     dtype, arithmetic = chip_dtype(share.problem.dtype), given is not None
-    network = Network(len(share.where), share.problem.M, dtype=dtype, arithmetic=arithmetic, observers=observers)
-    share = share if arithmetic else CountedShare(**vars(share))
+    fold = not arithmetic and is_of_package(program.run)  # of a user's program every turn is run
+    network = Network(len(share.where), share.problem.M, dtype=dtype, arithmetic=arithmetic, observers=observers, fold=fold)
+    share = CountedShare(**vars(share)) if fold else share
     calls = [call_on(device, program, share, columns, own_rows(program, share, device.rank, given)) for device in network.devices]
     with one_blas_thread():
         returned = network.run(lambda device: calls[device.rank]())

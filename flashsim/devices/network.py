@@ -48,12 +48,15 @@ class _Posted:
 
 
 class Network:
-    """P devices, each with an SRAM of M elements, that run one program. `observers[rank]` are told of its memory's events."""
+    """P devices, each with an SRAM of M elements, that run one program. `observers[rank]` are told of its memory's events.
+
+    `fold` is `SRAM`'s.
+    """
 
     def __init__(
         self, P: int, M: int, *,
         dtype: Any = np.float64, enforced: bool = True, arithmetic: bool = True,
-        observers: Sequence[Sequence[Observer]] = (),
+        observers: Sequence[Sequence[Observer]] = (), fold: bool = False,
     ) -> None:
         self._turn, self._changed = 0, Condition()
         self._error: BaseException | None = None
@@ -62,7 +65,7 @@ class Network:
         self._at: dict[int, tuple[Ticket, Site] | None] = dict.fromkeys(range(P))  # what a rank waits for; gone: it ended
         memories = [HBM(arithmetic=arithmetic) for _ in range(P)]
         self.devices = [
-            Device(rank, P, hbm, SRAM(hbm, M, enforced=enforced, dtype=dtype, observers=seen), self)
+            Device(rank, P, hbm, SRAM(hbm, M, enforced=enforced, dtype=dtype, observers=seen, fold=fold), self)
             for rank, (hbm, seen) in enumerate(zip(memories, observers or [()] * P, strict=True))
         ]
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Literal, NoReturn, cast, overload
 
 import numpy as np
@@ -37,6 +37,7 @@ from numpy.typing import DTypeLike, NDArray
 from flashsim.machine.shape_only import ONES, ShapeOnly
 from flashsim.machine.source import Site, file_of, label_at, site_of, target_at
 from flashsim.machine.traffic import ArrayTraffic, Flops, Occupancy, Role, Traffic
+from flashsim.machine.turns import Turn, Watch, block_number, index_of, mark_position, turn_state, unseen_by
 
 Tile = NDArray[Any]
 """A block on chip: a plain array (or, in counting-only mode, a `ShapeOnly` that stands in for one)."""
@@ -77,9 +78,13 @@ def _by(shape: tuple[int, ...]) -> str:
 class _InHBM:
     """What HBM hands out: a name and a shape, and a refusal to be used as numbers."""
 
-    __slots__ = ("name", "shape")
-    name: str
+    __slots__ = ("shape",)
     shape: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """What it is called in errors and events."""
+        raise NotImplementedError
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         said = f"{self.name} ({_by(self.shape)}) is in HBM"
@@ -114,14 +119,16 @@ class _Storage:
 class Block(_InHBM):
     """One block of a matrix in HBM, such as `K[j]`: what `sram.load` reads and `sram.store` writes.
 
-    `where` is its (rows, columns). A block gathered from anywhere, `K.at(rows)`, has `rows` instead.
+    `where` is its (rows, columns). A block gathered from anywhere, `K.at(rows)`, has `rows` instead. One that was taken with a
+    `Turn` stands for several: to ask for its place, its name, or whether it is another, says that these are not alike.
     """
 
-    __slots__ = ("_at", "_storage", "_values", "rows", "where")
+    __slots__ = ("_at", "_name", "_rows", "_storage", "_turns", "_values", "_where")
 
     def __init__(self, storage: _Storage, name: str, where: tuple[slice, slice] | None, gathered: Sequence[int] = ()) -> None:
-        self.name, self._storage, self.where = name, storage, where
-        self.rows = None if where else tuple(gathered)
+        self._name, self._storage, self._where = name, storage, where
+        self._turns: Sequence[Turn] = ()
+        self._rows = None if where else tuple(gathered)
         self._at: Any = ... if where else [*gathered]
         if where:
             rows, cols = where
@@ -133,6 +140,45 @@ class Block(_InHBM):
 
     __getitem__ = __iter__ = _InHBM._refuse
 
+    @property
+    def name(self) -> str:
+        """Its matrix and its number there, `K[3]`."""
+        self._look()
+        return self._name
+
+    @property
+    def where(self) -> tuple[slice, slice] | None:
+        """Its rows and columns of the matrix; None if it was gathered."""
+        self._look()
+        return self._where
+
+    @property
+    def rows(self) -> tuple[int, ...] | None:
+        """The rows that were gathered; None if it was not."""
+        self._look()
+        return self._rows
+
+    def _look(self) -> None:
+        if self._turns:
+            mark_position(self._turns)
+
+    def _turn_state(self) -> tuple[Any, ...]:
+        """Return what decides what can be done with it (`flashsim.machine.state`)."""
+        place: Any = self._where and [(side.start, side.stop) for side in self._where]
+        if self._turns:
+            place = [turn_state(turn) for turn in self._turns]
+        return "block", id(self._storage), self.shape, place, self._turns == () and self._rows
+
+    def __eq__(self, other: object) -> bool:
+        self._look()
+        if isinstance(other, Block):
+            other._look()
+        return self is other
+
+    def __hash__(self) -> int:
+        self._look()
+        return object.__hash__(self)
+
     def __repr__(self) -> str:
         return f"<{self.name} in HBM, {_by(self.shape)}>"
 
@@ -143,7 +189,8 @@ class Matrix(_InHBM):
     `blocks` is how many there are down and across.
     """
 
-    __slots__ = ("_cols", "_first", "_row_blocks", "_rows", "_storage", "_window", "blocks")
+    __slots__ = ("_cols", "_first", "_row_blocks", "_rows", "_storage", "_window", "blocks", "name")
+    name: str
 
     def __init__(self, storage: _Storage, rows: int, cols: int, window: tuple[int, int] | None = None) -> None:
         self._storage, self._rows, self._cols, self._window = storage, max(rows, 1), max(cols, 1), window
@@ -198,7 +245,10 @@ class Matrix(_InHBM):
         if type(index) is int and (known := self._row_blocks.get(index)):
             return known
         i: Any
+        j: Any
         i, j = index if type(index) is tuple and len(index) == 2 else (index, None)
+        if type(i) is Turn or type(j) is Turn:
+            return self._of_turn(i, j)
         down, across = self.blocks
         if not (_is_whole(i) and (j is None or _is_whole(j))):
             raise TypeError(
@@ -217,6 +267,22 @@ class Matrix(_InHBM):
         self._row_blocks[i] = block = Block(self._storage, f"{self._storage.name}[{down_name}]", (rows, cols))
         return block
 
+    def _of_turn(self, i: Any, j: Any) -> Block:
+        """Return the block that a `Turn` takes, or two: of those that it stands for, which are alike, the first."""
+        numbers, turns = [i, j], []
+        for axis, (index, size) in enumerate(zip((i, j), (self._rows, self._cols), strict=True)):
+            if type(index) is Turn:
+                turns.append(index)
+                numbers[axis] = block_number(index, self.blocks[axis], self.shape[axis] % size > 0)
+        first = self[numbers[0]] if j is None else self[numbers[0], numbers[1]]
+        block = Block(first._storage, first._name, first._where)  # another, so that the first stays itself
+        block._turns = turns
+        return block
+
+    def _turn_state(self) -> tuple[Any, ...]:
+        """Return what decides what can be done with it (`flashsim.machine.state`)."""
+        return "matrix", id(self._storage), self._window, self._rows, self._cols
+
     def __repr__(self) -> str:
         down, across = self.blocks
         return f"<{self.name} in HBM, {_by(self.shape)}, in {down} × {across} blocks>"
@@ -231,6 +297,7 @@ class HBM:
     def __init__(self, *, arithmetic: bool = True) -> None:
         self.arithmetic = arithmetic
         self._told: Callable[[str, int, Site], None] | None = None  # set by an SRAM that has observers
+        self._watch: Watch | None = None  # set by an SRAM that has one
         self._arrays: dict[str, _Storage] = {}
 
     def place(
@@ -317,6 +384,8 @@ class HBM:
     @property
     def traffic(self) -> Traffic:
         """The counts so far."""
+        if self._watch is not None:
+            self._watch.mark_all("hbm.traffic")
         found = {}
         for name, a in self._arrays.items():
             found[name] = ArrayTraffic(a.reads, a.writes, a.init_writes, math.prod(a.shape), a.dtype.itemsize, a.role)
@@ -406,17 +475,21 @@ class SRAM:
     """The small memory: `capacity` elements (M), enforced or only reported.
 
     `occupancy` is what is resident now, `peak` the most so far. `dtype` is what the chip computes in: loads widen to
-    it, stores round to the matrix's own type. `fold` says whether counting-only mode may run equal turns of a loop once:
-    False where blocks of one shape cost different amounts.
+    it, stores round to the matrix's own type.
+
+    `fold` says whether counting-only mode runs turns of a loop once that the program says are equal: True for programs of which
+    it is tested. With a `watch`, turns are run once that are shown to be alike (`flashsim.machine.turns`).
     """
 
     def __init__(
         self, hbm: HBM, capacity: int, *,
-        enforced: bool = True, dtype: DTypeLike = np.float64, observers: Sequence[Observer] = (), fold: bool = True,
+        enforced: bool = True, dtype: DTypeLike = np.float64, observers: Sequence[Observer] = (), fold: bool = False,
+        watch: Watch | None = None,
     ) -> None:  # fmt: skip
         self.hbm, self.capacity, self.enforced, self.dtype = hbm, capacity, enforced, np.dtype(dtype)
         self._fold = fold and not hbm.arithmetic
-        self.occupancy = self.peak = 0
+        self._watch = hbm._watch = watch
+        self.occupancy = self._peak = 0
         self._resident: dict[int, _Resident] = {}
         self._scope: list[int] = []  # what the current loop turn brought on chip
         self._loops: list[tuple[Site, int]] = []
@@ -449,11 +522,11 @@ class SRAM:
             else:
                 dtype = storage.dtype if storage.dtype.kind in "bu" else self.dtype
                 tile = np.array(block._values[block._at], dtype, order="C")
-            size = self._admit(tile, block.name, None)
+            size = self._admit(tile, block._name, None)
             storage.reads += size * self._weight
             tiles.append(tile)
             if self._observers:
-                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block)
+                self._tell("load", block._name, size, tile, site_of(sys._getframe(1)), block)
         if not tiles:
             raise TypeError("sram.load takes blocks in HBM such as K[j]; got none")
         return tuple(tiles) if len(tiles) > 1 else tiles[0]
@@ -473,10 +546,10 @@ class SRAM:
             tile[...] = block._values[block._at]
             if rows < room[0]:
                 _poison(over[rows:])
-        self._resident[id(over)] = (over, over.size, block.name, None)
+        self._resident[id(over)] = (over, over.size, block._name, None)
         block._storage.reads += tile.size * self._weight
         if self._observers:
-            self._tell("load", block.name, tile.size, tile, site_of(sys._getframe(2)), block)
+            self._tell("load", block._name, tile.size, tile, site_of(sys._getframe(2)), block)
         return tile
 
     def word(self, block: Block) -> int:
@@ -489,14 +562,16 @@ class SRAM:
         storage = block._storage
         if storage.words is None:
             raise TypeError(f"sram.word reads index arrays, hbm.place(…, index=True); {storage.name} is not one")
+        if block._turns:
+            mark_position(block._turns)
         if block.shape != (1, 1):
             raise ValueError(f"sram.word reads one element; {block.name} is {_by(block.shape)}: divide(1, 1)")
-        tile = np.array(storage.words[block.where or block._at])
+        tile = np.array(storage.words[block._where or block._at])
         word = int(tile[0, 0])
-        self._admit(tile, block.name, None)
+        self._admit(tile, block._name, None)
         storage.reads += self._weight
         if self._observers:
-            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block)
+            self._tell("load", block._name, 1, tile, site_of(sys._getframe(1)), block)
         return word
 
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
@@ -561,13 +636,13 @@ class SRAM:
             self._refuse_absent(tile, f"sram.store to {block.name}")
         if tile.shape != block.shape:
             raise ValueError(f"a {_by(tile.shape)} tile cannot be stored to {block.name}, which is {_by(block.shape)}")
-        if block.rows is not None and len(set(block.rows)) < len(block.rows):
+        if block._rows is not None and len(set(block._rows)) < len(block._rows):
             raise ValueError(f"sram.store to {block.name}: expected each row once, as one of two would be lost")
         block._storage.writes += tile.size * self._weight
         if block._values is not None:
             block._values[block._at] = tile
         if self._observers:
-            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block)
+            self._tell("store", block._name, tile.size, tile, site_of(sys._getframe(1)), block)
 
     def evict(self, *tiles: Tile) -> None:
         """Free tiles before their turn ends: for a schedule that is a list of steps, where tiles go in any order.
@@ -587,37 +662,31 @@ class SRAM:
     def loop(
         self, turns: int | range, *,
         where: NDArray[np.bool_] | Kinds | None = None, alike: Sequence[Hashable] | Kinds | None = None,
-    ) -> Iterator[int]:  # fmt: skip
+    ) -> Turns:  # fmt: skip
         """Count 0 … turns−1, or those where `where` is True, or a range; what a turn brings on chip is evicted at its end.
 
-        In counting-only mode turns that are equal are run once and counted as often as they occur: blocks differ only
-        in the ragged last one, so that is the first turn, standing for all but one, and the last. If turns differ in
-        more than that, `alike[index]` says which are equal. Either argument may be `Kinds`, for counting only. A range takes
-        neither: its second turn stands for all but the ends. An SRAM with `fold=False` runs every turn.
+        `reversed(sram.loop(turns))` counts down.
+
+        In counting-only mode an SRAM with `fold` runs turns that are equal once, and counts them as often as they occur: blocks
+        differ only in the ragged last one, so that is the first turn, standing for all but one, and the last. If turns differ in
+        more than that, `alike[index]` says which are equal. A range takes no such word: its second turn stands for all but the
+        ends. Either argument may be `Kinds`, for counting only. Without `fold`, every turn is run, or, with a watch, those that
+        could not be shown to be alike.
 
         A turn left early, by `break` or an error, evicts too, but observers are told nothing of that: Python could only
         print what they raise there.
         """
-        site = site_of(sys._getframe(1))
-        schedule: Iterable[tuple[int, int | Fraction]]
         if not isinstance(turns, range) and not (_is_whole(turns) and turns >= 0):
             raise TypeError(f"sram.loop takes a number of turns, such as blocks.T_c, or a range; got {turns!r}")
-        if isinstance(turns, range):
-            if where is not None or alike is not None:
-                raise ValueError(f"sram.loop({turns}, …) has a where or an alike as well; expected them with a number of turns")
-            ends = ((turns[0], 1), (turns[1], len(turns) - 2), (turns[-1], 1)) if len(turns) > 2 else ()
-            schedule = ends if self._fold and ends else ((index, 1) for index in turns)
-            turns = len(turns)
-        elif isinstance(where, Kinds):
-            schedule = where.below(turns)
-        elif isinstance(alike, Kinds):
-            schedule = alike.below(turns)
-        elif self._fold:
-            schedule = _folded(turns, where, alike)
-        else:
-            schedule = ((index, 1) for index in (range(turns) if where is None else np.flatnonzero(where).tolist()))
+        if isinstance(turns, range) and (where is not None or alike is not None):
+            raise ValueError(f"sram.loop({turns}, …) has a where or an alike as well; expected them with a number of turns")
+        return Turns(self, sys._getframe(1), turns, where, alike)
+
+    def _run_turns(self, site: Site, turns: int | range, schedule: Iterable[tuple[Any, int | Fraction]]) -> Iterator[int]:
+        """Yield the turns of a loop, each as often as the schedule says, and evict what each brought on chip."""
         if self._observers:
-            self._tell("enter", target_at(site, "loop"), turns, None, site)
+            number = len(turns) if isinstance(turns, range) else turns
+            self._tell("enter", target_at(site, "loop"), number, None, site)
         around, depth, outside = self._scope, len(self._loops), self._weight
         for index, times in schedule:
             scope: list[int] = []
@@ -636,16 +705,30 @@ class SRAM:
             finally:
                 if not ended:
                     self._abandon(scope)
+                    if self._watch is not None:
+                        self._watch.left(index)
                 self._scope, self._weight = around, outside
                 del self._loops[depth:]
         if self._observers:
-            self._tell("leave", target_at(site, "loop"), turns, None, site)
+            self._tell("leave", target_at(site, "loop"), number, None, site)
 
     # ---------------------------------------------------------------------------------------------------- what it knows
 
     @property
+    def peak(self) -> int:
+        """The most elements that were on chip at once so far."""
+        if self._watch is not None:
+            self._watch.mark_all("sram.peak")
+        return self._peak
+
+    @property
     def resident(self) -> dict[str, int]:
         """What is on chip now: name -> elements, in order of arrival."""
+        if self._watch is not None:
+            self._watch.mark_all("sram.resident")
+        return self._held()
+
+    def _held(self) -> dict[str, int]:
         held: dict[str, int] = {}
         for resident in self._resident.values():
             name = _name(resident)
@@ -664,6 +747,8 @@ class SRAM:
     @property
     def flops(self) -> Flops:
         """Operations so far. Counted in counting-only mode, where operands report what is done to them."""
+        if self._watch is not None:
+            self._watch.mark_all("sram.flops")
         return Flops(self._flops_matmul, self._flops_other)
 
     def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
@@ -682,10 +767,10 @@ class SRAM:
     def _admit(self, tile: Tile, block: str | None, place: Place | None) -> int:
         size = tile.size
         occupancy = self.occupancy + size
-        if occupancy > self.peak:
+        if occupancy > self._peak:
             if self.enforced and occupancy > self.capacity:
-                raise SramOverflow(_name((tile, size, block, place)), tile.shape, self.resident, self.capacity)
-            self.peak = occupancy
+                raise SramOverflow(_name((tile, size, block, place)), tile.shape, self._held(), self.capacity)
+            self._peak = occupancy
         self.occupancy = occupancy
         key = id(tile)
         self._resident[key] = (tile, size, block, place)
@@ -725,11 +810,67 @@ class SRAM:
         self.occupancy = sum(size for _, size, _, _ in self._resident.values())
 
     def _tell(self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site, block: Block | None = None) -> None:
-        loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
-        place = (None, None) if block is None else (block.where, block.rows)
+        loops = tuple((target_at(s, "loop"), index_of(index)) for s, index in self._loops)
+        place = (None, None) if block is None else (block._where, block._rows)
         event = Event(kind, name, elements, tile, self._weight, loops, site, self, *place)
         for observer in self._observers:
             observer(event)
+
+
+class Turns(Iterator[int]):
+    """What `sram.loop` returns, to be looped over once: the turns of a loop, or, reversed, from the last to the first."""
+
+    __slots__ = ("_alike", "_site", "_sram", "_started", "_turns", "_unseen", "_where")
+
+    def __init__(
+        self, sram: SRAM, caller: FrameType, turns: int | range, where: NDArray[np.bool_] | Kinds | None,
+        alike: Sequence[Hashable] | Kinds | None,
+    ) -> None:  # fmt: skip
+        self._sram, self._turns, self._where, self._alike = sram, turns, where, alike
+        self._site = caller.f_code.co_filename, caller.f_lineno
+        self._started: Iterator[int] | None = None
+        if sram._watch is not None:
+            self._unseen = unseen_by(caller)
+
+    def __iter__(self) -> Iterator[int]:
+        if self._started is None:
+            self._started = self._sram._run_turns(self._site, self._turns, self._schedule())
+        return self._started
+
+    def __next__(self) -> int:
+        return next(iter(self))
+
+    def __reversed__(self) -> Iterator[int]:
+        return self._sram._run_turns(self._site, self._turns, self._schedule(backwards=True))
+
+    def _schedule(self, backwards: bool = False) -> Iterable[tuple[Any, int | Fraction]]:
+        """Return the turns to be run, each with how many it stands for."""
+        sram, turns, where, alike = self._sram, self._turns, self._where, self._alike
+        ordered = isinstance(turns, range) or (backwards and where is None and alike is None)
+        if isinstance(where, Kinds) or isinstance(alike, Kinds) or (sram._fold and not ordered):
+            schedule = _folded(cast(int, turns), where, alike)
+            return schedule[::-1] if backwards else schedule
+        indices = _indices(turns, cast(Any, where))
+        if backwards:
+            indices = indices[::-1]
+        if sram._watch is not None:
+            return sram._watch.turns(self._site, self._unseen, indices, sram)
+        return _of_range(indices, sram._fold)
+
+
+def _indices(turns: int | range, where: NDArray[np.bool_] | None) -> Sequence[int]:
+    """Return the indices of all turns of a loop."""
+    if where is not None:
+        found: list[int] = np.flatnonzero(where).tolist()
+        return found
+    return turns if isinstance(turns, range) else range(turns)
+
+
+def _of_range(indices: Sequence[int], fold: bool) -> Iterable[tuple[int, int]]:
+    """Return (turn, how many it stands for): each, or, to fold them, the ends, and the second for all between."""
+    if not fold or len(indices) < 3:
+        return ((index, 1) for index in indices)
+    return (indices[0], 1), (indices[1], len(indices) - 2), (indices[-1], 1)
 
 
 def pass_tiles(M: int, N_k: int, held: int) -> tuple[int, int]:
@@ -748,8 +889,14 @@ def _whole(times: int | Fraction) -> int:
     return times.numerator
 
 
-def _folded(turns: int, where: NDArray[np.bool_] | None, alike: Sequence[Hashable] | None) -> Iterable[tuple[int, int]]:
+def _folded(
+    turns: int, where: NDArray[np.bool_] | Kinds | None, alike: Sequence[Hashable] | Kinds | None
+) -> Sequence[tuple[int, int | Fraction]]:
     """Return (turn, how many it stands for) for each kind of turn. The last is its own kind, as it may be ragged."""
+    if isinstance(where, Kinds):
+        return where.below(turns)
+    if isinstance(alike, Kinds):
+        return alike.below(turns)
     if turns == 0:
         return []
     last = turns - 1

@@ -78,6 +78,12 @@ def at_line(file: str, line: int) -> str:
     return f"at line {line} of {file}: {linecache.getline(file, line).strip()}"
 
 
+def is_of_package(function: Callable[..., Any]) -> bool:
+    """Return whether a function is flashsim's, not a user's."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(PACKAGE)
+
+
 def note_line(error: BaseException, function: Callable[..., Any]) -> None:
     """Note at which line of its file a user's function went wrong, or was interrupted: its first, if it could not be called."""
     code = getattr(inspect.unwrap(function), "__code__", None)

@@ -14,6 +14,7 @@ from flashsim.algorithms.own import is_own
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow
+from flashsim.machine.turns import Watch
 from flashsim.masks.rules import All, Bools, Head, Mask, as_mask
 from flashsim.masks.scores import cap_of
 from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
@@ -84,10 +85,10 @@ class Plan:
         """Whether query heads that share a KV head run each on its own, and so have dK and dV in parts."""
         return self.problem.group > 1 and self.together == 1
 
-    def on_chip(self, hbm: HBM, observers: Sequence[Observer], fold: bool = False) -> SRAM:
+    def on_chip(self, hbm: HBM, observers: Sequence[Observer], fold: bool = False, watch: Watch | None = None) -> SRAM:
         """Return the memory that a launch computes in, beside its HBM."""
         M, chip = self.problem.M, chip_dtype(self.problem.dtype)
-        return SRAM(hbm, M, enforced=self.sizing.enforced, dtype=chip, observers=observers, fold=fold)
+        return SRAM(hbm, M, enforced=self.sizing.enforced, dtype=chip, observers=observers, fold=fold, watch=watch)
 
     def operand(self, name: str, kind: Kind, head: Head, number: int) -> Array:
         """Return a matrix of the launch at `head`, the `number`th: of query heads, or of the KV head that they share."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ import numpy as np
 from flashsim.algorithms.blocks import most_rows
 from flashsim.algorithms.program import Program
 from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
-from flashsim.machine.source import PACKAGE, file_of
+from flashsim.machine.source import PACKAGE, file_of, is_of_package
 from flashsim.machine.traffic import Flops
+from flashsim.machine.turns import Watch, count_alike
 from flashsim.problem.arguments import (
     check_array,
     check_block_sizes,
@@ -56,14 +58,22 @@ class Launch:
 
     def run(self, observers: Sequence[Observer] = ()) -> tuple[HBM, SRAM]:
         """Run it; return its memory. Raises MemoryModelError where it returned other matrices than its record says."""
+        if self.arithmetic or is_of_package(self.program.run):
+            return self._run(None, observers)
+        return count_alike(self._run, observers)
+
+    def _run(self, watch: Watch | None, observers: Sequence[Observer]) -> tuple[HBM, SRAM]:
         hbm = HBM(arithmetic=self.arithmetic)
-        sram = SRAM(hbm, self.M, enforced=self.enforced, dtype=chip_dtype(self.dtype), observers=observers)
+        chip = chip_dtype(self.dtype)
+        sram = SRAM(hbm, self.M, enforced=self.enforced, dtype=chip, observers=observers, fold=watch is None, watch=watch)
         placed = []
         for name, kind in self.program.operands.items():
             values = self.given.get(name, kind.shape(self.sizes))
             placed.append(hbm.place(name, values, kind.dtype(self.dtype), index=kind.type == "index"))
         with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
             run = followed(self.program.run, sram)
+            if watch is not None:
+                run = partial(watch.call, run)
             result = run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
         found = result if isinstance(result, tuple) else (result,)
         shapes = {name: kind.shape(self.sizes) for name, kind in self.program.returns.items()}

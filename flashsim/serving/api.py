@@ -62,7 +62,7 @@ class Call:
     def run(self, head: int | None, observers: Sequence[Observer] = ()) -> tuple[HBM, SRAM, Sequence[Matrix]]:
         """Run it for one KV head; None: on lengths alone. Return its memory, and the matrices that it returned."""
         batch, hbm = self.batch, HBM(arithmetic=head is not None)
-        sram = SRAM(hbm, batch.M, dtype=chip_dtype(batch.dtype), observers=observers)
+        sram = SRAM(hbm, batch.M, dtype=chip_dtype(batch.dtype), observers=observers, fold=True)
         placed = []
         for name, value in self.operands.items():
             if name in self.words:
