@@ -157,6 +157,84 @@ def test_all_of_the_users_own_code_is_copied_and_nothing_else(tmp_path: Path) ->
     assert {f"<trial of {tmp_path / name}>" for name in ("mine.py", "helpers.py")} <= {*files}
 
 
+ODD = """
+import enum, typing
+from dataclasses import dataclass, field
+
+
+class Colour(enum.Enum):
+    RED = [1]
+
+    def doubled(self):
+        return 2 * self.value
+
+
+class Point(typing.NamedTuple):
+    x: int
+
+    def moved(self):
+        return Point(self.x + 1)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    seen: list = field(default_factory=list)
+
+    def add(self, n):
+        self.seen.append(n)
+        return len(self.seen)
+
+
+class Slots:
+    __slots__ = ("n",)
+
+    def __init__(self):
+        self.n = [0]
+
+    def up(self):
+        self.n.append(1)
+        return len(self.n)
+
+
+class Strict:
+    def __init_subclass__(cls):
+        raise RuntimeError("no subclasses")
+
+    def one(self):
+        return 1
+
+
+FROZEN, SLOTS, STRICT, POINT = Frozen(), Slots(), Strict(), Point(1)
+RING = [1]
+RING.append(RING)
+
+
+def numbers(n):
+    yield from range(n)
+
+
+def work(n=3):
+    total = 0
+
+    def add(k):
+        nonlocal total
+        total += k
+
+    for k in numbers(n):
+        add(k)
+    return [total, Colour.RED.doubled(), Colour.RED is Colour([1]), POINT.moved().x, FROZEN.add(1), SLOTS.up(), STRICT.one(),
+            len(RING), {k: v for k, v in zip("ab", numbers(2))}]
+"""
+
+
+def test_odd_classes_generators_and_rings_are_no_trouble(tmp_path: Path) -> None:
+    module = module_of(tmp_path, ODD)
+    found = [shadow_of(module.work)() for _ in range(3)]
+    assert found == [module.work()] * 3
+    assert vars(module.Colour.RED)["_value_"] == [1]
+    assert shadow_of(module.work)() != found[0]  # FROZEN and SLOTS have changed, by the function itself
+
+
 def test_lines_and_names_are_those_of_the_file(tmp_path: Path) -> None:
     text = "import sys\n\ndef where():\n    return sys._getframe()\n\ndef wrong():\n    raise ValueError('no')\n"
     module = module_of(tmp_path, text)

@@ -214,7 +214,7 @@ class _Shadows:
         bases = (kind, *(shadow for shadow in shadows if shadow not in kind.__bases__))
         try:
             shadow = type(kind)(kind.__name__, bases, {"__slots__": (), "__module__": kind.__module__})
-        except TypeError:  # an Enum, say
+        except Exception:  # of an Enum, say, or of what a class does with its subclasses
             return self._keep(kind, kind)
         shadow.__qualname__ = kind.__qualname__
         self._keep(kind, shadow)
@@ -237,6 +237,8 @@ class _Shadows:
     def _instance(self, thing: Any, names: frozenset[str]) -> Any:
         try:
             shadow = self._keep(thing, copy.copy(thing))
+            if shadow is thing:  # an Enum's member, say
+                return thing
             if self._is_own_class(type(thing)):
                 object.__setattr__(shadow, "__class__", self.of(type(thing), names))
         except (TypeError, AttributeError):  # what cannot be copied
