@@ -245,6 +245,9 @@ class _Shadows:
             return self._keep(thing, thing)
         attributes = getattr(shadow, "__dict__", {})
         attributes.update({name: self.of(value, names) for name, value in attributes.items()})
+        for name in _slots_of(type(thing)):
+            if hasattr(thing, name):
+                object.__setattr__(shadow, name, self.of(getattr(thing, name), names))
         return shadow
 
     # -------------------------------------------------------------------------------------------------------------- data
@@ -273,6 +276,12 @@ class _Shadows:
 
     def _deep(self, given: Any, names: frozenset[str]) -> Any:
         return self._keep(given, copy.deepcopy(given))
+
+
+def _slots_of(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else (name for name in slots if not name.startswith("__"))
 
 
 def _codes_of(kind: type) -> Iterator[CodeType]:
