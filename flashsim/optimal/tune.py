@@ -25,13 +25,14 @@ from typing import Any
 from flashsim import theory
 from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.blocks import Fixed, clipped
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import chosen, is_own
 from flashsim.attention.problem import Problem
 from flashsim.masks.rules import All, Causal, Mask
 from flashsim.optimal.allowed import allowed_pairs
 from flashsim.problem.arguments import check_callback, check_count, check_direction, shown
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count
+from flashsim.run.shadow import trial_of
 from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
 from flashsim.theory.counts import Posed
@@ -205,7 +206,7 @@ def cost(algorithm: str | Algorithm, *, direction: str = "forward", **arguments:
         if arguments.get("blocks") is not None:
             B_r, B_c = arguments.pop("blocks")
             arguments["sizing"] = Fixed(B_r, B_c, enforced=False)
-        return count(algorithm, direction=direction, **arguments)
+        return count(_unnoticed(algorithm, direction), direction=direction, **arguments)
     return theory.exact(form, direction=direction, **arguments)
 
 
@@ -279,6 +280,12 @@ def tune(
     return Tuned(shape, M, direction, masked == Causal(), said, compulsory, bound, found, paper)
 
 
+def _unnoticed(what: str | Algorithm, direction: str) -> Algorithm:
+    """Return an algorithm to count with; of a user's, the shadow, as blocks are tried in which no debugger should stop."""
+    algorithm = chosen(what, direction)
+    return trial_of(algorithm) if is_own(algorithm) else algorithm
+
+
 def bound_of(rule: Mask, shape: Shape, M: int, direction: str) -> tuple[LowerBound | BackwardBound, str, int, int]:
     """Return the lower bound; what is allowed, "all", "causal" or "given"; and how many queries and keys have any.
 
@@ -340,7 +347,7 @@ def _confirm(search: _Search, choice: Choice) -> None:
     """Count the choice by running it on shapes, M enforced: SramOverflow if it did not fit."""
     algorithm, options = search.counted
     blocks = choice.blocks.B_r, choice.blocks.B_c
-    tally = count(algorithm, **asdict(search.shape), **options, blocks=blocks)
+    tally = count(_unnoticed(algorithm, search.algorithm.direction), **asdict(search.shape), **options, blocks=blocks)
     if (tally.hbm.accesses, tally.sram.peak) != (choice.accesses, choice.peak):
         raise ValueError(
             f"in blocks of {blocks[0]} × {blocks[1]}, {choice.algorithm!r} makes {tally.hbm.accesses:,} accesses, with a peak "

@@ -242,10 +242,9 @@ def _fits_by_trial(plan: Plan, launched: Launched, blocks: Blocks, M: int) -> bo
 
 def _trial(plan: Plan, launched: Launched) -> Any:
     """Run the plan's first launch on shapes alone, with every tile, unnoticed. An error says that it was a trial."""
-    from flashsim.run.shadow import shadow_of
+    from flashsim.run.shadow import trial_of
 
-    shadow = replace(plan.algorithm, run=shadow_of(plan.algorithm.run))
-    trial = replace(plan, algorithm=shadow, given=None, skips=False)
+    trial = replace(plan, algorithm=trial_of(plan.algorithm), given=None, skips=False)
     try:
         return launched(trial, (0,) * len(plan.leading))
     except SramOverflow:
