@@ -236,7 +236,7 @@ class State:
                 self.add(each)
         elif container in (list, tuple, set, frozenset, deque):
             self.tokens.append(len(value))
-            for each in container.__iter__(value):  # type: ignore[attr-defined]
+            for each in container.__iter__(value):
                 self.add(each)
             if container is deque:
                 self.add(value.maxlen)
