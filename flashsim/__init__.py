@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.machine.memory import MemoryModelError as MemoryModelError
     from flashsim.machine.memory import NotOnChip as NotOnChip
     from flashsim.machine.memory import SramOverflow as SramOverflow
+    from flashsim.machine.turns import SlowCountWarning as SlowCountWarning
     from flashsim.masks import dropout as dropout
     from flashsim.masks import patterns as patterns
     from flashsim.masks.bias import Bias as Bias

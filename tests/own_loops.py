@@ -4,7 +4,6 @@
 
 import itertools
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -226,7 +225,7 @@ def first_by_none(hbm, sram, Q, K, V, blocks):
 def by_counter(hbm, sram, Q, K, V, blocks):
     n = 0
     for j in sram.loop(len(K)):
-        n += 1
+        n += 1  # noqa: SIM113
         sram.load(K[j])
         if n == 4:
             sram.load(Q[0])
@@ -609,7 +608,7 @@ def generator_helper(hbm, sram, Q, K, V, blocks):
     def counted(number):
         n = 0
         for j in sram.loop(number):
-            n += 1
+            n += 1  # noqa: SIM113
             yield n, j
 
     for n, j in counted(len(K)):
@@ -776,7 +775,7 @@ def grows_on_chip(hbm, sram, Q, K, V, blocks):
 
 def swapped(hbm, sram, Q, K, V, blocks):
     one, two = K, V.divide(5)
-    for i in sram.loop(len(Q)):
+    for _ in sram.loop(len(Q)):
         sram.load(one[0])
         one, two = two, one
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import operator
+import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.machine.turns import Watch, count_alike
-from flashsim.problem.shapes import Blocks
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.program import Program
+from flashsim.algorithms.record import Algorithm
+from flashsim.cli import main
+from flashsim.machine import turns
+from flashsim.machine.memory import HBM, SRAM, Event, Matrix
+from flashsim.machine.turns import FEW, Differs, SlowCountWarning, Turn, Watch, count_alike
+from flashsim.problem.matrices import Kind
+from flashsim.problem.shapes import Blocks, Sizes
+from flashsim.run.programs import count_program, run_program
 
 from . import own_loops
 from .own import module_of
@@ -46,11 +58,12 @@ def executed(function: Callable[..., Any], N: int, d: int, blocks: Blocks, divid
 
 
 def memories(
-    function: Callable[..., Any], N: int, d: int, blocks: Blocks, divide: bool = True, observers: Sequence[Any] = ()
+    function: Callable[..., Any], problem: tuple[Any, ...], divide: bool = True, observers: Sequence[Any] = ()
 ) -> tuple[HBM, SRAM]:
     def run(watch: Watch, observers: Sequence[Any]) -> tuple[HBM, SRAM]:
         hbm = HBM(arithmetic=False)
         sram = SRAM(hbm, M, watch=watch, observers=observers)
+        N, d, blocks = problem
         watch.call(function, hbm, sram, *placed(hbm, N, d, blocks, divide), blocks)
         return hbm, sram
 
@@ -59,7 +72,7 @@ def memories(
 
 def counted(function: Callable[..., Any], *problem: Any, divide: bool = True) -> Any:
     try:
-        hbm, sram = memories(function, *problem, divide)
+        hbm, sram = memories(function, problem, divide)
     except Exception as error:
         return type(error), str(error)
     return hbm.traffic, sram.peak
@@ -96,7 +109,8 @@ def test_count_forward_tune_and_sweep_say_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("N", [30, 31, 33])
 @pytest.mark.parametrize("function", own_loops.EVERY, ids=lambda function: function.__name__)
-def test_a_count_of_any_loop_equals_its_run(function: Callable[..., Any], N: int) -> None:
+def test_a_count_of_any_loop_equals_its_run(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], N: int) -> None:
+    monkeypatch.setattr(turns, "MORE", turns.FEW)
     problem = N, 2, blocks_of(N, 3, 4)
     divide = function.__name__ not in ATTENTION
     assert counted(function, *problem, divide=divide) == executed(function, *problem, divide=divide)
@@ -232,11 +246,290 @@ def text_of(lines: list[str]) -> str:
     return HEADER + "\n".join("    " + line for line in [*cycle, *lines]) + "\n"
 
 
+@pytest.mark.parametrize("more", [turns.FEW, turns.MORE])
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(lines=bodies(), N=st.sampled_from([20, 22, 23]))
 def test_whatever_is_composed_is_counted_as_it_runs(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], N: int
+    tmp_path_factory: pytest.TempPathFactory, more: int, lines: list[str], N: int
 ) -> None:
     function = module_of(text_of(lines), tmp_path_factory.mktemp("own") / "composed.py").composed
     problem = N, 2, blocks_of(N, 3, 3)
-    assert counted(function, *problem) == executed(function, *problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "MORE", more)  # so that loops inside of loops that run turn by turn are looked at, too
+        assert counted(function, *problem) == executed(function, *problem)
+
+
+# ----------------------------------------------------------------------------------------------- what is counted in one go
+
+
+def turns_run(function: Callable[..., Any], N: int, B: int, divide: bool = True) -> int:
+    """How many turns are run, of all loops."""
+    events: list[Event] = []
+    memories(function, (N, 2, blocks_of(N, B, B)), divide, [events.append])
+    return sum(event.kind == "turn" for event in events)
+
+
+@pytest.mark.parametrize(
+    ("function", "most"),
+    [
+        (own_loops.algorithm_1, FEW + FEW * FEW),
+        (own_loops.plain, FEW + FEW * FEW),
+        (own_loops.there_and_back, FEW + FEW * FEW),
+        (own_loops.helper_functions, FEW + 2 * FEW * FEW),
+        (own_loops.ragged_in_both, 2 * (FEW + FEW * FEW)),
+        (own_loops.reads_occupancy, FEW + FEW * FEW),
+        (own_loops.first_by_flag, FEW),
+        (own_loops.first_by_none, FEW),
+        (own_loops.previous_block, FEW),
+        (own_loops.shifted_so_that_the_ragged_is_not_last, FEW + FEW),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_loops_whose_turns_are_alike_are_counted_in_one_go(function: Callable[..., Any], most: int) -> None:
+    """At N = 65,536, and with a ragged last block."""
+    assert turns_run(function, 65_536 + 5, 64, function.__name__ not in ATTENTION) == most
+
+
+def test_a_loop_inside_of_one_that_runs_turn_by_turn_is_still_counted_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Algorithm 1 with its keys from the last to the first: 1,025 turns, each with four of the inner loop."""
+    monkeypatch.setattr(turns, "PATIENCE", 60.0)
+    assert turns_run(own_loops.algorithm_1_backwards, 65_536 + 5, 64, False) == 1025 + 1025 * FEW
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "record", [*FORWARD.values(), *BACKWARD.values()], ids=lambda record: f"{record.name}-{record.direction}"
+)
+def test_flashsim_s_algorithms_are_counted_alike_as_a_user_s(record: Algorithm, causal: bool) -> None:
+    if causal and "MASK" not in FORWARD[record.forward_pass].parts:
+        return
+    asked: dict[str, Any] = {"N": 40, "d": 3, "M": 400, "direction": record.direction, "causal": causal}
+    theirs = flashsim.count(record.name, **asked)
+    more: dict[str, Any] = {} if record.direction == "forward" else {"of": FORWARD[record.forward_pass]}
+    tally = flashsim.count(replace(record, name="own", **more), **asked)
+    assert (tally.hbm, tally.sram, tally.flops, tally.blocks) == (theirs.hbm, theirs.sram, theirs.flops, theirs.blocks)
+
+
+# ------------------------------------------------------------------------------------------------------------ its index
+
+USES: dict[str, Callable[[Any], object]] = {
+    "==": lambda j: j == 0,
+    "!=": lambda j: j != 0,
+    "in": lambda j: j in (5, 7),
+    "in a set": lambda j: j in {5, 7},
+    "a list's": lambda j: [0, 1, 2, 3, 4, 5, 6, 7][j],
+    "index": lambda j: [0, 1].index(j),
+    "range": lambda j: range(j),
+    "+": lambda j: j + 1,
+    "1 +": lambda j: 1 + j,
+    "-": lambda j: -j,
+    "abs": abs,
+    "~": lambda j: ~j,
+    "+ 0.5": lambda j: j + 0.5,
+    "divmod": lambda j: divmod(j, 2),
+    "round": round,
+    "bool": bool,
+    "not": lambda j: not j,
+    "and": lambda j: j and 1,
+    "hash": hash,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "hex": hex,
+    "chr": chr,
+    "str": str,
+    "repr": repr,
+    "f": lambda j: f"{j:3}",
+    "%": lambda j: "%d" % j,  # noqa: UP031
+    "isinstance": lambda j: isinstance(j, int),
+    ".real": lambda j: j.real,
+    "bit_length": lambda j: j.bit_length(),
+    "sorted": lambda j: sorted([j, 3]),
+    "max": lambda j: max(j, 3),
+    "sum": lambda j: sum([j]),
+    "np.array": lambda j: np.array(j),
+    "np.arange": lambda j: np.arange(j),
+    "np.equal": lambda j: np.arange(3) == j,
+    "np.add": lambda j: np.add(np.arange(3), j),
+    "np.int64": lambda j: np.int64(3) < j,
+    "np.zeros": lambda j: np.zeros(3)[j],
+    "slice": lambda j: [1, 2, 3][j:],
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "operator.index": operator.index,
+    "format": lambda j: "{}".format(j),  # noqa: UP032
+    "join": lambda j: "-".join(map(str, [j])),
+    "print": lambda j: print(j, end=""),
+    "setattr": lambda j: setattr(j, "mine", 1),
+    "dir": dir,
+    "key": lambda j: {j: 1},
+    "times a list": lambda j: [0] * j,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_whatever_is_done_with_an_index_is_noticed(use: Callable[[Any], object]) -> None:
+    watch = Watch()
+    watch.begin()
+    site = __file__, 1
+    turn = Turn(turns._Loop(watch, site, range(8)), range(1, 7))
+    with pytest.raises(Differs):
+        use(turn)
+    assert [*watch.unlike] == [site]
+    assert not watch.end()
+
+
+def test_an_index_that_an_earlier_count_left_somewhere_is_a_number() -> None:
+    watch = Watch()
+    watch.begin()
+    turn: Any = Turn(turns._Loop(watch, (__file__, 1), range(8)), range(7, 8))
+    watch.end()
+    assert turn == 7
+    assert turn + 1 == 8
+    assert [*range(8)][turn] == 7
+    assert f"{turn:3}" == "  7"
+
+
+LEFT: list[Any] = []
+
+
+def leaves_its_index(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> None:
+    for _ in LEFT:
+        if LEFT[0] == 3:
+            sram.load(Q[0])
+    for j in sram.loop(len(K)):
+        sram.load(K[j])
+    LEFT[:] = [j]
+
+
+def test_a_count_comes_to_an_end_whatever_the_one_before_it_left() -> None:
+    problem = 32, 2, blocks_of(32, 4, 4)
+    for _ in range(3):
+        assert counted(leaves_its_index, *problem) == executed(leaves_its_index, *problem)
+
+
+# ------------------------------------------------------------------------------------------------ wherever there are counts
+
+
+def test_reversed_turns_are_run_and_counted_by_any_memory() -> None:
+    for arithmetic, fold in ((True, False), (False, False), (False, True)):
+        hbm = HBM(arithmetic=arithmetic)
+        sram = SRAM(hbm, 100, fold=fold)
+        Q = hbm.place("Q", np.ones((31, 1))).divide(4)
+        seen = []
+        for i in reversed(sram.loop(len(Q))):
+            sram.load(Q[i])
+            seen.append(i)
+        assert seen == ([7, 6, 0] if fold else [7, 6, 5, 4, 3, 2, 1, 0])
+        assert hbm.traffic.reads == 31
+        some = [*reversed(sram.loop(4, where=np.array([True, False, True, True])))]
+        assert some == ([3, 0] if fold else [3, 2, 0])
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_observers_hear_of_a_count_once_and_as_often_as_it_happens(name: str) -> None:
+    events: list[Event] = []
+    hbm, sram = memories(getattr(own_loops, name), (32, 2, blocks_of(32, 3, 5)), False, [events.append])
+    reads = sum(event.elements * event.times for event in events if event.kind == "load")
+    assert reads == hbm.traffic.reads
+    assert all(type(index) is int for event in events for _, index in event.loops)
+    assert {event.sram for event in events} == {sram}
+
+
+def program_of(function: Callable[..., Any]) -> Program:
+    return Program(
+        name="mine", title="mine", source="mine", run=function, operands={"X": Kind("N", "d")}, returns={"Y": Kind("N", "d")},
+        blocks={"B": "N"}, by=("B", "B"), plane=("N", "N"), words=("rows", "columns"),
+    )  # fmt: skip
+
+
+def doubled(hbm: HBM, sram: SRAM, X: Matrix, blocks: Sizes) -> Matrix:
+    Y = hbm.empty("Y", X.shape, X.dtype, "output")
+    X, out = X.divide(blocks.B), Y.divide(blocks.B)
+    for i in sram.loop(len(X)):
+        tile = sram.load(X[i])
+        if i % 3 == 1:
+            sram.load(X[0])
+        sram.store(out[i], sram.on_chip(2 * tile))
+    return Y
+
+
+def test_a_program_of_one_s_own_is_counted_as_it_runs() -> None:
+    run = run_program(program_of(doubled), {"X": np.ones((31, 2))}, blocks=(4,), M=100)
+    tally = count_program(program_of(doubled), {"N": 31, "d": 2}, blocks=(4,), M=100, dtype="float64")
+    assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
+    assert run.hbm.reads == 2 * (31 + 3 * 4)
+
+
+MINE = Path(own_loops.__file__)
+"""Its functions are a user's file to the command line."""
+
+
+@pytest.mark.parametrize("name", ["algorithm_1_backwards", "q_outer_backwards", "first_turn_makes"])
+def test_tune_sweep_and_lines_say_what_is_executed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    function = getattr(own_loops, name)
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 40, 4))
+    tuned = flashsim.tune.tune(N=40, d=4, M=200, dtype="float64", algorithms=[function])
+    (best,) = (choice for choice in tuned.by_loops.values() if choice.algorithm.endswith(name))
+    run = flashsim.forward(function, Q, K, V, M=200, blocks=(best.blocks.B_r, best.blocks.B_c))
+    assert (best.accesses, best.peak) == (run.hbm.accesses, run.sram.peak)
+    swept = flashsim.sweep(algorithms=[function], N=[40], d=[4], M=[200], dtype="float64", blocks=[(3, 7)])
+    (row,) = swept.rows
+    run = flashsim.forward(function, Q, K, V, M=200, blocks=(3, 7))
+    assert row["accesses_elements"] == run.hbm.accesses
+    fit = flashsim.forward(function, Q, K, V, M=200, sizing="fit")
+    tally = flashsim.count(function, N=40, d=4, M=200, sizing="fit", dtype="float64")
+    assert (tally.hbm, tally.sram, tally.blocks) == (fit.hbm, fit.sram, fit.blocks)
+    how = ["--N", "40", "--d", "4", "--M", "200", "--blocks", "3", "7", "--dtype", "float64"]
+    assert main(["count", f"{MINE}:{name}", *how]) == 0
+    assert f"{run.hbm.by_array['K'].reads:,}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mask", [flashsim.Causal(), flashsim.SlidingWindow(5, 0), flashsim.Dense(np.tri(40, dtype=bool))])
+@pytest.mark.parametrize("name", ["flash", "q_outer", "standard", "block_sparse"])
+def test_masks_dropout_and_live_tiles_are_counted_as_they_are_executed(name: str, mask: Any) -> None:
+    own = replace(FORWARD[name], name="own")
+    options: dict[str, Any] = {"block_mask": "live"} if name == "block_sparse" else {}
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 40, 4))
+    asked: dict[str, Any] = {"mask": mask, "M": 300, "blocks": (3, 7), "dropout_p": 0.1, "enforce": False, **options}
+    run = flashsim.forward(own, Q, K, V, **asked)
+    tally = flashsim.count(own, N=40, d=4, dtype="float64", **asked)
+    assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
+
+
+# ------------------------------------------------------------------------------------------------------- how long it takes
+
+
+def test_a_long_count_says_so_once_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", 0.0)
+    with pytest.warns(SlowCountWarning) as caught:
+        counted(own_loops.by_continue, 200, 2, blocks_of(200, 3, 3))
+    (warning,) = caught
+    line = next(n for n, text in enumerate(MINE.read_text().splitlines(), 1) if "if j > i:" in text)
+    said = str(warning.message)
+    assert said.startswith("this count takes about ")
+    assert said[:-1].endswith(f" seconds, because it runs turn by turn: line {line} of own_loops.py compares ")
+
+
+def test_a_count_in_one_go_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", 60.0)
+    counted(own_loops.plain, 65_536, 2, blocks_of(65_536, 64, 64))
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_command_line_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", 0.0)
+    how = ["--N", "40", "--d", "4", "--M", "200", "--blocks", "3", "7"]
+    assert main(["count", f"{MINE}:algorithm_1_backwards", *how]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines
+    assert all(line.startswith("flashsim count: this count takes about ") for line in lines)
+
+
+def test_too_many_turns_are_refused_before_they_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "MOST_TURNS", 1000)
+    said = r"line \d+ of own_loops.py computes with j, so .* here are 1,681 of them, .* expected at most 1,000"
+    with pytest.raises(ValueError, match=said):
+        flashsim.count(own_loops.causal_by_continue, N=41, d=4, M=10**5, blocks=(1, 1))
+    flashsim.count(own_loops.algorithm_1, N=65_536, d=4, M=10**5, blocks=(64, 64))

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from flashsim.algorithms import FORWARD
-from flashsim.cli.outputs import check_outputs
+from flashsim.cli.outputs import check_outputs, slow_counts_in_one_line
 from flashsim.cli.values import Parser, meant
 from flashsim.problem.inputs import DEFAULT_DTYPE
 from flashsim.support import forks
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         options = parse(arguments)
         check_outputs(options)
-        status: int = COMMANDS[options.name].run(options)
+        with slow_counts_in_one_line(program):
+            status: int = COMMANDS[options.name].run(options)
         return status
 
     own = [each for each in arguments if ".py" in each] or (arguments[1:] if program == "flashsim check" else [])

@@ -4,12 +4,15 @@ import argparse
 import json
 import os
 import sys
+import warnings
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flashsim.machine.turns import SlowCountWarning
+from flashsim.support.entry import one_line
 from flashsim.support.exporting import plain
 from flashsim.support.files import check_target, write_whole
 from flashsim.support.provenance import made_with
@@ -99,6 +102,22 @@ def write_json(target: str, data: Mapping[str, Any]) -> None:
         sys.stdout.write(text)
     else:
         write_whole(target, text)
+
+
+@contextmanager
+def slow_counts_in_one_line(program: str) -> Iterator[None]:
+    """Say on stderr, in one line, that a count takes long, where Python would print its source as well."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, SlowCountWarning):
+                print(one_line(f"{program}: {message}"), file=sys.stderr, flush=True)
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

@@ -158,6 +158,7 @@ class State:
         self.tokens.append(id(kind))
         if _is_stateless(kind):
             return
+        self.add(type(kind))
         for base in kind.__bases__:
             self.add(base)
         self._add_variables(vars(kind))
@@ -235,14 +236,14 @@ class State:
                 self.add(each)
         elif container in (list, tuple, set, frozenset, deque):
             self.tokens.append(len(value))
-            for each in container.__iter__(value):  # type: ignore[attr-defined]
+            for each in container.__iter__(value):
                 self.add(each)
             if container is deque:
                 self.add(value.maxlen)
         elif container is bytearray:
             self.tokens.append(bytes(value))
         elif container is not object:
-            self.tokens.append(container.__repr__(value))
+            self.tokens.append(container.__repr__(value))  # type: ignore[call-arg]
         if hasattr(kind, "default_factory"):  # a defaultdict
             self.add(value.default_factory)
         if kind.__dictoffset__:

@@ -1,10 +1,11 @@
 """Which turns of a user's own loop may be counted in one go: those that were shown to be alike.
 
-A count of a user's own algorithm runs it on shapes alone. A loop runs its first turn, its second, which stands for all between
-the ends, and its last. What tells that the second may stand for others:
+A count of a user's own algorithm runs it on shapes alone. A loop runs its first two turns, its third, which stands for all that
+follow but the last, and its last. What tells that the third may stand for others:
 
 * Its index is a `Turn`, which nothing but the memory can read, and the memory reads it to take blocks of one shape alone.
-* What the algorithm can know at the beginning of the second turn, it knows again at the end (`flashsim.machine.state`).
+* What the algorithm can know at its beginning, it knows again at its end (`flashsim.machine.state`): so the next turn does the
+  same, and leaves the same.
 
 Where that fails, the `Watch` notes the loop, and the algorithm is run again from its start; this loop now runs turn by turn,
 with plain indices. So nothing has to be repaired, and what is counted is counted as a run would.
@@ -27,7 +28,7 @@ from flashsim.machine.source import PACKAGE, Site, target_at
 
 Result = TypeVar("Result")
 
-FEW = 3
+FEW = 4
 """A loop of so many turns runs each of them."""
 MORE = 32
 """So does one in a loop that runs turn by turn: to compare states takes as long as these."""
@@ -164,8 +165,9 @@ def mark_position(turns: Sequence[Turn]) -> None:
 class Watch:
     """What is known of a user's loops while theirs are counted: `unlike` are those that run turn by turn, each with why."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs: int = 1) -> None:
         self.unlike: dict[Site, str] = {}
+        self._runs = runs  # of those that are left, this one included
         self.all_unlike = ""
         self.attempt = 0
         self.shared = False  # whether a turn of this attempt could stand for others
@@ -259,9 +261,9 @@ class Watch:
         place = self._enter(FEW)
         try:
             yield self._turn(place, loop, indices[:1]), 1
+            yield self._turn(place, loop, indices[1:2]), 1
             before = State(sram, sys._getframe(2), Watch.call.__code__)
-            middle = self._turn(place, loop, indices[1:-1])
-            yield middle, len(indices) - 2
+            yield self._turn(place, loop, indices[2:-1]), len(indices) - 3
             after = State(sram, sys._getframe(2), Watch.call.__code__)
             what = difference(before, after)
             if what:
@@ -294,17 +296,18 @@ class Watch:
         if self._marked:  # and the user's code has caught what was raised
             raise Differs
         self._nest[place][0] += 1
-        if self._warned or time.perf_counter() - self._began < PATIENCE:
+        unlike = self.unlike or self.all_unlike
+        if self._warned or not unlike or time.perf_counter() - self._began < PATIENCE:
             return
         self._warned = True
         done = sum(begun / math.prod(turns for _, turns in self._nest[: n + 1]) for n, (begun, _) in enumerate(self._nest))
         now = time.perf_counter()
-        seconds = self._loop_began - self._began + (now - self._loop_began) / max(done, 1e-9)
+        seconds = self._runs * (self._loop_began - self._began + (now - self._loop_began) / max(done, 1e-9))
         message = f"this count takes about {seconds:,.0f} seconds, because it runs turn by turn: {self._why(site)}"
         warnings.warn_explicit(message, SlowCountWarning, *site)
 
     def _why(self, site: Site) -> str:
-        return self.all_unlike or self.unlike.get(site) or next(iter(self.unlike.values()), "its loops are short")
+        return self.all_unlike or self.unlike.get(site) or next(iter(self.unlike.values()), "it has many short loops")
 
 
 def unseen_by(caller: FrameType) -> str:
@@ -315,11 +318,15 @@ def unseen_by(caller: FrameType) -> str:
 
 
 def _user_site() -> Site:
-    """Return the line of the user's code that runs."""
+    """Return the line of the user's code that runs; of flashsim's, where the user's record holds a function of that."""
+    found: Site = "?", 0
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(OUTSIDE):
+    while frame is not None and frame.f_code is not Watch.call.__code__:
+        found = frame.f_code.co_filename, frame.f_lineno
+        if not found[0].startswith(OUTSIDE):
+            break
         frame = frame.f_back
-    return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return found
 
 
 def count_alike(run: Callable[[Watch, Sequence[Any]], Result], observers: Sequence[Any]) -> Result:
@@ -328,7 +335,7 @@ def count_alike(run: Callable[[Watch, Sequence[Any]], Result], observers: Sequen
     It runs as often as it takes to know which those are, and then, if there are observers, once more for them. An error is
     raised of a run whose turns all ran.
     """
-    watch = Watch()
+    watch = Watch(runs=2 if observers else 1)
     while True:
         known = len(watch.unlike)
         watch.begin()

@@ -49,6 +49,8 @@ class TileMask:
         self._of_bias = bias
         self._gradient = None if bias is None or not learns else BiasGradient(bias, sram, dB, shape)
         self._scores, self._learns = mask.scores, learns
+        loaded = self._arrays or tree is not None or bias is not None
+        self._position_alone = self._implicit and not loaded and not mask.scores
         self._slope: Tile | None = None
         self._divide(blocks.B_r, blocks.B_c)
 
@@ -68,6 +70,8 @@ class TileMask:
         """Return S_ij, modified, plus the bias, with −∞ where the mask forbids. Loads what lives in HBM: its block, its words."""
         if self._nothing:
             return S_ij
+        if self._position_alone and not self._sram.hbm.arithmetic:  # a tile costs the same wherever it lies
+            return np.where(True, S_ij, np.asarray(-math.inf, self._sram.dtype))
         top, left = i * self._B_r, j * self._B_c
         rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
         for mod in self._scores:
