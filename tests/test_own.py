@@ -287,7 +287,7 @@ def test_what_comes_back_is_checked(end: str, said: str, tmp_path: Path) -> None
 
 WHERE_NAN_BEGINS = {
     "made of what was evicted": (
-        "l_i = sram.full((4, 1), 1.0); [on_chip(l_i + Q_i) for l_i in [on_chip(l_i + 1) for j in sram.loop(2)]]",
+        "l_i = on_chip(1 * Q_i); sram.evict(l_i); l_i = on_chip(l_i + Q_i)",
         "it begins in l_i, made of a tile that was evicted at the end of its turn (on_chip(…, over=tile) keeps that tile)",
     ),
     "loaded before it was stored": ("sram.load(O[i])", "it begins in O[0], which is loaded before it was stored"),
