@@ -58,6 +58,7 @@ _NUMBERS_ARE_WRITTEN = {
     "copyto", "put", "place", "putmask", "put_along_axis", "fill", "itemset", "sort", "partition", "resize", "setfield", "data",
     "memoryview", "readinto", "at", "getattr", "eval", "exec", "out", "__setitem__", "setitem", "frombuffer", "nditer", "flat",
 }  # fmt: skip
+_NAMES_ARE_COMPUTED = {"globals", "vars", "setattr", "exec", "eval", "__dict__", "import_module", "__import__"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,12 @@ class Escape:
 
 @dataclass
 class Known:
-    """What was there when a turn began: arrays with what tells whether they changed, other holders of numbers, series."""
+    """What was there when a turn began: arrays with what tells whether they changed, other holders of numbers, series.
 
+    deep   whether libraries' objects were looked into
+    """
+
+    deep: bool = True
     arrays: dict[int, tuple[Any, int | None]] = field(default_factory=dict)
     owners: dict[int, Any] = field(default_factory=dict)
     others: dict[int, Any] = field(default_factory=dict)
@@ -123,11 +128,11 @@ def _taker(code: CodeType, offset: int) -> str | None:
     number = next(number for number, each in enumerate(instructions) if each.offset == offset)
     instruction = instructions[number]
     if instruction.opname.startswith("FOR_ITER"):  # from Python 3.12 on, a comprehension's is in the function itself
-        body = [each for each in instructions[number:] if each.offset < int(instruction.argval)]
-        depth = 0
-        for each in body[1:]:
-            depth += each.opname.startswith("FOR_ITER")
-            if each.opname in ("LIST_APPEND", "SET_ADD", "MAP_ADD") and (each.arg or 0) - (each.opname == "MAP_ADD") <= 2 + depth:
+        body = [each for each in instructions[number + 1 :] if each.offset < int(instruction.argval)]
+        loops = [(each.offset, int(each.argval)) for each in body if each.opname.startswith("FOR_ITER")]
+        for each in body:
+            within = sum(start < each.offset < end for start, end in loops)
+            if each.opname in ("LIST_APPEND", "SET_ADD", "MAP_ADD") and each.arg == 2 + within:
                 return "a comprehension"
         return None
     if instruction.opname.startswith(("SEND", "YIELD", "RESUME")):
@@ -151,8 +156,9 @@ class Lifetimes:
 
     def known(self, frame: FrameType) -> Known:
         """Return what there is now, as a turn begins."""
-        known = Known()
-        for value, name, kind, _ in self._reached(frame):
+        known = Known(deep=self._looks < 3 or self._looks % EVERY == 0)
+        self._looks += 1
+        for value, _, kind, _ in self._reached(frame, known.deep):
             if kind == ARRAY:
                 known.arrays[id(value)] = value, self._print_of(value)
                 owner = _owner(value)
@@ -167,7 +173,7 @@ class Lifetimes:
         """Overwrite what was made since `known`, and is not on chip; return what cannot be overwritten, if there is any."""
         numbers = texts = size = 0
         escape: Escape | None = None
-        for value, name, kind, is_local in self._reached(frame):
+        for value, name, kind, is_local in self._reached(frame, known.deep):
             if kind == ARRAY:
                 said = self._end_array(known, value, name, is_local, frame)
                 if said and escape is None:
@@ -203,9 +209,9 @@ class Lifetimes:
             return None
         kind = value.dtype.kind
         if kind == "b":
-            if not changed and _is_noise(value):
-                _overwrite(value, False)
-            return None
+            if changed or not _is_noise(value) or (is_local and _overwrite(value, False)):
+                return None
+            return f"{name} holds {value.size:,} bits"
         if kind in "iu":
             if not changed and _is_sorted(value):
                 return None
@@ -234,11 +240,9 @@ class Lifetimes:
 
     # ------------------------------------------------------------------------------------------- what variables reach
 
-    def _reached(self, frame: FrameType) -> Iterator[tuple[Any, str, int, bool]]:
+    def _reached(self, frame: FrameType, deep: bool) -> Iterator[tuple[Any, str, int, bool]]:
         """Yield holders of numbers that are not on chip: the object, its name, its kind, and whether it is a plain variable."""
         resident, memory = self._resident, self._memory
-        deep = self._looks < 3 or self._looks % EVERY == 0
-        self._looks += 1
         queue: deque[tuple[Any, str, int]] = deque()
         current: FrameType | None = frame
         frames = set[int]()
@@ -262,7 +266,7 @@ class Lifetimes:
                         yield value, name, kind, True
                 elif kind:
                     queue.append((value, name, kind))
-            if deep or code not in self._globals:
+            if deep or code not in self._globals or _names_of(code)[0] & _NAMES_ARE_COMPUTED:
                 self._globals[code], modules = _watched(code, current.f_globals)
                 for name, module in modules.items():
                     self._modules.setdefault(name, (module, len(vars(module))))
@@ -283,6 +287,7 @@ class Lifetimes:
             seen.add(id(value))
             if kind == ARRAY:
                 if value.dtype.kind == "O":
+                    yield value, name, SERIES, False
                     queue.extend(_of(value.ravel().tolist(), name))
                 elif id(value) not in resident and id(_owner(value)) not in resident:
                     yield value, name, kind, False
@@ -462,15 +467,19 @@ def _watched(code: CodeType, names: dict[str, Any]) -> tuple[list[tuple[dict[str
             continue
         done.add((id(code), id(names)))
         mentioned, assigned = _names_of(code)
+        library = not _is_users_file(names.get("__file__"))
+        if mentioned & _NAMES_ARE_COMPUTED and not library:
+            mentioned |= names.keys()
         for name in mentioned | assigned:
             if name not in names and name not in assigned:
                 continue
             value = names.get(name)
             kind = kind_of(type(value))
+            if library and kind not in (ARRAY, SERIES, TABLE, BUFFER, OBJECT):
+                continue
             if kind == MODULE:
                 modules[name] = value
-                if _is_users_file(getattr(value, "__file__", "")):
-                    waiting.append((code, vars(value)))
+                waiting.append((code, vars(value)))
             elif kind == FUNCTION and _is_users_file(value.__code__.co_filename):
                 waiting.append((value.__code__, value.__globals__))
             if name in assigned or (kind and kind != MODULE and not _is_idle(kind, value)):
@@ -547,7 +556,9 @@ def _overwrite(value: Any, number: Any) -> bool:
 
 
 def _items(value: Any) -> tuple[Any, ...]:
-    return tuple(value.values()) if isinstance(value, dict) else tuple(value)
+    if isinstance(value, dict):
+        return tuple(value.values())
+    return tuple(value.ravel().tolist()) if isinstance(value, np.ndarray) else tuple(value)
 
 
 def _numbers(value: Any, before: tuple[Any, ...]) -> int:

@@ -120,6 +120,9 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             return ShapeOnly(shape, self._counter)
         raise TypeError(f"np.{function.__name__} {NOT_COUNTED}")
 
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"an array of it {NOT_COUNTED}")
+
     def __bool__(self) -> NoReturn:
         raise TypeError("a branch that depends on numbers cannot be counted on shapes alone: expected one for all")
 
