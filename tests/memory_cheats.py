@@ -85,8 +85,14 @@ CHEATS = {
     "BytesIO": keeping(lambda x: io.BytesIO(x.tobytes()), lambda kept, shape, dtype: from_bytes(kept.getvalue(), shape, dtype)),
     "an array of objects": keeping(lambda x: objects(x), lambda kept, shape, dtype: np.asarray(kept.tolist(), dtype)),
     "rows": keeping(lambda x: [row * 1 for row in x], lambda kept, shape, dtype: np.stack(kept)),
-    "a dict of rows": keeping(lambda x: {n: r * 1 for n, r in enumerate(x)}, lambda kept, shape, dtype: np.stack([*kept.values()])),
+    "a dict of rows": keeping(
+        lambda x: {n: r * 1 for n, r in enumerate(x)}, lambda kept, shape, dtype: np.stack([*kept.values()])
+    ),
     "scalars": keeping(lambda x: [*x.ravel()], lambda kept, shape, dtype: np.array(kept, dtype).reshape(shape)),
+    "texts": keeping(
+        lambda x: [repr(float(y)) for y in x.ravel()],
+        lambda kept, shape, dtype: np.array([*map(float, kept)], dtype).reshape(shape),
+    ),
     "a generator": keeping(lambda x: (y for y in [x * 1]), lambda kept, shape, dtype: next(kept)),
     "a closure": keeping(lambda x: closing(x * 1), lambda kept, shape, dtype: kept()),
     "partial": keeping(lambda x: partial(first, x * 1, None, None), lambda kept, shape, dtype: kept()),

@@ -136,8 +136,8 @@ def directly(X: NDArray[np.float64]) -> None:
 def test_a_reader_who_steps_through_a_run_sees_few_lines_in_few_files() -> None:
     X = np.random.default_rng(0).normal(size=(12, 4))
     for call, most, files in (
-        (partial(directly, X), 190, 4),
-        (partial(flashsim.forward, "flash_basic", X, X, X, M=104), 380, 14),
+        (partial(directly, X), 200, 4),
+        (partial(flashsim.forward, "flash_basic", X, X, X, M=104), 405, 14),
     ):
         call()  # what is cached is looked up once
         lines = executed(call)
@@ -149,7 +149,7 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 8), ("flashsim.run.api", 49)])
+@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 13), ("flashsim.run.api", 54)])
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
     """Algorithms' own files are not counted: another one costs nothing here."""
     code = (

@@ -35,9 +35,10 @@ import numpy as np
 from numpy import nan, ndarray
 from numpy.typing import DTypeLike, NDArray
 
-from flashsim.machine.lifetimes import Death, Escape, Known, Lifetimes, is_collected, is_prompt, is_users
-from flashsim.machine.shape_only import ONES, ShapeOnly, Turn
-from flashsim.machine.source import Site, at_line, label_at, site_of, target_at
+from flashsim.machine.bytecode import collector_of, is_prompt
+from flashsim.machine.lifetimes import Death, Escape, Known, Lifetimes
+from flashsim.machine.shape_only import ONES, ShapeOnly
+from flashsim.machine.source import Site, at_line, is_users, label_at, site_of, target_at
 from flashsim.machine.traffic import ArrayTraffic, Flops, Occupancy, Role, Traffic
 
 Tile = NDArray[Any]
@@ -251,8 +252,7 @@ class HBM:
         An algorithm that has loaded something places no numbers any more, as that would be a write that is not counted; a table
         it may, whose words are numbers of rows or blocks. Raises MemoryModelError otherwise.
         """
-        chip = self._chip and self._chip()
-        if chip is not None and chip.is_in_algorithm(sys._getframe(1)):
+        if self._is_in_algorithm(sys._getframe(1)):
             self._check_placed(name, values, index)
         if index:
             return self._place_words(name, values, dtype, role)
@@ -262,6 +262,10 @@ class HBM:
             return self._add(name, values, np.dtype(dtype), role, None)
         rows, cols = values.shape
         return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values if self.arithmetic else None)
+
+    def _is_in_algorithm(self, frame: FrameType) -> bool:
+        chip = self._chip() if self._chip is not None and is_users(frame) else None
+        return chip is not None and chip.is_in_algorithm(frame)
 
     def _check_placed(self, name: str, values: Any, index: bool) -> None:
         end = max((max(storage.shape) for storage in self._arrays.values()), default=0)
@@ -332,11 +336,8 @@ class HBM:
 
         Raises MemoryModelError where an algorithm that has loaded something calls it: that would be a read that is not counted.
         """
-        chip = self._chip and self._chip()
-        if chip is not None and chip.is_in_algorithm(sys._getframe(1)):
-            raise MemoryModelError(
-                f"hbm.peek({name!r}) in an algorithm would be a read of HBM that is not counted; expected sram.load"
-            )
+        if self._is_in_algorithm(sys._getframe(1)):
+            raise MemoryModelError(f"hbm.peek({name!r}) in an algorithm is a read of HBM that is not counted; expected sram.load")
         values = self.matrix(name)._storage.values
         if values is None:
             raise ValueError(f"{name} has no values: this HBM only counts")
@@ -423,6 +424,12 @@ class Kinds(dict[int, int | Fraction]):
         return [(index, times) for index, times in self.items() if index < turns]
 
 
+class Turn:
+    """A loop's turn, or the part of one up to a tile's eviction: what is computed in it, and not on chip, ends with it."""
+
+    ended = False
+
+
 _Resident = tuple[Tile, int, str | None, Place | None]
 """A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain, as it is made often."""
 
@@ -440,6 +447,13 @@ class SRAM:
     False where blocks of one shape cost different amounts.
     """
 
+    _loads = False  # whether anything was loaded yet
+    _calls = False  # whether a user's algorithm is running
+    _lifetimes: Lifetimes | None = None  # of what a user's code computes
+    _known: Known | None = None  # what its variables held when the current turn began
+    _skipped = False  # whether something may be left over from a tile that was evicted before the first loop
+    _escape: Escape | None = None  # from a turn that was left early
+
     def __init__(
         self, hbm: HBM, capacity: int, *,
         enforced: bool = True, dtype: DTypeLike = np.float64, observers: Sequence[Observer] = (), fold: bool = True,
@@ -456,11 +470,6 @@ class SRAM:
         self._weight = 1  # how many equal turns the current one stands for (counting-only mode)
         self._flops_matmul = self._flops_other = 0
         self._turn = Turn()  # in counting-only mode, that of what is computed now
-        self._began = False
-        self._calls = False
-        self._lifetimes: Lifetimes | None = None  # of what a user's code computes
-        self._known = Known()  # what its variables held when the current turn began
-        self._escape: Escape | None = None  # from a turn that was left early
         self._maker = sys._getframe(1).f_code
         hbm._chip = ref(self)
 
@@ -475,7 +484,7 @@ class SRAM:
 
         With `over`, one block replaces that resident tile, and takes no further room: its first rows, where the block has fewer.
         """
-        if not self._began:
+        if not self._loads:
             self._begin(sys._getframe(1))
         if over is not None:
             return self._load_over(blocks, over)
@@ -617,11 +626,11 @@ class SRAM:
 
         Raises NotOnChip for what is not on chip, MemoryModelError for what a turn around this one brought there.
         """
+        self._end_of_tile(sys._getframe(1))
         for tile in tiles:
             key = id(tile)
             if key not in self._resident:
                 self._refuse_absent(tile, "sram.evict")
-            self._end_of_tile(sys._getframe(1))
             if key not in self._scope:
                 name = _name(self._resident[key])
                 raise MemoryModelError(f"sram.evict: a turn around this one brought {name} on chip, and evicts it")
@@ -664,29 +673,32 @@ class SRAM:
             self._tell("enter", target_at(site, "loop"), turns, None, site)
         around, depth, outside = self._scope, len(self._loops), self._weight
         turn, known = self._turn, self._known
-        inner = self._looked_through(sys._getframe(1))
+        watched = self._looked_through(sys._getframe(1))
+        inner = watched if is_users(sys._getframe(1)) else known
         for index, times in schedule:
             scope: list[int] = []
             ended = False
             try:
-                self._scope, self._turn, self._known = scope, Turn(), inner or known
+                self._scope, self._turn, self._known = scope, Turn(), inner
                 self._weight = outside * times if type(times) is int else _whole(outside * times)
                 self._loops.append((site, index))
                 if self._observers:
                     self._tell("turn", target_at(site, "loop"), 0, None, site)
                 yield index
-                if inner is not None:
-                    self._end_of_turn(inner, sys._getframe(1))
+                if watched is not None:
+                    self._end_of_turn(watched, sys._getframe(1))
                 self._evict(scope)
                 ended = True
                 if self._observers:
                     self._tell("turn end", target_at(site, "loop"), 0, None, site)
             finally:
                 if not ended:
-                    self._abandon(scope, inner, sys._getframe(1))
+                    self._abandon(scope, watched, sys._getframe(1))
                 self._turn.ended = True
                 self._scope, self._weight, self._turn, self._known = around, outside, turn, known
                 del self._loops[depth:]
+        if watched is not None:
+            self._refuse_escape(self._lifetimes_of_users.end(watched, sys._getframe(1)))
         if self._observers:
             self._tell("leave", target_at(site, "loop"), turns, None, site)
 
@@ -725,14 +737,14 @@ class SRAM:
 
     def is_in_algorithm(self, frame: FrameType) -> bool:
         """Return whether a frame is an algorithm's of the user's that has loaded something: not an observer's or a debugger's."""
-        if not is_users(frame) or is_prompt(frame):
+        if is_prompt(frame):
             return False
         current: FrameType | None = frame
         while is_users(current):
             current = cast(FrameType, current).f_back
         if current is not None and current.f_code is SRAM._tell.__code__:
             return False
-        return (self._calls and self._began) or bool(self._loops)
+        return (self._calls and self._loads) or bool(self._loops)
 
     def death_at(self, site: Site) -> Death | None:
         """Return what is mentioned in a line and was overwritten when its turn ended, as it was not on chip; None for nothing."""
@@ -798,48 +810,65 @@ class SRAM:
 
     def _begin(self, frame: FrameType) -> None:
         """Before the first load, look at what is there; it may stay."""
-        self._began = True
-        if self._lifetimes is None:
-            self._known = self._looked_through(frame) or self._known
+        self._loads = True
+        if self._known is None:
+            self._known = self._looked_through(frame)
 
     def _looked_through(self, frame: FrameType) -> Known | None:
-        """Return what the variables of a user's code hold now; None where code is flashsim's, or only counts."""
+        """Return what the variables of a user's code hold now; None where code is flashsim's, or only counts, or is looked at
+        often enough.
+        """
         if not self.hbm.arithmetic or not is_users(frame):
             return None
+        lifetimes = self._lifetimes_of_users
+        if self._loops:
+            return lifetimes.known(frame) if lifetimes.is_due(frame) else None
+        if self._skipped and self._known is not None:
+            self._skipped = False
+            self._refuse_escape(lifetimes.end(self._known, frame))
+        return lifetimes.known(frame)
+
+    @property
+    def _lifetimes_of_users(self) -> Lifetimes:
         if self._lifetimes is None:
             self._lifetimes = Lifetimes(self, self._maker)
-        return self._lifetimes.known(frame)
+        return self._lifetimes
 
     def _end_of_tile(self, frame: FrameType) -> None:
         """End the life of what was computed in this turn so far: a tile leaves, and so does what was made of it."""
         if self.hbm.arithmetic:
-            if self._lifetimes is not None and is_users(frame):
-                escape = self._lifetimes.end(self._known, frame)
-                if escape is not None:
-                    self._refuse_escape(escape)
+            if self._lifetimes is None or self._known is None or not is_users(frame):
+                return
+            if self._lifetimes.is_due(frame):
+                self._refuse_escape(self._lifetimes.end(self._known, frame))
+            else:
+                self._skipped = True
         else:
             self._turn.ended = True
             self._turn = Turn()
 
     def _end_of_turn(self, known: Known, frame: FrameType) -> None:
         """End the life of what a turn in the user's code computed. Raises MemoryModelError for what cannot be overwritten."""
-        lifetimes = cast(Lifetimes, self._lifetimes)
-        taker = is_collected(frame) if self._resident else None
-        if taker is not None:
+        collector = collector_of(frame) if self._resident else None
+        if collector is not None:
             error = MemoryModelError(
-                f"turns of sram.loop are taken by {taker}, which would keep what they compute without room on chip; expected "
+                f"turns of sram.loop are taken by {collector}, which would keep what they compute without room on chip; expected "
                 "a for statement: for j in sram.loop(…): …"
             )
             error.add_note(at_line(*site_of(frame)))
             raise error
-        escape = lifetimes.end(known, frame) or self._escape
-        if escape is not None:
-            self._refuse_escape(escape)
+        lifetimes = self._lifetimes_of_users
+        self._refuse_escape(self._escape)
+        if lifetimes.is_due(frame):
+            self._refuse_escape(lifetimes.end(known, frame))
 
-    def _refuse_escape(self, escape: Escape) -> NoReturn:
+    def _refuse_escape(self, escape: Escape | None) -> None:
+        """Raise MemoryModelError for what outlives its turn, if anything does."""
+        if escape is None:
+            return
         error = MemoryModelError(
-            f"{escape.said} made in this turn, which are not on chip and would outlive it; expected them in SRAM, by on_chip(…), "
-            "or in HBM, by sram.store(…)"
+            f"{escape.text}, made in this turn: that is not on chip, and would outlive the turn. Expected it in SRAM, by "
+            "on_chip(…), or in HBM, by sram.store(…)"
         )
         if escape.site is not None:
             error.add_note(at_line(*escape.site))

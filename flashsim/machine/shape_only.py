@@ -18,15 +18,6 @@ NOT_COUNTED = (
 )
 
 
-class Turn:
-    """A loop's turn, or the part of one up to a tile's eviction: what is computed in it, and not on chip, ends with it."""
-
-    __slots__ = ("ended",)
-
-    def __init__(self) -> None:
-        self.ended = False
-
-
 class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic.
 
@@ -39,7 +30,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, shape: tuple[int, ...], counter: Any, base: ShapeOnly | None = None) -> None:
         self.shape, self.base = shape, base
         self._counter = counter
-        self.turn: Turn = counter._turn if base is None else base.turn
+        self.turn: Any = counter._turn if base is None else base.turn
 
     @property
     def size(self) -> int:

@@ -32,6 +32,11 @@ def site_of(frame: FrameType) -> Site:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+def is_users(frame: FrameType | None) -> bool:
+    """Return whether a frame is of the user's code, not of flashsim's."""
+    return frame is not None and not frame.f_code.co_filename.startswith(PACKAGE)
+
+
 @cache
 def _targets(filename: str) -> dict[int, str]:
     try:

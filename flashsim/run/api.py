@@ -18,7 +18,6 @@ from flashsim.problem.options import NoOptions, Options, check_how, check_option
 from flashsim.run.gather import gather_gradients, gather_tally
 from flashsim.run.launch import Cost, OnHead, finished, launch, launch_all
 from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan
-from flashsim.run.rehearsal import check_counted, check_gradients, check_moved
 from flashsim.run.results import Gradients as Gradients
 from flashsim.run.results import Run as Run
 from flashsim.run.results import Tally as Tally
@@ -82,6 +81,8 @@ def forward(
     outcome = launch_all(plan, observers, on_head)
     run = finished(plan, outcome)
     if is_own(algorithm) and outcome.matrices:
+        from flashsim.run.rehearsal import check_moved
+
         check_moved(algorithm, plan, outcome.cost, outcome.matrices["O"])
     return run if layout == HEADS_FIRST else replace(run, O=turned("O", run.O, layout), layout=layout)
 
@@ -117,6 +118,8 @@ def backward(
     outcome = launch_all(plan, observers, on_head)
     found = gather_gradients(plan, outcome, observers)
     if is_own(algorithm) and outcome.matrices:
+        from flashsim.run.rehearsal import check_gradients
+
         check_gradients(run.plan.algorithm, plan, outcome.cost)
     by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
     return replace(found, **by_layout)
@@ -146,6 +149,8 @@ def count(
     plan = count_plan(algorithm, before, problem, _own(count, before, options), check_sizing(sizing, blocks, enforce), launch)
     hbm, sram, _ = launch(plan, observers=observers)
     if is_own(algorithm):
+        from flashsim.run.rehearsal import check_counted
+
         check_counted(before, plan, Cost(hbm.traffic, sram.peak))
     return gather_tally(plan, problem.heads, hbm, sram, observers)
 

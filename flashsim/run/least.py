@@ -18,9 +18,13 @@ from flashsim.masks.rules import Head
 from flashsim.problem.arguments import check_tiles
 from flashsim.run.plan import Plan
 from flashsim.theory.certificate import most_terms
+from flashsim.theory.lower import Phases, lower_bound
+from flashsim.theory.lower_backward import lower_bound_backward
 
 FAR = 2
 """Up to how many times the quickest bound the best bound is looked for, which takes some 50 ms, once for each problem."""
+Sizes = tuple[int, int, int, int]
+"""N_q, N_k, d, d_v."""
 Pairs = tuple[int, int, int]
 """How many pairs of query and key there are, and how many queries and keys have any."""
 
@@ -38,7 +42,7 @@ def least_accesses(plan: Plan, accesses: int, peak: int, heads: Sequence[Head]) 
     times = len(heads) if same else 1
     if accesses >= FAR * times * sum(_quick_bound(plan, M, *each) for each in pairs):
         return None
-    least = times * sum(_bound(plan.algorithm.direction, *_sizes(plan), M, *each) for each in pairs)
+    least = times * sum(_bound(plan.algorithm.direction, _sizes(plan), M, each) for each in pairs)
     return least if accesses < least else None
 
 
@@ -55,14 +59,14 @@ def _capacity(plan: Plan, peak: int) -> int:
     return plan.problem.M if plan.sizing.enforced else max(plan.problem.M, _rounded_up(peak))
 
 
-def _sizes(plan: Plan) -> tuple[int, int, int, int]:
+def _sizes(plan: Plan) -> Sizes:
     shape = plan.shape
     return shape.N_q, shape.N_k, shape.d, shape.d_v
 
 
 def _rounded_up(peak: int) -> int:
     """Return a peak or a little more, so that few M differ: what is proved of a larger M holds of a smaller one, too."""
-    step = 2 ** max(peak.bit_length() - 4, 0)
+    step = 1 << max(peak.bit_length() - 4, 0)
     return -(-peak // step) * step
 
 
@@ -92,11 +96,9 @@ def _quick_bound(plan: Plan, M: int, pairs: int, queries: int, keys: int) -> int
 
 
 @lru_cache(4096)
-def _bound(
-    direction: str, N_q: int, N_k: int, d: int, d_v: int, M: int, pairs: int, queries: int, keys: int
-) -> int:  # fmt: skip
-    from flashsim import theory
-
-    lower: Any = theory.lower_bound if direction == "forward" else theory.lower_bound_backward
-    found = lower(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=pairs, queries=queries, keys=keys)
-    return int(found.accesses)
+def _bound(direction: str, sizes: Sizes, M: int, pairs: Pairs) -> int:
+    N_q, N_k, d, d_v = sizes
+    all_pairs, queries, keys = pairs
+    lower: Any = lower_bound if direction == "forward" else lower_bound_backward
+    bound: Phases = lower(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=all_pairs, queries=queries, keys=keys)
+    return bound.accesses

@@ -216,7 +216,7 @@ def _run(algorithm: Algorithm, plan: Plan, shape: Shape, blocks: Blocks) -> str:
                 return ATTENTION if mask is whole else SOME_PAIRS
     off = float(np.max(np.abs(O - attention(Q, K, V, scale=problem.scale, mask=whole))))
     raise MemoryModelError(
-        f"{algorithm.name!r} ({algorithm.title}) computes an O that is not attention, so there is nothing to count: run on random "
+        f"{algorithm.name!r} ({algorithm.title}) computes an O that is not attention, so there is nothing to count: on random "
         f"numbers with N_q = {shape.N_q}, N_k = {shape.N_k}, d = {shape.d}, d_v = {shape.d_v} in blocks of {blocks.B_r} × "
         f"{blocks.B_c}, it is off by up to {off:.2g}"
     )
