@@ -202,7 +202,10 @@ def test_a_range_of_turns_is_counted_as_it_is_run(turns: range) -> None:
     counted, run = HBM(arithmetic=False), HBM()
     for hbm, matrix_ in ((counted, (13, 1)), (run, np.ones((13, 1)))):
         K, sram = hbm.place("K", matrix_, np.float64).divide(2), SRAM(hbm, 10, fold=True)
-        seen = [sram.load(K[j]).shape and j for j in sram.loop(turns)]
+        seen = []
+        for j in sram.loop(turns):
+            sram.load(K[j])
+            seen.append(j)
         assert seen == (list(turns) if hbm is run else list(dict.fromkeys([*turns[:2], *turns[-1:]])))
     assert counted.traffic == run.traffic
     with pytest.raises(ValueError, match=r"sram.loop\(range\(0, 2\), …\) has a where or an alike as well"):

@@ -23,8 +23,8 @@ import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import main
 from flashsim.machine.memory import SramOverflow
+from flashsim.masks.allowed import allowed_pairs
 from flashsim.masks.rules import All, Causal
-from flashsim.optimal.allowed import allowed_pairs
 from flashsim.optimal.games import checker as certificate_of_optimum
 from flashsim.optimal.picture import picture
 from flashsim.optimal.proving import prove, recount

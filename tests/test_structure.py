@@ -136,9 +136,9 @@ def directly(X: NDArray[np.float64]) -> None:
 def test_a_reader_who_steps_through_a_run_sees_few_lines_in_few_files() -> None:
     X = np.random.default_rng(0).normal(size=(12, 4))
     for call, most, files in (
-        (partial(directly, X), 195, 4),
-        (partial(flashsim.forward, "flash_basic", X, X, X, M=104, blocks=(4, 3)), 405, 14),
-        (partial(flashsim.forward, "flash_basic", X, X, X, M=104), 475, 21),  # the largest blocks that fit, by the closed form
+        (partial(directly, X), 205, 4),
+        (partial(flashsim.forward, "flash_basic", X, X, X, M=104, blocks=(4, 3)), 420, 14),
+        (partial(flashsim.forward, "flash_basic", X, X, X, M=104), 490, 21),  # the largest blocks that fit, by the closed form
     ):
         call()  # what is cached is looked up once
         lines = executed(call)
@@ -150,7 +150,7 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 9), ("flashsim.run.api", 50)])
+@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 13), ("flashsim.run.api", 54)])
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
     """Algorithms' own files are not counted: another one costs nothing here."""
     code = (

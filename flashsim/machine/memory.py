@@ -29,13 +29,16 @@ from fractions import Fraction
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any, Literal, NoReturn, cast, overload
+from weakref import ReferenceType, ref
 
 import numpy as np
 from numpy import nan, ndarray
 from numpy.typing import DTypeLike, NDArray
 
+from flashsim.machine.bytecode import collector_of, is_prompt
+from flashsim.machine.lifetimes import Death, Escape, Known, Lifetimes
 from flashsim.machine.shape_only import ONES, ShapeOnly
-from flashsim.machine.source import Site, file_of, label_at, site_of, target_at
+from flashsim.machine.source import Site, at_line, file_of, is_users, label_at, site_of, target_at
 from flashsim.machine.traffic import ArrayTraffic, Flops, Occupancy, Role, Traffic
 from flashsim.machine.turns import Turn, Watch, block_number, index_of, mark_position, turn_state, unseen_by
 
@@ -299,6 +302,7 @@ class HBM:
         self._told: Callable[[str, int, Site], None] | None = None  # set by an SRAM that has observers
         self._watch: Watch | None = None  # set by an SRAM that has one
         self._arrays: dict[str, _Storage] = {}
+        self._chip: ReferenceType[SRAM] | None = None
 
     def place(
         self, name: str, values: Tile | tuple[int, int], dtype: DTypeLike | None = None, role: Role = "input", *,
@@ -311,7 +315,12 @@ class HBM:
 
         An `index` array holds words that say where to go on, such as a table of pages, for `sram.word`: whole numbers below
         2³², of which the last says "none". It keeps its values in counting-only mode, and is stored as uint32.
+
+        An algorithm that has loaded something places no numbers any more, as that would be a write that is not counted; a table
+        it may, whose words are numbers of rows or blocks. Raises MemoryModelError otherwise.
         """
+        if self._is_in_algorithm(sys._getframe(1)):
+            self._check_placed(name, values, index)
         if index:
             return self._place_words(name, values, dtype, role)
         if isinstance(values, tuple):
@@ -320,6 +329,23 @@ class HBM:
             return self._add(name, values, np.dtype(dtype), role, None)
         rows, cols = values.shape
         return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values if self.arithmetic else None)
+
+    def _is_in_algorithm(self, frame: FrameType) -> bool:
+        chip = self._chip() if self._chip is not None and is_users(frame) else None
+        return chip is not None and chip.is_in_algorithm(frame)
+
+    def _check_placed(self, name: str, values: Any, index: bool) -> None:
+        end = max((max(storage.shape) for storage in self._arrays.values()), default=0)
+        if not index:
+            raise MemoryModelError(
+                f"hbm.place({name!r}, …) in an algorithm that has loaded tiles would be a write to HBM that is not counted; "
+                "expected hbm.empty and sram.store"
+            )
+        if isinstance(values, ndarray) and np.any((values > end) & (values < np.iinfo(np.uint32).max)):
+            raise MemoryModelError(
+                f"hbm.place({name!r}, …, index=True) in an algorithm that has loaded tiles takes numbers of rows or blocks, "
+                f"{end:,} at most here; got {values.max():,}"
+            )
 
     def _place_words(self, name: str, values: Any, dtype: DTypeLike | None, role: Role) -> Matrix:
         if dtype is not None and np.dtype(dtype) != np.uint32:
@@ -373,7 +399,12 @@ class HBM:
         return self._arrays.get(matrix.name) is matrix._storage
 
     def peek(self, name: str) -> Tile:
-        """Look at a matrix without moving or counting anything, read-only: for observers and debuggers."""
+        """Look at a matrix without moving or counting anything, read-only: for observers, debuggers, and after the run.
+
+        Raises MemoryModelError where an algorithm that has loaded something calls it: that would be a read that is not counted.
+        """
+        if self._is_in_algorithm(sys._getframe(1)):
+            raise MemoryModelError(f"hbm.peek({name!r}) in an algorithm is a read of HBM that is not counted; expected sram.load")
         values = self.matrix(name)._storage.values
         if values is None:
             raise ValueError(f"{name} has no values: this HBM only counts")
@@ -462,6 +493,12 @@ class Kinds(dict[int, int | Fraction]):
         return [(index, times) for index, times in self.items() if index < turns]
 
 
+class Lifespan:
+    """A loop's turn, or the part of one up to a tile's eviction: what is computed in it, and not on chip, ends with it."""
+
+    ended = False
+
+
 _Resident = tuple[Tile, int, str | None, Place | None]
 """A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain, as it is made often."""
 
@@ -481,6 +518,13 @@ class SRAM:
     it is tested. With a `watch`, turns are run once that are shown to be alike (`flashsim.machine.turns`).
     """
 
+    _loads = False  # whether anything was loaded yet
+    _calls = False  # whether a user's algorithm is running
+    _lifetimes: Lifetimes | None = None  # of what a user's code computes
+    _known: Known | None = None  # what its variables held when the current turn began
+    _skipped = False  # whether something may be left over from a tile that was evicted before the first loop
+    _escape: Escape | None = None  # from a turn that was left early
+
     def __init__(
         self, hbm: HBM, capacity: int, *,
         enforced: bool = True, dtype: DTypeLike = np.float64, observers: Sequence[Observer] = (), fold: bool = False,
@@ -498,6 +542,9 @@ class SRAM:
             hbm._told = lambda name, elements, site: self._tell("init", name, elements, None, site)
         self._weight = 1  # how many equal turns the current one stands for (counting-only mode)
         self._flops_matmul = self._flops_other = 0
+        self._lifespan = Lifespan()  # in counting-only mode, that of what is computed now
+        self._maker = sys._getframe(1).f_code
+        hbm._chip = ref(self)
 
     # ------------------------------------------------------------------------------------------------ the five verbs
 
@@ -510,6 +557,8 @@ class SRAM:
 
         With `over`, one block replaces that resident tile, and takes no further room: its first rows, where the block has fewer.
         """
+        if not self._loads:
+            self._begin(sys._getframe(1))
         if over is not None:
             return self._load_over(blocks, over)
         tiles = []
@@ -541,6 +590,7 @@ class SRAM:
         (rows, columns), room = block.shape, over.shape
         if columns != room[1] or rows > room[0]:
             raise ValueError(f"{block.name}, which is {_by(block.shape)}, cannot be loaded over a {_by(room)} tile")
+        self._end_of_tile(sys._getframe(2))
         tile: Tile = over if rows == room[0] else over[:rows]
         if block._values is not None:
             tile[...] = block._values[block._at]
@@ -607,8 +657,8 @@ class SRAM:
                 self._resident[id(over)] = (over, over.size, None, place)
             result = over
         elif id(result) not in self._resident:
-            if type(result) is ndarray and result.base is not None:
-                result = result.copy()  # as a view it would be poisoned with the tile it looks at
+            if result.base is not None:  # as a view it would be poisoned with the tile it looks at
+                result = result.copy() if type(result) is ndarray else cast(Tile, ShapeOnly(result.shape, self))
             self._admit(result, None, place)
         if self._observers:
             site = site_of_place(place)
@@ -634,6 +684,8 @@ class SRAM:
             raise TypeError(f"sram.store writes to a block in HBM such as O[i]; got {_kind(block)}")
         if id(tile) not in self._resident:
             self._refuse_absent(tile, f"sram.store to {block.name}")
+        if self._escape is not None:
+            self._refuse_escape(self._escape)
         if tile.shape != block.shape:
             raise ValueError(f"a {_by(tile.shape)} tile cannot be stored to {block.name}, which is {_by(block.shape)}")
         if block._rows is not None and len(set(block._rows)) < len(block._rows):
@@ -649,6 +701,7 @@ class SRAM:
 
         Raises NotOnChip for what is not on chip, MemoryModelError for what a turn around this one brought there.
         """
+        self._end_of_tile(sys._getframe(1))
         for tile in tiles:
             key = id(tile)
             if key not in self._resident:
@@ -688,27 +741,35 @@ class SRAM:
             number = len(turns) if isinstance(turns, range) else turns
             self._tell("enter", target_at(site, "loop"), number, None, site)
         around, depth, outside = self._scope, len(self._loops), self._weight
+        lifespan, known = self._lifespan, self._known
+        watched = self._looked_through(sys._getframe(1))
+        inner = watched if is_users(sys._getframe(1)) else known
         for index, times in schedule:
             scope: list[int] = []
             ended = False
             try:
-                self._scope = scope
+                self._scope, self._lifespan, self._known = scope, Lifespan(), inner
                 self._weight = outside * times if type(times) is int else _whole(outside * times)
                 self._loops.append((site, index))
                 if self._observers:
                     self._tell("turn", target_at(site, "loop"), 0, None, site)
                 yield index
+                if watched is not None:
+                    self._end_of_turn(watched, sys._getframe(1))
                 self._evict(scope)
                 ended = True
                 if self._observers:
                     self._tell("turn end", target_at(site, "loop"), 0, None, site)
             finally:
                 if not ended:
-                    self._abandon(scope)
+                    self._abandon(scope, watched, sys._getframe(1))
                     if self._watch is not None:
                         self._watch.left(index)
-                self._scope, self._weight = around, outside
+                self._lifespan.ended = True
+                self._scope, self._weight, self._lifespan, self._known = around, outside, lifespan, known
                 del self._loops[depth:]
+        if watched is not None:
+            self._refuse_escape(self._lifetimes_of_users.end(watched, sys._getframe(1)))
         if self._observers:
             self._tell("leave", target_at(site, "loop"), number, None, site)
 
@@ -750,6 +811,38 @@ class SRAM:
         if self._watch is not None:
             self._watch.mark_all("sram.flops")
         return Flops(self._flops_matmul, self._flops_other)
+
+    def call(self, algorithm: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a user's algorithm, to which HBM's `place` and `peek` are closed from its first load until it returns."""
+        self._calls = True
+        try:
+            return algorithm(*arguments)
+        finally:
+            self._calls = False
+
+    def is_in_algorithm(self, frame: FrameType) -> bool:
+        """Return whether a frame is an algorithm's of the user's that has loaded something: not an observer's or a debugger's."""
+        if is_prompt(frame):
+            return False
+        current: FrameType | None = frame
+        while is_users(current):
+            current = cast(FrameType, current).f_back
+        if current is not None and current.f_code is SRAM._tell.__code__:
+            return False
+        return (self._calls and self._loads) or bool(self._loops)
+
+    def death_at(self, site: Site) -> Death | None:
+        """Return what is mentioned in a line and was overwritten when its turn ended, as it was not on chip; None for nothing."""
+        return None if self._lifetimes is None else self._lifetimes.death_at(site)
+
+    def refuse_ended(self, tile: ShapeOnly) -> None:
+        """Raise NotOnChip for what was computed in a turn that has ended, in counting-only mode, unless it is on chip."""
+        whole = tile if tile.base is None else tile.base
+        if id(whole) not in self._resident:
+            raise NotOnChip(
+                f"{_kind(tile)} is not on chip: it was made in a turn that has ended, or before a tile was evicted. Expected it "
+                "in SRAM, by on_chip(…, over=tile) of a tile that was there before the loop, or in HBM, by sram.store(…)"
+            )
 
     def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
         """Add operations, as often as the current turn stands for."""
@@ -800,8 +893,76 @@ class SRAM:
                     else:
                         _poison(tile)
 
-    def _abandon(self, scope: list[int]) -> None:
+    def _begin(self, frame: FrameType) -> None:
+        """Before the first load, look at what is there; it may stay."""
+        self._loads = True
+        if self._known is None:
+            self._known = self._looked_through(frame)
+
+    def _looked_through(self, frame: FrameType) -> Known | None:
+        """Return what the variables of a user's code hold now; None where code is flashsim's, or only counts, or is looked at
+        often enough.
+        """
+        if not self.hbm.arithmetic or not is_users(frame):
+            return None
+        lifetimes = self._lifetimes_of_users
+        if self._loops:
+            return lifetimes.known(frame) if lifetimes.is_due(frame) else None
+        if self._skipped and self._known is not None:
+            self._skipped = False
+            self._refuse_escape(lifetimes.end(self._known, frame))
+        return lifetimes.known(frame)
+
+    @property
+    def _lifetimes_of_users(self) -> Lifetimes:
+        if self._lifetimes is None:
+            self._lifetimes = Lifetimes(self, self._maker)
+        return self._lifetimes
+
+    def _end_of_tile(self, frame: FrameType) -> None:
+        """End the life of what was computed in this turn so far: a tile leaves, and so does what was made of it."""
+        if self.hbm.arithmetic:
+            if self._lifetimes is None or self._known is None or not is_users(frame):
+                return
+            if self._lifetimes.is_due(frame):
+                self._refuse_escape(self._lifetimes.end(self._known, frame))
+            else:
+                self._skipped = True
+        else:
+            self._lifespan.ended = True
+            self._lifespan = Lifespan()
+
+    def _end_of_turn(self, known: Known, frame: FrameType) -> None:
+        """End the life of what a turn in the user's code computed. Raises MemoryModelError for what cannot be overwritten."""
+        collector = collector_of(frame) if self._resident else None
+        if collector is not None:
+            error = MemoryModelError(
+                f"turns of sram.loop are taken by {collector}, which would keep what they compute without room on chip; expected "
+                "a for statement: for j in sram.loop(…): …"
+            )
+            error.add_note(at_line(*site_of(frame)))
+            raise error
+        lifetimes = self._lifetimes_of_users
+        self._refuse_escape(self._escape)
+        if lifetimes.is_due(frame):
+            self._refuse_escape(lifetimes.end(known, frame))
+
+    def _refuse_escape(self, escape: Escape | None) -> None:
+        """Raise MemoryModelError for what outlives its turn, if anything does."""
+        if escape is None:
+            return
+        error = MemoryModelError(
+            f"{escape.text}, made in this turn: that is not on chip, and would outlive the turn. Expected it in SRAM, by "
+            "on_chip(…), or in HBM, by sram.store(…)"
+        )
+        if escape.site is not None:
+            error.add_note(at_line(*escape.site))
+        raise error
+
+    def _abandon(self, scope: list[int], known: Known | None, frame: FrameType) -> None:
         """Evict what is left of a turn that did not end. It may be cut off anywhere, and nobody could catch an error here."""
+        if known is not None and self._lifetimes is not None and is_users(frame):
+            self._escape = self._escape or self._lifetimes.end(known, frame)
         for key in scope:
             if key in self._resident:
                 tile = self._resident.pop(key)[0]

@@ -21,14 +21,16 @@ NOT_COUNTED = (
 class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic.
 
-    `base` is what it is a part of, as an array's is; None if it is whole.
+    `base` is what it is a part of, as an array's is; None if it is whole. `lifespan` is that of the turn in which it, or its base,
+    was made: it ends with that turn, unless it is on chip.
     """
 
-    __slots__ = ("_counter", "base", "shape")
+    __slots__ = ("_counter", "base", "lifespan", "shape")
 
     def __init__(self, shape: tuple[int, ...], counter: Any, base: ShapeOnly | None = None) -> None:
         self.shape, self.base = shape, base
         self._counter = counter
+        self.lifespan: Any = counter._lifespan if base is None else base.lifespan
 
     @property
     def size(self) -> int:
@@ -38,7 +40,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def T(self) -> ShapeOnly:
         """The transpose, which moves and computes nothing."""
-        return ShapeOnly(self.shape[::-1], self._counter)
+        return ShapeOnly(self.shape[::-1], self._counter, self if self.base is None else self.base)
 
     def __getitem__(self, parts: slice | tuple[slice, ...]) -> ShapeOnly:
         """Return a part, by a slice of each axis: the shape that a view of an array would have."""
@@ -46,7 +48,12 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         cut = [len(range(n)[part]) for n, part in zip(self.shape, slices, strict=False)]
         return ShapeOnly((*cut, *self.shape[len(cut) :]), self._counter, self if self.base is None else self.base)
 
+    def _check_lifespan(self) -> None:
+        if self.lifespan.ended:
+            self._counter.refuse_ended(self)
+
     def _reduced(self, axis: int | None = None, keepdims: bool = False) -> ShapeOnly:
+        self._check_lifespan()
         self._counter.count_flops(other=self.size)
         axes = range(len(self.shape)) if axis is None else (axis % len(self.shape),)
         kept = [(1 if a in axes else n) for a, n in enumerate(self.shape) if keepdims or a not in axes]
@@ -56,6 +63,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
 
     def made(self, shape: tuple[int, ...], *, other: int) -> ShapeOnly:
         """Return what a function that is not a ufunc makes of this, with so many operations."""
+        self._check_lifespan()
         self._counter.count_flops(other=other)
         return ShapeOnly(shape, self._counter)
 
@@ -64,7 +72,14 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             return self._reduced(kwargs.get("axis", 0), kwargs.get("keepdims", False))
         if method != "__call__":
             return NotImplemented
-        shapes = [np.shape(x) if not isinstance(x, ShapeOnly) else x.shape for x in inputs]
+        shapes = []
+        for x in inputs:
+            if isinstance(x, ShapeOnly):
+                if x.lifespan.ended:
+                    x._check_lifespan()
+                shapes.append(x.shape)
+            else:
+                shapes.append(np.shape(x))
         if ufunc is np.matmul:
             a, b = shapes
             if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
@@ -88,10 +103,16 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         if function is np.ones_like:
             return ShapeOnly(self.shape, self._counter)
         if function is np.where:
+            for x in args:
+                if isinstance(x, ShapeOnly):
+                    x._check_lifespan()
             shape = _broadcast(*[x.shape if isinstance(x, ShapeOnly) else np.shape(x) for x in args])
             self._counter.count_flops(other=math.prod(shape))
             return ShapeOnly(shape, self._counter)
         raise TypeError(f"np.{function.__name__} {NOT_COUNTED}")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"an array of it {NOT_COUNTED}")
 
     def __bool__(self) -> NoReturn:
         raise TypeError("a branch that depends on numbers cannot be counted on shapes alone: expected one for all")

@@ -53,6 +53,11 @@ def site_of(frame: FrameType) -> Site:
     return file_of(frame.f_code), frame.f_lineno
 
 
+def is_users(frame: FrameType | None) -> bool:
+    """Return whether a frame is of the user's code, not of flashsim's."""
+    return frame is not None and not file_of(frame.f_code).startswith(PACKAGE)
+
+
 @cache
 def _targets(filename: str) -> dict[int, str]:
     try:

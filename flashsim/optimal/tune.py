@@ -27,8 +27,8 @@ from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.blocks import Fixed, clipped
 from flashsim.algorithms.own import chosen, is_own
 from flashsim.attention.problem import Problem
+from flashsim.masks.allowed import allowed_pairs
 from flashsim.masks.rules import All, Causal, Mask
-from flashsim.optimal.allowed import allowed_pairs
 from flashsim.problem.arguments import check_callback, check_count, check_direction, shown
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count

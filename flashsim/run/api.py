@@ -9,14 +9,14 @@ from typing import Any, Unpack
 
 from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
-from flashsim.algorithms.own import chosen, forward_of
+from flashsim.algorithms.own import chosen, forward_of, is_own
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer, SramOverflow
 from flashsim.problem.arguments import check_callback, check_flag, check_observers
 from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned, turning
 from flashsim.problem.options import NoOptions, Options, check_how, check_options
 from flashsim.run.gather import gather_gradients, gather_tally
-from flashsim.run.launch import OnHead, finished, launch, launch_all
+from flashsim.run.launch import Cost, OnHead, finished, launch, launch_all
 from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan, note_blocks_of_both
 from flashsim.run.results import Gradients as Gradients
 from flashsim.run.results import Run as Run
@@ -79,7 +79,12 @@ def forward(
         M=M, scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
     )  # fmt: skip
     plan = planned(Q, K, V) if check_layout(layout) == HEADS_FIRST else turning(layout, planned, Q, K, V)
-    run = finished(plan, launch_all(plan, observers, on_head))
+    outcome = launch_all(plan, observers, on_head)
+    run = finished(plan, outcome)
+    if is_own(algorithm) and outcome.matrices:
+        from flashsim.run.rehearsal import check_moved
+
+        check_moved(algorithm, plan, outcome.cost, outcome.matrices["O"])
     return run if layout == HEADS_FIRST else replace(run, O=turned("O", run.O, layout), layout=layout)
 
 
@@ -117,6 +122,10 @@ def backward(
         note_blocks_of_both(plan, launch, error)
         raise
     found = gather_gradients(plan, outcome, observers)
+    if is_own(algorithm) and outcome.matrices:
+        from flashsim.run.rehearsal import check_gradients
+
+        check_gradients(run.plan.algorithm, plan, outcome.cost)
     by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
     return replace(found, **by_layout)
 
@@ -144,6 +153,10 @@ def count(
     )  # fmt: skip
     plan = count_plan(algorithm, before, problem, _own(count, before, options), check_sizing(sizing, blocks, enforce), launch)
     hbm, sram, _ = launch(plan, observers=observers)
+    if is_own(algorithm):
+        from flashsim.run.rehearsal import check_counted
+
+        check_counted(before, plan, Cost(hbm.traffic, sram.peak))
     return gather_tally(plan, problem.heads, hbm, sram, observers)
 
 

@@ -115,8 +115,10 @@ def launch(plan: Plan, head: Head = (), number: int = 0, observers: Sequence[Obs
     sram = plan.on_chip(hbm, observers, fold=band is not None)
     placed = _placed(plan, hbm, head, number)
     parts = [_part(part, plan, hbm, sram, head, number, dB, band) for part in algorithm.parts]
-    run = followed(algorithm.run, sram) if own and not number else algorithm.run
-    return hbm, sram, _returned(plan, hbm, run(hbm, sram, *placed, plan.blocks, *parts))
+    if own:
+        run = algorithm.run if number else followed(algorithm.run, sram)
+        return hbm, sram, _returned(plan, hbm, sram.call(run, hbm, sram, *placed, plan.blocks, *parts))
+    return hbm, sram, _returned(plan, hbm, algorithm.run(hbm, sram, *placed, plan.blocks, *parts))
 
 
 def _count_own(plan: Plan, head: Head, number: int, observers: Sequence[Observer], dB: Array | None) -> Launched:
@@ -127,7 +129,7 @@ def _count_own(plan: Plan, head: Head, number: int, observers: Sequence[Observer
         sram = plan.on_chip(hbm, observers, watch=watch)
         placed = _placed(plan, hbm, head, number)
         parts = [_part(part, plan, hbm, sram, head, number, dB, None) for part in plan.algorithm.parts]
-        returned = watch.call(plan.algorithm.run, hbm, sram, *placed, plan.blocks, *parts)
+        returned = sram.call(watch.call, plan.algorithm.run, hbm, sram, *placed, plan.blocks, *parts)
         return hbm, sram, _returned(plan, hbm, returned)
 
     try:
@@ -243,15 +245,16 @@ def finished(plan: Plan, outcome: Outcome) -> Run:
     if plan.check_finite and not plan.algorithm.returns:
         for name, matrix in found.items():
             if np.isnan(matrix).any():
-                returned = "L" if name == "lse" else name
-                raise _of_nan(plan, f"{plan.algorithm.name!r} returned an {returned} with NaN in it")
+                raise returned_nan(plan, "L" if name == "lse" else name)
     saved = {name: each for name, each in left.items() if name not in {*found, "L"}}
     return Run(**{"l": None, "m": None, "lse": None, **found}, **cost_of(plan, outcome.cost), plan=plan, saved=saved)
 
 
-def _of_nan(plan: Plan, said: str) -> MemoryModelError:
+def returned_nan(plan: Plan, name: str) -> MemoryModelError:
     """Return the error for a user's algorithm whose results are NaN: it is run again, to see where they begin."""
+    said = f"{plan.algorithm.name!r} returned an {name} with NaN in it"
     events: list[Event] = []
+    sram: SRAM | None = None
 
     def first(event: Event) -> None:
         if not events and event.tile is not None and event.kind in ("load", "compute") and np.isnan(event.tile).any():
@@ -259,12 +262,20 @@ def _of_nan(plan: Plan, said: str) -> MemoryModelError:
 
     for number, head in enumerate(np.ndindex(plan.leading)):
         with np.errstate(all="ignore"):
-            launch(plan, head, number, [first])
+            _, sram, _ = launch(plan, head, number, [first])
     if not events:
         return MemoryModelError(f"{said}: rows of it were never stored")
     (event,) = events
     if event.kind == "load":
         error = MemoryModelError(f"{said}: it begins in {event.name}, which is loaded before it was stored")
+    elif (death := None if sram is None else sram.death_at(event.site)) is not None:
+        error = MemoryModelError(
+            f"{said}: it begins in {event.name}, made of {death.name} ({'×'.join(map(str, death.shape))}), which was computed, "
+            "and was not on chip when its turn ended, or a tile was evicted: so it died. Expected it in SRAM, by on_chip(…), or "
+            "in HBM, by sram.store(…)"
+        )
+        if death.site is not None:
+            error.add_note(at_line(*death.site))
     else:
         error = MemoryModelError(
             f"{said}: it begins in {event.name}, made of a tile that was evicted at the end of its turn "

@@ -8,8 +8,8 @@ from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import forward_of
 from flashsim.attention.problem import Problem
+from flashsim.masks.allowed import LONGEST, allowed_pairs
 from flashsim.masks.rules import Mask, as_mask
-from flashsim.optimal.allowed import LONGEST, allowed_pairs
 from flashsim.optimal.proving import Proof
 from flashsim.problem.arguments import check_tiles
 from flashsim.problem.options import check_options

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.masks.rules import All, Causal, Mask
+from flashsim.masks.rules import All, Causal, Head, Mask
 from flashsim.problem.shapes import Shape
 
 LONGEST = 2**26  # rows, or pairs of a mask that is not a band, that are looked at one by one
 
 
-def allowed_pairs(rule: Mask, shape: Shape) -> tuple[str, int, int, int]:
+def allowed_pairs(rule: Mask, shape: Shape, head: Head = ()) -> tuple[str, int, int, int]:
     """Return what is allowed, "all", "causal" or "given"; how many pairs; how many queries and how many keys have any.
+
+    They are those of one head, where heads have masks of their own.
 
     Raises ValueError for a mask that would have to be looked at pair by pair where these are too many.
     """
@@ -21,7 +23,7 @@ def allowed_pairs(rule: Mask, shape: Shape) -> tuple[str, int, int, int]:
     if rule == Causal():
         rows = min(N_q, N_k)
         return "causal", rows * N_k - rows * (rows - 1) // 2, rows, N_k
-    band = rule.band(shape, ())
+    band = rule.band(shape, head)
     positional = band is not None and band.positional
     if N_q + N_k > LONGEST or (not positional and N_q * N_k > LONGEST):
         raise ValueError(
@@ -29,7 +31,7 @@ def allowed_pairs(rule: Mask, shape: Shape) -> tuple[str, int, int, int]:
             "causal, or shorter lengths"
         )
     if band is None or not positional:
-        allowed = rule.whole(shape, ())
+        allowed = rule.whole(shape, head)
         return "given", int(allowed.sum()), int(allowed.any(1).sum()), int(allowed.any(0).sum())
     at = np.arange(N_q) + N_k - N_q
     first = np.zeros_like(at) if band.left is None else np.clip(at - band.left, 0, band.keys)
