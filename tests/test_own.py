@@ -56,7 +56,7 @@ def test_a_function_is_run_counted_bounded_and_traced() -> None:
 
 def test_the_bound_of_a_function_is_what_its_blocks_make_it() -> None:
     """For T_c = 3 roundings of O to float16, and three rescalings: by hand, where all scores are 0, and V is positive."""
-    rounded = rounding(two_sweeps, Blocks(4, 5, 3, 3))
+    rounded = rounding(two_sweeps, Blocks(4, 5, N_q=9, N_k=12))
     q, k, v = np.zeros((9, 4), np.float16), K[0].astype(np.float16), np.abs(V[0]).astype(np.float16)
     means = np.broadcast_to(v.astype(np.float64).mean(axis=0), (9, 3))
     want = 2 * ((11 + 8 * (3 + 1)) * 2.0**-24 + 3 * 2.0**-11) * means + 3 * 2.0**-24

@@ -39,7 +39,7 @@ def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[s
 
 def _numbers(result: Result) -> dict[str, Any]:
     return {
-        **result.hbm.to_dict(), "sram": asdict(result.sram), "blocks": asdict(result.blocks), "max_error": result.max_error,
+        **result.hbm.to_dict(), "sram": asdict(result.sram), "blocks": result.blocks.to_dict(), "max_error": result.max_error,
         "error_of_rounding_bound": result.error_of_bound, "equals_theory": result.equals_theory,
     }  # fmt: skip
 

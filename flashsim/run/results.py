@@ -44,7 +44,7 @@ class Costs(ByArray):
             **self._asked(),
             "hbm": self.hbm.to_dict(),
             "sram": asdict(self.sram),
-            "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else asdict(self.blocks),
+            "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else self.blocks.to_dict(),
             **({"sizing": self.sizing} if hasattr(self, "sizing") else {}),
             **({"flops": asdict(self.flops)} if hasattr(self, "flops") else {}),
         }
