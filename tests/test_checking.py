@@ -242,7 +242,10 @@ def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
     assert count(**given) == count(**asked)
     assert theory.matmul_flops(*[size(100)] * 4) == 4 * 100**3
     assert theory.theorem_2_flash(size(100), size(100), size(100)) == 100**3
-    assert theory.symbols(size(9), size(10), size(9), size(100), size(9), flashsim.Blocks(1, 10, N_q=size(9), N_k=size(10)))["T_v"] == 10
+    assert (
+        theory.symbols(size(9), size(10), size(9), size(100), size(9), flashsim.Blocks(1, 10, N_q=size(9), N_k=size(10)))["T_v"]
+        == 10
+    )
     window, causal = flashsim.SlidingWindow(size(3), size(2)), flashsim.SlidingWindow(3, 2)
     assert (window.left, window.right) == (3, 2)
     np.testing.assert_array_equal(forward(mask=window).O, forward(mask=causal).O)
@@ -357,7 +360,7 @@ def test_a_policy_of_ones_own_returns_blocks() -> None:
         count(sizing=Mine())
     of_others = flashsim.Blocks(2, 99, N_q=9, N_k=99)
     Mine.returned = of_others
-    with pytest.raises(ValueError, match="sizing returned .*N_q=9, N_k=99.*; expected blocks of N_q = .*, problem.shape's"):
+    with pytest.raises(ValueError, match=r"sizing returned .*N_q=9, N_k=99.*; expected blocks of N_q = .*, problem.shape's"):
         count(sizing=Mine())
     N = count().blocks.N_q
     Mine.returned = flashsim.Blocks(2, 99, N_q=N, N_k=N)

@@ -15,7 +15,7 @@ import pytest
 import flashsim
 from flashsim.cli import main
 from flashsim.reference import attention, error_bound, of_bound, rounding
-from tests.own import FORM, TWO_SWEEPS
+from tests.own import FORM, SKIPPING, TWO_SWEEPS
 from tests.two_sweeps import two_sweeps
 
 SMALL = ("--n", "11", "--d", "3", "--blocks", "2", "4")  # T_r = 6, T_c = 3
@@ -54,6 +54,7 @@ FILES = {
     "needs.py": "import numpy\n\nimport no_such_package\n",
     "helped.py": "import helper\nf = helper.two_sweeps\n",
     "helper.py": TWO_SWEEPS,
+    "loads.py": SKIPPING,
     "plain.py": "def attention(q, k, v):\n    return q\n\nN = 3\n",
 }
 
@@ -256,3 +257,37 @@ def test_files_that_need_files_beside_them_and_names_of_pythons_own(capsys: pyte
     Path("random.py").write_text(TWO_SWEEPS, encoding="utf-8")
     assert json.loads(said(capsys, "count", "random.py:two_sweeps", *size))["accesses"] == want
     assert sys.modules["random"] is random
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "count loads.py:two_sweeps --n 11 --d 3 --blocks 2 4 --json -",
+        "run --algorithm standard loads.py:two_sweeps --json -",
+        "tune loads.py:two_sweeps --n 11 --d 3 --M 100 --json -",
+        "sweep loads.py:two_sweeps --n 11 --d 3 --blocks 2 4 --json -",
+        "step --algorithm loads.py:two_sweeps --n 11 --d 3 --blocks 2 4 --text",
+        "step --algorithm loads.py:two_sweeps --vs flash --n 11 --d 3 --blocks 2 4",
+    ],
+)
+def test_options_of_ones_own_are_given_by_name(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*more: str) -> str:
+        assert main([*command.split(), *more]) == 0
+        return re.sub(r'"(command|date|seconds)": .*|--option \S+', "", capsys.readouterr().out)
+
+    once = printed("--option", "times=1")
+    if "--vs" not in command:
+        assert printed("--option", "times=3", "kind=b").replace('"times": 3', '"times": 1') != once
+    assert main([*command.split(), "--option", "tmes=3"]) == 2
+    theirs = "argument --option: there is no option 'tmes', perhaps you mean 'times'; there are kind, times"
+    assert theirs in capsys.readouterr().err
+    assert main([*command.split(), "--option", "times"]) == 2
+    assert "argument --option: got 'times'; expected NAME=VALUE, such as window=64" in capsys.readouterr().err
+
+
+def test_several_values_of_an_option_are_swept_and_elsewhere_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["loads.py:two_sweeps", "--n", "11", "--d", "3", "--blocks", "2", "4", "--option", "times=1", "times=3"]
+    assert main(["sweep", *sizes, "--csv", "-"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main(["count", *sizes]) == 2
+    assert "argument --option: times is given twice, 1 and 3" in capsys.readouterr().err

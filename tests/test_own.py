@@ -1,5 +1,6 @@
 """An algorithm of one's own: a function on the memory goes wherever a name does, and its mistakes are told at its lines."""
 
+import inspect
 import os
 import pickle
 import re
@@ -18,9 +19,10 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.notation import rowsum
-from flashsim.algorithms.own import algorithm_of, chosen
+from flashsim.algorithms.own import ARGUMENTS, algorithm_of, chosen
 from flashsim.cli import main
 from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError
+from flashsim.optimal.tune import tune
 from flashsim.problem.arguments import check_count
 from flashsim.problem.matrices import Kind
 from flashsim.problem.options import Option
@@ -29,7 +31,7 @@ from flashsim.reference import attention, error_bound, rounding
 from flashsim.support import forks
 from flashsim.theory.formulas import Mean, evaluated
 
-from .own import FORM, TWO_SWEEPS, module_of
+from .own import FORM, SKIPPING, TWO_SWEEPS, module_of
 from .two_sweeps import two_sweeps
 
 rng = np.random.default_rng(0)
@@ -78,6 +80,59 @@ def test_a_function_may_take_parts() -> None:
     assert flashsim.trace(masked, Q, K, V, head=0, **asked).about.title == "Algorithm 2: with a mask"
     with pytest.raises(ValueError, match="has no mask"):
         flashsim.forward(two_sweeps, Q, K, V, causal=True)
+
+
+def test_a_function_may_take_options_of_its_own(tmp_path: Path) -> None:
+    loads = module_of(SKIPPING, tmp_path / "loads.py").two_sweeps
+    K_once = flashsim.forward(loads, Q, K, V, blocks=(4, 5), M=200).hbm.by_array["K"].reads
+    twice: dict[str, Any] = {"times": 2, "blocks": (4, 5), "M": 200}
+    run = flashsim.forward(loads, Q, K, V, **twice)
+    assert run.hbm.by_array["K"].reads == K_once * 3 // 2
+    assert np.array_equal(run.O, flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=200).O)
+    lengths: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "dtype": "float64"}
+    assert flashsim.count(loads, **lengths, heads=2, **twice).hbm == run.hbm
+    assert "times 2" in flashsim.trace(loads, Q, K, V, head=1, **twice).about.options
+    swept = flashsim.sweep(loads, **lengths, heads=2, M=200, blocks=[(4, 5)], times=[1, 2])  # type: ignore[call-arg]
+    assert [row["K_reads_elements"] for row in swept.rows] == [K_once, K_once * 3 // 2]
+    tuned = [tune(**lengths, M=200, algorithms=[loads], **own).by_loops for own in ({}, {"times": 2})]
+    assert tuned[0]["loads.py:two_sweeps"].accesses < tuned[1]["loads.py:two_sweeps"].accesses
+    assert tuned[0]["flash"] == tuned[1]["flash"]
+    for call in (
+        lambda **own: flashsim.forward(loads, Q, K, V, **own),
+        lambda **own: flashsim.count(loads, **lengths, **own),
+        lambda **own: flashsim.trace(loads, Q, K, V, head=0, **own),
+        lambda **own: flashsim.sweep(loads, **lengths, **own),
+        lambda **own: tune(**lengths, algorithms=[loads], **own),
+    ):
+        with pytest.raises(TypeError, match="takes no argument 'time'; did you mean 'times'"):
+            call(time=2)
+        with pytest.raises(ValueError, match="takes no option splits; 'split_kv' does"):
+            call(splits=2)
+
+
+def test_a_form_that_does_not_know_an_option_says_nothing_of_it(tmp_path: Path) -> None:
+    loads = module_of(SKIPPING + FORM, tmp_path / "loads.py")
+    sys.modules["loads"] = loads
+    loads.two_sweeps.__module__ = "loads"
+    try:
+        with pytest.raises(theory.NoClosedForm, match="has no option kind, times; expected it in its `options`"):
+            theory.form_of(algorithm_of(loads.two_sweeps), "forward")
+        tuned = tune(N=20, d=4, M=200, algorithms=[loads.two_sweeps], times=3)  # type: ignore[call-arg]
+        assert tuned.by_loops["loads.py:two_sweeps"].accesses > tuned.by_loops["q_outer"].accesses
+    finally:
+        del sys.modules["loads"]
+
+
+def test_options_have_names_of_their_own() -> None:
+    """Whatever flashsim's functions take themselves could not be given to the user's."""
+    for function in (flashsim.forward, flashsim.count, tune, flashsim.sweep, flashsim.trace):
+        taken = inspect.signature(function).parameters.values()
+        assert {each.name for each in taken if each.kind is not each.VAR_KEYWORD} <= ARGUMENTS, function
+    for text, said in (("M=3", "an option 'M', which is an arg"), ("w", r"options with a default"), ("**w", r"V, blocks, w\)")):
+        scope: dict[str, Any] = {}
+        exec(f"def f(hbm, sram, Q, K, V, blocks, {text}): ...", scope)
+        with pytest.raises(ValueError, match=said):
+            flashsim.count(scope["f"], N=5, d=2)
 
 
 def test_a_record_goes_where_its_name_does() -> None:

@@ -165,7 +165,7 @@ class Matrix(_InHBM):
         if length != self.shape[0] and self._storage.role in ("input", "output") and self._window is None:
             raise ValueError(
                 f"{self.name} has {self.shape[0]:,} rows and is divided into blocks of {rows}, which were made for a length of "
-                f"{length:,}: expected Blocks(B_r, B_c, N_q=…, N_k=…) with the rows of Q and of K, or int(B_c) to divide what is of any length"
+                f"{length:,}: expected Blocks(B_r, B_c, N_q=…, N_k=…) with the rows of Q and of K; int(B_c) divides any length"
             )
         return Matrix(self._storage, rows, self.shape[1] if cols is None else cols, self._window)
 

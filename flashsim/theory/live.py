@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.problem.shapes import Blocks
-from flashsim.support.sizes import ceil_div
 
 Bools = NDArray[np.bool_]
 

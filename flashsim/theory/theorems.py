@@ -19,7 +19,7 @@ from flashsim.machine.traffic import Traffic
 from flashsim.problem.arguments import check_count, check_number, checked
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form, form_of
-from flashsim.theory.problem import OneHead, ceil_div
+from flashsim.theory.problem import OneHead
 
 # --------------------------------------------------------------------------------------------------------- Theorem 1
 
