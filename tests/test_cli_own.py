@@ -225,13 +225,13 @@ REFUSED = {
     "count --N 4 --d 2 mine.py:nothing": "mine.py has no 'nothing'",
     "count --N 4 --d 2 mine.py:two_sweeps --algorithm flash": "an algorithm is given twice: leave out NAME or --algorithm",
     "count --N 4 --d 2 typo.py:two_sweeps": "at line 17 of ",
-    "tune --N 4 --d 2 --algorithm mine.py:two_sweeps --backward": "is a forward pass; expected a backward pass",
+    "tune --N 4 --d 2 --algorithm mine.py:two_sweeps --backward": "has no backward pass: its file lacks one",
     "step --algorithm mine.py:two_sweeps --bug no_rescale": "has no place in 'mine.py:two_sweeps', forward",
     "step --vs mine:two_sweps": "mine has no 'two_sweps'",
     "debug --line 9": "an algorithm is missing: expected NAME, one of standard, ",
     "debug mine.py:two_sweeps --line 99": "--line is '99', which labels nothing in two_sweeps; labels to stop at: line 9, ",
     "debug mine.py:two_sweeps --line 24 --at j=1": "line 24 of two_sweeps is in no loop over j: the loops around it are over i",
-    "plot theorem5 --algorithm mine.py:two_sweeps": "is a forward pass; expected a backward pass",
+    "plot theorem5 --algorithm mine.py:two_sweeps": "has no backward pass: its file lacks one",
     "plot sparsity --algorithm mine.py:two_sweeps": "--algorithm is for ",
 }
 

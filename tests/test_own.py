@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -511,3 +512,49 @@ def test_ones_own_with_queries_outermost_has_line_1_of_queries(sizing: str) -> N
     assert found.hbm.accesses < keys_first.hbm.accesses
     (row,) = flashsim.sweep(queries_outermost, **sizes, sizing=sizing).rows
     assert (row["B_r"], row["B_c"]) == (found.blocks.B_r, found.blocks.B_c)
+
+
+def test_a_backward_pass_that_is_missing_is_described(tmp_path: Path) -> None:
+    run = flashsim.forward(two_sweeps, Q, K, V, M=200)
+    dO = np.ones_like(run.O)
+    said = (
+        r"'two_sweeps\.py:two_sweeps' has no backward pass: its file lacks one, a function g\(hbm, sram, Q, K, V, O, dO, …, "
+        r"blocks, tau, …\) that returns dQ, dK, dV, in a record, Algorithm\(.*of='two_sweeps\.py:two_sweeps', run=g, line_1=…\)"
+    )
+    for call in (
+        lambda: flashsim.backward(two_sweeps, run, dO),  # type: ignore[arg-type]
+        lambda: flashsim.backward(algorithm_of(two_sweeps), run, dO),
+        lambda: flashsim.count(two_sweeps, N=8, d=4, direction="backward"),
+        lambda: flashsim.trace(two_sweeps, Q, K, V, head=0, dO=dO),
+        lambda: tune(N=8, d=4, direction="backward", algorithms=[two_sweeps]),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
+    (row,) = flashsim.sweep(two_sweeps, N=8, d=4, direction="backward").rows
+    assert re.search(said, str(row["reason"]))
+    with pytest.raises(
+        ValueError, match=r"unknown algorithm 'two_sweeps\.py:two_sweeps'.*; of your own, pass the function itself"
+    ):
+        flashsim.backward("two_sweeps.py:two_sweeps", run, dO)
+    expected = r"expected the run of 'flash', or a backward pass, an Algorithm, of='two_sweeps\.py:two_sweeps'"
+    with pytest.raises(ValueError, match=expected):
+        flashsim.backward("flash", run, dO)
+
+
+def test_a_function_stands_for_the_backward_pass_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+        from dataclasses import replace
+        from flashsim.algorithms import BACKWARD, FORWARD
+        def attention(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink):
+            return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)
+        def gradients(hbm, sram, *rest):
+            return BACKWARD["flash"].run(hbm, sram, *rest)
+        BACK = replace(BACKWARD["flash"], name="back", of="both.py:attention", run=gradients)
+    """
+    both = module_of(textwrap.dedent(text), tmp_path / "both.py")
+    monkeypatch.setitem(sys.modules, "both", both)
+    run, theirs = flashsim.forward(both.attention, Q, K, V, M=100), flashsim.forward("flash", Q, K, V, M=100)
+    dO = np.ones_like(run.O)
+    found = flashsim.backward(both.attention, run, dO)
+    assert found.algorithm == "back"
+    assert np.array_equal(found.dQ, flashsim.backward("flash", theirs, dO).dQ)

@@ -38,24 +38,29 @@ def chosen(what: Any, direction: str) -> Algorithm:
     default, such as `window=128`: it is an option, `forward(f, …, window=64)`. Its blocks have the proportions of its closed
     form's line 1; without one, of `by_keys` or `by_queries` (`flashsim.algorithms.blocks`), as it moves less.
 
+    Backward, a function stands for the backward pass that goes with it, a record (`backward_of`).
+
     Raises ValueError for anything else, and for a record or name of the other direction.
     """
     passes: dict[str, Algorithm] = PASSES["forward" if check_direction(direction) == "forward" else "backward"]
     if is_one_of(what, passes):
         return passes[what]
     if isinstance(what, Algorithm):
+        if direction == "backward" and what.direction == "forward" and is_own(what):
+            return backward_of(what)
         if what.direction != direction:
             raise ValueError(f"{what.name!r} is a {what.direction} pass; expected a {direction} pass")
         return what
-    if callable(what) and direction == "forward":
-        return algorithm_of(what)
+    if callable(what):
+        return algorithm_of(what) if direction == "forward" else backward_of(algorithm_of(what))
     known = ", ".join(map(repr, passes))
     if is_one_of(what, FORWARD):
         both = ", ".join(repr(name) for name in passes if name in FORWARD)
         raise ValueError(f"{what!r} has no backward pass here; these have: {both}. Run one of them forward, too")
     if is_one_of(what, BACKWARD):
         raise ValueError(f"{what!r} is a backward pass only, of {BACKWARD[what].forward_pass!r}")
-    raise ValueError(f"unknown algorithm {shown(what)}; known: {known}")
+    yours = "; of your own, pass the function itself, or its record" if isinstance(what, str) and ".py:" in what else ""
+    raise ValueError(f"unknown algorithm {shown(what)}; known: {known}{yours}")
 
 
 def is_own(algorithm: Algorithm) -> bool:
@@ -73,7 +78,10 @@ def backward_of(forward: Algorithm) -> Algorithm:
     for found in _beside(forward):
         if found.direction == "backward" and found.forward_pass == forward.name:
             return found
-    raise ValueError(f"{forward.name!r} has no backward pass: its file holds no Algorithm of={forward.name!r} that is one")
+    raise ValueError(
+        f"{forward.name!r} has no backward pass: its file lacks one, a function g(hbm, sram, Q, K, V, O, dO, …, blocks, tau, …) "
+        f"that returns dQ, dK, dV, in a record, Algorithm(name=…, direction='backward', of={forward.name!r}, run=g, line_1=…)"
+    )
 
 
 def forward_of(backward: Algorithm) -> Algorithm:
