@@ -353,7 +353,30 @@ NOT_COUNTED = {
     "dot": ("np.dot(Q_i, K_0.T)", "np.dot cannot be counted on shapes alone: expected +, −, ×, /, @"),
     "copy": ("Q_i.copy()", "an array's .copy cannot be counted on shapes alone"),
     "assigned to": ("Q_i[:] = 0", "an array's [...] = cannot be counted on shapes alone"),
-    "branch": ("1 if Q_i.max() > 0 else 2", "a branch that depends on numbers cannot be counted on shapes alone"),
+    "as an array": ("np.asarray(Q_i)", "np.asarray(tile) cannot be counted on shapes alone"),
+    "a row": ("Q_i[0]", "an array's [0] cannot be counted on shapes alone"),
+}
+DECIDING = {
+    "1 if Q_i.max() > 0 else 2": "a branch, such as `if tile.max() > 0`,",
+    "not Q_i": "a branch, such as `if tile.max() > 0`,",
+    "Q_i.max() in [1, 2]": "a branch, such as `if tile.max() > 0`,",
+    "float(Q_i.max())": "float(tile)",
+    "int(Q_i.max())": "int(tile)",
+    "round(Q_i.max())": "round(tile)",
+    "np.float64(0) + float(abs(Q_i).max())": "float(tile)",
+    "range(Q_i.max())": "a tile as a whole number, as an index or in range(…),",
+    "[1, 2, 3][Q_i.max()]": "a tile as a whole number, as an index or in range(…),",
+    "[row for row in Q_i]": "a loop over a tile's rows or numbers",
+    "max(Q_i.max())": "a loop over a tile's rows or numbers",
+    "0 in Q_i": "`in` a tile",
+    "Q_i.any()": "an array's .any",
+    "np.isnan(Q_i).all()": "an array's .all",
+    "np.any(Q_i > 0)": "np.any",
+    "np.allclose(Q_i, 0)": "np.allclose",
+    "Q_i.max().item()": "an array's .item",
+    "Q_i.argmax()": "an array's .argmax",
+    "np.nonzero(Q_i)": "np.nonzero",
+    "Q_i[Q_i > 0]": "an array's [tile]",
 }
 TOLD = {**MISTAKES, **WHERE_NAN_BEGINS, **NOT_COUNTED}
 
@@ -558,3 +581,27 @@ def test_a_function_stands_for_the_backward_pass_in_its_file(tmp_path: Path, mon
     found = flashsim.backward(both.attention, run, dO)
     assert found.algorithm == "back"
     assert np.array_equal(found.dQ, flashsim.backward("flash", theirs, dO).dQ)
+
+
+@pytest.mark.parametrize("line", DECIDING)
+def test_numbers_that_decide_where_to_go_on_are_refused_where_there_are_none(line: str, tmp_path: Path) -> None:
+    """Else `float(tile)` was an error of Python's, and a loop over a number, np.full(tile.max(), 0), did not end."""
+    mine = module_of(HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
+    said = f"{DECIDING[line]} lets a tile's numbers decide where to go on"
+    for call in (
+        lambda: flashsim.count(mine, N=9, d=4, blocks=(4, 5), M=200),
+        lambda: tune(N=9, d=4, M=200, algorithms=[mine]),
+        lambda: flashsim.forward(mine, Q, K, V, sizing="fit", M=200),
+    ):
+        with pytest.raises(TypeError, match=re.escape(said)) as caught:
+            call()
+        assert str(caught.value).endswith("flashsim.forward(…, blocks=(B_r, B_c)) runs it as it is")
+        assert "\n" not in str(caught.value)
+        assert caught.value.__notes__ == [f"at line 10 of {tmp_path / 'mine.py'}: {line}"]
+
+
+def test_a_tile_s_length_and_how_it_looks_are_no_numbers(tmp_path: Path) -> None:
+    looks = module_of(
+        HEAD + "        assert len(Q_i) == Q_i.shape[0] and f'{Q_i.max():.2f}'\n    return O\n", tmp_path / "looks.py"
+    )
+    assert flashsim.count(looks.mine, N=9, d=4, blocks=(4, 5), M=200).hbm.reads
