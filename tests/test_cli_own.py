@@ -221,7 +221,7 @@ REFUSED = {
     "run --algorithm mine.py:two_sweeps --blocks 99 99 --M 99": "does not fit in SRAM",
     "run --algorithm mine.py:two_sweeps --backward": "'mine.py:two_sweeps' has no backward pass",
     "run --algorithm typo.py:two_sweeps": "NameError: name 'rowmx' is not defined (at line 17 of ",
-    "run --algorithm unloaded.py:two_sweeps": "is in HBM. Bring a block on chip first",
+    "run --algorithm unloaded.py:two_sweeps": "is in HBM. To compute with it, bring a block on chip",
     "count --N 4 --d 2 mine.py:nothing": "mine.py has no 'nothing'",
     "count --N 4 --d 2 mine.py:two_sweeps --algorithm flash": "an algorithm is given twice: leave out NAME or --algorithm",
     "count --N 4 --d 2 typo.py:two_sweeps": "at line 17 of ",

@@ -93,9 +93,10 @@ def test_a_function_may_take_options_of_its_own(tmp_path: Path) -> None:
     lengths: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "dtype": "float64"}
     assert flashsim.count(loads, **lengths, heads=2, **twice).hbm == run.hbm
     assert "times 2" in flashsim.trace(loads, Q, K, V, head=1, **twice).about.options
-    swept = flashsim.sweep(loads, **lengths, heads=2, M=200, blocks=[(4, 5)], times=[1, 2])  # type: ignore[call-arg]
+    swept = flashsim.sweep(loads, **lengths, heads=2, M=200, blocks=[(4, 5)], times=[1, 2])
     assert [row["K_reads_elements"] for row in swept.rows] == [K_once, K_once * 3 // 2]
-    tuned = [tune(**lengths, M=200, algorithms=[loads], **own).by_loops for own in ({}, {"times": 2})]
+    own: list[dict[str, Any]] = [{}, {"times": 2}]
+    tuned = [tune(**lengths, M=200, algorithms=[loads], **each).by_loops for each in own]
     assert tuned[0]["loads.py:two_sweeps"].accesses < tuned[1]["loads.py:two_sweeps"].accesses
     assert tuned[0]["flash"] == tuned[1]["flash"]
     for call in (
@@ -289,7 +290,10 @@ def mine(hbm, sram, Q, K, V, blocks):
 """
 TURNS = "sram.loop takes a number of turns, such as blocks.T_c, or a range"
 MISTAKES = {
-    "forgot to load": ("S = on_chip(Q[i] @ K_0.T)", "Q[0] (4×4) is in HBM. Bring a block on chip first: sram.load(Q[0])"),
+    "forgot to load": (
+        "S = on_chip(Q[i] @ K_0.T)",
+        "Q[0] (4×4) is in HBM. To compute with it, bring a block on chip: sram.load(Q[0]). To look",
+    ),
     "forgot on_chip": ("sram.store(O[i], Q_i[:, :3] * 2)", "is not on chip. It was never registered with on_chip"),
     "stored too little": ("S = on_chip(V_0[:1] * 2); sram.store(O[i], S)", "a 1×3 tile cannot be stored to O[0], which is 4×3"),
     "a block of the wrong size": (
@@ -299,7 +303,10 @@ MISTAKES = {
     "a matrix for a block": ("Q_i = sram.load(Q)", "sram.load takes blocks in HBM such as K[j]; got <Q in HBM, 9×4"),
     "assigned": ("O[i] = Q_i", "O[0] is in HBM: write to it with sram.store(O[0], …)"),
     "stored to an array": ("sram.store(Q_i, Q_i)", "sram.store writes to a block in HBM such as O[i]; got a 4×4 array"),
-    "part of a block": ("sram.load(K[0][:2])", "K[0] (5×4) is in HBM. Bring a block on chip first: sram.load(K[0])"),
+    "part of a block": (
+        "sram.load(K[0][:2])",
+        "K[0] (5×4) is in HBM. To compute with it, bring a block on chip: sram.load(K[0]). To look",
+    ),
     "rows for a block": ("sram.load(K[0:2])", "K[slice(0, 2, None)]: expected a block's number, as K[0], or two"),
     "a half for a block": ("sram.load(K[0.5])", "K[0.5]: expected a block's number"),
     "half a block": ("Q.divide(2.5)", "Q.divide(rows=2.5, cols=None): expected whole numbers of at least 1"),

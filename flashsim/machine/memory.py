@@ -80,10 +80,15 @@ class _InHBM:
     __slots__ = ("name", "shape")
     name: str
     shape: tuple[int, int]
+    _storage: _Storage
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        said = f"{self.name} ({_by(self.shape)}) is in HBM"
-        raise NotOnChip(f"{said}. Bring a block on chip first: sram.load({self.name})")
+        block = f"{self.name}[…]" if isinstance(self, Matrix) else self.name
+        whole = self._storage.name
+        raise NotOnChip(
+            f"{self.name} ({_by(self.shape)}) is in HBM. To compute with it, bring a block on chip: sram.load({block}). "
+            f'To look at it, say after a run: hbm.peek("{whole}")'
+        )
 
     __array__ = __array_ufunc__ = __array_function__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
