@@ -144,7 +144,8 @@ sys.exit((main(["count", "--N", "8", "--d", "4"]), main(["serve", "fp8", "--keys
 def test_every_command_loads_with_what_pip_install_brings_alone() -> None:
     ran = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == "flashsim serve: error: dtype float8_e4m3fn needs a package: pip install ml_dtypes\n"
+    how = 'pip install -e ".[bfloat16]" (in the clone)'
+    assert ran.stderr == f"flashsim serve: error: dtype float8_e4m3fn needs the package ml_dtypes: {how}\n"
 
 
 BFLOAT16 = """

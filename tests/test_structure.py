@@ -149,7 +149,7 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 8), ("flashsim.run.api", 49)])
+@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 8), ("flashsim.run.api", 50)])
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
     """Algorithms' own files are not counted: another one costs nothing here."""
     code = (
@@ -232,7 +232,7 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: flashsim is imported from {wheel}, an archive, and it reads its own sources: "
-        "expected it installed (pip install flashsim.whl), or unpacked"
+        "expected it installed, or unpacked"
     )
 
 

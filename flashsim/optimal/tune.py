@@ -14,12 +14,14 @@ M enforced.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from heapq import merge
 from itertools import takewhile
 from math import isqrt
+from types import ModuleType
 from typing import Any, Unpack
 
 from flashsim import theory
@@ -370,3 +372,16 @@ def _confirm(search: _Search, choice: Choice) -> None:
             f"in blocks of {blocks[0]} × {blocks[1]}, {choice.algorithm!r} makes {tally.hbm.accesses:,} accesses, with a peak "
             f"of {tally.sram.peak:,}; its closed form says {choice.accesses:,} and {choice.peak:,}"
         )
+
+
+class _Callable(ModuleType):
+    """This module, which may be called as its function: `flashsim.tune(N=1024, d=64)` is `flashsim.tune.tune(N=1024, d=64)`.
+
+    Type checkers do not know of it.
+    """
+
+    def __call__(self, *given: Any, **options: Any) -> Tuned:
+        return tune(*given, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

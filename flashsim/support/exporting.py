@@ -41,7 +41,7 @@ class ByArray(Exported):
     def to_pandas(self) -> Any:
         """Return HBM accesses as a `pandas.DataFrame`, a row for each array; all else is in its `attrs`.
 
-        Counts are in elements, exactly the integers they are. Needs pandas: pip install "flashsim[pandas]".
+        Counts are in elements, exactly the integers they are. Needs pandas, which the extra `pandas` brings.
         """
         found = self.to_dict()
         traffic = found.pop("hbm", found)
@@ -93,7 +93,9 @@ def to_pandas(
     except ModuleNotFoundError as missing:
         if missing.name != "pandas":
             raise
-        raise ModuleNotFoundError('to_pandas needs the package pandas: pip install "flashsim[pandas]"', name="pandas") from None
+        from flashsim.support.install import extra_with
+
+        raise ModuleNotFoundError(f"to_pandas needs the package pandas: {extra_with('pandas')}", name="pandas") from None
     listed = list(rows)
     table = pd.DataFrame({name: _series(pd, [row.get(name) for row in listed]) for name in columns})
     table.attrs.update(attrs or {})
