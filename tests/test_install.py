@@ -1,5 +1,6 @@
 """What a plain install has: the public names, hints that work in a clone, and a word where two copies of flashsim are meant."""
 
+import bdb
 import os
 import re
 import subprocess
@@ -108,6 +109,7 @@ def a_clone(folder: Path) -> Path:
 def test_two_copies_are_told_where_they_are_mistaken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("PYTHONBREAKPOINT", "")
     command = ["debug", "flash_basic", "--line", "12", "--at", "j=1,i=1", "--commands", str(tmp_path / "commands")]
     (tmp_path / "commands").write_text("q\n", encoding="utf-8")
     clone = a_clone(tmp_path / "clone")
@@ -116,6 +118,7 @@ def test_two_copies_are_told_where_they_are_mistaken(
         monkeypatch.chdir(place)
         assert main(command) == 0
         assert (said in capsys.readouterr().err) is told, place
+        bdb.Breakpoint.clearBreakpoints()  # each of a process of its own
 
     def bug() -> int:
         raise ZeroDivisionError

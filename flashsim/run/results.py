@@ -46,7 +46,7 @@ class Costs(ByArray):
             "sram": asdict(self.sram),
             "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else self.blocks.to_dict(),
             **({"sizing": self.sizing} if hasattr(self, "sizing") else {}),
-            **({"flops": asdict(self.flops)} if hasattr(self, "flops") else {}),
+            **({"flops": asdict(flops)} if (flops := getattr(self, "flops", None)) is not None else {}),
         }
 
     def _asked(self) -> dict[str, Any]:
