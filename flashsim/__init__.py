@@ -22,8 +22,12 @@ what there is. docs/use.md shows each.
 from __future__ import annotations
 
 import ast
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the public names, and where they are: type checkers read this list, and so does `_listed`
@@ -87,7 +91,7 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
 if not Path(__file__).is_file():
     raise ImportError(
         f"flashsim is imported from {Path(__file__).parents[1]}, an archive, and it reads its own sources: "
-        "expected it installed (pip install flashsim.whl), or unpacked"
+        "expected it installed, or unpacked"
     )
 
 
@@ -99,7 +103,11 @@ def _listed() -> dict[str, str]:
 
 
 PUBLIC = _listed()
-__all__ = [name for name in PUBLIC if not name.startswith("_")]
+NEEDS = {"testing": "hypothesis"}
+"""Public names that a plain install cannot import, each with the package that is missing then."""
+__all__ = [
+    name for name in PUBLIC if not name.startswith("_") and (name not in NEEDS or find_spec(NEEDS[name]) is not None)
+]  # so that `from flashsim import *` works
 
 
 def __getattr__(name: str) -> Any:
@@ -111,6 +119,31 @@ def __getattr__(name: str) -> Any:
     found = getattr(where, name) if in_it else import_module(f"{PUBLIC[name]}.{name}")
     globals()[name] = found
     return found
+
+
+class _Rooms:
+    """Finds `import flashsim.tune` and its like: a public name is imported where it is, in a room."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return how to import a public module by its public name; None for all else."""
+        package, _, public = name.rpartition(".")
+        if package != __name__ or not isinstance(PUBLIC.get(public) and __getattr__(public), ModuleType):
+            return None
+        return ModuleSpec(name, _Rooms)  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Leave it to Python to make an empty module, which `exec_module` replaces."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Put the module from its room in the place of the empty one: they are one and the same then."""
+        sys.modules[module.__name__] = globals()[module.__name__.rpartition(".")[2]]
+
+
+if not any(getattr(finder, "__name__", "") == _Rooms.__name__ for finder in sys.meta_path):
+    sys.meta_path.append(_Rooms)  # type: ignore[arg-type]
 
 
 def __dir__() -> list[str]:

@@ -260,7 +260,7 @@ SMALL_CACHE: Bugs = [
     ("dropout left out", "P_in * dropout_by_key(P_in, i, n)", "P_in * 1", {"exact"}),
     ("dropout of the first key everywhere", "dropout_by_key(P_in, i, n)", "dropout_by_key(P_in, i, 0)", {"exact"}),
     ("dropout keyed to blocks of keys", "dropout_by_key(P_in, i, n)", "dropout(P_in, i, n)", {"exact"}),
-    ("dropout in rows of one", "Blocks(B_r, 1, blocks.T_r, N_k)", "Blocks(1, 1, blocks.T_r, N_k)", {"exact"}),
+    ("dropout in rows of one", "Blocks(B_r, 1, N_q=N_q, N_k=N_k)", "Blocks(1, 1, N_q=N_q, N_k=N_k)", {"exact"}),
     ("ℓ sums what dropout left", "rowsum(exp(S_masked_ij - finite(m_i_new)))",
      "rowsum(exp(S_masked_ij - finite(m_i_new)) * dropout(S_masked_ij, i, j))", {"exact", "statistics"}),
     ("mask of the tile before", "MASK(tau * S_ij, i, j)", "MASK(tau * S_ij, i, j - (j > 0))", {"exact"}),

@@ -40,6 +40,11 @@ FORM = Form(
 )
 """
 
+SKIPPING = TWO_SWEEPS.replace("V, blocks)", "V, blocks, times=1, *, kind='plain')").replace(
+    "            S_ij =", "            for _ in range(times - 1):\n                sram.load(K[j])\n            S_ij ="
+)
+"""Two sweeps, which loads K `times` times in the first."""
+
 
 def module_of(text: str, file: Path) -> ModuleType:
     """Write a file and run it."""

@@ -101,7 +101,7 @@ def test_the_paper_s_numbers_for_one_shape() -> None:
     """Derived by hand for N = 1024, d = 64, M = 25,600: B_c = 100, B_r = 64, T_c = 11."""
     N, d, T_c = 1024, 64, 11
     tally = flashsim.count("flash_basic", N=N, d=d, M=25_600, sizing="paper")
-    assert tally.blocks == Blocks(64, 100, 16, 11)
+    assert tally.blocks == Blocks(64, 100, N_q=1024, N_k=1024)
     assert tally.hbm.reads == 2 * N * d + T_c * (2 * N * d + 2 * N) == 1_595_392
     assert tally.hbm.init_writes == N * d + 2 * N == 67_584
     assert tally.hbm.writes == 67_584 + T_c * (N * d + 2 * N) == 811_008

@@ -31,7 +31,7 @@ def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:
     mask: Mask = rng.choice(kinds[:5])
     for _ in range(rng.choice((0, 0, 1, 2))):
         mask = mask & rng.choice(kinds)
-    blocks = Blocks(B_r, B_c, -(-group * N_q // B_r), -(-N_k // B_c))
+    blocks = Blocks(B_r, B_c, N_q=group * N_q, N_k=N_k)
     return groups.grouped(mask, group, N_q), Shape(group * N_q, N_k, 1, 1), blocks, group
 
 
@@ -52,8 +52,8 @@ def looked_at(mask: Mask, shape: Shape, blocks: Blocks) -> dict[tuple[bool, bool
 def test_kinds_are_those_of_looking_at_every_tile() -> None:
     rng = random.Random(1)
     tiles_as_wide_as_the_window = [
-        (groups.grouped(SlidingWindow(5, 3), 3, 11), Shape(33, 12, 1, 1), Blocks(8, 8, 5, 2), 3),
-        (groups.grouped(SlidingWindow(1, 4) & KeyPadding(7), 3, 8), Shape(24, 7, 1, 1), Blocks(5, 6, 5, 2), 3),
+        (groups.grouped(SlidingWindow(5, 3), 3, 11), Shape(33, 12, 1, 1), Blocks(8, 8, N_q=33, N_k=12), 3),
+        (groups.grouped(SlidingWindow(1, 4) & KeyPadding(7), 3, 8), Shape(24, 7, 1, 1), Blocks(5, 6, N_q=24, N_k=7), 3),
     ]
     for mask, shape, blocks, group in (*tiles_as_wide_as_the_window, *(drawn(rng) for _ in range(500))):
         band = mask.band(shape, ())

@@ -243,7 +243,10 @@ def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
     assert count(**given) == count(**asked)
     assert theory.matmul_flops(*[size(100)] * 4) == 4 * 100**3
     assert theory.theorem_2_flash(size(100), size(100), size(100)) == 100**3
-    assert theory.symbols(size(9), size(9), size(9), size(100), size(9), flashsim.Blocks(1, 10, 1, 1))["T_v"] == 10
+    assert (
+        theory.symbols(size(9), size(10), size(9), size(100), size(9), flashsim.Blocks(1, 10, N_q=size(9), N_k=size(10)))["T_v"]
+        == 10
+    )
     window, causal = flashsim.SlidingWindow(size(3), size(2)), flashsim.SlidingWindow(3, 2)
     assert (window.left, window.right) == (3, 2)
     np.testing.assert_array_equal(forward(mask=window).O, forward(mask=causal).O)
@@ -356,10 +359,12 @@ def test_a_policy_of_ones_own_returns_blocks() -> None:
 
     with pytest.raises(ValueError, match=r"sizing returned False; expected flashsim\.Blocks"):
         count(sizing=Mine())
-    Mine.returned = flashsim.Blocks(2, 0, 3, 4)
-    with pytest.raises(ValueError, match="sizing's B_c is 0"):
+    of_others = flashsim.Blocks(2, 99, N_q=9, N_k=99)
+    Mine.returned = of_others
+    with pytest.raises(ValueError, match=r"sizing returned .*N_q=9, N_k=99.*; expected blocks of N_q = .*, problem.shape's"):
         count(sizing=Mine())
-    Mine.returned = flashsim.Blocks(2, 99, 1, 1)  # which are clipped, and counted anew
+    N = count().blocks.N_q
+    Mine.returned = flashsim.Blocks(2, 99, N_q=N, N_k=N)
     assert count(sizing=Mine()).blocks == count(blocks=(2, 99)).blocks
     with pytest.raises(ValueError, match=r"sizing\.enforced is 3; expected True or False"):
         count(sizing=flashsim.Paper(enforced=3))  # type: ignore[arg-type]

@@ -144,7 +144,8 @@ sys.exit((main(["count", "--N", "8", "--d", "4"]), main(["serve", "fp8", "--keys
 def test_every_command_loads_with_what_pip_install_brings_alone() -> None:
     ran = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == "flashsim serve: error: dtype float8_e4m3fn needs a package: pip install ml_dtypes\n"
+    how = 'pip install -e ".[bfloat16]" (in the clone)'
+    assert ran.stderr == f"flashsim serve: error: dtype float8_e4m3fn needs the package ml_dtypes: {how}\n"
 
 
 BFLOAT16 = """
@@ -460,3 +461,22 @@ def test_without_m_it_is_line_1_s_of_the_blocks_or_what_they_need(asked: str, M:
     found = inputs.arguments(options, Q, K, V, [algorithm])
     assert found["M"] == M
     assert flashsim.forward(asked.split()[0], Q, K, V, **found).sram.peak <= M
+
+
+def test_serve_says_which_elements_are_of_another_size_and_both_say_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "paged", "--keys", "100", "50", "--d", "16", "--dtype", "float16", "--page", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "In elements, of 2 bytes in float16; those of table, lengths, L are of 4 bytes." in " ".join(out.split())
+    products = 2 * 2 * (100 + 50) * 16  # 2·n·d for each of QKᵀ and PV
+    moved = re.search(r"^total .* ([\d,]+)$", out, re.MULTILINE)
+    assert moved
+    assert f"{products:,} FLOPs in matrix products, {products / int(moved[1].replace(',', '')):.3g} per byte moved" in out
+    assert main(["serve", "fp8", "--keys", "100", "--d", "16"]) == 0
+    assert "those of K, V are of 1 byte" in capsys.readouterr().out
+    assert main(["serve", "varlen", "--keys", "100", "--d", "16", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["flops"]["matmul"] == 4 * 100 * 16
+    assert main(["count", "--N", "1024", "--d", "64", "--heads", "3"]) == 0
+    tally = flashsim.count("flash", N=1024, d=64, heads=3, sizing="fit")
+    assert tally.flops.matmul == 3 * 4 * 1024**2 * 64
+    said = f"{tally.flops.matmul:,} FLOPs in matrix products, {tally.flops.matmul / tally.hbm.bytes:.3g} per byte moved; "
+    assert f"{said}{tally.flops.other:,} others" in " ".join(capsys.readouterr().out.split())

@@ -15,7 +15,7 @@ import pytest
 import flashsim
 from flashsim.cli import main
 from flashsim.reference import attention, error_bound, of_bound, rounding
-from tests.own import FORM, TWO_SWEEPS
+from tests.own import FORM, SKIPPING, TWO_SWEEPS
 from tests.two_sweeps import two_sweeps
 
 SMALL = ("--n", "11", "--d", "3", "--blocks", "2", "4")  # T_r = 6, T_c = 3
@@ -54,6 +54,7 @@ FILES = {
     "needs.py": "import numpy\n\nimport no_such_package\n",
     "helped.py": "import helper\nf = helper.two_sweeps\n",
     "helper.py": TWO_SWEEPS,
+    "loads.py": SKIPPING,
     "plain.py": "def attention(q, k, v):\n    return q\n\nN = 3\n",
 }
 
@@ -220,17 +221,17 @@ REFUSED = {
     "run --algorithm mine.py:two_sweeps --blocks 99 99 --M 99": "does not fit in SRAM",
     "run --algorithm mine.py:two_sweeps --backward": "'mine.py:two_sweeps' has no backward pass",
     "run --algorithm typo.py:two_sweeps": "NameError: name 'rowmx' is not defined (at line 17 of ",
-    "run --algorithm unloaded.py:two_sweeps": "is in HBM. Bring a block on chip first",
+    "run --algorithm unloaded.py:two_sweeps": "is in HBM. To compute with it, bring a block on chip",
     "count --N 4 --d 2 mine.py:nothing": "mine.py has no 'nothing'",
     "count --N 4 --d 2 mine.py:two_sweeps --algorithm flash": "an algorithm is given twice: leave out NAME or --algorithm",
     "count --N 4 --d 2 typo.py:two_sweeps": "at line 17 of ",
-    "tune --N 4 --d 2 --algorithm mine.py:two_sweeps --backward": "is a forward pass; expected a backward pass",
+    "tune --N 4 --d 2 --algorithm mine.py:two_sweeps --backward": "has no backward pass: its file lacks one",
     "step --algorithm mine.py:two_sweeps --bug no_rescale": "has no place in 'mine.py:two_sweeps', forward",
     "step --vs mine:two_sweps": "mine has no 'two_sweps'",
     "debug --line 9": "an algorithm is missing: expected NAME, one of standard, ",
     "debug mine.py:two_sweeps --line 99": "--line is '99', which labels nothing in two_sweeps; labels to stop at: line 9, ",
     "debug mine.py:two_sweeps --line 24 --at j=1": "line 24 of two_sweeps is in no loop over j: the loops around it are over i",
-    "plot theorem5 --algorithm mine.py:two_sweeps": "is a forward pass; expected a backward pass",
+    "plot theorem5 --algorithm mine.py:two_sweeps": "has no backward pass: its file lacks one",
     "plot sparsity --algorithm mine.py:two_sweeps": "--algorithm is for ",
 }
 
@@ -256,3 +257,37 @@ def test_files_that_need_files_beside_them_and_names_of_pythons_own(capsys: pyte
     Path("random.py").write_text(TWO_SWEEPS, encoding="utf-8")
     assert json.loads(said(capsys, "count", "random.py:two_sweeps", *size))["accesses"] == want
     assert sys.modules["random"] is random
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "count loads.py:two_sweeps --n 11 --d 3 --blocks 2 4 --json -",
+        "run --algorithm standard loads.py:two_sweeps --json -",
+        "tune loads.py:two_sweeps --n 11 --d 3 --M 100 --json -",
+        "sweep loads.py:two_sweeps --n 11 --d 3 --blocks 2 4 --json -",
+        "step --algorithm loads.py:two_sweeps --n 11 --d 3 --blocks 2 4 --text",
+        "step --algorithm loads.py:two_sweeps --vs flash --n 11 --d 3 --blocks 2 4",
+    ],
+)
+def test_options_of_ones_own_are_given_by_name(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*more: str) -> str:
+        assert main([*command.split(), *more]) == 0
+        return re.sub(r'"(command|date|seconds)": .*|--option \S+', "", capsys.readouterr().out)
+
+    once = printed("--option", "times=1")
+    if "--vs" not in command:
+        assert printed("--option", "times=3", "kind=b").replace('"times": 3', '"times": 1') != once
+    assert main([*command.split(), "--option", "tmes=3"]) == 2
+    theirs = "argument --option: there is no option 'tmes', perhaps you mean 'times'; there are kind, times"
+    assert theirs in capsys.readouterr().err
+    assert main([*command.split(), "--option", "times"]) == 2
+    assert "argument --option: got 'times'; expected NAME=VALUE, such as window=64" in capsys.readouterr().err
+
+
+def test_several_values_of_an_option_are_swept_and_elsewhere_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["loads.py:two_sweeps", "--n", "11", "--d", "3", "--blocks", "2", "4", "--option", "times=1", "times=3"]
+    assert main(["sweep", *sizes, "--csv", "-"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main(["count", *sizes]) == 2
+    assert "argument --option: times is given twice, 1 and 3" in capsys.readouterr().err

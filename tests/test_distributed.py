@@ -77,11 +77,11 @@ def launcher(engine: str, processes: int) -> list[str]:
     """The command that starts processes of this Python. Skips where the engine is not installed."""
     if engine == "torch":
         if find_spec("torch") is None:
-            pytest.skip("torch is not installed: pip install flashsim[dist]")
+            pytest.skip('torch is not installed: pip install -e ".[dist]"')
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     mpiexec = Path(sys.executable).parent / "mpiexec"
     if find_spec("mpi4py") is None or not (mpiexec.exists() or shutil.which("mpiexec")):
-        pytest.skip("mpi4py and mpiexec are not installed: pip install flashsim[dist]")
+        pytest.skip('mpi4py and mpiexec are not installed: pip install -e ".[dist]"')
     return [str(mpiexec) if mpiexec.exists() else "mpiexec", "-n", str(processes), sys.executable]
 
 

@@ -23,6 +23,7 @@ from flashsim.plots import FIGURES
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.testing import CHECKS
 from flashsim.testing.mutants import ALL, SERVING
+from flashsim.theory.measured import FIGURE_2
 
 from .implementations import IMPLEMENTATIONS
 from .pages import OWN, PAGES, README, ROOT, blocks, links, pictures, said, table, text_of
@@ -236,6 +237,27 @@ def test_what_is_set_beside_the_papers_figure_2_is_counted() -> None:
     of = zip(fit["standard"]["by_M"], fit["flash"]["by_M"], paper["flash"]["by_M"], strict=True)
     counted = [(str(a["KB"]), *(f"{at['bytes'] / 1e9:.3g}" for at in (a, b, c)), f"{c['peak'] / c['M']:.0%}") for a, b, c in of]
     assert found == counted
+
+
+def test_what_is_wrong_with_the_papers_gflops_is_counted() -> None:
+    """Six and seven products of 2N²d each for each head; the paper's numbers are of something else."""
+    page, head = said("docs/paper.md"), 2 * 1024**2 * 64
+    counted = {}
+    for name, products in (("standard", 6), ("flash", 7)):
+        ways = [flashsim.count(name, N=1024, d=64, heads=1024, direction=way).flops.matmul for way in ("forward", "backward")]
+        counted[name] = sum(ways)
+        assert counted[name] == products * head * 1024 == FIGURES["traffic"].data()["model"][name]["flops"]["matmul"]
+        if name == "standard":
+            assert "those of the forward pass, {:.1f}, and with `--backward` {:.1f}".format(*(n / 1e9 for n in ways)) in page
+    standard, flash = (counted[name] / 1e9 for name in ("standard", "flash"))
+    printed = {name: FIGURE_2[name]["GFLOPs"] for name in ("standard", "flash")}
+    assert "prints {standard} for standard attention and {flash} for FlashAttention".format(**printed) in page
+    assert f"are {standard:.1f} and {flash:.1f} GFLOPs (`flashsim plot traffic --json -`)" in page
+    assert f"is {standard / printed['standard']:.1f} and {flash / printed['flash']:.1f} times less" in page
+    assert f"The difference, {printed['flash'] - printed['standard']:.1f}, is one product of 64 heads" in page
+    assert f"{64 * head / 1e9:.1f}" == "8.6"
+    assert f"six products of 64 heads are {6 * 64 * head / 1e9:.1f} GFLOPs, not {printed['standard']}" in page
+    assert f"{flash / standard:.2f} counted and {printed['flash'] / printed['standard']:.2f} printed" in page
 
 
 def test_what_is_saved_follows_M_over_d2_as_is_said() -> None:

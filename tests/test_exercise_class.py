@@ -219,7 +219,7 @@ def test_an_exercise_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_what_is_packed_is_unpacked() -> None:
     values = [
         None, True, 3, 2.5, "x", np.arange(6).reshape(2, 3), np.float32(2), np.bool_(True), np.zeros((0, 2)),
-        (1, (np.ones(2), "a")), Blocks(1, 2, 3, 4),
+        (1, (np.ones(2), "a")), Blocks(1, 2, N_q=3, N_k=4),
     ]  # fmt: skip
     for value in values:
         found = unpacked(json.loads(json.dumps(packed(value))))

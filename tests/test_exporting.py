@@ -104,7 +104,7 @@ def test_a_run_says_what_it_was_of() -> None:
 
 
 def test_a_table_by_array() -> None:
-    pytest.importorskip("pandas", reason='pandas is not installed: pip install "flashsim[pandas]"')
+    pytest.importorskip("pandas", reason='pandas is not installed: pip install -e ".[pandas]"')
     forward, _ = run()
     for result in (LARGE, forward, forward.hbm):
         traffic = result if isinstance(result, flashsim.machine.traffic.Traffic) else result.hbm
@@ -122,7 +122,7 @@ def test_a_table_by_array() -> None:
 def test_without_pandas_the_error_says_what_to_install(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     result: Any = {"Tally": LARGE, "Traffic": LARGE.hbm, "Sweep": flashsim.sweep(N=8, d=4)}[what]
-    with pytest.raises(ModuleNotFoundError, match=r"pip install \"flashsim\[pandas\]\""):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install -e "\.\[pandas\]"'):
         result.to_pandas()
 
 

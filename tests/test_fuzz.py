@@ -256,11 +256,11 @@ q = st.sampled_from([X, X[None], X[:2], X.astype(np.float32), X.tolist(), X.asty
 attends = st.sampled_from([None, np.eye(5, dtype=bool), np.zeros((5, 5), bool), [[True] * 5]])
 data = {"Q": q, "K": q, "V": q, "scale": st.sampled_from([None, 0.5]), "mask": attends, "keep": attends, "dropout_p": fraction}
 bound = {**data, "steps": small, "stores": st.none() | small, "logs_rounded": small, "C": st.sampled_from([1.0, 2.0])}
-record = st.just(flashsim.Blocks(2, 3, 2, 2))
+record = st.builds(flashsim.Blocks, small, small, N_q=length, N_k=length)
 forward = st.sampled_from(sorted(FORWARD))
 FUNCTIONS: list[tuple[Callable[..., Any], dict[str, st.SearchStrategy[Any]]]] = [
     (theory.matmul_flops, {**sizes, **named, "area": st.none() | length}),
-    (theory.extra_memory, {**sizes, **named, "T_c": small, "B_r": small, "dropout": st.booleans()}),
+    (theory.extra_memory, {**sizes, **named, "B_c": small, "B_r": small, "dropout": st.booleans()}),
     (theory.compulsory, {**sizes, "direction": way}),
     (theory.symbols, {**sizes, "M": length, "blocks": record, "direction": way}),
     (theory.proof_accounting, {"N": length, "d": small, "direction": way}),

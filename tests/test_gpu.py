@@ -185,7 +185,7 @@ def model_blocks(rung: Kernel, problem: Given, direction: str) -> Blocks:
     B_r, B_c = (64, 16)  # the narrowest that tensor_core takes
     if rung.choose_blocks and not (rung.tensor_cores and direction == "backward"):
         B_r, B_c = rung.choose_blocks(d, problem.q.dtype.name, direction)
-    return Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c))
+    return Blocks(B_r, B_c, N_q=N_q, N_k=N_k)
 
 
 def bounded(rung: Kernel, problem: Given) -> dict[str, Any]:

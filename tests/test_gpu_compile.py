@@ -520,7 +520,7 @@ def test_heads_are_split_where_they_do_not_fill_the_machine() -> None:
 
 def test_without_cupy_everything_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(MissingGPU, match=r'CuPy is missing .*: pip install "flashsim\[gpu\]"'):
+    with pytest.raises(MissingGPU, match=r'CuPy is missing .*: pip install -e "\.\[gpu\]"'):
         gpu.forward([0], [0], [0], kernel="q_outer")
     assert cli.main(["gpu", "info"]) == 1
     assert "CuPy is missing" in capsys.readouterr().out

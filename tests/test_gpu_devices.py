@@ -90,7 +90,7 @@ def look_at(found: dict[str, Any], processes: int) -> None:
         assert part in said
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install flashsim[dist]")
+@pytest.mark.skipif(find_spec("torch") is None, reason='torch is not installed: pip install -e ".[dist]"')
 def test_messages_and_pieces_make_up_attention_on_three_processes() -> None:
     """PyTorch's arithmetic in the kernels' place; of three parts O is summed in float32."""
     look_at(found_on("torch", 3, 3), 3)
@@ -293,7 +293,7 @@ def test_an_engine_that_cannot_be_ended_is_left() -> None:
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install flashsim[dist]")
+@pytest.mark.skipif(find_spec("torch") is None, reason='torch is not installed: pip install -e ".[dist]"')
 @pytest.mark.parametrize("what", ["links", "program"])
 def test_a_process_that_ends_is_noticed_by_the_others_over_gloo(what: str) -> None:
     look_at_the_dead(dying("torch", 2, what), 10)

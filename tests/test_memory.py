@@ -1,6 +1,8 @@
 """The memory keeps its rules: counts, capacity, eviction, and no way round by accident."""
 
+import copy
 import operator
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashsim.algorithms import FORWARD
+from flashsim.algorithms.parts import EveryTile
 from flashsim.machine.memory import HBM, SRAM, Event, MemoryModelError, NotOnChip, Observer, SramOverflow
+from flashsim.masks.dropout import NoDropout
+from flashsim.problem.shapes import Blocks
+from flashsim.run.tile_masks import NoSink
 
 
 def chip(capacity: int = 1000, **options: Any) -> tuple[HBM, SRAM]:
@@ -55,7 +62,7 @@ WAYS_ROUND: dict[str, Callable[[Any], Any]] = {
 def test_what_lives_in_hbm_is_not_an_array(way: Callable[[Any], Any], what: str) -> None:
     hbm, _ = chip()
     Q = hbm.place("Q", matrix())
-    with pytest.raises(NotOnChip, match=r"Q.* is in HBM.*sram\.(load|store)"):
+    with pytest.raises(NotOnChip, match=r"Q.* is in HBM(\. To compute .*sram\.load.* hbm\.peek\(\"Q\"\)|.*sram\.store)"):
         way(Q if what == "matrix" else Q[0])
 
 
@@ -471,3 +478,46 @@ def test_where_a_line_stands_is_said_of_its_own_file_though_another_holds_the_sa
         exec(compile(source, file, "exec"), scope)
         scope["double"](sram, tile)
     assert seen == [("one.py", 2), ("one.py", 3), ("two.py", 2), ("two.py", 3), ("two.py", 3), ("two.py", 4)]
+
+
+# --------------------------------------------------------------------------------------------- blocks that cover a matrix
+
+
+@pytest.mark.parametrize("lengths", [{"N_q": 12, "N_k": 9}, {"N_q": 8, "N_k": 12}, {"N_q": 12, "N_k": 15}])
+@pytest.mark.parametrize("name", ["flash_basic", "q_outer", "standard", "small_cache", "memory_efficient"])
+def test_blocks_of_another_length_are_refused_where_an_algorithm_divides(name: str, lengths: dict[str, int]) -> None:
+    """Called by hand: a key block would never be read, or rows of O never written, and O be wrong in silence."""
+    X = matrix(12, 4)
+    run = FORWARD[name].run
+    hbm, sram = chip(10_000)
+    operands = [hbm.place(operand, X) for operand in "QKV"]
+    parts = [PARTS_BY_HAND[part] for part in FORWARD[name].parts]
+    with pytest.raises(ValueError, match=r"has 12 rows and .*made for a length of (9|8|15): expected Blocks\(.*N_q=…, N_k=…"):
+        run(hbm, sram, *operands, Blocks(B_r=4, B_c=3, **lengths), *parts)
+
+
+PARTS_BY_HAND: dict[str, Any] = {
+    "tau": 1.0, "MASK": lambda S, i, j: S, "dropout": NoDropout(), "live": EveryTile(), "sink": NoSink(), "block_mask": None,
+}  # fmt: skip
+
+
+def test_blocks_say_what_they_make_of_their_lengths() -> None:
+    blocks = Blocks(B_r=4, B_c=5, N_q=12, N_k=11)
+    assert (blocks.T_r, blocks.T_c, blocks.tiles) == (3, 3, 9)
+    assert eval(repr(blocks)) == blocks == pickle.loads(pickle.dumps(blocks)) == copy.deepcopy(blocks)
+    assert Blocks(4, 99, N_q=12, N_k=11).B_c == 11
+    for wrong in ({"T_r": 3, "T_c": 3}, {"N_q": 12}, {}):
+        with pytest.raises(TypeError):
+            Blocks(4, 5, **wrong)
+    for sizes in ((0, 5, 12, 11), (4, -1, 12, 11), (4, 5, 0, 11), (4, 5, 12, 2.5), ("4", 5, 12, 11)):
+        with pytest.raises(ValueError, match="expected a whole number of at least 1"):
+            Blocks(sizes[0], sizes[1], N_q=sizes[2], N_k=sizes[3])  # type: ignore[arg-type]
+
+
+def test_matrices_of_ones_own_and_parts_of_an_input_are_divided_by_any_size() -> None:
+    hbm, _ = chip()
+    K = hbm.place("K", matrix(12, 4))
+    size = Blocks(4, 5, N_q=12, N_k=12).B_c
+    assert len(hbm.empty("partial", (24, 4), float).divide(size)) == 5
+    assert len(K.rows(0, 6).divide(size)) == 2
+    assert K.divide(4, size).blocks == (3, 1)

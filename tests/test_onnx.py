@@ -1,4 +1,4 @@
-"""ONNX's own node tests of its operator Attention, as an outside suite: pip install "flashsim[onnx]", pytest -m packages.
+"""ONNX's own node tests of its operator Attention, as an outside suite: pip install -e ".[onnx]", pytest -m packages.
 
 Each has inputs, attributes, and what ONNX's reference gives for them. What `attention` does not know is a TypeError: an input or
 attribute of a new version.
@@ -20,7 +20,7 @@ from flashsim.testing import CHECKS, Case, wrap
 from flashsim.testing.running import try_check
 from flashsim.testing.subject import Subject
 
-onnx = pytest.importorskip("onnx", reason='onnx is not installed: pip install "flashsim[onnx]"')
+onnx = pytest.importorskip("onnx", reason='onnx is not installed: pip install -e ".[onnx]"')
 pytestmark = pytest.mark.packages
 CLOSE = {"float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}
 

@@ -1,10 +1,12 @@
 """An algorithm of one's own: a function on the memory goes wherever a name does, and its mistakes are told at its lines."""
 
+import inspect
 import os
 import pickle
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +20,10 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.notation import rowsum
-from flashsim.algorithms.own import algorithm_of, chosen
+from flashsim.algorithms.own import ARGUMENTS, algorithm_of, chosen
 from flashsim.cli import main
 from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError
+from flashsim.optimal.tune import tune
 from flashsim.problem.arguments import check_count
 from flashsim.problem.matrices import Kind
 from flashsim.problem.options import Option
@@ -29,7 +32,7 @@ from flashsim.reference import attention, error_bound, rounding
 from flashsim.support import forks
 from flashsim.theory.formulas import Mean, evaluated
 
-from .own import FORM, TWO_SWEEPS, module_of
+from .own import FORM, SKIPPING, TWO_SWEEPS, module_of
 from .two_sweeps import two_sweeps
 
 rng = np.random.default_rng(0)
@@ -56,7 +59,7 @@ def test_a_function_is_run_counted_bounded_and_traced() -> None:
 
 def test_the_bound_of_a_function_is_what_its_blocks_make_it() -> None:
     """For T_c = 3 roundings of O to float16, and three rescalings: by hand, where all scores are 0, and V is positive."""
-    rounded = rounding(two_sweeps, Blocks(4, 5, 3, 3))
+    rounded = rounding(two_sweeps, Blocks(4, 5, N_q=9, N_k=12))
     q, k, v = np.zeros((9, 4), np.float16), K[0].astype(np.float16), np.abs(V[0]).astype(np.float16)
     means = np.broadcast_to(v.astype(np.float64).mean(axis=0), (9, 3))
     want = 2 * ((11 + 8 * (3 + 1)) * 2.0**-24 + 3 * 2.0**-11) * means + 3 * 2.0**-24
@@ -78,6 +81,60 @@ def test_a_function_may_take_parts() -> None:
     assert flashsim.trace(masked, Q, K, V, head=0, **asked).about.title == "Algorithm 2: with a mask"
     with pytest.raises(ValueError, match="has no mask"):
         flashsim.forward(two_sweeps, Q, K, V, causal=True)
+
+
+def test_a_function_may_take_options_of_its_own(tmp_path: Path) -> None:
+    loads = module_of(SKIPPING, tmp_path / "loads.py").two_sweeps
+    K_once = flashsim.forward(loads, Q, K, V, blocks=(4, 5), M=200).hbm.by_array["K"].reads
+    twice: dict[str, Any] = {"times": 2, "blocks": (4, 5), "M": 200}
+    run = flashsim.forward(loads, Q, K, V, **twice)
+    assert run.hbm.by_array["K"].reads == K_once * 3 // 2
+    assert np.array_equal(run.O, flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=200).O)
+    lengths: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "dtype": "float64"}
+    assert flashsim.count(loads, **lengths, heads=2, **twice).hbm == run.hbm
+    assert "times 2" in flashsim.trace(loads, Q, K, V, head=1, **twice).about.options
+    swept = flashsim.sweep(loads, **lengths, heads=2, M=200, blocks=[(4, 5)], times=[1, 2])
+    assert [row["K_reads_elements"] for row in swept.rows] == [K_once, K_once * 3 // 2]
+    own: list[dict[str, Any]] = [{}, {"times": 2}]
+    tuned = [tune(**lengths, M=200, algorithms=[loads], **each).by_loops for each in own]
+    assert tuned[0]["loads.py:two_sweeps"].accesses < tuned[1]["loads.py:two_sweeps"].accesses
+    assert tuned[0]["flash"] == tuned[1]["flash"]
+    for call in (
+        lambda **own: flashsim.forward(loads, Q, K, V, **own),
+        lambda **own: flashsim.count(loads, **lengths, **own),
+        lambda **own: flashsim.trace(loads, Q, K, V, head=0, **own),
+        lambda **own: flashsim.sweep(loads, **lengths, **own),
+        lambda **own: tune(**lengths, algorithms=[loads], **own),
+    ):
+        with pytest.raises(TypeError, match="takes no argument 'time'; did you mean 'times'"):
+            call(time=2)
+        with pytest.raises(ValueError, match="takes no option splits; 'split_kv' does"):
+            call(splits=2)
+
+
+def test_a_form_that_does_not_know_an_option_says_nothing_of_it(tmp_path: Path) -> None:
+    loads = module_of(SKIPPING + FORM, tmp_path / "loads.py")
+    sys.modules["loads"] = loads
+    loads.two_sweeps.__module__ = "loads"
+    try:
+        with pytest.raises(theory.NoClosedForm, match="has no option kind, times; expected it in its `options`"):
+            theory.form_of(algorithm_of(loads.two_sweeps), "forward")
+        tuned = tune(N=20, d=4, M=200, algorithms=[loads.two_sweeps], times=3)  # type: ignore[call-arg]
+        assert tuned.by_loops["loads.py:two_sweeps"].accesses > tuned.by_loops["q_outer"].accesses
+    finally:
+        del sys.modules["loads"]
+
+
+def test_options_have_names_of_their_own() -> None:
+    """Whatever flashsim's functions take themselves could not be given to the user's."""
+    for function in (flashsim.forward, flashsim.count, tune, flashsim.sweep, flashsim.trace):
+        taken = inspect.signature(function).parameters.values()
+        assert {each.name for each in taken if each.kind is not each.VAR_KEYWORD} <= ARGUMENTS, function
+    for text, said in (("M=3", "an option 'M', which is an arg"), ("w", r"options with a default"), ("**w", r"V, blocks, w\)")):
+        scope: dict[str, Any] = {}
+        exec(f"def f(hbm, sram, Q, K, V, blocks, {text}): ...", scope)
+        with pytest.raises(ValueError, match=said):
+            flashsim.count(scope["f"], N=5, d=2)
 
 
 def test_a_record_goes_where_its_name_does() -> None:
@@ -233,7 +290,10 @@ def mine(hbm, sram, Q, K, V, blocks):
 """
 TURNS = "sram.loop takes a number of turns, such as blocks.T_c, or a range"
 MISTAKES = {
-    "forgot to load": ("S = on_chip(Q[i] @ K_0.T)", "Q[0] (4×4) is in HBM. Bring a block on chip first: sram.load(Q[0])"),
+    "forgot to load": (
+        "S = on_chip(Q[i] @ K_0.T)",
+        "Q[0] (4×4) is in HBM. To compute with it, bring a block on chip: sram.load(Q[0]). To look",
+    ),
     "forgot on_chip": ("sram.store(O[i], Q_i[:, :3] * 2)", "is not on chip. It was never registered with on_chip"),
     "stored too little": ("S = on_chip(V_0[:1] * 2); sram.store(O[i], S)", "a 1×3 tile cannot be stored to O[0], which is 4×3"),
     "a block of the wrong size": (
@@ -243,7 +303,10 @@ MISTAKES = {
     "a matrix for a block": ("Q_i = sram.load(Q)", "sram.load takes blocks in HBM such as K[j]; got <Q in HBM, 9×4"),
     "assigned": ("O[i] = Q_i", "O[0] is in HBM: write to it with sram.store(O[0], …)"),
     "stored to an array": ("sram.store(Q_i, Q_i)", "sram.store writes to a block in HBM such as O[i]; got a 4×4 array"),
-    "part of a block": ("sram.load(K[0][:2])", "K[0] (5×4) is in HBM. Bring a block on chip first: sram.load(K[0])"),
+    "part of a block": (
+        "sram.load(K[0][:2])",
+        "K[0] (5×4) is in HBM. To compute with it, bring a block on chip: sram.load(K[0]). To look",
+    ),
     "rows for a block": ("sram.load(K[0:2])", "K[slice(0, 2, None)]: expected a block's number, as K[0], or two"),
     "a half for a block": ("sram.load(K[0.5])", "K[0.5]: expected a block's number"),
     "half a block": ("Q.divide(2.5)", "Q.divide(rows=2.5, cols=None): expected whole numbers of at least 1"),
@@ -297,7 +360,30 @@ NOT_COUNTED = {
     "dot": ("np.dot(Q_i, K_0.T)", "np.dot cannot be counted on shapes alone: expected +, −, ×, /, @"),
     "copy": ("Q_i.copy()", "an array's .copy cannot be counted on shapes alone"),
     "assigned to": ("Q_i[:] = 0", "an array's [...] = cannot be counted on shapes alone"),
-    "branch": ("1 if Q_i.max() > 0 else 2", "a branch that depends on numbers cannot be counted on shapes alone"),
+    "as an array": ("np.asarray(Q_i)", "np.asarray(tile) cannot be counted on shapes alone"),
+    "a row": ("Q_i[0]", "an array's [0] cannot be counted on shapes alone"),
+}
+DECIDING = {
+    "1 if Q_i.max() > 0 else 2": "a branch, such as `if tile.max() > 0`,",
+    "not Q_i": "a branch, such as `if tile.max() > 0`,",
+    "Q_i.max() in [1, 2]": "a branch, such as `if tile.max() > 0`,",
+    "float(Q_i.max())": "float(tile)",
+    "int(Q_i.max())": "int(tile)",
+    "round(Q_i.max())": "round(tile)",
+    "np.float64(0) + float(abs(Q_i).max())": "float(tile)",
+    "range(Q_i.max())": "a tile as a whole number, as an index or in range(…),",
+    "[1, 2, 3][Q_i.max()]": "a tile as a whole number, as an index or in range(…),",
+    "[row for row in Q_i]": "a loop over a tile's rows or numbers",
+    "max(Q_i.max())": "a loop over a tile's rows or numbers",
+    "0 in Q_i": "`in` a tile",
+    "Q_i.any()": "an array's .any",
+    "np.isnan(Q_i).all()": "an array's .all",
+    "np.any(Q_i > 0)": "np.any",
+    "np.allclose(Q_i, 0)": "np.allclose",
+    "Q_i.max().item()": "an array's .item",
+    "Q_i.argmax()": "an array's .argmax",
+    "np.nonzero(Q_i)": "np.nonzero",
+    "Q_i[Q_i > 0]": "an array's [tile]",
 }
 TOLD = {**MISTAKES, **WHERE_NAN_BEGINS, **NOT_COUNTED}
 
@@ -459,3 +545,73 @@ def test_ones_own_with_queries_outermost_has_line_1_of_queries(sizing: str) -> N
     assert found.hbm.accesses < keys_first.hbm.accesses
     (row,) = flashsim.sweep(queries_outermost, **sizes, sizing=sizing).rows
     assert (row["B_r"], row["B_c"]) == (found.blocks.B_r, found.blocks.B_c)
+
+
+def test_a_backward_pass_that_is_missing_is_described(tmp_path: Path) -> None:
+    run = flashsim.forward(two_sweeps, Q, K, V, M=200)
+    dO = np.ones_like(run.O)
+    said = (
+        r"'two_sweeps\.py:two_sweeps' has no backward pass: its file lacks one, a function g\(hbm, sram, Q, K, V, O, dO, …, "
+        r"blocks, tau, …\) that returns dQ, dK, dV, in a record, Algorithm\(.*of='two_sweeps\.py:two_sweeps', run=g, line_1=…\)"
+    )
+    for call in (
+        lambda: flashsim.backward(two_sweeps, run, dO),  # type: ignore[arg-type]
+        lambda: flashsim.backward(algorithm_of(two_sweeps), run, dO),
+        lambda: flashsim.count(two_sweeps, N=8, d=4, direction="backward"),
+        lambda: flashsim.trace(two_sweeps, Q, K, V, head=0, dO=dO),
+        lambda: tune(N=8, d=4, direction="backward", algorithms=[two_sweeps]),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
+    (row,) = flashsim.sweep(two_sweeps, N=8, d=4, direction="backward").rows
+    assert re.search(said, str(row["reason"]))
+    with pytest.raises(
+        ValueError, match=r"unknown algorithm 'two_sweeps\.py:two_sweeps'.*; of your own, pass the function itself"
+    ):
+        flashsim.backward("two_sweeps.py:two_sweeps", run, dO)
+    expected = r"expected the run of 'flash', or a backward pass, an Algorithm, of='two_sweeps\.py:two_sweeps'"
+    with pytest.raises(ValueError, match=expected):
+        flashsim.backward("flash", run, dO)
+
+
+def test_a_function_stands_for_the_backward_pass_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+        from dataclasses import replace
+        from flashsim.algorithms import BACKWARD, FORWARD
+        def attention(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink):
+            return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)
+        def gradients(hbm, sram, *rest):
+            return BACKWARD["flash"].run(hbm, sram, *rest)
+        BACK = replace(BACKWARD["flash"], name="back", of="both.py:attention", run=gradients)
+    """
+    both = module_of(textwrap.dedent(text), tmp_path / "both.py")
+    monkeypatch.setitem(sys.modules, "both", both)
+    run, theirs = flashsim.forward(both.attention, Q, K, V, M=100), flashsim.forward("flash", Q, K, V, M=100)
+    dO = np.ones_like(run.O)
+    found = flashsim.backward(both.attention, run, dO)
+    assert found.algorithm == "back"
+    assert np.array_equal(found.dQ, flashsim.backward("flash", theirs, dO).dQ)
+
+
+@pytest.mark.parametrize("line", DECIDING)
+def test_numbers_that_decide_where_to_go_on_are_refused_where_there_are_none(line: str, tmp_path: Path) -> None:
+    """Else `float(tile)` was an error of Python's, and a loop over a number, np.full(tile.max(), 0), did not end."""
+    mine = module_of(HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
+    said = f"{DECIDING[line]} lets a tile's numbers decide where to go on"
+    for call in (
+        lambda: flashsim.count(mine, N=9, d=4, blocks=(4, 5), M=200),
+        lambda: tune(N=9, d=4, M=200, algorithms=[mine]),
+        lambda: flashsim.forward(mine, Q, K, V, sizing="fit", M=200),
+    ):
+        with pytest.raises(TypeError, match=re.escape(said)) as caught:
+            call()
+        assert str(caught.value).endswith("flashsim.forward(…, blocks=(B_r, B_c)) runs it as it is")
+        assert "\n" not in str(caught.value)
+        assert caught.value.__notes__ == [f"at line 10 of {tmp_path / 'mine.py'}: {line}"]
+
+
+def test_a_tile_s_length_and_how_it_looks_are_no_numbers(tmp_path: Path) -> None:
+    looks = module_of(
+        HEAD + "        assert len(Q_i) == Q_i.shape[0] and f'{Q_i.max():.2f}'\n    return O\n", tmp_path / "looks.py"
+    )
+    assert flashsim.count(looks.mine, N=9, d=4, blocks=(4, 5), M=200).hbm.reads

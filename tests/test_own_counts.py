@@ -34,7 +34,7 @@ M = 10**6
 
 
 def blocks_of(N: int, B_r: int, B_c: int) -> Blocks:
-    return Blocks(B_r, B_c, -(-N // B_r), -(-N // B_c))
+    return Blocks(B_r, B_c, N_q=N, N_k=N)
 
 
 def placed(hbm: HBM, N: int, d: int, blocks: Blocks, divide: bool) -> list[Matrix]:

@@ -103,7 +103,7 @@ def test_both_backward_passes_are_of_one_forward_pass() -> None:
 def test_two_passes_take_square_tiles_that_fill_m(M: int, d: int, b: int) -> None:
     """b² + 4bd ≤ M, M rounded up to a multiple of 4d, and b + 1 is too large."""
     tally = flashsim.count("q_outer_two_pass", N=4096, d=d, M=max(M, d), direction="backward", sizing="paper")
-    assert tally.blocks == Blocks(b, b, -(-4096 // b), -(-4096 // b))
+    assert tally.blocks == Blocks(b, b, N_q=4096, N_k=4096)
     room = 4 * d * -(-max(M, d) // (4 * d))
     assert (b + 1) ** 2 + 4 * (b + 1) * d > room
     assert b == 1 or b * b + 4 * b * d <= room

@@ -136,7 +136,7 @@ def test_no_backward_pass_is_refused_by_name() -> None:
 
 def test_room_that_is_counted_wrong_is_caught() -> None:
     line_4 = mutated(q_outer_pinned.line_4, ("- 3 * B_r", "- 2 * B_r"))
-    assert line_4(40, Blocks(2, 1, 3, 7), 6, 0) == q_outer_pinned.line_4(42, Blocks(2, 1, 3, 7), 6, 0)
+    assert line_4(40, Blocks(2, 1, N_q=6, N_k=7), 6, 0) == q_outer_pinned.line_4(42, Blocks(2, 1, N_q=6, N_k=7), 6, 0)
     rows = mutated(small_cache_hybrid.rows, ("// (d + 4)", "// (d + 3)"))
     tally = flashsim.count(replace(FORWARD["small_cache_hybrid"], rows=rows), N=100, d=10, M=200, sizing="paper")
     assert tally.sram.peak > 200

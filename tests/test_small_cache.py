@@ -34,7 +34,7 @@ def test_counts_by_hand() -> None:
     """N_q = 5 in 2, 2, 1 rows; N_k = 7 in 3, 3, 1; d = 2 columns; d_v = 4 in 3 and 1."""
     shape: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4, "M": 1000, "blocks": (2, 3)}
     for tally in (flashsim.count("small_cache", **shape), theory.exact("small_cache", **shape)):
-        assert tally.blocks == Blocks(2, 3, 3, 3)
+        assert tally.blocks == Blocks(2, 3, N_q=5, N_k=7)
         inputs = {"Q": (3 * 10, 0), "K": (3 * 14, 0), "V": (3 * 28, 0)}
         assert moved(tally) == inputs | {"S": (2 * 35, 35), "O": (0, 20), "L": (0, 5)}
         # S_ij 2·3, ℓ_i and m_i 2·2, Q_ik 2 and K_jk 3; a strip of 2·7 and L in HBM
@@ -50,7 +50,7 @@ def test_a_run_by_hand() -> None:
     """N = 2, d = 1, tiles of one element; scores 0 and log 3, and log 3 and log 9."""
     Q, K, V = np.array([[1.0], [2.0]]), np.array([[0.0], [math.log(3)]]), np.array([[4.0], [8.0]])
     run = flashsim.forward("small_cache", Q, K, V, M=5, scale=1.0)
-    assert run.blocks == Blocks(1, 1, 2, 2)
+    assert run.blocks == Blocks(1, 1, N_q=2, N_k=2)
     np.testing.assert_allclose(run.O, [[(4 + 3 * 8) / 4], [(4 + 9 * 8) / 10]], rtol=1e-15)
     assert run.lse is not None
     np.testing.assert_allclose(run.lse, [math.log(4), math.log(10)], rtol=1e-15)

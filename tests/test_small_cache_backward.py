@@ -17,7 +17,7 @@ def test_counts_by_hand(counted: Any) -> None:
     """N_q = 5 in 2, 2, 1 rows; N_k = 7 in 3, 3, 1; d = 2 columns, one piece; d_v = 4 in 3 and 1."""
     shape: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4, "M": 1000, "blocks": (2, 3), "direction": "backward"}
     by_hand = counted("small_cache", **shape)
-    assert by_hand.blocks == Blocks(2, 3, 3, 3)
+    assert by_hand.blocks == Blocks(2, 3, N_q=5, N_k=7)
     assert moved(by_hand) == {
         "Q": (2 * 3 * 10, 0), "K": (2 * 3 * 14, 0), "V": (3 * 28, 0), "O": (20, 0), "dO": (20 + 2 * 3 * 20, 0), "L": (15, 0),
         "D": (15, 5), "P": (3 * 35, 35), "dS": (2 * 35, 35), "dQ": (30, 40), "dK": (0, 14), "dV": (0, 28),

@@ -62,7 +62,7 @@ def test_splits_that_do_not_divide_and_empty_ones() -> None:
     """22 keys in tiles of 3: 8 tiles. In 3 splits: 3, 3, 2 of them. In 5: 2, 2, 2, 2, 0. In 20: one each, 12 empty."""
     Q, K, V = inputs(2, 22, 4, 3)
     for splits, want in ((3, [3, 3, 2]), (5, [2, 2, 2, 2, 0]), (20, [1] * 8 + [0] * 12)):
-        cut = TileSplits(EveryTile(), All(), Blocks(2, 3, 1, 8), Shape(2, 22, 4, 3), (), splits)
+        cut = TileSplits(EveryTile(), All(), Blocks(2, 3, N_q=2, N_k=22), Shape(2, 22, 4, 3), (), splits)
         assert [int(cut.row(s, 0).sum()) for s in range(splits)] == want
         for merge in MERGES:
             run = flashsim.forward("split_kv", Q, K, V, blocks=(2, 3), M=100, splits=splits, merge=merge)
@@ -96,7 +96,7 @@ def test_each_sequence_has_its_own_length(merge: str) -> None:
 
 def test_the_splits_of_a_short_sequence_share_its_tiles() -> None:
     """17 of 40 keys, in tiles of 4: 5 tiles, so 3 splits have 2, 2 and 1, not 4, 1 and 0."""
-    blocks, shape, mask = Blocks(1, 4, 1, 10), Shape(1, 40, 4, 4), KeyPadding(17)
+    blocks, shape, mask = Blocks(1, 4, N_q=1, N_k=40), Shape(1, 40, 4, 4), KeyPadding(17)
     cut = TileSplits(LiveTiles(mask, blocks, shape, ()), mask, blocks, shape, (), 3)
     assert [int(cut.row(s, 0).sum()) for s in range(3)] == [2, 2, 1]
 

@@ -96,7 +96,7 @@ def test_a_sum_of_weights_that_would_overflow_is_never_made() -> None:
 
 def test_room_that_is_counted_wrong_is_caught() -> None:
     line_4 = mutated(streamed.line_4, ("blocks.B_c + 1)", "blocks.B_c)"))
-    assert line_4(29, Blocks(2, 1, 3, 7), 7, 6, 0) == streamed.line_4(31, Blocks(2, 1, 3, 7), 7, 6, 0)
+    assert line_4(29, Blocks(2, 1, N_q=6, N_k=7), 7, 6, 0) == streamed.line_4(31, Blocks(2, 1, N_q=6, N_k=7), 7, 6, 0)
     rows = mutated(hybrid_streamed.rows, ("// (d + 2)", "// (d + 1)"))
     assert flashsim.count(replace(FORWARD["hybrid_streamed"], rows=rows), N=100, d=10, M=200, sizing="paper").sram.peak > 200
 

@@ -130,15 +130,15 @@ def executed(call: Callable[[], object]) -> dict[str, set[int]]:
 def directly(X: NDArray[np.float64]) -> None:
     hbm = flashsim.HBM()
     Q, K, V = (hbm.place(name, X) for name in "QKV")
-    flash_basic(hbm, flashsim.SRAM(hbm, 104), Q, K, V, flashsim.Blocks(4, 3, 3, 4))
+    flash_basic(hbm, flashsim.SRAM(hbm, 104), Q, K, V, flashsim.Blocks(4, 3, N_q=12, N_k=12))
 
 
 def test_a_reader_who_steps_through_a_run_sees_few_lines_in_few_files() -> None:
     X = np.random.default_rng(0).normal(size=(12, 4))
     for call, most, files in (
-        (partial(directly, X), 205, 4),
-        (partial(flashsim.forward, "flash_basic", X, X, X, M=104, blocks=(4, 3)), 420, 14),
-        (partial(flashsim.forward, "flash_basic", X, X, X, M=104), 490, 21),  # the largest blocks that fit, by the closed form
+        (partial(directly, X), 220, 5),
+        (partial(flashsim.forward, "flash_basic", X, X, X, M=104, blocks=(4, 3)), 430, 15),
+        (partial(flashsim.forward, "flash_basic", X, X, X, M=104), 500, 22),  # the largest blocks that fit, by the closed form
     ):
         call()  # what is cached is looked up once
         lines = executed(call)
@@ -150,7 +150,7 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 13), ("flashsim.run.api", 54)])
+@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 15), ("flashsim.run.api", 58)])
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
     """Algorithms' own files are not counted: another one costs nothing here."""
     code = (
@@ -233,7 +233,7 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: flashsim is imported from {wheel}, an archive, and it reads its own sources: "
-        "expected it installed (pip install flashsim.whl), or unpacked"
+        "expected it installed, or unpacked"
     )
 
 

@@ -361,7 +361,7 @@ def test_what_a_terminal_would_obey_is_spelled() -> None:
 
 
 def test_pandas_holds_integers_exactly() -> None:
-    pytest.importorskip("pandas", reason='pandas is not installed: pip install "flashsim[pandas]"')
+    pytest.importorskip("pandas", reason='pandas is not installed: pip install -e ".[pandas]"')
     small, large = (flashsim.sweep(N=[8, N], d=4, blocks=[(4, 4), (999, 999)], M=200) for N in (16, 2**40))
     table = small.to_pandas()
     dtypes = [str(table[name].dtype) for name in ("N", "accesses_elements", "causal")]

@@ -17,7 +17,7 @@ ARGUMENTS: dict[str, Any] = {
 
 
 def test_over_a_local_dask_cluster() -> None:
-    distributed = pytest.importorskip("distributed", reason='dask.distributed is not installed: pip install "flashsim[dask]"')
+    distributed = pytest.importorskip("distributed", reason='dask.distributed is not installed: pip install -e ".[dask]"')
     from joblib import parallel_config
 
     told: list[tuple[int, int]] = []

@@ -163,7 +163,7 @@ def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.Data
     mask, group = data.draw(masks(N_q, N_k)) or All(), data.draw(st.sampled_from((1, 1, 2, 3)))
     N_q *= group
     B_r, B_c = min(B_r, N_q), min(B_c, N_k)
-    blocks = Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c))
+    blocks = Blocks(B_r, B_c, N_q=N_q, N_k=N_k)
     want = live_by_looking(mask, N_q, N_k, blocks, group)
     live = live_tiles(mask, N_q, N_k, blocks, group)
     first = data.draw(st.integers(0, blocks.T_c))
@@ -199,7 +199,7 @@ def accesses(exact: theory.Exact) -> dict[str, tuple[int, int]]:
 def test_algorithm_4_by_hand() -> None:
     """N = 8, d = 2, M = 16: B_c = ⌈16/8⌉ = 2, B_r = min(2, 2), T_c = 4, Nd = 16."""
     exact = theory.exact("flash", N=8, d=2, M=16, direction="backward", sizing="paper")
-    assert exact.blocks == Blocks(2, 2, 4, 4)
+    assert exact.blocks == Blocks(2, 2, N_q=8, N_k=8)
     assert exact.reads == 2 * 16 + 4 * (4 * 16 + 2 * 8) == 352
     assert exact.init_writes == 3 * 16
     assert exact.writes == 3 * 16 + 4 * 16 + 2 * 16 == 144
@@ -301,8 +301,7 @@ def test_extra_memory_and_products(direction: str, name: str, data: st.DataObjec
     dropout = "dropout" in PASSES_BY_NAME[direction][name].parts and data.draw(st.booleans())
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
     tally = flashsim.count(name, **shape, M=M, sizing="paper", direction=direction, dropout_p=0.5 * dropout)
-    T_c = tally.blocks.T_c
-    blocks: dict[str, int] = {"T_c": T_c, "B_r": tally.blocks.B_r, "B_c": tally.blocks.B_c}
+    blocks: dict[str, int] = {"B_r": tally.blocks.B_r, "B_c": tally.blocks.B_c}
     assert tally.hbm.extra == theory.extra_memory(name, **shape, **blocks, dropout=dropout, direction=direction)
     assert tally.flops.matmul == theory.matmul_flops(N_q, N_k, d, d_v, name=name, direction=direction)
     assert tally.hbm.accesses >= theory.compulsory(N_q, N_k, d, d_v, direction)
@@ -371,7 +370,7 @@ def test_proposition_4_at_the_corners_of_all_block_masks(direction: str) -> None
     """
     for N, d, M in in_range():
         B_c = -(-M // (4 * d))
-        blocks = Blocks(min(B_c, d), B_c, -(-N // min(B_c, d)), -(-N // B_c))
+        blocks = Blocks(min(B_c, d), B_c, N_q=N, N_k=N)
         assert theory.exact("block_sparse", N=N, d=d, M=M, sizing="paper").blocks == blocks
         low, high = theory.block_sparse_constants(d, direction)
         for last, others in itertools.product((False, True), repeat=2):

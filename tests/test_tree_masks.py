@@ -391,7 +391,7 @@ def test_standard_attentions_masking_pass_fits_m(draft: Draft, M: int, dense: bo
     sram = SRAM(hbm, M, fold=False)
     S = hbm.empty("S", (draft.n, draft.N_k), np.float32)
     mask = draft.tree & Dense(np.ones((draft.n, draft.N_k), bool)) if dense else draft.tree
-    blocks, shape = Blocks(1, 1, draft.n, draft.N_k), Shape(draft.n, draft.N_k, 1, 1)
+    blocks, shape = Blocks(1, 1, N_q=draft.n, N_k=draft.N_k), Shape(draft.n, draft.N_k, 1, 1)
     if M < 3 and dense:
         return
     TileMask(mask, hbm, sram, blocks, shape, ()).whole(sram, S)
@@ -467,7 +467,7 @@ def test_against_the_same_mask_as_booleans(name: str) -> None:
 @given(draft=drafts(65))
 def test_live_tiles_are_the_causal_ones(draft: Draft) -> None:
     B_r, B_c = min(draft.B_r, draft.n), min(draft.B_c, draft.N_k)
-    blocks = Blocks(B_r, B_c, -(-draft.n // B_r), -(-draft.N_k // B_c))
+    blocks = Blocks(B_r, B_c, N_q=draft.n, N_k=draft.N_k)
     for more in (None, KeyPadding(draft.N_k // 2), SlidingWindow(3, 4)):
         mask, causal = (draft.tree, Causal()) if more is None else (more & draft.tree, more & Causal())
         assert live_tiles(mask, draft.n, draft.N_k, blocks, 1) == live_tiles(causal, draft.n, draft.N_k, blocks, 1)

@@ -140,7 +140,7 @@ def test_the_readmes_case() -> None:
     assert q_outer.blocks.T_r == 6  # six row blocks, each of which streams K and V: 2Nd + 6·2Nd + N
     assert q_outer.accesses == 2 * 65_536 + 6 * 2 * 65_536 + 1024
     pinned = tuned.by_loops["q_outer_pinned"]
-    assert pinned.blocks == best.blocks == Blocks(171, 1, 6, 1024)
+    assert pinned.blocks == best.blocks == Blocks(171, 1, N_q=1024, N_k=1024)
     assert pinned.accesses == q_outer.accesses - 5 * 22 * 2 * 64  # 171 rows leave room for 22 of K, V
     assert best.algorithm == "streamed"
     assert best.accesses == q_outer.accesses - 5 * 26 * 2 * 64  # without two of three statistics, and K_j, V_j, for 26
@@ -155,7 +155,7 @@ def test_the_readmes_case() -> None:
 def test_long_sequences_are_tuned_in_little_time_and_memory() -> None:
     """A row of K and V at a time, in T_r = ⌈N/192⌉ passes; causally, half of them, and the diagonal."""
     tuned = tune(N=65_536, d=64, M=25_600)
-    assert (tuned.by_loops["q_outer"].blocks) == Blocks(192, 1, 342, 65_536)
+    assert (tuned.by_loops["q_outer"].blocks) == Blocks(192, 1, N_q=65_536, N_k=65_536)
     assert tuned.bound is not None
     assert f"{tuned.by_loops['q_outer'].accesses / tuned.bound:.3f}" == "1.047"
     assert f"{tuned.best.accesses / tuned.bound:.3f}" == "1.025"  # streamed: 196 rows in place of 192

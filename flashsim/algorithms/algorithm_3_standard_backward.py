@@ -32,7 +32,7 @@ def standard_backward(
     """
     on_chip = sram.on_chip
     N_q, N_k = P.shape
-    B, b = blocks.B_r, blocks.B_c  # rows of a stationary panel, and of what streams past it
+    B, b = int(blocks.B_r), int(blocks.B_c)  # rows, of queries or keys, of a stationary panel, and of what streams past it
     dP, dS = hbm.empty("dP", (N_q, N_k), Q.dtype), hbm.empty("dS", (N_q, N_k), Q.dtype)
     dQ, dK, dV = (hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V))
 

@@ -25,15 +25,15 @@ def memory_efficient_backward(
     """Run equations 3 to 6 on the forward pass's operands and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
     on_chip = sram.on_chip
     dropout.restore()
-    N_q, N_k, terms = Q.shape[0], K.shape[0], blocks.B_c
+    N_q, N_k, terms = Q.shape[0], K.shape[0], int(blocks.B_c)  # of queries, too
     D = hbm.empty("D", (N_q, 1), sram.dtype)
     dQ, dK, dV = (hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V))
     q, do, log_L, D_1, dq = (X.divide(1) for X in (Q, dO, L, D, dQ))  # a row at a time
     k, v, dk, dv = (X.divide(1) for X in (K, V, dK, dV))
     Q, O, dO, L, D, K, V = (X.divide(terms) for X in (Q, O, dO, L, D, K, V))  # terms of a sum
-    by_key = Blocks(min(terms, N_q), 1, len(Q), N_k)
+    by_key = Blocks(terms, 1, N_q=N_q, N_k=N_k)
     MASK_by_key, dropout_by_key = MASK.divided(by_key), dropout.divided(by_key)
-    by_query = Blocks(1, min(terms, N_k), N_q, len(K))
+    by_query = Blocks(1, terms, N_q=N_q, N_k=N_k)
     MASK_by_query, dropout_by_query = MASK.divided(by_query), dropout.divided(by_query)
 
     for j in sram.loop(N_k):  # equation 3

@@ -17,9 +17,8 @@ from flashsim.support.sizes import first
 
 
 def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
-    """Clip B_r to N_q and B_c to N_k, and count the blocks."""
-    B_r, B_c = min(B_r, shape.N_q), min(B_c, shape.N_k)
-    return Blocks(B_r, B_c, -(-shape.N_q // B_r), -(-shape.N_k // B_c))
+    """Return the blocks of these sizes that divide a shape, each clipped to the length that it divides."""
+    return Blocks(B_r, B_c, N_q=shape.N_q, N_k=shape.N_k)
 
 
 def by_keys(rows: int, d: int) -> tuple[int, int]:
@@ -168,8 +167,11 @@ class Told:
         sizes = self.policy(problem)
         if not isinstance(sizes, Blocks):
             raise ValueError(f"sizing returned {shown(sizes)}; expected flashsim.Blocks")
-        B_r, B_c = check_count("sizing's B_r", sizes.B_r), check_count("sizing's B_c", sizes.B_c)
-        return clipped(problem.shape, B_r, B_c)
+        shape = problem.shape
+        if (sizes.N_q, sizes.N_k) != (shape.N_q, shape.N_k):
+            lengths = f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}"
+            raise ValueError(f"sizing returned {sizes}; expected blocks of {lengths}, problem.shape's")
+        return sizes
 
 
 def who_chose(sizing: Sizing) -> str:

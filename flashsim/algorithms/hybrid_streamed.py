@@ -98,7 +98,7 @@ def hybrid_streamed(
     # line 19: end for
     O = hbm.empty("O", (N_q, d_v), V.dtype, "output").divide(b_r, b_c)  # line 20
     L_blocks, S_columns, V = L.divide(b_r), S.divide(b_r, 1), V.divide(1, 1)  # line 20
-    dropout_by_key = dropout.divided(Blocks(b_r, 1, O.blocks[0], N_k))
+    dropout_by_key = dropout.divided(Blocks(b_r, 1, N_q=N_q, N_k=N_k))
     for u in sram.loop(O.blocks[0]):  # line 21
         L_u = sram.load(L_blocks[u])  # line 22
         for c in sram.loop(O.blocks[1]):  # line 23

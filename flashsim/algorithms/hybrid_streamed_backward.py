@@ -67,7 +67,7 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 def cuts(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
     """Return the tiles of S: of one row."""
-    return (Blocks(1, blocks.B_c, N_q, blocks.T_c),)
+    return (Blocks(1, blocks.B_c, N_q=N_q, N_k=N_k),)
 
 
 def line_3(M: int, N: int, d: int) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def hybrid_streamed_backward(
     P_pieces, P_elements, dS_elements = P.divide(1, B_c), P.divide(1, 1), dS.divide(1, 1)  # line 4
     O, dO, L, D, K, V = (*(X.divide(1) for X in (O, dO, L, D)), K.divide(B_c), V.divide(B_c))  # line 4
     (by_piece,) = cuts(blocks, N_q, N_k)
-    MASK, dropout_by_element = MASK.divided(by_piece), dropout.divided(Blocks(1, 1, N_q, N_k))
+    MASK, dropout_by_element = MASK.divided(by_piece), dropout.divided(Blocks(1, 1, N_q=N_q, N_k=N_k))
     p = line_5(sram.capacity - sum(sram.resident.values()), B_c, d_v)  # line 5
     for n in sram.loop((1 - p) * N_q):  # line 6
         O_n, dO_n = sram.load(O[n], dO[n])  # line 6
@@ -158,7 +158,7 @@ def hybrid_streamed_backward(
         # line 27: end for
     # line 28: end for
     dV = hbm.empty("dV", (N_k, d_v), V.dtype, "output").divide(b_V, x_V)  # line 29
-    P_rows, dropout_by_row = P.divide(1, b_V), dropout.divided(Blocks(1, b_V, N_q, dV.blocks[0]))  # line 29
+    P_rows, dropout_by_row = P.divide(1, b_V), dropout.divided(Blocks(1, b_V, N_q=N_q, N_k=N_k))  # line 29
     for j in sram.loop(dV.blocks[0]):  # line 29
         for c in sram.loop(dV.blocks[1]):  # line 29
             dV_jc = sram.full(dV[j, c].shape, 0.0)  # line 29

@@ -10,12 +10,21 @@ from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, PASSES
 from flashsim.algorithms.blocks import by_trial
-from flashsim.algorithms.record import OPERANDS, Algorithm, every_block
+from flashsim.algorithms.record import OPERANDS, SERVICES, Algorithm, every_block
 from flashsim.machine.source import note_line
 from flashsim.problem.arguments import check_direction, is_one_of, shown
+from flashsim.problem.options import Option
 
 SIGNATURE = "f(hbm, sram, Q, K, V, blocks)"
 PARTS = ("tau", "MASK", "dropout", "live", "sink")
+ARGUMENTS = frozenset({
+    "problem", "name", "what", "algorithms", "Q", "K", "V", "N", "N_q", "N_k", "d", "d_v", "M",
+    "dtype", "heads", "kv_heads", "gqa", "direction", "sizing", "blocks", "enforce", "causal",
+    "mask", "dropout_p", "seed", "scale", "layout", "check_finite", "observers", "on_head",
+    "dO", "head", "least", "on_tried", "points", "jobs", "check", "on_points", "resume",
+    "bound", "run", "given",
+})  # fmt: skip
+"""What `forward`, `count`, `tune`, `sweep`, `trace` take themselves: a function's own options have other names."""
 RETURNS = (("O",), ("O", "L"), ("O", "l", "m"))
 """What a function may return, by the names of the matrices."""
 
@@ -25,9 +34,11 @@ def chosen(what: Any, direction: str) -> Algorithm:
 
     A function is a forward pass `f(hbm, sram, Q, K, V, blocks)`, on the five verbs of `flashsim.machine.memory`, that returns the
     matrix O in HBM, or (O, L), or (O, l, m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", "sink", by these
-    names, as the algorithms here do (`flashsim.algorithms.parts`); without "tau", Q comes scaled. Its blocks have the
-    proportions of its closed form's line 1; without one, of `by_keys` or `by_queries` (`flashsim.algorithms.blocks`), as it
-    moves less.
+    names, as the algorithms here do (`flashsim.algorithms.parts`); without "tau", Q comes scaled. What else it takes there has a
+    default, such as `window=128`: it is an option, `forward(f, …, window=64)`. Its blocks have the proportions of its closed
+    form's line 1; without one, of `by_keys` or `by_queries` (`flashsim.algorithms.blocks`), as it moves less.
+
+    Backward, a function stands for the backward pass that goes with it, a record (`backward_of`).
 
     Raises ValueError for anything else, and for a record or name of the other direction.
     """
@@ -35,18 +46,21 @@ def chosen(what: Any, direction: str) -> Algorithm:
     if is_one_of(what, passes):
         return passes[what]
     if isinstance(what, Algorithm):
+        if direction == "backward" and what.direction == "forward" and is_own(what):
+            return backward_of(what)
         if what.direction != direction:
             raise ValueError(f"{what.name!r} is a {what.direction} pass; expected a {direction} pass")
         return what
-    if callable(what) and direction == "forward":
-        return algorithm_of(what)
+    if callable(what):
+        return algorithm_of(what) if direction == "forward" else backward_of(algorithm_of(what))
     known = ", ".join(map(repr, passes))
     if is_one_of(what, FORWARD):
         both = ", ".join(repr(name) for name in passes if name in FORWARD)
         raise ValueError(f"{what!r} has no backward pass here; these have: {both}. Run one of them forward, too")
     if is_one_of(what, BACKWARD):
         raise ValueError(f"{what!r} is a backward pass only, of {BACKWARD[what].forward_pass!r}")
-    raise ValueError(f"unknown algorithm {shown(what)}; known: {known}")
+    yours = "; of your own, pass the function itself, or its record" if isinstance(what, str) and ".py:" in what else ""
+    raise ValueError(f"unknown algorithm {shown(what)}; known: {known}{yours}")
 
 
 def is_own(algorithm: Algorithm) -> bool:
@@ -64,7 +78,10 @@ def backward_of(forward: Algorithm) -> Algorithm:
     for found in _beside(forward):
         if found.direction == "backward" and found.forward_pass == forward.name:
             return found
-    raise ValueError(f"{forward.name!r} has no backward pass: its file holds no Algorithm of={forward.name!r} that is one")
+    raise ValueError(
+        f"{forward.name!r} has no backward pass: its file lacks one, a function g(hbm, sram, Q, K, V, O, dO, …, blocks, tau, …) "
+        f"that returns dQ, dK, dV, in a record, Algorithm(name=…, direction='backward', of={forward.name!r}, run=g, line_1=…)"
+    )
 
 
 def forward_of(backward: Algorithm) -> Algorithm:
@@ -100,22 +117,38 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
     """Return a function's record. Raises ValueError where its parameters are not those of `chosen`."""
     name, file = getattr(function, "__name__", type(function).__name__), _file_of(function)
     try:
-        parameters = tuple(inspect.signature(function).parameters)
+        parameters = tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # of a builtin type
         raise ValueError(f"{name} does not say what it takes; expected {SIGNATURE}") from None
     first = ("hbm", "sram", *OPERANDS, "blocks")
-    parts = parameters[len(first) :]
-    if parameters[: len(first)] != first or not set(parts) <= set(PARTS):
+    names = tuple(each.name for each in parameters)
+    own = [each for each in parameters[len(first) :] if each.name not in PARTS]
+    if names[: len(first)] != first or any(each.default is each.empty for each in own):
         raise ValueError(
-            f"{name} takes ({', '.join(parameters)}); expected {SIGNATURE}, and behind blocks any of {', '.join(PARTS)}"
+            f"{name} takes ({', '.join(names)}); expected {SIGNATURE}, and behind blocks any of {', '.join(PARTS)}, and options "
+            "with a default, such as window=128"
         )
     return Algorithm(
         name=f"{Path(file).name}:{name}",
         title=(inspect.getdoc(function) or name).splitlines()[0].rstrip("."),
         run=_Explained(function),
+        options=tuple(_option(name, each) for each in own),
         line_1=by_trial,
         rounds=every_block,
     )
+
+
+def _option(name: str, parameter: inspect.Parameter) -> Option:
+    """Return a parameter of a user's function as an option. Raises ValueError for a name that flashsim's functions take."""
+    if parameter.name in ARGUMENTS or parameter.name in SERVICES:
+        raise ValueError(
+            f"{name} has an option {parameter.name!r}, which is an argument of flashsim's own; expected another name for it"
+        )
+    return Option(parameter.name, parameter.default, check=_as_it_is)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _file_of(function: Callable[..., Any]) -> str:
@@ -130,12 +163,16 @@ class _Explained:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
+        by_name = [each.name for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY]
+        self._by_name = tuple(by_name)  # these are the last
         self.__module__ = function.__module__
         self.__wrapped__ = function
 
     def __call__(self, *args: Any) -> Any:
+        first = len(args) - len(self._by_name)
+        named = dict(zip(self._by_name, args[first:], strict=True))
         try:
-            return self._function(*args)
+            return self._function(*args[:first], **named)
         except BaseException as error:  # sys.exit's, and Ctrl-C's, too
             note_line(error, self._function)
             raise

@@ -54,7 +54,7 @@ def line_2(rows: int, d: int) -> tuple[int, int]:
 
 def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
     """Return the tiles of the one pass over S: of one row."""
-    return (Blocks(1, blocks.B_c, N_q, blocks.T_c),)
+    return (Blocks(1, blocks.B_c, N_q=N_q, N_k=N_k),)
 
 
 def q_outer_backward_stored(

@@ -56,7 +56,7 @@ def line_2(rows: int, d: int) -> tuple[int, int]:
 
 def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks, Blocks]:
     """Return the tiles of both passes: of one row, and of one key."""
-    return Blocks(1, blocks.B_c, N_q, blocks.T_c), Blocks(blocks.B_r, 1, blocks.T_r, N_k)
+    return Blocks(1, blocks.B_c, N_q=N_q, N_k=N_k), Blocks(blocks.B_r, 1, N_q=N_q, N_k=N_k)
 
 
 def q_outer_backward_streamed(

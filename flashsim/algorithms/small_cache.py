@@ -71,7 +71,7 @@ def small_cache(
     O = hbm.empty("O", (N_q, d_v), V.dtype, "output").divide(B_r, B_c)  # line 5
     L = hbm.empty("L", (N_q, 1), sram.dtype).divide(B_r)  # line 5
     S = hbm.empty("S", (B_r, N_k), sram.dtype)
-    dropout_by_key = dropout.divided(Blocks(B_r, 1, blocks.T_r, N_k))
+    dropout_by_key = dropout.divided(Blocks(B_r, 1, N_q=N_q, N_k=N_k))
     for i in sram.loop(blocks.T_r):  # line 6
         l_i, m_i = sram.full(L[i].shape, 0.0), sram.full(L[i].shape, float("-inf"))  # line 7
         S_tiles, S_columns = S.divide(l_i.shape[0], B_c), S.divide(l_i.shape[0], 1)  # fewer rows in the last strip

@@ -74,8 +74,8 @@ def small_cache_backward(
     Q_columns, K_columns, V_columns = Q.divide(B_r, 1), K.divide(B_c, 1), V.divide(B_c, 1)  # line 3
     O_columns, dO_columns, L = O.divide(B_r, 1), dO.divide(B_r, 1), L.divide(B_r)  # line 3
     Q, K, dO = Q.divide(1, B_c), K.divide(1, B_c), dO.divide(1, B_c)  # line 3
-    dropout_by_key = dropout.divided(Blocks(B_r, 1, T_r, N_k))
-    dropout_by_query = dropout.divided(Blocks(1, B_c, N_q, T_c))
+    dropout_by_key = dropout.divided(Blocks(B_r, 1, N_q=N_q, N_k=N_k))
+    dropout_by_query = dropout.divided(Blocks(1, B_c, N_q=N_q, N_k=N_k))
     D = hbm.empty("D", L.shape, sram.dtype).divide(B_r)  # line 3
     for i in sram.loop(T_r):  # line 4
         D_i = sram.full(D[i].shape, 0.0)  # line 5

@@ -96,7 +96,7 @@ def small_cache_hybrid(
     # line 16: end for
     O = hbm.empty("O", (N_q, d_v), V.dtype, "output").divide(b_r, b_c)  # line 17
     L_blocks, S_columns, V = L.divide(b_r), S.divide(b_r, 1), V.divide(1, b_c)  # line 17
-    dropout_by_key = dropout.divided(Blocks(b_r, 1, O.blocks[0], N_k))
+    dropout_by_key = dropout.divided(Blocks(b_r, 1, N_q=N_q, N_k=N_k))
     for u in sram.loop(O.blocks[0]):  # line 18
         L_u = sram.load(L_blocks[u])  # line 19
         for c in sram.loop(O.blocks[1]):  # line 20

@@ -55,7 +55,7 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
     """Return the tiles of S: of one row."""
-    return (Blocks(1, blocks.B_c, N_q, blocks.T_c),)
+    return (Blocks(1, blocks.B_c, N_q=N_q, N_k=N_k),)
 
 
 def streamed_backward(

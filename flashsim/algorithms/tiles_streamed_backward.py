@@ -78,7 +78,7 @@ def tiles_streamed_backward(
         V.divide(1, 1),
         dO.divide(1, 1),
     )  # line 3
-    dropout_by_element = dropout.divided(Blocks(1, 1, N_q, N_k))
+    dropout_by_element = dropout.divided(Blocks(1, 1, N_q=N_q, N_k=N_k))
     D = hbm.empty("D", L.shape, sram.dtype).divide(B_r)  # line 3
     for i in sram.loop(T_r):  # line 4
         D_i = sram.full(D[i].shape, 0.0)  # line 5

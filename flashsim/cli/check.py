@@ -261,13 +261,13 @@ def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
 
 
 def _wrapped(fn: Any, options: argparse.Namespace) -> Any:
+    from flashsim.support.install import OTHERS
     from flashsim.testing import wrap
-    from flashsim.testing.bridges import INSTALL
 
     try:
         return wrap(fn, options.wrap, convention=options.convention, device=options.device, page=options.page)
     except ModuleNotFoundError as error:
-        how = INSTALL[options.wrap] if error.name == options.wrap else error
+        how = OTHERS[options.wrap] if error.name == options.wrap else error
         raise ValueError(f"argument --wrap: {options.wrap} needs the package {error.name}: {how}") from error
     except Exception as error:  # each package has its own for a device that it does not know
         device = f" --device {options.device}" if options.device else ""

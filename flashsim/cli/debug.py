@@ -22,6 +22,7 @@ from flashsim.cli.inputs import add_inputs, arguments, gradient, operands
 from flashsim.cli.shared import FILE, add, add_algorithm, algorithm_in
 from flashsim.machine.memory import Event, MemoryModelError
 from flashsim.support.files import what_is_there
+from flashsim.support.install import two_copies
 from flashsim.tracing.stops import Stop, condition, find_stop, with_breakpoint
 
 SUMMARY = "Stop in the debugger at a line of an algorithm, at the tile that you name."
@@ -56,6 +57,8 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     algorithm = algorithm_in(options)
+    if warning := two_copies():
+        print(f"flashsim debug: {warning}", file=sys.stderr)
     at = {} if options.at is None else _turns(options.at)
     stop = find_stop(algorithm, options.line, at)
     hook = _hook()

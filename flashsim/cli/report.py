@@ -18,7 +18,7 @@ from flashsim.support.tables import print_paragraphs, print_table, print_words, 
 from flashsim.theory.formulas import evaluated
 
 if TYPE_CHECKING:
-    from flashsim.machine.traffic import Occupancy
+    from flashsim.machine.traffic import Flops, Occupancy
     from flashsim.verify import Claim
     from flashsim.verify.comparison import Counted, Result
 
@@ -40,7 +40,7 @@ def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[s
 
 def _numbers(result: Result) -> dict[str, Any]:
     return {
-        **result.hbm.to_dict(), "sram": result.sram.to_dict(), "blocks": asdict(result.blocks), "max_error": result.max_error,
+        **result.hbm.to_dict(), "sram": result.sram.to_dict(), "blocks": result.blocks.to_dict(), "max_error": result.max_error,
         "error_of_rounding_bound": result.error_of_bound, "equals_theory": result.equals_theory,
     }  # fmt: skip
 
@@ -146,6 +146,7 @@ def print_count(counted: Counted) -> None:
         print_words(note)
     verdict = {True: "equal to the closed form", False: "NOT EQUAL TO THE CLOSED FORM", None: "no closed form"}
     print(f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; {verdict[counted.agrees]}")
+    print_words(work(tally.flops, tally.hbm.bytes), "  ")
 
     print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M{_over(tally.sram)}")
     print_words("= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
@@ -154,6 +155,12 @@ def print_count(counted: Counted) -> None:
     if papers and tally.sram.peak > M:
         said = f"The blocks of {papers} need more than M: the paper's Θ(M) leaves the constant open."
         print_words(f"{said} --sizing fit takes smaller ones.")
+
+
+def work(flops: Flops, moved: int) -> str:
+    """Say how many operations there are, and how many of those in matrix products for each byte that is moved."""
+    per_byte = f", {flops.matmul / moved:.3g} per byte moved" if moved else ""
+    return f"{flops.matmul:,} FLOPs in matrix products{per_byte}; {flops.other:,} others"
 
 
 def _choosing_line(counted: Counted) -> str:

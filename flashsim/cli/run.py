@@ -85,6 +85,11 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(result.ok for results in (forwards, backwards) for result in results.values()) else 1
 
 
+def _typed(options: argparse.Namespace, name: str, value: Any) -> Any:
+    """Return an option's value as it was typed."""
+    return getattr(options, name, None) or value
+
+
 def _asked(options: argparse.Namespace) -> str:
     said = {
         "causal" if options.offset is None else f"causal from {options.offset}": options.causal,
@@ -92,6 +97,6 @@ def _asked(options: argparse.Namespace) -> str:
         f"mask {options.mask}": options.mask,
         f"sink {','.join(f'{s:g}' for s in options.sink or ())}": options.sink,
         f"dropout {options.dropout_p:g}": options.dropout_p,
-        **{f"{name.replace('_', ' ')} {getattr(options, name)}": True for name in declared_in(options)},
+        **{f"{name.replace('_', ' ')} {_typed(options, name, value)}": True for name, value in declared_in(options).items()},
     }
     return ", ".join(words for words, is_asked in said.items() if is_asked)

@@ -7,7 +7,7 @@ from typing import Any
 from flashsim.cli.outputs import finish
 from flashsim.cli.shared import FLAG, add, by_name
 from flashsim.cli.values import whole
-from flashsim.support.tables import print_paragraphs, print_table, sram
+from flashsim.support.tables import print_paragraphs, print_table, print_words, sram
 
 SUMMARY = "Count what attention of a ragged batch moves: pages, shared prefixes, packed batches, schedules, latents."
 EXAMPLES = (
@@ -68,10 +68,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(tally: Any) -> None:
+    from flashsim.cli.report import work
+
     batch, program = tally.batch, tally.call.program
     heads = "one head" if batch.heads == 1 else f"{batch.heads} query heads, {batch.kv_heads} KV heads"
     print(f"{program.title}: {len(batch)} sequences, {heads}, d = {batch.d}, {tally.blocks}")
     print(sram(batch.M, batch.dtype.itemsize, batch.dtype.name) + f", at most {tally.sram.peak:,} in use\n")
     rows: list[Any] = [(name, a.reads, a.writes, a.bytes) for name, a in tally.hbm.by_array.items()]
     print_table(("array", "reads", "writes", "bytes"), [*rows, ("total", tally.hbm.reads, tally.hbm.writes, tally.hbm.bytes)])
-    print_paragraphs("In elements; words are of 4 bytes. Theory gives the same numbers.")
+    print_paragraphs(f"{_sizes(tally)} Theory gives the same counts.")
+    print_words(work(tally.flops, tally.hbm.bytes), "  ")
+
+
+def _sizes(tally: Any) -> str:
+    """Say in which elements was counted, and which arrays have others: tables of words, and statistics."""
+    dtype = tally.batch.dtype
+    others: dict[int, list[str]] = {}
+    for name, array in tally.hbm.by_array.items():
+        if array.itemsize != dtype.itemsize:
+            others.setdefault(array.itemsize, []).append(name)
+    said = ""
+    for size, names in others.items():
+        said += f"; those of {', '.join(names)} are of {size} {'byte' if size == 1 else 'bytes'}"
+    return f"In elements, of {dtype.itemsize} bytes in {dtype.name}{said}."

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms import options as declared
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import chosen, forward_of
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.values import dtype, elements, head, logits, offset, output, probability, seed, size, whole
@@ -100,12 +100,54 @@ def add_declared(parser: Any, *, many: bool = False) -> None:
         elif many:
             reads |= {"type": values.several(read), "nargs": "+"}
         parser.add_argument(f"--{name.replace('_', '-')}", **reads, help=said)
+    add_own_options(parser, many=many)
+
+
+def add_own_options(parser: Any, *, many: bool = False) -> None:
+    """Add --option, for what a function of the user's takes behind `blocks`; `many`: one name may have several values."""
+    said = "for an algorithm of yours: its parameter NAME, which has a default"
+    if many:
+        said += "; one NAME may have several values, window=64 window=128"
+    reads = {"type": values.option, "metavar": "NAME=VALUE", "nargs": "+", "action": "extend", "default": []}
+    parser.add_argument("--option", **reads, help=said)
+
+
+def own_pairs_in(options: argparse.Namespace) -> list[tuple[str, Any]]:
+    """Return the names and values of --option. Raises ValueError for a name that none of the algorithms has."""
+    pairs: list[tuple[str, Any]] = getattr(options, "option", [])
+    if not pairs:
+        return pairs
+    known: set[str] = set()
+    for place in ("named", "algorithm", "vs"):
+        there = getattr(options, place, None)
+        for each in there if isinstance(there, list) else [there]:
+            if isinstance(each, Algorithm):
+                known |= {option.name for option in forward_of(each).options}
+    for name, _ in pairs:
+        if name not in known:
+            theirs = f"; there are {', '.join(sorted(known))}" if known else ": it is for a function of yours, FILE.py:NAME"
+            raise ValueError(f"argument --option: there is no option {name!r}{values.meant(name, known)}{theirs}")
+    return pairs
+
+
+def own_options_in(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what --option says, by name. Raises ValueError for a name that no algorithm has, and for one that is given twice."""
+    given: dict[str, Any] = {}
+    for name, value in own_pairs_in(options):
+        if name in given:
+            raise ValueError(f"argument --option: {name} is given twice, {given[name]!r} and {value!r}")
+        given[name] = value
+    return given
 
 
 def declared_in(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of those that were given."""
+    """Return the values of those that were given, and of --option. Raises ValueError for one that is given twice."""
     given = {name: value for name in declared() if (value := getattr(options, name, None)) is not None}
-    return {name: declared()[name][0][1].choices.get(value, value) for name, value in given.items()}
+    known = {name: declared()[name][0][1].choices.get(value, value) for name, value in given.items()}
+    own = own_options_in(options)
+    for name in own.keys() & known.keys():
+        raise ValueError(f"argument --option: {name} is given by --{name.replace('_', '-')} too")
+    return known | own
 
 
 def by_name(options: argparse.Namespace, *names: str) -> dict[str, Any]:

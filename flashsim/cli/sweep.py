@@ -18,7 +18,7 @@ from flashsim.cli import values
 from flashsim.cli.bundle import write_bundle
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import DEFAULT_ALGORITHM, DEFAULT_SIZING, FILE, FLAG, NAMES, SIZINGS, add, add_declared
+from flashsim.cli.shared import DEFAULT_ALGORITHM, DEFAULT_SIZING, FILE, FLAG, NAMES, SIZINGS, add, add_declared, own_pairs_in
 from flashsim.cli.values import whole
 from flashsim.problem.inputs import DEFAULT_DTYPE, FLOATS
 from flashsim.support.exporting import out_of_csv
@@ -195,7 +195,12 @@ def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] |
     for name in given.keys() & declared():
         choices = declared()[name][0][1].choices
         given[name] = [choices.get(value, value) for value in given[name]]
-    return given
+    own: dict[str, list[Any]] = {}
+    for name, value in own_pairs_in(options):
+        own.setdefault(name, []).append(value)
+    for name in own.keys() & given.keys():
+        raise ValueError(f"argument --option: {name} is given by --{name.replace('_', '-')} too")
+    return given | own
 
 
 def _table(path: Path) -> list[dict[str, Any]]:

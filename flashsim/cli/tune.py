@@ -6,7 +6,7 @@ from typing import Any
 
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import finish, progress
-from flashsim.cli.shared import BOTH, LENGTHS, add, problem_in
+from flashsim.cli.shared import BOTH, LENGTHS, add, add_own_options, problem_in
 from flashsim.cli.values import whole
 from flashsim.problem.inputs import float_dtype
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
@@ -30,6 +30,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--offset", "--dropout")
     fewest = "least rows and columns of a tile; the model allows 1, but matrix units want 16. Default: 1"
     add(parser, "--least", type=whole(), default=1, metavar="B", help=fewest)
+    add_own_options(parser)
     add(parser, "--json", "--quiet")
 
 

@@ -1,6 +1,7 @@
 """How what is typed is read: one function for each kind of value, which raises ValueError for what makes no sense."""
 
 import argparse
+import ast
 import math
 import re
 import sys
@@ -122,6 +123,17 @@ def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
         return value
 
     return read
+
+
+def option(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, an option of an algorithm of the user's: the value is Python's, as 64, 0.5, True, or else text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise _refused(text, "NAME=VALUE, such as window=64")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return name, value
 
 
 def size(text: str) -> str:

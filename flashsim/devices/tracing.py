@@ -67,6 +67,6 @@ def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:
         kinds[array] = ("N_k" if array[0] in "KV" else "N_q", "d_v" if array[0] in "VO" else narrow)
     return trace_of(
         recorder, run.program, kinds, shape, SimpleNamespace(hbm=exact(run)[p].hbm, sram=SimpleNamespace(peak=None)),
-        blocks=Blocks(share.B_r, share.B_c, -(-shape.N_q // share.B_r), -(-shape.N_k // share.B_c)), M=share.problem.M,
+        blocks=Blocks(share.B_r, share.B_c, N_q=shape.N_q, N_k=shape.N_k), M=share.problem.M,
         enforced=True, stored=share.problem.dtype.name, options=f"device {p} of {run.P}", follows=FOLLOWS,
     )

@@ -5,7 +5,7 @@
     o, lse = flashsim.gpu.forward(q, k, v, kernel="q_outer", causal=True, return_lse=True)
     o, moved = flashsim.gpu.forward(q, k, v, kernel="algorithm_1", count=True)
 
-The kernels are in kernels/*.cu. CuPy is imported when a kernel is first used: pip install "flashsim[gpu]". `flashsim gpu info`
+The kernels are in kernels/*.cu. CuPy is imported when a kernel is first used: the extra `gpu` brings it. `flashsim gpu info`
 says what is missing.
 """
 

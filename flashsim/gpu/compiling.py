@@ -1,6 +1,6 @@
 """From a `.cu` file to functions: NVRTC makes a cubin for an architecture, and ptxas reports the resources it needs.
 
-`compile_file` needs neither a GPU nor a driver, only the packages of the extra `flashsim[gpu]`. So any machine can compile
+`compile_file` needs neither a GPU nor a driver, only the packages of the extra `gpu`. So any machine can compile
 every kernel for every architecture. `load` needs a GPU. CuPy is imported when one of them is called.
 
 Both keep what they made: in memory, and as cubins in the folder `cache_folder()`. The key is a hash of all kernel sources, the
@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.support.files import write_whole
+from flashsim.support.install import extra_with
 
 KERNELS = Path(__file__).parent / "kernels"
 ARCHITECTURES = ("sm_80", "sm_90a")  # the only ones compiled for; the tests compile for both, with a GPU or without
-INSTALL = 'pip install "flashsim[gpu]" (CuPy for CUDA 13, with the NVRTC and runtime headers that it needs)'
+INSTALL = f"{extra_with('cupy')}: CuPy for CUDA 13, with the NVRTC and runtime headers that it needs"
 OPTIONS = ("-std=c++17", "-ftz=true", "--ptxas-options=-v", "--no-cache")  # from NVRTC's own cache, ptxas reports nothing
 
 

@@ -279,7 +279,7 @@ def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int],
 
 @lru_cache(maxsize=64)
 def _on_gpu(device: int, bits: bytes, asked: tuple[int, int], shape: Shape, window: tuple[int, int], B_c: int) -> tuple[Any, Any]:
-    blocks = Blocks(*asked, -(-shape.N_q // asked[0]), -(-shape.N_k // asked[1]))
+    blocks = Blocks(*asked, N_q=shape.N_q, N_k=shape.N_k)
     live = live_tiles(bits, asked, blocks, shape, window).repeat(asked[1] // B_c, axis=1)[:, : -(-shape.N_k // B_c)]
     starts, tiles = to_gpu(np.concatenate([[0], live.sum(axis=1).cumsum()]), np.nonzero(live)[1])
     return starts, tiles

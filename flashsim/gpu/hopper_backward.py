@@ -101,7 +101,7 @@ def _listed(
 ) -> tuple[Any, Any, Any]:
     """Return on the GPU: where each key block's live tiles start in their list, how many tiles each row block has, the list."""
     B_r, B_c = choose_blocks(q[3])
-    blocks, shape = Blocks(B_r, B_c, -(-q[2] // B_r), -(-k[2] // B_c)), Shape(q[2], k[2], 1, 1)
+    blocks, shape = Blocks(B_r, B_c, N_q=q[2], N_k=k[2]), Shape(q[2], k[2], 1, 1)
     return _on_gpu(device, computed(block_mask, MASK_BLOCKS, shape), blocks, shape, window)
 
 

@@ -19,6 +19,7 @@ from flashsim.gpu.compiling import MissingGPU, capability, current_device, impor
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import ELEMENTS, WORDS_EACH, Launch, Prepared, check_rows, counter, ready, section, totals
 from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_map
+from flashsim.support.install import extra_with
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
@@ -90,7 +91,7 @@ def dtype() -> Any:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise MissingGPU(f'ml_dtypes is missing ({error}): pip install "flashsim[gpu]"') from None
+        raise MissingGPU(f"ml_dtypes is missing ({error}): {extra_with('ml_dtypes')}") from None
     return np.dtype(ml_dtypes.float8_e4m3fn)
 
 

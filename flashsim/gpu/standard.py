@@ -20,6 +20,7 @@ import numpy as np
 from flashsim.gpu.compiling import MissingGPU, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import ELEMENTS, THREADS, problem, variant_types
+from flashsim.support.install import OTHERS
 
 FILE = "standard.cu"
 CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
@@ -145,7 +146,7 @@ def _cublas() -> Any:
         found = import_cupy().cuda.cublas
         found.gemmStridedBatchedEx  # noqa: B018  (CuPy loads the library at first use)
     except (ImportError, AttributeError) as error:
-        raise MissingGPU(f"cuBLAS is missing ({error}): pip install nvidia-cublas") from None
+        raise MissingGPU(f"cuBLAS is missing ({error}): {OTHERS['cublas']}") from None
     return found
 
 

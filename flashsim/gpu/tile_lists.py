@@ -18,7 +18,7 @@ def computed(block_mask: Any, blocks: tuple[int, int], shape: Shape) -> bytes:
     T = -(-shape.N_q // blocks[0]), -(-shape.N_k // blocks[1])
     if block_mask is None:
         return np.packbits(np.ones(T, bool)).tobytes()
-    return np.packbits(check_tiles(block_mask, Blocks(*blocks, *T), shape)).tobytes()
+    return np.packbits(check_tiles(block_mask, Blocks(*blocks, N_q=shape.N_q, N_k=shape.N_k), shape)).tobytes()
 
 
 def live_tiles(bits: bytes, asked: tuple[int, int], blocks: Blocks, shape: Shape, window: tuple[int, int]) -> NDArray[np.bool_]:

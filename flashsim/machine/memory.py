@@ -83,6 +83,7 @@ class _InHBM:
 
     __slots__ = ("shape",)
     shape: tuple[int, int]
+    _storage: _Storage
 
     @property
     def name(self) -> str:
@@ -90,8 +91,12 @@ class _InHBM:
         raise NotImplementedError
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        said = f"{self.name} ({_by(self.shape)}) is in HBM"
-        raise NotOnChip(f"{said}. Bring a block on chip first: sram.load({self.name})")
+        block = f"{self.name}[…]" if isinstance(self, Matrix) else self.name
+        whole = self._storage.name
+        raise NotOnChip(
+            f"{self.name} ({_by(self.shape)}) is in HBM. To compute with it, bring a block on chip: sram.load({block}). "
+            f'To look at it, say after a run: hbm.peek("{whole}")'
+        )
 
     __array__ = __array_ufunc__ = __array_function__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
@@ -204,9 +209,19 @@ class Matrix(_InHBM):
         self._row_blocks: dict[int, Block] = {}
 
     def divide(self, rows: int, cols: int | None = None) -> Matrix:
-        """Divide into blocks of `rows` rows (and `cols` columns); the last may be smaller. Moves nothing."""
+        """Divide into blocks of `rows` rows (and `cols` columns); the last may be smaller. Moves nothing.
+
+        Raises ValueError for other numbers than whole ones of at least 1, and for the B_r or B_c of `flashsim.Blocks` that were
+        made for another length than an input or a result has, as of its rows some would be left out.
+        """
         if not (_is_whole(rows) and rows >= 1 and (cols is None or (_is_whole(cols) and cols >= 1))):
             raise ValueError(f"{self.name}.divide(rows={rows}, cols={cols}): expected whole numbers of at least 1")
+        length = getattr(rows, "length", self.shape[0])  # of what Blocks' B_r and B_c divide
+        if length != self.shape[0] and self._storage.role in ("input", "output") and self._window is None:
+            raise ValueError(
+                f"{self.name} has {self.shape[0]:,} rows and is divided into blocks of {rows}, which were made for a length of "
+                f"{length:,}: expected Blocks(B_r, B_c, N_q=…, N_k=…) with the rows of Q and of K; int(B_c) divides any length"
+            )
         return Matrix(self._storage, rows, self.shape[1] if cols is None else cols, self._window)
 
     def rows(self, a: int, b: int) -> Matrix:

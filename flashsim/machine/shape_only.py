@@ -17,6 +17,17 @@ NOT_COUNTED = (
     "np.where, and on_chip(…, over=tile) to change a tile"
 )
 
+DECIDES = (
+    "lets a tile's numbers decide where to go on, and there are none where a run is counted on shapes alone, as in count, tune, "
+    "sweep and sizing='fit': expected the same steps for all numbers, as with np.where; flashsim.forward(…, blocks=(B_r, B_c)) "
+    "runs it as it is"
+)
+DECIDING_ATTRIBUTES = frozenset({"any", "all", "item", "tolist", "argmax", "argmin", "argsort", "nonzero"})
+DECIDING_FUNCTIONS = frozenset({
+    np.any, np.all, np.allclose, np.array_equal, np.argmax, np.argmin, np.argsort, np.argwhere, np.nonzero, np.flatnonzero,
+    np.count_nonzero, np.searchsorted, np.unique,
+})  # fmt: skip
+
 
 class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic.
@@ -42,9 +53,20 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         """The transpose, which moves and computes nothing."""
         return ShapeOnly(self.shape[::-1], self._counter, self if self.base is None else self.base)
 
+    def __len__(self) -> int:
+        """Number of rows."""
+        if not self.shape:
+            raise TypeError("len() of a single number")
+        return self.shape[0]
+
     def __getitem__(self, parts: slice | tuple[slice, ...]) -> ShapeOnly:
         """Return a part, by a slice of each axis: the shape that a view of an array would have."""
         slices = parts if isinstance(parts, tuple) else (parts,)
+        for part in slices:
+            if isinstance(part, ShapeOnly):
+                raise TypeError(f"an array's [tile] {DECIDES}")
+            if not isinstance(part, slice):
+                raise TypeError(f"an array's [{part!r:.40}] {NOT_COUNTED}")
         cut = [len(range(n)[part]) for n, part in zip(self.shape, slices, strict=False)]
         return ShapeOnly((*cut, *self.shape[len(cut) :]), self._counter, self if self.base is None else self.base)
 
@@ -109,13 +131,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             shape = _broadcast(*[x.shape if isinstance(x, ShapeOnly) else np.shape(x) for x in args])
             self._counter.count_flops(other=math.prod(shape))
             return ShapeOnly(shape, self._counter)
-        raise TypeError(f"np.{function.__name__} {NOT_COUNTED}")
-
-    def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(f"an array of it {NOT_COUNTED}")
-
-    def __bool__(self) -> NoReturn:
-        raise TypeError("a branch that depends on numbers cannot be counted on shapes alone: expected one for all")
+        raise TypeError(f"np.{function.__name__} {DECIDES if function in DECIDING_FUNCTIONS else NOT_COUNTED}")
 
     def __setitem__(self, parts: Any, value: Any) -> NoReturn:
         raise TypeError(f"an array's [...] = {NOT_COUNTED}")
@@ -123,9 +139,40 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return f"ShapeOnly{self.shape}"
 
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"np.asarray(tile) {NOT_COUNTED}")
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
 
 def _refuse(attribute: str, _: ShapeOnly) -> NoReturn:
-    raise TypeError(f"an array's .{attribute} {NOT_COUNTED}")
+    raise TypeError(f"an array's .{attribute} {DECIDES if attribute in DECIDING_ATTRIBUTES else NOT_COUNTED}")
+
+
+def _refusal(use: str) -> Any:
+    """Return a method by which Python would make of a tile what decides where to go on; it says so."""
+
+    def refuse(tile: ShapeOnly, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"{use} {DECIDES}")
+
+    return refuse
+
+
+for _method, _use in {
+    "__bool__": "a branch, such as `if tile.max() > 0`,",
+    "__float__": "float(tile)",
+    "__int__": "int(tile)",
+    "__complex__": "complex(tile)",
+    "__index__": "a tile as a whole number, as an index or in range(…),",
+    "__round__": "round(tile)",
+    "__trunc__": "math.trunc(tile)",
+    "__floor__": "math.floor(tile)",
+    "__ceil__": "math.ceil(tile)",
+    "__iter__": "a loop over a tile's rows or numbers",
+    "__contains__": "`in` a tile",
+}.items():
+    setattr(ShapeOnly, _method, _refusal(_use))
 
 
 for _attribute in {*dir(np.ndarray)} - {*dir(ShapeOnly)}:  # a __getattr__ would make every attribute slow

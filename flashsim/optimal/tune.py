@@ -14,22 +14,25 @@ M enforced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from heapq import merge
 from itertools import takewhile
 from math import isqrt
-from typing import Any
+from types import ModuleType
+from typing import Any, Unpack
 
 from flashsim import theory
-from flashsim.algorithms import PASSES, Algorithm
+from flashsim.algorithms import FORWARD, PASSES, Algorithm
 from flashsim.algorithms.blocks import Fixed, clipped
-from flashsim.algorithms.own import chosen, is_own
+from flashsim.algorithms.own import chosen, forward_of, is_own
 from flashsim.attention.problem import Problem
 from flashsim.masks.allowed import allowed_pairs
 from flashsim.masks.rules import All, Causal, Mask
 from flashsim.problem.arguments import check_callback, check_count, check_direction, shown
+from flashsim.problem.options import Options, check_options
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.run.api import Tally, count
 from flashsim.run.shadow import trial_of
@@ -98,7 +101,13 @@ class Tuned(Exported):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was found as plain data: what `flashsim tune --json` writes."""
-        return asdict(self)
+        choices = {name: self._written(choice) for name, choice in self.by_loops.items()}
+        paper = {name: self._written(choice) for name, choice in self.paper.items()}
+        return asdict(self) | {"by_loops": choices, "paper": paper, "best": self._written(self.best)}
+
+    @staticmethod
+    def _written(choice: Choice) -> dict[str, Any]:
+        return asdict(choice) | {"blocks": choice.blocks.to_dict()}
 
     @property
     def _asked(self) -> str:
@@ -216,14 +225,16 @@ def tune(
     d_v: int | None = None, dtype: Any = "float32", direction: str = "forward", causal: bool = False,
     mask: Mask | None = None, dropout_p: float = 0.0, least: int = 1,
     algorithms: Iterable[str | Algorithm | Callable[..., Any]] = (), on_tried: OnTried | None = None,
+    **own: Unpack[Options],
 ) -> Tuned:  # fmt: skip
     """Find the loop order and (B_r, B_c) of fewest accesses whose peak is at most M elements, for one head.
 
     Arguments as for `flashsim.count`, or a `flashsim.Problem`, of one of whose heads it is then; `mask` is one of positions, such
     as `flashsim.Causal(offset=0)`. Empty tiles are skipped. `least` is the fewest rows and columns of a tile (clipped to the
     lengths). `algorithms` are tried besides those whose records name their loops: names, records, or functions of one's own.
-    `on_tried` is called with (algorithms done, algorithms in all). Of equally few accesses, the fewest tiles win, then the
-    lowest peak.
+    `on_tried` is called with (algorithms done, algorithms in all). `own` are options of algorithms that have any, as in
+    `forward`: each is given those that it has, and one that none has is a TypeError. Of equally few accesses, the fewest tiles
+    win, then the lowest peak.
 
     Without a mask, no block sizes at all move less than those found. With one that skips tiles, that holds for `causal` with
     `least` of 1, for algorithms of one sweep ("q_outer_two_pass" and "q_outer_streamed" make two). In other cases no sizes that
@@ -253,8 +264,9 @@ def tune(
     found: dict[str, Choice] = {}
     paper: dict[str, Choice] = {}
     tried = _tried(direction, algorithms)
+    _check_own(own, tried)
     for done, algorithm in enumerate(tried):
-        search = _Search(algorithm, shape, options)
+        search = _Search(algorithm, shape, options | _own(algorithm, own))
         best = search.best(least)
         if best is not None:
             _confirm(search, best)
@@ -343,6 +355,20 @@ def _tried(direction: str, algorithms: Iterable[str | Algorithm | Callable[..., 
     return list(tried.values())
 
 
+def _own(algorithm: Algorithm, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the options that an algorithm has."""
+    names = {option.name for option in forward_of(algorithm).options}
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _check_own(options: Mapping[str, Any], tried: Sequence[Algorithm]) -> None:
+    """Raise TypeError or ValueError for an option that none of the algorithms has."""
+    taken = {name for algorithm in tried for name in _own(algorithm, options)}
+    for name in options:
+        if name not in taken:
+            check_options(tune, {name: options[name]}, "what is tuned", tried[-1], FORWARD)
+
+
 def _confirm(search: _Search, choice: Choice) -> None:
     """Count the choice by running it on shapes, M enforced: SramOverflow if it did not fit."""
     algorithm, options = search.counted
@@ -353,3 +379,16 @@ def _confirm(search: _Search, choice: Choice) -> None:
             f"in blocks of {blocks[0]} × {blocks[1]}, {choice.algorithm!r} makes {tally.hbm.accesses:,} accesses, with a peak "
             f"of {tally.sram.peak:,}; its closed form says {choice.accesses:,} and {choice.peak:,}"
         )
+
+
+class _Callable(ModuleType):
+    """This module, which may be called as its function: `flashsim.tune(N=1024, d=64)` is `flashsim.tune.tune(N=1024, d=64)`.
+
+    Type checkers do not know of it.
+    """
+
+    def __call__(self, *given: Any, **options: Any) -> Tuned:
+        return tune(*given, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -7,6 +7,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.support.install import extra_with
+
 HOST = (1, 3, 11)  # DLPack's device types for memory that the host reads: its own, and pinned for CUDA and ROCm
 CODE = 8 + 4 + 4 + 4  # where a DLTensor's type code is: behind data, device type, device number, ndim
 VERSIONED = 8 + 8 + 8 + 8  # where the DLTensor is in a managed one that has a version, manager, deleter and flags
@@ -57,7 +59,7 @@ def bfloat16() -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ModuleNotFoundError:
-        raise ValueError('bfloat16 needs the package ml_dtypes: pip install "flashsim[bfloat16]"') from None
+        raise ValueError(f"bfloat16 needs the package ml_dtypes: {extra_with('ml_dtypes')}") from None
     return cast("np.dtype[Any]", np.dtype(ml_dtypes.bfloat16))
 
 

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from flashsim.problem.arguments import broadcasts, check_array, check_booleans, check_choice, check_count, check_real, shown
 from flashsim.problem.dlpack import bfloat16, innermost
 from flashsim.problem.shapes import Shape
+from flashsim.support.install import extra_with
 from flashsim.support.sizes import parse_size
 
 Array = NDArray[Any]
@@ -99,7 +100,7 @@ def stored_type(name: str) -> np.dtype[Any]:
         try:
             import ml_dtypes
         except ModuleNotFoundError as error:
-            raise ValueError(f"dtype {name} needs a package: pip install ml_dtypes") from error
+            raise ValueError(f"dtype {name} needs the package ml_dtypes: {extra_with('ml_dtypes')}") from error
         of_8_bits: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return of_8_bits
     return np.dtype(name)

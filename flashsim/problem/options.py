@@ -19,7 +19,7 @@ class Option:
     """
 
     name: str
-    default: Any
+    default: Any = field(hash=False)
     check: Callable[[Any], Any]
     help: str = ""
     examples: tuple[Any, ...] = ()

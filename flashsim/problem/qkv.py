@@ -13,6 +13,7 @@ import numpy as np
 
 from flashsim.problem.inputs import Array, float_dtype
 from flashsim.support.files import name_of, what_is_there
+from flashsim.support.install import extra_with
 
 LARGEST_UNPACKED = 2**28
 MOST_TIMES = 16  # of a larger file's own size: numbers are seldom packed as well as this
@@ -161,8 +162,7 @@ def _read_safetensors(path: Path) -> Mapping[str, Array]:
     try:
         from safetensors import safe_open
     except ModuleNotFoundError:
-        needed = 'the package safetensors: pip install "flashsim[safetensors]"'
-        raise UnreadableInput(f".safetensors files need {needed}") from None
+        raise UnreadableInput(f".safetensors files need the package safetensors: {extra_with('safetensors')}") from None
     found = {}
     with safe_open(path, framework="np") as file:
         for name in file.keys():  # noqa: SIM118  (it is not a mapping)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,63 @@ class Shape:
         return f"N_q = {self.N_q:,}, N_k = {self.N_k:,}, d = {self.d:,}, d_v = {self.d_v:,}"
 
 
+class BlockSize(int):
+    """A block size such as B_r, a whole number, with the `length` that it divides: `Matrix.divide` refuses another one."""
+
+    length: int
+
+    def __new__(cls, size: int, length: int) -> BlockSize:
+        """Return the number, with its length."""
+        number = super().__new__(cls, size)
+        number.length = length
+        return number
+
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # for copies and pickles
+        return int(self), self.length
+
+
 @dataclass(frozen=True)
 class Blocks:
-    """Block sizes, clipped to the lengths, and how many blocks they make: T_r = ⌈N_q/B_r⌉, T_c = ⌈N_k/B_c⌉."""
+    """Block sizes for queries and keys of these lengths: `Blocks(B_r=4, B_c=3, N_q=12, N_k=12)`.
+
+    B_r   rows of a block of Q, and of O; at most N_q: a larger one is clipped to it
+    B_c   rows of a block of K, and of V; at most N_k, likewise
+    N_q, N_k  the lengths that they divide, the rows of Q and of K
+
+    So there are T_r = ⌈N_q/B_r⌉ and T_c = ⌈N_k/B_c⌉ blocks. A matrix of another length that is divided by B_r or B_c raises
+    ValueError, as its blocks would be more or fewer. Raises ValueError for what is not a whole number of at least 1.
+    """
 
     B_r: int
     B_c: int
-    T_r: int
-    T_c: int
+    _: KW_ONLY
+    N_q: int
+    N_k: int
+
+    def __post_init__(self) -> None:
+        """Check all four, and clip."""
+        for name, number in vars(self).items():
+            if not isinstance(number, Integral) or number < 1:
+                raise ValueError(f"{name} of Blocks is {number!r:.40}; expected a whole number of at least 1")
+        for size, length in (("B_r", "N_q"), ("B_c", "N_k")):
+            divided = int(getattr(self, length))
+            clipped = min(int(getattr(self, size)), divided)
+            object.__setattr__(self, length, divided)
+            object.__setattr__(self, size, BlockSize(clipped, divided))
+
+    @property
+    def T_r(self) -> int:
+        """How many blocks of queries there are, ⌈N_q/B_r⌉."""
+        return -(-self.N_q // self.B_r)
+
+    @property
+    def T_c(self) -> int:
+        """How many blocks of keys there are, ⌈N_k/B_c⌉."""
+        return -(-self.N_k // self.B_c)
+
+    def to_dict(self) -> dict[str, int]:
+        """Return B_r, B_c, T_r, T_c, by name."""
+        return {"B_r": int(self.B_r), "B_c": int(self.B_c), "T_r": self.T_r, "T_c": self.T_c}
 
     @property
     def tiles(self) -> int:

@@ -205,7 +205,7 @@ def plan_of(
         row_mask, shape = grouped(row_mask, together, shape.N_q), replace(shape, N_q=together * shape.N_q)
     plan = Plan(
         algorithm=algorithm, problem=problem, options=options, sizing=sizing, mask=mask, together=together, shape=shape,
-        leading=leading, row_mask=row_mask, blocks=Blocks(1, 1, shape.N_q, shape.N_k), **given,
+        leading=leading, row_mask=row_mask, blocks=Blocks(1, 1, N_q=shape.N_q, N_k=shape.N_k), **given,
     )  # fmt: skip
     fits = partial(_fits_by_trial, plan, launched) if is_own(algorithm) else _fits_by_form(plan)
     asked = SizingProblem(algorithm.name, shape, problem.M, algorithm.line_1, algorithm.rows, fits)

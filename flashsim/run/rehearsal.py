@@ -168,7 +168,7 @@ def _problems(plan: Plan, likeness: Any) -> Iterator[tuple[Shape, Blocks]]:
     small = _small(rows, columns, lengths, sizes)
     if small is not None:
         N_q, N_k, B_r, B_c = small
-        yield Shape(N_q, N_k, d, d_v), Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c))
+        yield Shape(N_q, N_k, d, d_v), Blocks(B_r, B_c, N_q=N_q, N_k=N_k)
     if plan.shape.N_q * plan.shape.N_k <= LARGEST:
         yield plan.shape, plan.blocks
 

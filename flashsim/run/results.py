@@ -44,9 +44,9 @@ class Costs(ByArray):
             **self._asked(),
             "hbm": self.hbm.to_dict(),
             "sram": self.sram.to_dict(),
-            "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else asdict(self.blocks),
+            "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else self.blocks.to_dict(),
             **({"sizing": self.sizing} if hasattr(self, "sizing") else {}),
-            **({"flops": asdict(self.flops)} if hasattr(self, "flops") else {}),
+            **({"flops": asdict(flops)} if (flops := getattr(self, "flops", None)) is not None else {}),
         }
 
     def _asked(self) -> dict[str, Any]:
@@ -173,5 +173,7 @@ def check_run(algorithm: Algorithm, run: Any) -> Run:
         own = f"its backward pass is backward({run.algorithm!r}, …), if any"
         if run.algorithm in FORWARD.keys() - BACKWARD.keys():
             own = f"it has no backward pass; run {algorithm.forward_pass!r} forward, too"
+        elif run.algorithm not in FORWARD:
+            own = f"expected the run of {algorithm.forward_pass!r}, or a backward pass, an Algorithm, of={run.algorithm!r}"
         raise ValueError(f"run was made by {run.algorithm!r}; {own}")
     return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from math import prod
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from flashsim.algorithms.blocks import clipped, most_rows
 from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
-from flashsim.machine.traffic import ArrayTraffic, Occupancy, Traffic
+from flashsim.machine.traffic import ArrayTraffic, Flops, Occupancy, Traffic
 from flashsim.problem.arguments import (
     check_blocks,
     check_choice,
@@ -77,10 +77,14 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ServingTally(Costs):
-    """What a program moves: `hbm`, accesses by array over all KV heads; `sram`, peak and capacity; `blocks`, B_r and B_c."""
+    """What a program moves: `hbm`, accesses by array over all KV heads; `sram`, peak and capacity; `blocks`, B_r and B_c.
+
+    flops  its operations over all KV heads, as `count` finds them; None in a run on numbers
+    """
 
     blocks: Sizes
     call: Call
+    flops: Flops | None = field(default=None, compare=False)
 
     @property
     def batch(self) -> Batch:
@@ -181,6 +185,7 @@ def launched(call: Call, observers: Sequence[Observer]) -> tuple[dict[str, Any],
         "sram": Occupancy(peak, batch.M, True),
         "blocks": Sizes(B_r=batch.B_r, B_c=batch.B_c),
         "call": call,
+        "flops": None if arithmetic else sram.flops.times(batch.kv_heads),
     }
     return costs, {name: np.stack(heads) for name, heads in found.items()}
 

@@ -18,6 +18,8 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from flashsim.support.install import two_copies
+
 REFUSED, INTERRUPTED, READER_GONE, TERMINATED = 2, 130, 141, 143
 _exit, _guarding = os._exit, set[int]()
 
@@ -67,6 +69,8 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
         except BaseException as error:  # a user's own need not be an Exception
             ours, notes = isinstance(error, ValueError) or type(error).__module__.startswith("flashsim."), _noted(error)
             if not ours and not notes:
+                if warning := two_copies():
+                    error.add_note(warning)
                 raise
             said = error if ours else f"{type(error).__name__}: {error}"
             _say(f"{program}: error: {said}{notes}")

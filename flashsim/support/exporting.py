@@ -43,7 +43,7 @@ class ByArray(Exported):
 
         Where SRAM's peak exceeds M, a column `over_M_elements` says by how many elements.
 
-        Counts are in elements, exactly the integers they are. Needs pandas: pip install "flashsim[pandas]".
+        Counts are in elements, exactly the integers they are. Needs pandas, which the extra `pandas` brings.
         """
         found = self.to_dict()
         traffic = found.pop("hbm", found)
@@ -98,7 +98,9 @@ def to_pandas(
     except ModuleNotFoundError as missing:
         if missing.name != "pandas":
             raise
-        raise ModuleNotFoundError('to_pandas needs the package pandas: pip install "flashsim[pandas]"', name="pandas") from None
+        from flashsim.support.install import extra_with
+
+        raise ModuleNotFoundError(f"to_pandas needs the package pandas: {extra_with('pandas')}", name="pandas") from None
     listed = list(rows)
     table = pd.DataFrame({name: _series(pd, [row.get(name) for row in listed]) for name in columns})
     table.attrs.update(attrs or {})

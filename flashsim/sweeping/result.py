@@ -186,7 +186,7 @@ class Sweep(Exported, Sequence[Row]):
         return given(text.getvalue(), path)
 
     def to_pandas(self) -> Any:
-        """Return the rows as a `pandas.DataFrame`; its `attrs` say how they were made. Needs pandas: flashsim[pandas]."""
+        """Return the rows as a `pandas.DataFrame`; its `attrs` say how they were made. Needs pandas, of the extra `pandas`."""
         return to_pandas(self, self.columns, attrs={**self.made, "columns": self.about})
 
     @property

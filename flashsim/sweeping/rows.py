@@ -128,7 +128,7 @@ def _row(point: Point, found: Outcome) -> Row:
     }
     row = {name: _plain(value) for name, value in asked.items()}
     row |= {"status": found.status, "reason": found.reason or None, "source": found.source or None}
-    row |= dict(zip(("B_r", "B_c"), pair or (), strict=False)) if found.blocks is None else vars(found.blocks)
+    row |= dict(zip(("B_r", "B_c"), pair or (), strict=False)) if found.blocks is None else found.blocks.to_dict()
     if found.sram is not None:
         row |= {"peak_elements": found.sram.peak, "peak_over_M": found.sram.peak / found.sram.capacity}
         row["over_M_elements"] = found.sram.over

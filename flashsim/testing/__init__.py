@@ -5,15 +5,17 @@
 
 `parametrize_with_checks` makes a pytest test of each check, `wrap` makes kernels on PyTorch, CuPy or JAX arrays take NumPy
 ones; `varlen`, `paged` and `mla` adapt kernels of packed sequences, paged caches and latents; and `flashsim check
-module:function` does it all on the command line. Needs Hypothesis: pip install "flashsim[testing]".
+module:function` does it all on the command line. Needs Hypothesis, which the extra `testing` brings.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
+from flashsim.support.install import extra_with
+
 if find_spec("hypothesis") is None:
-    raise ModuleNotFoundError('flashsim.testing needs Hypothesis: pip install "flashsim[testing]"', name="hypothesis")
+    raise ModuleNotFoundError(f"flashsim.testing needs Hypothesis: {extra_with('hypothesis')}", name="hypothesis")
 
 from flashsim.testing.adapters import mla, paged, varlen
 from flashsim.testing.case import Case

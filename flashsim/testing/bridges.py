@@ -13,13 +13,9 @@ from numpy.lib.array_utils import byte_bounds
 
 from flashsim.problem.arguments import check_count, shown
 from flashsim.problem.inputs import Array, float_dtype
+from flashsim.support.install import OTHERS
 from flashsim.testing.subject import memory_of
 
-INSTALL = {
-    "torch": "pip install torch",
-    "jax": "pip install jax",
-    "cupy": "pip install cupy-cuda12x (or the build for your CUDA; see https://docs.cupy.dev/en/stable/install.html)",
-}
 INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}  # an element's bits
 
 
@@ -202,7 +198,7 @@ def _import(package: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise ModuleNotFoundError(f"xp={package!r} needs the package {package}: {INSTALL[package]}", name=package) from None
+        raise ModuleNotFoundError(f"xp={package!r} needs the package {package}: {OTHERS[package]}", name=package) from None
 
 
 def _bits(array: Array) -> Array:

@@ -183,7 +183,7 @@ class Posed:
     def live(self) -> Live:
         """The live tiles, of the largest blocks."""
         p = self.p
-        return live_tiles(self.rule, p.N_q, p.N_k, Blocks(p.N_q, p.N_k, 1, 1), p.group)
+        return live_tiles(self.rule, p.N_q, p.N_k, Blocks(p.N_q, p.N_k, N_q=p.N_q, N_k=p.N_k), p.group)
 
     def tiles(self, sizes: Blocks) -> Tiles:
         """Return the tiles that are computed."""
@@ -236,5 +236,4 @@ def _peak(form: Form, p: OneHead, sizes: Blocks, tiles: Tiles) -> int:
 
 
 def _clipped(p: OneHead, B_r: int, B_c: int) -> Blocks:
-    B_r, B_c = min(B_r, p.N_q), min(B_c, p.N_k)
-    return Blocks(B_r, B_c, ceil_div(p.N_q, B_r), ceil_div(p.N_k, B_c))
+    return Blocks(B_r, B_c, N_q=p.N_q, N_k=p.N_k)

@@ -173,6 +173,9 @@ def form_of(what: Any, direction: str) -> Form:
     known = forms()[check_direction(direction)]
     beside = None if isinstance(what, str) else _beside(what, direction)
     name = getattr(what, "name", what)
+    lacks = {option.name for option in getattr(what, "options", ())} - {option.name for option in getattr(beside, "options", ())}
+    if beside is not None and lacks:
+        raise NoClosedForm(f"the Form of {shown(name)} has no option {', '.join(sorted(lacks))}; expected it in its `options`")
     if beside is None and not is_one_of(name, known):
         raise NoClosedForm(f"no closed form for {shown(name)}, {direction}; known: {', '.join(map(repr, known))}")
     return known[name] if beside is None else beside

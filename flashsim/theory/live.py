@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.problem.shapes import Blocks
-from flashsim.support.sizes import ceil_div
 
 Bools = NDArray[np.bool_]
 
@@ -53,7 +52,7 @@ class Live:
 
     def cut(self, B_r: int, B_c: int) -> Live:
         """Return the live tiles of other sizes, at most as long as S."""
-        return replace(self, blocks=Blocks(B_r, B_c, ceil_div(self.N_q, B_r), ceil_div(self.N_k, B_c)))
+        return replace(self, blocks=Blocks(B_r, B_c, N_q=self.N_q, N_k=self.N_k))
 
     def __call__(self, first: int, end: int) -> tuple[int, int]:
         """Sum over columns; the one in which the length ends has an end of its own."""

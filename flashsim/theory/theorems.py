@@ -19,7 +19,7 @@ from flashsim.machine.traffic import Traffic
 from flashsim.problem.arguments import check_count, check_number, checked
 from flashsim.problem.shapes import Blocks
 from flashsim.theory.form import Form, form_of
-from flashsim.theory.problem import OneHead, ceil_div
+from flashsim.theory.problem import OneHead
 
 # --------------------------------------------------------------------------------------------------------- Theorem 1
 
@@ -46,8 +46,8 @@ def products_flops(form: Form, area: int, d: int, d_v: int) -> int:
 
 @checked
 def extra_memory(
-    name: str | Form, N_q: int, N_k: int, d: int, d_v: int, T_c: int, dropout: bool = False, direction: str = "forward",
-    B_r: int = 1, B_c: int = 1,
+    name: str | Form, N_q: int, N_k: int, d: int, d_v: int, B_c: int, dropout: bool = False, direction: str = "forward",
+    B_r: int = 1,
 ) -> int:
     """Return the elements that an algorithm keeps in HBM besides its inputs and outputs: `Traffic.extra`.
 
@@ -57,7 +57,7 @@ def extra_memory(
     form = form_of(name, direction)
     options = {option.name: option.default for option in form.options}
     p = OneHead(N_q, N_k, d, d_v, 1, 4, False, (), dropout and not form.plain, options=options)  # whatever M is, and the type
-    arrays = form.moved(p, Blocks(B_r, B_c, ceil_div(N_q, B_r), T_c), p.tiles(B_r, B_c))
+    arrays = form.moved(p, Blocks(B_r, B_c, N_q=N_q, N_k=N_k), p.tiles(B_r, B_c))
     return Traffic(arrays).extra
 
 

@@ -78,7 +78,7 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
     except theory.NoClosedForm:
         exact = None
     return trace_of(
-        recorder, program, kinds, shape, exact, blocks=Blocks(B_r, B_c, -(-shape.N_q // B_r), -(-shape.N_k // B_c)),
+        recorder, program, kinds, shape, exact, blocks=Blocks(B_r, B_c, N_q=shape.N_q, N_k=shape.N_k),
         M=launch.M, enforced=launch.enforced, stored=launch.dtype.name,
         options=", ".join(f"{name} {_named(value)}" for name, value in launch.options.items() if value is not None),
         follows=tuple((name, kinds[name]) for name in program.follows), words=program.words,

@@ -15,7 +15,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from reprlib import repr as shown
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.problem.arguments import check_count
+from flashsim.problem.shapes import Blocks
 from flashsim.support.files import path_of
 from flashsim.tracing.data import DATA, KINDS, About, Lanes, Resident, TraceEvent
 from flashsim.tracing.traces import Trace
@@ -168,10 +169,22 @@ def _values(data: dict[str, Any]) -> bytes:
 # ------------------------------------------------------------------------------------------------------------ checking
 
 
+@dataclass(frozen=True)
+class _WrittenBlocks:
+    """`Blocks` as a trace has them, before they are checked against its lengths."""
+
+    B_r: int
+    B_c: int
+    T_r: int
+    T_c: int
+
+
 def _typed(value: Any, hint: Any, where: str, whole: range = range(LARGEST_NUMBER)) -> Any:
     """Return what JSON says as what a type hint says: a dataclass, a tuple, text, a number among `whole`, a truth value, None."""
     if isinstance(hint, UnionType):  # X | None
         return None if value is None else _typed(value, get_args(hint)[0], where, whole)
+    if hint is Blocks:
+        return _record(value, _WrittenBlocks, where)
     if is_dataclass(hint) and isinstance(hint, type):
         return _record(value, hint, where)
     if get_origin(hint) is tuple:
@@ -220,6 +233,8 @@ def trace_of(data: Mapping[str, Any], values: bytes) -> Trace:
     """Return the trace that `flashsim.tracing.writing.as_json` made this of, with the values' bytes. Raises ValueError."""
     about: About = _typed(data.get("about"), About, "about")
     _check_about(about)
+    sizes = about.blocks
+    about = replace(about, blocks=Blocks(sizes.B_r, sizes.B_c, N_q=about.shape.N_q, N_k=about.shape.N_k))
     names: tuple[str, ...] = _typed(data.get("names"), tuple[str, ...], "names")
     places = _typed(data.get("places"), tuple[tuple[str, int, str], ...], "places")
     for n, (_, _, label) in enumerate(places):

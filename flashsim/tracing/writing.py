@@ -58,8 +58,9 @@ def as_json(trace: Recording, *, values: bool = True) -> dict[str, Any]:
     for held in residents.things:
         deltas.append(_delta(previous, held, names))
         previous = held
+    about = asdict(trace.about) | {"blocks": trace.about.blocks.to_dict()}
     return {
-        "format": FORMAT, "version": VERSION, "about": asdict(trace.about), "lanes": trace.lanes and asdict(trace.lanes),
+        "format": FORMAT, "version": VERSION, "about": about, "lanes": trace.lanes and asdict(trace.lanes),
         "names": names.things, "places": [[short(file), line, label] for file, line, label in places.things],
         "loops": loops.things, "residents": deltas, "events": columns, "shapes": [list(tile.shape) for tile in tiles.things],
         "values": base64.b64encode(data).decode("ascii"),

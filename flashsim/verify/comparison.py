@@ -11,7 +11,7 @@ import numpy as np
 from flashsim import reference, theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.blocks import Fixed
-from flashsim.algorithms.own import backward_of, chosen
+from flashsim.algorithms.own import backward_of, chosen, is_own
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.masks.dropout import keep_mask
 from flashsim.problem.inputs import Array
@@ -57,10 +57,13 @@ def run_all(
     `watch(title, heads)` is called before each pass, and what it returns after each head, as `flashsim.forward`'s `on_head`.
     """
     forwards, backwards = {}, {}
-    for what in algorithms:
-        algorithm = chosen(what, "forward")
+    passes = [chosen(what, "forward") for what in algorithms]
+    of_users = {option.name for algorithm in passes if is_own(algorithm) for option in algorithm.options}
+    for algorithm in passes:
         name, back = algorithm.name, backward_of(algorithm) if both_ways else None
-        sizes = dict(options) if back is None else sized_for_both(back, given.Q, given.K, given.V, options)
+        others = of_users - {option.name for option in algorithm.options}
+        taken = {option: value for option, value in options.items() if option not in others}
+        sizes = taken if back is None else sized_for_both(back, given.Q, given.K, given.V, taken)
         on_head = watch(algorithm.title, given.heads)
         start = time.perf_counter()
         run = forward(algorithm, given.Q, given.K, given.V, **sizes, on_head=on_head)

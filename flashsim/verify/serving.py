@@ -59,18 +59,18 @@ def block_table(full: bool) -> Claim:
 
 
 def page_waste(full: bool) -> Claim:
-    """PagedAttention (Kwon et al., 2023), Figure 2. Systems that reserve room for whole sequences used 20.4 to 38.2% of the
-    memory for K and V. Pages of p rows waste (p − 1)/2 rows a sequence. If a token has w bytes of K and V, pages and table
-    together take the fewest bytes at p = √(8n/w)."""
+    """PagedAttention (Kwon et al., 2023), Figure 2. Of the memory that is kept for K and V, systems that reserve room for whole
+    sequences used 20.4 to 38.2%, and wasted the rest. Pages of p rows waste (p − 1)/2 rows a sequence. If a token has w bytes of
+    K and V, pages and table together take the fewest bytes at p = √(8n/w)."""
     lengths, waste = range(373, 629), {}
     for page in (16, 256):
-        waste[page] = pool_bytes(page, lengths, 1) / sum(lengths) - 1
+        waste[page] = 1 - sum(lengths) / pool_bytes(page, lengths, 1)  # a share of what is kept, as in the paper
     longer, w = range(1, 4096, 1 if full else 37), 2 * 8 * 128 * 2
     kept = {p: pool_bytes(p, longer, w, 4) for p in range(1, 33)}
     best, root = min(kept, key=kept.__getitem__), sqrt(8 * sum(longer) / len(longer) / w)
     said = ", ".join(f"{share:.1%} with p = {page}" for page, share in waste.items())
     tried = "n = 373 … 628; 8 KV heads of d = 128 in float16, n = 1 … 4,095"
-    measured = f"waste {said}; fewest bytes at p = {best}, √(8n/w) = {root:.1f}"
+    measured = f"wasted of what is kept: {said}; fewest bytes at p = {best}, √(8n/w) = {root:.1f}"
     return Claim(tried, measured, waste[16] < 0.02 and best == round(root), {"waste": waste, "best": best})
 
 
@@ -205,7 +205,7 @@ def mla_intensity(full: bool) -> Claim:
     whole = {**MLA, "M": 10**6, "blocks": (128, 64)}
     for name, n, how in (("one pass", 2**24, whole), ("one pass of 4,096", 4096, whole), ("two passes", 2**24, MLA)):
         tally = serving.count("mla", keys=[n], **how)
-        found[name] = tally.call.run(None)[1].flops.matmul / tally.hbm.bytes
+        found[name] = tally.flops.matmul / tally.hbm.bytes
     Q, C, l2 = np.zeros((128, 1, 576), "float16"), np.zeros((1, 4096, 576), "float16"), L2(MACHINES["H100"].l2 // 2)
     run = serving.mla([Q], [C], latent=512, scale=192**-0.5, M="227KB", blocks=(64, 64), observers=[l2])
     l2.flush()

@@ -95,7 +95,7 @@ class Problem(NamedTuple):
         """Draw one of this size."""
         rng = np.random.default_rng(N_k)
         Q, K, V = 1.5 * rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d))
-        return cls(Q, K, V, Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c)))
+        return cls(Q, K, V, Blocks(B_r, B_c, N_q=N_q, N_k=N_k))
 
     def placed(self, watched: Turns) -> tuple[Stage, list[Matrix]]:
         """Return a stage with Q, K and V, and these in blocks."""

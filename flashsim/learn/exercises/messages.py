@@ -52,7 +52,7 @@ def packed(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return ["list", [packed(one) for one in value]]
     if isinstance(value, Blocks):
-        return ["blocks", [value.B_r, value.B_c, value.T_r, value.T_c]]
+        return ["blocks", [int(value.B_r), int(value.B_c), value.N_q, value.N_k]]
     if isinstance(value, Matrix):
         return ["matrix", value._storage.name, value._rows, value._cols, value._window]
     if isinstance(value, HBM | SRAM):
@@ -78,8 +78,8 @@ def unpacked(value: Any, memory: Callable[[list[Any]], Any] | None = None) -> An
             return array if kind == "array" else array[()]
         case ["list", [*values]]:
             return tuple(unpacked(one, memory) for one in values)
-        case ["blocks", [int() as B_r, int() as B_c, int() as T_r, int() as T_c]]:
-            return Blocks(B_r, B_c, T_r, T_c)
+        case ["blocks", [int() as B_r, int() as B_c, int() as N_q, int() as N_k]]:
+            return Blocks(B_r, B_c, N_q=N_q, N_k=N_k)
         case ["other", str() as name, str() as text]:
             return type(name[:50] or "?", (), {"__repr__": lambda self: text})()
         case ["HBM" | "SRAM" | "matrix", *_] if memory is not None:
