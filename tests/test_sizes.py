@@ -304,6 +304,13 @@ def test_a_peak_over_m_is_said_in_a_sweep() -> None:
     assert "exceeds M" not in repr(flashsim.sweep("flash", N=[64, 128], d=8, M=300))
 
 
+def test_a_peak_over_m_is_said_of_the_paper_s_blocks_beside_the_best() -> None:
+    paper = flashsim.tune.tune(N=64, d=8, M=300).to_dict()["paper"]
+    for name in ("flash", "q_outer"):
+        assert paper[name]["over_M_elements"] == theory.exact(name, N=64, d=8, M=300, sizing="paper").sram.over
+    assert paper["flash"]["over_M_elements"]
+
+
 def test_a_peak_over_m_is_said_by_commands(capsys: pytest.CaptureFixture[str]) -> None:
     tally = flashsim.count("flash", N=64, d=8, M=300, sizing="paper")
     asked = ["count", "flash", "--N", "64", "--d", "8", "--M", "300", "--sizing", "paper"]

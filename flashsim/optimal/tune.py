@@ -98,7 +98,10 @@ class Tuned(Exported):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was found as plain data: what `flashsim tune --json` writes."""
-        return asdict(self)
+        found = asdict(self)
+        for choice in found["paper"].values():
+            choice["over_M_elements"] = max(choice["peak"] - self.M, 0)
+        return found
 
     @property
     def _asked(self) -> str:
