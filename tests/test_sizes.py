@@ -24,6 +24,7 @@ from flashsim.masks.rules import Mask
 from flashsim.run import plan as planning
 from flashsim.run import programs
 from flashsim.run.launch import launch
+from flashsim.support.sizes import most
 from flashsim.sweeping.rows import DEFAULTS
 from flashsim.theory import form as forms
 
@@ -116,6 +117,19 @@ def test_a_pass_without_a_mask_of_tiles_takes_blocks_of_its_own(block_mask: str 
 
 
 # ------------------------------------------------------------------------------- the closed form's peak, and trials'
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 7, 64, 1000])
+def test_the_most_that_fits_is_found_from_above(longest: int) -> None:
+    for limit in range(longest + 2):
+        asked: list[int] = []
+
+        def fits(rows: int, limit: int = limit, asked: list[int] = asked) -> bool:
+            asked.append(rows)
+            return rows <= limit
+
+        assert most(fits, longest) == min(limit, longest)
+        assert not asked or min(asked) >= min(limit, longest) // 2  # none that are much smaller, which take long
 
 
 def masks(rng: random.Random, N_q: int, N_k: int) -> list[Any]:
@@ -288,6 +302,13 @@ def test_a_peak_over_m_is_said_in_a_sweep() -> None:
     assert [*rows.to_pandas()["over_M_elements"]] == [row["over_M_elements"] for row in rows]
     assert [row["over_M_elements"] for row in rows.to_dict()["rows"]] == [row["over_M_elements"] for row in rows]
     assert "exceeds M" not in repr(flashsim.sweep("flash", N=[64, 128], d=8, M=300))
+
+
+def test_a_peak_over_m_is_said_of_the_paper_s_blocks_beside_the_best() -> None:
+    paper = flashsim.tune.tune(N=64, d=8, M=300).to_dict()["paper"]
+    for name in ("flash", "q_outer"):
+        assert paper[name]["over_M_elements"] == theory.exact(name, N=64, d=8, M=300, sizing="paper").sram.over
+    assert paper["flash"]["over_M_elements"]
 
 
 def test_a_peak_over_m_is_said_by_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 from flashsim.problem.arguments import check_count, shown
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.support.sizes import ceil_div as ceil_div
-from flashsim.support.sizes import first
+from flashsim.support.sizes import first, most
 
 
 def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
@@ -89,19 +89,15 @@ def paper_rows(M: int, d: int, d_v: int) -> int:
 def most_rows(fits: Callable[[int, int], bool], M: int, longest: int, who: str, at: str) -> int:
     """Return the most rows, up to `longest`, of a stationary block with which a run fits M: fits(rows, M).
 
-    It begins with the largest: a run that does not fit ends at once, and one of small blocks has the most turns.
-
     Raises ValueError, naming the least M, where one row does not; `who` runs, `at` these lengths.
     """
-    rows, too_many = longest, longest + 1
-    while rows and not fits(rows, M):
-        rows, too_many = rows // 2, rows
+    rows = most(lambda rows: fits(rows, M), longest)
     if not rows:
         least = first(lambda M: fits(1, M))
         raise ValueError(
             f"M = {M:,} elements is too small for {who!r} even with blocks of one row: at {at} it needs at least M = {least:,}"
         )
-    return rows + first(lambda more: rows + more >= too_many or not fits(rows + more, M)) - 1
+    return rows
 
 
 class Sizing(Protocol):

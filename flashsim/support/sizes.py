@@ -28,6 +28,19 @@ def first(true_from: Callable[[int], bool]) -> int:
     return high
 
 
+def most(fits: Callable[[int], bool], longest: int) -> int:
+    """Return the most n, from 1 to `longest`, that fits, where less fits as well; 0 if not even 1 does.
+
+    It begins with the largest, and halves: a run that does not fit ends at once, and one of small blocks has the most turns.
+    """
+    fitting, too_many = longest, longest + 1
+    while fitting and not fits(fitting):
+        fitting, too_many = fitting // 2, fitting
+    if not fitting:
+        return 0
+    return fitting + first(lambda more: fitting + more >= too_many or not fits(fitting + more)) - 1
+
+
 def parse_size(text: str, itemsize: int) -> int:
     """Return a size in elements from "25600" or "1e5" (elements), or "100KB" (bytes of a dtype of that item size).
 

@@ -14,7 +14,7 @@ from flashsim.masks.scores import cap_of
 from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
 from flashsim.problem.options import Options, check_options
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.support.sizes import Size, first
+from flashsim.support.sizes import Size, most
 from flashsim.theory import groups
 from flashsim.theory.form import Form, form_of, forms
 from flashsim.theory.live import Chosen, Live, listed
@@ -228,7 +228,7 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
     if sizing == "paper":
         return of(form.whole("number of rows", form.asked(form.rows, p.M, p.d, p.d_v), 1))
     longest = max(p.N_q, p.N_k)
-    return of(first(lambda rows: rows >= longest or not fits(rows + 1)) if fits(1) else 1)
+    return of(max(most(fits, longest), 1))
 
 
 def _peak(form: Form, p: OneHead, sizes: Blocks, tiles: Tiles) -> int:

@@ -13,7 +13,7 @@ from flashsim.problem.inputs import check_M, float_name
 from flashsim.problem.matrices import Kind, Type
 from flashsim.problem.shapes import Sizes
 from flashsim.support.modules import modules_of
-from flashsim.support.sizes import Size, first
+from flashsim.support.sizes import Size, most
 from flashsim.theory.formulas import evaluated
 from flashsim.theory.problem import BYTES, NoClosedForm, ceil_div
 
@@ -167,4 +167,4 @@ def _blocks(form: ProgramForm, p: Sizes, M: int, given: Sequence[int] | None, si
     def fits(rows: int) -> bool:
         return form.peak(p, of(line_1(rows, p)), options) <= M
 
-    return of(line_1(first(lambda rows: rows >= longest or not fits(rows + 1)) if fits(1) else 1, p))
+    return of(line_1(max(most(fits, longest), 1), p))
