@@ -673,6 +673,15 @@ def index_error(hbm, sram, Q, K, V, blocks):
             sram.load(Q[0])
 
 
+def ragged_before_the_last_turn(hbm, sram, Q, K, V, blocks):
+    window = K.rows(0, (len(K) - 1) * blocks.B_c - 1)
+    for j in sram.loop(len(K)):
+        try:
+            sram.load(window[j])
+        except IndexError:
+            sram.load(Q[0])
+
+
 def everything_is_caught(hbm, sram, Q, K, V, blocks):
     for j in sram.loop(len(K)):
         sram.load(K[j])
