@@ -35,6 +35,11 @@ def overwrite(value: Any, number: Any) -> bool:
     return True
 
 
+def is_gone(value: Any) -> bool:
+    """Return whether an array is NaN throughout, as a tile that was evicted."""
+    return value.dtype.kind in "fc" and bool(np.isnan(value).all())
+
+
 def print_of(value: Any) -> int:
     """Return a number that differs, most likely, once the array has changed."""
     if value.flags.c_contiguous and value.dtype.itemsize in (1, 2, 4, 8):

@@ -28,6 +28,7 @@ from flashsim.machine.bytecode import line_of_name, root_of
 from flashsim.machine.contents import (
     bytes_of,
     digits_of,
+    is_gone,
     is_noise,
     is_sorted,
     items_of,
@@ -46,9 +47,8 @@ FEW_CHARACTERS = 500
 FEW_BYTES = 64
 SMALL_ARRAY = 4096
 """Elements of an array that is looked at every time for a change; a larger one, only where the code may write to arrays."""
-FIRST_LOOKS = 3
-"""At each place of the code. Further looks take up a part of the time: what is not seen at once dies at a later look."""
-PART_OF_TIME = 0.05
+PART_OF_TIME = 0.03
+"""What looks take up, but for the first at each place of the code: what is not seen at once dies at a later look."""
 EVERY = 64
 """Looks that go deep: the first, then one of so many."""
 MOST_DEATHS = 1000
@@ -79,7 +79,8 @@ class Death:
 class Known:
     """What was there when a turn began.
 
-    deep    whether libraries' objects were looked into
+    deep    whether libraries' objects were looked into, and will be when the first turn ends
+    fresh   whether no turn has ended since
     arrays  each with a number that tells whether it changed (None: nothing can change it), by id
     owners  the arrays whose memory these show
     series  lists and the like, with what was in them
@@ -88,6 +89,7 @@ class Known:
 
     def __init__(self, deep: bool = True) -> None:
         self.deep = deep
+        self.fresh = True
         self.arrays: dict[int, tuple[Any, int | None]] = {}
         self.owners: dict[int, Any] = {}
         self.series: dict[int, tuple[Any, tuple[Any, ...]]] = {}
@@ -95,46 +97,63 @@ class Known:
 
 
 class Lifetimes:
-    """Looks through the variables of a user's algorithm. `maker` is the code that made the memory."""
+    """Looks through the variables of a user's algorithm. `maker` is the code that made the memory.
+
+    Looks would take longer than the algorithm if they came at the end of each turn. So they come at the first at each place of
+    the code, and then so seldom that they take up PART_OF_TIME. What they miss is there at the next look, and dies then.
+    """
 
     def __init__(self, memory: Any, maker: CodeType) -> None:
         self._reach = Reach(memory, maker)
         self._looks = 0
-        self._at: dict[tuple[int, int], int] = {}
-        self._codes: dict[int, CodeType] = {}  # so that their ids stay their own
+        self._turns = 0
+        self.wait = 0  # how many turns end before the next look
+        self._places: dict[tuple[int, int], CodeType] = {}  # with the code, so that its id stays its own
         self._began = perf_counter()
         self._spent = 0.0
         self._deaths: dict[str, Death] = {}
 
     def is_due(self, frame: FrameType) -> bool:
-        """Return whether to look now: the first times at a place of the code, and as long as looks take a part of the time."""
+        """Return whether to look now: the first time at a place of the code, and when `wait` is over."""
         code = frame.f_code
         place = id(code), frame.f_lasti
-        times = self._at.get(place, 0)
-        if times < FIRST_LOOKS:
-            self._codes[id(code)] = code
-            self._at[place] = times + 1
+        if place not in self._places:
+            self._places[place] = code
             return True
-        return self._spent < PART_OF_TIME * (perf_counter() - self._began)
+        if self.wait > 0:
+            self.wait -= 1
+            return False
+        return True
 
     def known(self, frame: FrameType) -> Known:
         """Return what there is now, as a turn begins."""
         start = perf_counter()
         known = self._known(frame)
-        self._spent += perf_counter() - start
+        self._pause(start)
         return known
 
     def end(self, known: Known, frame: FrameType) -> Escape | None:
         """Overwrite what was made since `known`, and is not on chip; return what cannot be overwritten, if there is any."""
         start = perf_counter()
+        known.fresh = False
         escape = self._end(known, frame)
-        self._spent += perf_counter() - start
+        self._pause(start)
         return escape
+
+    def _pause(self, start: float) -> None:
+        """Set `wait`, after a look that began at `start`, so that looks take up their part of the time."""
+        now = perf_counter()
+        self._spent += now - start
+        self._turns += 1
+        elapsed = now - self._began
+        behind = self._spent / PART_OF_TIME - elapsed
+        self.wait = int(self._turns * behind / elapsed) if behind > 0 else 0
+        self._turns += self.wait
 
     def _known(self, frame: FrameType) -> Known:
         known = Known(deep=self._looks % EVERY == 0)
         self._looks += 1
-        if not known.deep and self._reach.is_clear(frame):
+        if not known.deep and self._reach.is_clear(frame, {}):
             return known
         for value, _, kind, _ in self._reach.holders(frame, known.deep):
             if kind == ARRAY:
@@ -148,11 +167,13 @@ class Lifetimes:
         return known
 
     def _end(self, known: Known, frame: FrameType) -> Escape | None:
-        if not known.deep and self._reach.is_clear(frame):
+        deep = known.deep
+        known.deep = False
+        if not deep and self._reach.is_clear(frame, known.arrays):
             return None
         escape: Escape | None = None
         totals = _Totals()
-        for value, name, kind, is_variable in self._reach.holders(frame, known.deep):
+        for value, name, kind, is_variable in self._reach.holders(frame, deep):
             if kind == ARRAY:
                 holding = self._end_array(known, value, name, is_variable, frame)
             elif kind in (SERIES, TABLE):
@@ -180,7 +201,7 @@ class Lifetimes:
             harmless = not changed and is_sorted(value)
             gone = harmless or (not changed and is_variable and overwrite(value, np.iinfo(value.dtype).max))
             return None if gone else f"{_by(value)} whole numbers"
-        if kind in "fc" and np.isnan(value).all():  # a tile that was evicted, say
+        if is_gone(value):
             return None
         if kind in "SUMm" or not overwrite(value, np.nan):
             return f"an array of {_by(value)} that cannot be overwritten"

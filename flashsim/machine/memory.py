@@ -758,6 +758,7 @@ class SRAM:
         around, depth, outside = self._scope, len(self._loops), self._weight
         lifespan, known = self._lifespan, self._known
         watched = self._looked_through(sys._getframe(1))
+        lifetimes = cast(Lifetimes, self._lifetimes)
         inner = watched if is_users(sys._getframe(1)) else known
         for index, times in schedule:
             scope: list[int] = []
@@ -770,7 +771,10 @@ class SRAM:
                     self._tell("turn", target_at(site, "loop"), 0, None, site)
                 yield index
                 if watched is not None:
-                    self._end_of_turn(watched, sys._getframe(1))
+                    if lifetimes.wait > 0 and not watched.fresh:
+                        lifetimes.wait -= 1
+                    else:
+                        self._end_of_turn(watched, sys._getframe(1))
                 self._evict(scope)
                 ended = True
                 if self._observers:
@@ -783,7 +787,7 @@ class SRAM:
                 self._lifespan.ended = True
                 self._scope, self._weight, self._lifespan, self._known = around, outside, lifespan, known
                 del self._loops[depth:]
-        if watched is not None:
+        if watched is not None and not self._loops:
             self._refuse_escape(self._lifetimes_of_users.end(watched, sys._getframe(1)))
         if self._observers:
             self._tell("leave", target_at(site, "loop"), number, None, site)
@@ -937,12 +941,12 @@ class SRAM:
     def _end_of_tile(self, frame: FrameType) -> None:
         """End the life of what was computed in this turn so far: a tile leaves, and so does what was made of it."""
         if self.hbm.arithmetic:
-            if self._lifetimes is None or self._known is None or not is_users(frame):
+            if self._lifetimes is None or self._known is None:
                 return
-            if self._lifetimes.is_due(frame):
-                self._refuse_escape(self._lifetimes.end(self._known, frame))
-            else:
+            if not self._lifetimes.is_due(frame):
                 self._skipped = True
+            elif is_users(frame):
+                self._refuse_escape(self._lifetimes.end(self._known, frame))
         else:
             self._lifespan.ended = True
             self._lifespan = Lifespan()
@@ -957,10 +961,8 @@ class SRAM:
             )
             error.add_note(at_line(*site_of(frame)))
             raise error
-        lifetimes = self._lifetimes_of_users
         self._refuse_escape(self._escape)
-        if lifetimes.is_due(frame):
-            self._refuse_escape(lifetimes.end(known, frame))
+        self._refuse_escape(self._lifetimes_of_users.end(known, frame))
 
     def _refuse_escape(self, escape: Escape | None) -> None:
         """Raise MemoryModelError for what outlives its turn, if anything does."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from flashsim.machine import holders
 from flashsim.machine.bytecode import NAMES_ARE_COMPUTED, may_write, names_of
-from flashsim.machine.contents import owner_of
+from flashsim.machine.contents import is_gone, owner_of, print_of
 from flashsim.machine.holders import (
     ARRAY,
     FLASHSIMS,
@@ -51,8 +51,9 @@ class Reach:
             self._writes = any(may_write(code) for code, _ in self._globals.values())
         return self._writes
 
-    def is_clear(self, frame: FrameType) -> bool:
-        """Return whether a frame's variables reach nothing but what is on chip, registers, and objects of flashsim's.
+    def is_clear(self, frame: FrameType, arrays: Mapping[int, tuple[Any, int | None]]) -> bool:
+        """Return whether a frame's variables reach nothing but what is on chip, or NaN, registers, and objects of flashsim's;
+        besides `arrays`, if they have not changed.
 
         It is the quick look, and says False wherever a closer one is due.
         """
@@ -76,7 +77,8 @@ class Reach:
                 continue
             if kind == METHOD and value.__self__ is memory:
                 continue
-            return False
+            if kind != ARRAY or not (_is_same(value, arrays) or is_gone(value)):
+                return False
         return True
 
     def holders(self, frame: FrameType, deep: bool) -> Iterator[tuple[Any, str, int, bool]]:
@@ -187,6 +189,11 @@ class Reach:
             yield from _fields(foreign, name)
         else:
             self._fields[id(value)] = len(fields)
+
+
+def _is_same(value: Any, arrays: Mapping[int, tuple[Any, int | None]]) -> bool:
+    known = arrays.get(id(value))
+    return known is not None and (known[1] is None or known[1] == print_of(value))
 
 
 def _parts(values: Any, name: str) -> list[Entry]:
