@@ -143,7 +143,7 @@ class _Rooms:
 
 
 if not any(getattr(finder, "__name__", "") == _Rooms.__name__ for finder in sys.meta_path):
-    sys.meta_path.append(_Rooms)  # type: ignore[arg-type]
+    sys.meta_path.append(_Rooms)
 
 
 def __dir__() -> list[str]:

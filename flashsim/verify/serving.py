@@ -205,7 +205,7 @@ def mla_intensity(full: bool) -> Claim:
     whole = {**MLA, "M": 10**6, "blocks": (128, 64)}
     for name, n, how in (("one pass", 2**24, whole), ("one pass of 4,096", 4096, whole), ("two passes", 2**24, MLA)):
         tally = serving.count("mla", keys=[n], **how)
-        found[name] = tally.flops.matmul / tally.hbm.bytes
+        found[name] = (tally.flops.matmul if tally.flops else 0) / tally.hbm.bytes
     Q, C, l2 = np.zeros((128, 1, 576), "float16"), np.zeros((1, 4096, 576), "float16"), L2(MACHINES["H100"].l2 // 2)
     run = serving.mla([Q], [C], latent=512, scale=192**-0.5, M="227KB", blocks=(64, 64), observers=[l2])
     l2.flush()
