@@ -800,7 +800,5 @@ def of_two_shapes(hbm, sram, Q, K, V, blocks):
 
 PARAMETERS = ("hbm", "sram", "Q", "K", "V", "blocks")
 EVERY = [
-    value
-    for value in list(globals().values())
-    if hasattr(value, "__code__") and value.__code__.co_varnames[:6] == PARAMETERS
+    value for value in list(globals().values()) if hasattr(value, "__code__") and value.__code__.co_varnames[:6] == PARAMETERS
 ]

@@ -32,8 +32,8 @@ DECIDING_FUNCTIONS = frozenset({
 class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic.
 
-    `base` is what it is a part of, as an array's is; None if it is whole. `lifespan` is that of the turn in which it, or its base,
-    was made: it ends with that turn, unless it is on chip.
+    `base` is what it is a part of, as an array's is; None if it is whole. `lifespan` is that of the turn in which it,
+    or its base, was made: it ends with that turn, unless it is on chip.
     """
 
     __slots__ = ("_counter", "base", "lifespan", "shape")

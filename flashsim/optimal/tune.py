@@ -103,8 +103,7 @@ class Tuned(Exported):
         """Return what was found as plain data: what `flashsim tune --json` writes."""
         choices = {name: self._written(choice) for name, choice in self.by_loops.items()}
         paper = {
-            name: self._written(choice) | {"over_M_elements": max(choice.peak - self.M, 0)}
-            for name, choice in self.paper.items()
+            name: self._written(choice) | {"over_M_elements": max(choice.peak - self.M, 0)} for name, choice in self.paper.items()
         }
         return asdict(self) | {"by_loops": choices, "paper": paper, "best": self._written(self.best)}
 
