@@ -467,6 +467,17 @@ def break_in_each_second_turn(hbm, sram, Q, K, V, blocks):
             tile = 1
 
 
+def break_in_each_third_turn(hbm, sram, Q, K, V, blocks):
+    for i in sram.loop(len(Q)):
+        sram.load(Q[i])
+        n = 0
+        for j in sram.loop(len(K)):
+            sram.load(K[j])
+            n += 1  # noqa: SIM113
+            if n == 3:
+                break
+
+
 def by_return(hbm, sram, Q, K, V, blocks):
     def some(k):
         stop = False
@@ -614,6 +625,22 @@ def generator_helper(hbm, sram, Q, K, V, blocks):
     for n, j in counted(len(K)):
         sram.load(K[j])
         if n > 3:
+            sram.load(Q[0])
+
+
+def zipped_generator(hbm, sram, Q, K, V, blocks):
+    def indices(number):
+        for j in sram.loop(number):  # noqa: UP028
+            yield j
+
+    every = [Q[0], Q[0], *[K[j] for j in range(2, len(K))]]
+    for block, j in zip(every, indices(len(K)), strict=True):
+        sram.load(block)
+        sram.load(V[j])
+    order = [*[0] * 4, 1, 1, *[0] * 50]
+    for special, j in zip(order, indices(len(K)), strict=False):
+        sram.load(V[j])
+        if special:
             sram.load(Q[0])
 
 
