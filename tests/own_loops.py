@@ -374,14 +374,22 @@ def by_attribute(hbm, sram, Q, K, V, blocks):
             sram.load(Q[0])
 
 
-def by_slot_and_record(hbm, sram, Q, K, V, blocks):
-    counter, record = Slotted(), Record()
+def by_slot(hbm, sram, Q, K, V, blocks):
+    counter = Slotted()
     counter.number = 0
     for j in sram.loop(len(K)):
         counter.number += 1
-        record.number += counter.number
         sram.load(K[j])
-        if record.number > 5:
+        if counter.number > 4:
+            sram.load(Q[0])
+
+
+def by_record(hbm, sram, Q, K, V, blocks):
+    record = Record()
+    for j in sram.loop(len(K)):
+        record.number += 1
+        sram.load(K[j])
+        if record.number > 4:
             sram.load(Q[0])
 
 
@@ -827,7 +835,5 @@ def of_two_shapes(hbm, sram, Q, K, V, blocks):
 
 PARAMETERS = ("hbm", "sram", "Q", "K", "V", "blocks")
 EVERY = [
-    value
-    for value in list(globals().values())
-    if hasattr(value, "__code__") and value.__code__.co_varnames[:6] == PARAMETERS
+    value for value in list(globals().values()) if hasattr(value, "__code__") and value.__code__.co_varnames[:6] == PARAMETERS
 ]
