@@ -374,14 +374,22 @@ def by_attribute(hbm, sram, Q, K, V, blocks):
             sram.load(Q[0])
 
 
-def by_slot_and_record(hbm, sram, Q, K, V, blocks):
-    counter, record = Slotted(), Record()
+def by_slot(hbm, sram, Q, K, V, blocks):
+    counter = Slotted()
     counter.number = 0
     for j in sram.loop(len(K)):
         counter.number += 1
-        record.number += counter.number
         sram.load(K[j])
-        if record.number > 5:
+        if counter.number > 4:
+            sram.load(Q[0])
+
+
+def by_record(hbm, sram, Q, K, V, blocks):
+    record = Record()
+    for j in sram.loop(len(K)):
+        record.number += 1
+        sram.load(K[j])
+        if record.number > 4:
             sram.load(Q[0])
 
 
@@ -465,6 +473,17 @@ def break_in_each_second_turn(hbm, sram, Q, K, V, blocks):
                 break
             sram.load(K[j])
             tile = 1
+
+
+def break_in_each_third_turn(hbm, sram, Q, K, V, blocks):
+    for i in sram.loop(len(Q)):
+        sram.load(Q[i])
+        n = 0
+        for j in sram.loop(len(K)):
+            sram.load(K[j])
+            n += 1  # noqa: SIM113
+            if n == 3:
+                break
 
 
 def by_return(hbm, sram, Q, K, V, blocks):
@@ -614,6 +633,22 @@ def generator_helper(hbm, sram, Q, K, V, blocks):
     for n, j in counted(len(K)):
         sram.load(K[j])
         if n > 3:
+            sram.load(Q[0])
+
+
+def zipped_generator(hbm, sram, Q, K, V, blocks):
+    def indices(number):
+        for j in sram.loop(number):  # noqa: UP028
+            yield j
+
+    every = [Q[0], Q[0], *[K[j] for j in range(2, len(K))]]
+    for block, j in zip(every, indices(len(K)), strict=True):
+        sram.load(block)
+        sram.load(V[j])
+    order = [*[0] * 4, 1, 1, *[0] * 50]
+    for special, j in zip(order, indices(len(K)), strict=False):
+        sram.load(V[j])
+        if special:
             sram.load(Q[0])
 
 

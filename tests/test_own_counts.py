@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -389,6 +391,22 @@ def test_an_index_that_an_earlier_count_left_somewhere_is_a_number() -> None:
     assert turn + 1 == 8
     assert [*range(8)][turn] == 7
     assert f"{turn:3}" == "  7"
+
+
+def test_a_debugger_sees_numbers() -> None:
+    def follow(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and frame.f_code is own_loops.plain.__code__ and "j" in frame.f_locals:
+            kinds.add(type(frame.f_locals["j"]))
+        return follow
+
+    kinds: set[type] = set()
+    before = sys.gettrace()
+    sys.settrace(follow)
+    try:
+        memories(own_loops.plain, (32, 2, blocks_of(32, 4, 4)))
+    finally:
+        sys.settrace(before)
+    assert kinds == {int}
 
 
 LEFT: list[Any] = []
