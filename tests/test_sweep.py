@@ -292,12 +292,13 @@ def test_what_has_no_closed_form_is_counted_and_a_mask_of_ones_own_is_called_by_
     assert keys(flashsim.sweep(mine, N=24, d=4, M=200, blocks=(24, 24)), "status") == [("does not fit",)]
 
 
-def test_what_moves_nothing_has_no_intensity() -> None:
+def test_what_computes_nothing_is_refused_with_its_reason() -> None:
     def nothing(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         return hbm.empty("O", (Q.shape[0], V.shape[1]), Q.dtype, "output")
 
     found = flashsim.sweep(["flash", nothing], N=[24, 32], d=4, M=200)
-    assert [row["accesses_elements"] for row in found][2:] == [0, 0]
+    assert keys(found, "status")[2:] == [("refused",), ("refused",)]
+    assert all("rows of it were never stored" in row["reason"] for row in [*found][2:])
     assert [row["intensity_flops_per_byte"] for row in found][2:] == [None, None]
     assert "null" in found.to_json()
     found.plot()

@@ -239,7 +239,7 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
         for i in sram.loop(blocks.T_r):
             S_ij = sram.on_chip(sram.load(Q[i]) @ sram.load(K[0]).T)
             masked = sram.on_chip(MASK(S_ij, i, 0))
-            sram.store(O[i], sram.on_chip(masked @ sram.load(V[0])))
+            sram.store(O[i], sram.on_chip(np.exp(masked) @ sram.load(V[0]) / np.exp(masked).sum(axis=1, keepdims=True)))
         return O
 
     first = mine.__code__.co_firstlineno

@@ -84,7 +84,7 @@ def forward(
     if is_own(algorithm) and outcome.matrices:
         from flashsim.run.rehearsal import check_moved
 
-        check_moved(algorithm, plan, outcome.cost, outcome.matrices["O"])
+        check_moved(plan, outcome.cost, outcome.matrices["O"])
     return run if layout == HEADS_FIRST else replace(run, O=turned("O", run.O, layout), layout=layout)
 
 
@@ -125,7 +125,7 @@ def backward(
     if is_own(algorithm) and outcome.matrices:
         from flashsim.run.rehearsal import check_gradients
 
-        check_gradients(run.plan.algorithm, plan, outcome.cost)
+        check_gradients(plan, outcome.cost)
     by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
     return replace(found, **by_layout)
 

@@ -34,6 +34,8 @@ from flashsim.run.shadow import shadow_of
 LARGEST = 2**22
 """Up to how many pairs of query and key an algorithm that fails on small sizes is run at its own."""
 MOST_ROWS = 24
+SEED = 20_220_527
+"""Not one that a user's own numbers are likely to have."""
 NEAR = 1e-3
 """Of the largest element of V: how far an O may be from attention that is computed with copies, perhaps in float16."""
 ATTENTION, SOME_PAIRS = "attention", "attention over pairs of its own"
@@ -69,7 +71,7 @@ def rehearse(algorithm: Algorithm, plan: Plan) -> str:
     return _verdicts[key]
 
 
-def check_moved(algorithm: Algorithm, plan: Plan, cost: Cost, O: Sequence[Array]) -> None:
+def check_moved(plan: Plan, cost: Cost, O: Sequence[Array]) -> None:
     """Raise MemoryModelError where a run moved less than any schedule can, and O is attention all the same.
 
     `O` is what the forward pass left, one matrix for each launch.
@@ -79,12 +81,7 @@ def check_moved(algorithm: Algorithm, plan: Plan, cost: Cost, O: Sequence[Array]
     least = least_accesses(plan, accesses, peak, heads)
     if least is None or not _is_attention(plan, heads[0], O[0]):
         return
-    try:
-        of_all_pairs = rehearse(algorithm, plan) == ATTENTION
-    except MemoryModelError:  # it computes something else, or not at small sizes
-        of_all_pairs = plan.shape.N_q * plan.shape.N_k > LARGEST
-    if of_all_pairs:
-        raise moved_too_little(plan, accesses, peak, least)
+    raise moved_too_little(plan, accesses, peak, least)
 
 
 def check_counted(algorithm: Algorithm, plan: Plan, cost: Cost) -> None:
@@ -99,20 +96,22 @@ def check_counted(algorithm: Algorithm, plan: Plan, cost: Cost) -> None:
         raise moved_too_little(plan, accesses, peak, least)
 
 
-def check_gradients(algorithm: Algorithm, plan: Plan, cost: Cost) -> None:
-    """Raise MemoryModelError where a backward pass moved less than any schedule can. `algorithm` is its forward pass."""
+def check_gradients(plan: Plan, cost: Cost) -> None:
+    """Raise MemoryModelError where a backward pass moved less than any schedule can."""
     O = plan.operand("O", kind_of("O", plan.algorithm.matrices), (0,) * len(plan.leading), 0)
-    check_moved(algorithm, plan, cost, [O])
+    check_moved(plan, cost, [O])
 
 
 def _is_attention(plan: Plan, head: Head, O: Array) -> bool:
-    """Return whether the O of one launch is attention over all pairs of its problem, about."""
+    """Return whether the O of one launch is attention over all pairs of its problem, about; False where any average is."""
     placed = [plan.operand(name, kind_of(name, plan.algorithm.matrices), head, 0) for name in ("Q", "K", "V")]
     Q, K, V = (each.astype(np.float64) for each in placed)
     whole = None if isinstance(plan.row_mask, All) else plan.row_mask.whole(plan.shape, head)
     with np.errstate(all="ignore"):
         exact = attention(Q, K, V, scale=plan.problem.scale, mask=whole)
-    return bool((np.abs(O - exact) <= NEAR * np.abs(V).max()).all())
+    tolerance = NEAR * np.abs(V).max()
+    tells = (np.ptp(V, axis=0) > 10 * tolerance).any()
+    return bool(tells and (np.abs(O - exact) <= tolerance).all())
 
 
 def _quiet(algorithm: Algorithm) -> Algorithm:
@@ -191,7 +190,7 @@ def _small(rows: _Axis, columns: _Axis, lengths: int, sizes: int) -> tuple[int, 
 def _run(algorithm: Algorithm, plan: Plan, shape: Shape, blocks: Blocks) -> str:
     """Run a problem of this shape, with random numbers. Raises MemoryModelError where O is not attention."""
     problem = _problem(plan, shape)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(SEED)
     sizes = ((shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v))
     Q, K, V = (rng.normal(size=size).astype(plan.problem.dtype) for size in sizes)
     policy = Fixed(blocks.B_r, blocks.B_c, enforced=False)
@@ -225,7 +224,7 @@ def _run(algorithm: Algorithm, plan: Plan, shape: Shape, blocks: Blocks) -> str:
 
 def _run_backward(algorithm: Algorithm, run: Run, mask: Bools | None) -> None:
     """Run a backward pass of a small run. Raises MemoryModelError where its gradients are not attention's."""
-    dO = np.random.default_rng(1).normal(size=run.O.shape).astype(run.O.dtype)
+    dO = np.random.default_rng(SEED + 1).normal(size=run.O.shape).astype(run.O.dtype)
     plan = backward_plan(algorithm, run, dO, None, None, None, None, False, launch)
     found = gather_gradients(plan, launch_all(plan, (), None), ())
     given, scale = run.inputs, run.scale
