@@ -60,7 +60,7 @@ def sparsity_data(
     return {
         **asked,
         "sram_peak": peak,
-        **vars(sizes),
+        **sizes.to_dict(),
         "seed": SEED,
         "directions": {
             direction: {
