@@ -4,10 +4,12 @@ import csv
 import io
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 
@@ -277,4 +279,4 @@ def test_an_axis_that_doubles_has_ticks_at_what_was_counted() -> None:
         assert said in (None, [label.get_text() for label in ax.get_xticklabels()])
     with mpl.rc_context({"figure.figsize": (3.3, 2.8)}):  # too narrow for all
         ax = plot_sweep(sweep_data(flashsim.sweep("flash", N=[2**n for n in range(10, 17)], d=8, M=300, sizing="fit")))
-        assert [label.get_text() for label in ax.get_xticklabels()] == ["1,024", "8,192", "65,536"]
+        assert [label.get_text() for label in ax.get_xticklabels()] == ["1,024", "4,096", "16,384", "65,536"]
