@@ -151,6 +151,12 @@ def hang(ax: Axes, x: float) -> float:
     return x if isinstance(ax.figure, Picture) and ax.figure.in_columns else 0.0
 
 
+def left_edge(ax: Axes) -> float:
+    """Return where the left edge of the figure is, as a part of the axes' width, once the figure is laid out."""
+    box = ax.get_window_extent()
+    return 0.01 - box.x0 / box.width
+
+
 def on_slide(ax: Axes) -> bool:
     """Say whether these are a slide's axes, which have little room and must be read from afar."""
     return isinstance(ax.figure, Picture) and not ax.figure.in_columns

@@ -12,7 +12,7 @@ from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
 from flashsim.drawing.labels import Labels, Spot
 from flashsim.drawing.numbers import AtValues, in_units, power_for, say_in
-from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
+from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, left_edge, looks, ticks
 from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
@@ -239,8 +239,7 @@ def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> Non
     labels, both = Labels(ax), len(passes) > 1
     N, M, floor, limit = data["N"], data["M"], data["floor"], data["largest_that_fits"]
     (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
-    box = ax.get_window_extent()
-    ax.set_title(ax.get_title(loc="left"), x=hang(ax, 0.01 - box.x0 / box.width))  # from the picture's left edge
+    ax.set_title(ax.get_title(loc="left"), x=hang(ax, left_edge(ax)))
     end = right if limit is None or limit >= N else limit
     form = ": 4Nd" if floor == 4 * N * data["d"] else ""
     labels.put(f"read Q, K, V, write O once{form}", [Spot(left, floor, 3, -2, "left", "top")], color=GREY)

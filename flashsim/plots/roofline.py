@@ -128,15 +128,16 @@ _BINDS = {"compute": "arithmetic", "bandwidth": "bandwidth"}
 
 def _point(points: Mapping[str, Any]) -> str:
     """Say what binds the two: as every access reaches DRAM, and, where that is not the same, through the L2."""
-    plain, cached = points["algorithms"], points["through_l2"]
-    standard, flash, through = (at["bound"] for at in (plain["standard"], plain["flash"], cached["flash"]))
-    with_l2 = "" if flash == through else "; with the L2,\n"
-    if standard == flash == through:
-        return f"{_BINDS[flash].capitalize()} binds FlashAttention and standard"
-    if standard == flash:
-        return f"{_BINDS[flash].capitalize()} binds both{with_l2}{_BINDS[through]} binds FlashAttention"
-    also = f"{with_l2}{_BINDS[through]}" if with_l2 else ""
-    return f"{_BINDS[standard].capitalize()} binds standard, {_BINDS[flash]} FlashAttention{also}"
+    names = {"flash": "FlashAttention", "standard": "standard"}
+    plain, cached = ({name: points[kind][name]["bound"] for name in names} for kind in ("algorithms", "through_l2"))
+    said = f"{_BINDS[plain['standard']]} binds standard, {_BINDS[plain['flash']]} FlashAttention"
+    if plain["standard"] == plain["flash"]:
+        said = f"{_BINDS[plain['flash']]} binds FlashAttention and standard"
+    changed = [name for name in names if cached[name] != plain[name]]
+    if changed:
+        now = _BINDS[cached[changed[0]]]
+        said += f";\nwith the L2, {now} binds {' and '.join(names[name] for name in changed)}"
+    return said[0].upper() + said[1:]
 
 
 def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Data) -> None:
