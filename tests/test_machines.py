@@ -156,7 +156,8 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
         ("A100-40GB", "float32", "19.5 TFLOP/s, float32\nwithout tensor cores.\n",
          "Arithmetic binds FlashAttention and standard"),
         ("A100-40GB", "float16", "312 TFLOP/s, float16.\n", "Bandwidth binds FlashAttention and standard"),
-        ("M2", "float32", "3.6 TFLOP/s, float32.\n", "With the L2, arithmetic binds FlashAttention"),
+        ("M2", "float32", "3.6 TFLOP/s, float32.\n", "Bandwidth binds FlashAttention and standard;\n"
+         "with the L2, arithmetic binds FlashAttention"),
     ],
 )  # fmt: skip
 def test_roofline_says_whose_peak_it_is(machine: str, dtype: str, whose: str, binds: str) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_what_does_not_fit_is_grey_with_its_reason(blocks: Sweep) -> None:
 
 def test_limits_that_differ_are_said_by_algorithm() -> None:
     found = of_blocks(["flash", "standard"], blocks=[(side, side) for side in range(16, 161, 8)])
-    first = {}
+    first: dict[str, int] = {}
     for row in found:
         if row["status"] == "does not fit":
             first.setdefault(row["algorithm"], row["B_c"])
@@ -169,7 +170,7 @@ def test_lines_are_made_by_all_that_varies_besides_x(asked: dict[str, Any], x: s
 
 @pytest.mark.parametrize(("x", "values"), [("N", [128, 256, 512, 1024]), ("d", [16, 32, 64]), ("M", [10_000, 20_000, 40_000])])
 def test_other_columns_are_drawn_likewise(x: str, values: list[int]) -> None:
-    asked = {"N": 512, "d": 32, "M": M} | {x: values}
+    asked: dict[str, Any] = {"N": 512, "d": 32, "M": M} | {x: values}
     ax = flashsim.sweep(["flash", "q_outer"], **asked, sizing="fit", check=0).plot(x=x)
     assert tuple(series(ax)) == NAMES
     for name, line in zip(("flash", "q_outer"), series(ax).values(), strict=True):
@@ -196,10 +197,11 @@ def test_what_is_fixed_is_in_the_title(blocks: Sweep) -> None:
 
 def test_what_must_move_and_the_lower_bound_are_drawn_if_asked() -> None:
     found = of_blocks(bound=True)
-    for asked, gids in (
+    cases: list[tuple[dict[str, Any], set[str]]] = [
         ({}, {"lower bound"}), ({"bound": False}, set()), ({"compulsory": True, "bound": False}, {"compulsory"}),
         ({"compulsory": True, "bound": True}, {"compulsory", "lower bound"}),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for asked, gids in cases:
         ax = found.plot(x="B_c", **asked)
         lines = {line.get_gid(): line for line in ax.get_lines() if line.get_gid() != "series"}
         assert {*lines} == gids
@@ -209,15 +211,16 @@ def test_what_must_move_and_the_lower_bound_are_drawn_if_asked() -> None:
             assert {y for _, y in xy(lines["lower bound"])} == {found[0]["lower_bound_elements"]}
     with pytest.raises(ValueError, match=r"bound=True: this sweep has no lower bounds; flashsim\.sweep\(…, bound=True\) finds"):
         of_blocks().plot(x="B_c", bound=True)
-    for named in ("compulsory", "bound"):
-        with pytest.raises(ValueError, match=f"{named}=True is of accesses; y is 'peak_elements'"):
-            found.plot(x="B_c", y="peak", **{named: True})
+    floors: list[dict[str, Any]] = [{"compulsory": True}, {"bound": True}]
+    for floor in floors:
+        with pytest.raises(ValueError, match="=True is of accesses; y is 'peak_elements'"):
+            found.plot(x="B_c", y="peak", **floor)
 
 
 # ------------------------------------------------------------------------------------------------------ whose settings
 
 
-SERIF: dict[str, Any] = {"font.family": "serif", "font.size": 13, "axes.spines.right": True, "lines.linewidth": 3}
+SERIF: Any = {"font.family": "serif", "font.size": 13, "axes.spines.right": True, "lines.linewidth": 3}
 
 
 def test_axes_of_ones_own_keep_their_settings(blocks: Sweep) -> None:
@@ -242,7 +245,7 @@ def test_axes_of_ones_own_keep_their_settings(blocks: Sweep) -> None:
     with smaller:
         small = blocks.plot(x="B_c", ax=Figure().subplots())
     pairs = zip(small.texts, ax.texts, strict=True)
-    assert all(a.get_fontsize() / 6 == pytest.approx(b.get_fontsize() / 13) for a, b in pairs)
+    assert all(float(a.get_fontsize()) / 6 == pytest.approx(float(b.get_fontsize()) / 13) for a, b in pairs)
 
 
 def test_what_is_drawn_before_stays_in_view(blocks: Sweep) -> None:
@@ -253,15 +256,16 @@ def test_what_is_drawn_before_stays_in_view(blocks: Sweep) -> None:
 
 
 def test_a_new_figure_has_the_size_and_the_colours_of_the_settings(blocks: Sweep) -> None:
-    dark = {"figure.figsize": (5, 3), "figure.facecolor": "black", "axes.facecolor": "black", "text.color": "white"}
+    dark: Any = {"figure.figsize": (5, 3), "figure.facecolor": "black", "axes.facecolor": "black", "text.color": "white"}
     with mpl.rc_context(dark):
         ax = blocks.plot(x="B_c")
         assert [*ax.figure.get_size_inches()] == [5, 3]  # type: ignore[union-attr]
-        assert ax.get_facecolor() == ax.figure.get_facecolor() == (0, 0, 0, 1)  # type: ignore[union-attr]
+        assert ax.get_facecolor() == ax.figure.get_facecolor() == (0, 0, 0, 1)
         assert {line.get_markerfacecolor() for line in series(ax).values()} == {(0.0, 0.0, 0.0, 1.0)}
         (why,) = [text for text in ax.texts if text.get_gid() == "why"]
         assert why.get_color() == "white"
-        assert ax._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+        shown: Any = ax
+        assert shown._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])
@@ -303,22 +307,20 @@ def assert_nothing_overlaps(ax: Axes) -> None:
         for other in texts[number + 1 :]:
             assert not boxes[one].padded(-0.5).overlaps(boxes[other].padded(-0.5)), (one, other)
     legend = ax.get_legend()
-    (why,) = [text for text in ax.texts if text.get_gid() == "why"] or [None]
+    whys = [text for text in ax.texts if text.get_gid() == "why"]
     for line in series(ax).values():
         path = ax.transData.transform(np.asarray(line.get_xydata(), float))
-        dense = np.concatenate([np.linspace(a, b, 50) for a, b in zip(path[:-1], path[1:], strict=True)])
+        dense = np.concatenate([np.linspace(a, b, 50) for a, b in pairwise(path)])
         if legend is not None:
             assert not legend.get_window_extent().count_contains(dense)
-        if why is not None:
+        for why in whys:
             assert not why.get_window_extent().count_contains(dense)
 
 
 @pytest.mark.parametrize(("size", "points"), [((3.3, 2.8), 8), ((6.4, 4.8), 10), ((12, 6.75), 18)])
 @pytest.mark.parametrize("settings", [{}, {"font.family": "serif"}])
 @pytest.mark.parametrize("which", ["two", "range", "four", "length"])
-def test_nothing_overlaps_at_any_size(
-    which: str, settings: dict[str, Any], size: tuple[float, float], points: int, blocks: Sweep
-) -> None:
+def test_nothing_overlaps_at_any_size(which: str, settings: Any, size: tuple[float, float], points: int, blocks: Sweep) -> None:
     found = {
         "two": lambda: blocks,
         "range": lambda: of_blocks(["flash", "q_outer", "standard"], blocks=[(side, side) for side in range(16, 257, 16)]),

@@ -83,7 +83,8 @@ def add_options(parser: Any) -> None:
     where = "save STEM.png, .svg, .json; with --all, STEM is a folder. Default: flashsim-FIGURE, or flashsim-figures"
     add(parser, "--output", help=where)
     tables = ", ".join(name for name, chart in FIGURES.items() if chart.rows)
-    add(parser, "--csv", metavar="FILE", help=f"for {tables}: write the numbers as CSV; -: to stdout, and print nothing else there")
+    said = f"for {tables}: write the numbers as CSV; -: to stdout, and print nothing else there"
+    add(parser, "--csv", metavar="FILE", help=said)
     add(parser, "--json", "--quiet")
 
 

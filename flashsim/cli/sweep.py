@@ -57,7 +57,7 @@ def add_options(parser: Any) -> None:
         add(parser, flag, **some, type=lengths, metavar="N", required=False, help=what)
     said = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
     add(parser, "--M", **some, type=sizes, help=said)
-    said = "block sizes B_r B_c, each one or a range; or a range of square blocks, 16..256:16. M is enforced. Repeat it for others"
+    said = "block sizes B_r B_c, each may be a range; or a range of square blocks, 16..256:16. M is enforced. Repeat it for more"
     add(parser, "--blocks", nargs="+", action="append", type=values.sides, metavar="B", help=said)
     add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: {DEFAULT_SIZING}")
     dtypes = f"one or more of {', '.join(FLOATS)}. Default: {DEFAULT_DTYPE}"

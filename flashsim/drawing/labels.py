@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from flashsim.drawing.style import Picture
 
 STEPS = 60  # points of each piece of a line that are looked at
 MARGIN = 2  # pixels around words that stay free
-GRID = 40  # places, from left to right and from below up, that are looked at where none of the spots is free
+GRID = 40, 120  # places, from left to right and from below up, that are looked at where none of the spots is free
 
 
 class Spot(NamedTuple):
@@ -57,8 +58,7 @@ class Labels:
     def _move(self, label: Annotation, spot: Spot) -> None:
         label.xy = spot.x, spot.y
         label.set_position((spot.right, spot.up))
-        label.set_ha(spot.ha)
-        label.set_va(spot.va)
+        label.set(ha=spot.ha, va=spot.va)
 
     def _is_free(self, words: Bbox) -> bool:
         box, within = words.padded(MARGIN), self.ax.get_window_extent()
@@ -70,8 +70,8 @@ class Labels:
         """Return the free spot nearest to one, of a grid over the axes; that one itself if there is none."""
         self._move(label, wanted)
         at, within = label.get_window_extent(), self.ax.get_window_extent()
-        rights = np.linspace(within.x0 - at.x0, within.x1 - at.x1, GRID)
-        ups = np.linspace(within.y0 - at.y0, within.y1 - at.y1, GRID)
+        rights = np.linspace(within.x0 - at.x0, within.x1 - at.x1, GRID[0])
+        ups = np.linspace(within.y0 - at.y0, within.y1 - at.y1, GRID[1])
         points_of_a_pixel = 72 / label.get_figure(root=True).dpi  # type: ignore[union-attr]
         for right, up in sorted(((right, up) for right in rights for up in ups), key=lambda way: float(np.hypot(*way))):
             if self._is_free(at.translated(right, up)):
@@ -82,12 +82,12 @@ class Labels:
 
     def _pixels(self, line: Any) -> NDArray[np.float64]:
         """Return points along a line, and the corners of its markers, in pixels."""
-        path = line.get_transform().transform(np.asarray(line.get_xydata(), float))
+        path: NDArray[np.float64] = line.get_transform().transform(np.asarray(line.get_xydata(), float))
         path = path[np.isfinite(path).all(axis=1)]
         if line.get_linestyle() == "None" or len(path) < 2:
             dense = path
         else:
-            dense = np.concatenate([np.linspace(start, end, STEPS) for start, end in zip(path[:-1], path[1:], strict=True)])
+            dense = np.concatenate([np.linspace(start, end, STEPS) for start, end in pairwise(path)])
         if line.get_marker() in ("None", "", None) or not len(path):
             return dense
         reach = line.get_markersize() / 2 * line.get_figure(root=True).dpi / 72

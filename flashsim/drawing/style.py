@@ -154,7 +154,7 @@ def hang(ax: Axes, x: float) -> float:
 def left_edge(ax: Axes) -> float:
     """Return where the left edge of the figure is, as a part of the axes' width, once the figure is laid out."""
     box = ax.get_window_extent()
-    return 0.01 - box.x0 / box.width
+    return float(0.01 - box.x0 / box.width)
 
 
 def on_slide(ax: Axes) -> bool:

@@ -21,11 +21,12 @@ from flashsim.run.api import Run, Tally, count, forward
 from flashsim.support.sizes import human_bytes
 from flashsim.theory import Exact, exact
 
-_WHAT = "Figure 2 (middle): accesses against block size, forward or both passes"
+_WHAT = "Figure 2 (middle): accesses against block size"
 MOST_TILES = 2**14  # of a run with numbers; above it, shapes alone
 (_STANDARD,) = looks(["standard"]).values()
 CURVE = 2000  # the most points the closed form's curve has
 GREY_PART = 0.19  # of the picture's width, where nothing fits
+LINE = 10.5  # points: the height of a line of words
 
 
 def blocks_data(
@@ -38,8 +39,8 @@ def blocks_data(
 
     `theory`: every B_c to N (2,000 of them where N is large), from 16, or N/8, or a quarter of what fits, where that is less.
     `simulator`: powers of two and half-way between, run with random numbers where they make at most 16,384 tiles, so up to
-    N = 2048, else on shapes alone. `paper`: line 1's own blocks. `standard`: standard attention in the largest blocks that fit, or in line 1's where
-    none do. Both are counted on shapes.
+    N = 2048, else on shapes alone. `paper`: line 1's own blocks. `standard`: standard attention in the largest blocks that fit,
+    or in line 1's where none do. Both are counted on shapes.
     `largest_that_fits`: the last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`.
     `floor`: Q, K, V read once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
 
@@ -167,8 +168,8 @@ def plot_blocks(data: Data, ax: Axes) -> None:
     for direction, numbers in passes.items():
         if ax.get_xlim()[0] <= B_c <= ax.get_xlim()[1]:
             edge = BY_DIRECTION[direction] if "backward" in data else BLACK
-            look: dict[str, Any] = {"color": edge, "markerfacecolor": ORANGE, "markersize": 6}
-            ax.plot([B_c], [numbers["paper"]["accesses"]], "D", **look, gid=_gid("paper", direction))
+            diamond: dict[str, Any] = {"color": edge, "markerfacecolor": ORANGE, "markersize": 6}
+            ax.plot([B_c], [numbers["paper"]["accesses"]], "D", **diamond, gid=_gid("paper", direction))
     _name_axes(ax, data)
     _label(ax, data, passes)
 
@@ -202,12 +203,12 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data)
         grey: dict[str, Any] = {"facecolor": BLACK, "alpha": 0.12, "linewidth": 0, "zorder": 0}
         ax.fill_between([limit, right], floor, top, **grey, gid="does not fit")
     if limit is not None and limit < N:
-        dotted: dict[str, Any] = {"color": BY_DIRECTION[direction], "linestyle": (0, (1, 1.5)), "linewidth": 1}
-        ends = [floor, top]
-        if direction == "backward":  # a short one: words are on both of its sides
-            end = _fitting(numbers["curve"], data["M"])["accesses"][-1:] or [floor]
-            ends = [end[0] / 1.25, end[0] * 1.25]
-        ax.plot([limit, limit], ends, **dotted, gid=_gid("limit", direction))
+        colour, gid = BY_DIRECTION[direction], _gid("limit", direction)
+        if direction == "forward":
+            ax.plot([limit, limit], [floor, top], color=colour, linestyle=(0, (1, 1.5)), linewidth=1, gid=gid)
+        else:  # the curve's end alone: words are on both of its sides
+            last = _fitting(numbers["curve"], data["M"])["accesses"][-1:]
+            ax.plot([limit][: len(last)], last, "|", color=colour, markersize=9, markeredgewidth=1.2, gid=gid)
     ax.axhline(numbers["standard"]["accesses"], color=_STANDARD.colour, linestyle="--", gid=_gid("standard", direction))
     if direction == "forward":
         ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
@@ -225,6 +226,8 @@ def _name_axes(ax: Axes, data: Data) -> None:
     lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
     widths = f"d = {data['d']:,}" if data["d_v"] == data["d"] else f"d = {data['d']:,}, d_v = {data['d_v']:,}"
     ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head")
+    if "backward" in data:
+        ax.set_xlabel(f"{ax.get_xlabel()}\n{_circles(data)}")
     ax.set_ylabel(f"HBM accesses ({in_units(power)})")
     title = "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else "")
     if limit is None:
@@ -244,7 +247,7 @@ def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> Non
     form = ": 4Nd" if floor == 4 * N * data["d"] else ""
     labels.put(f"read Q, K, V, write O once{form}", [Spot(left, floor, 3, -2, "left", "top")], color=GREY)
     if limit is not None and limit < N:
-        _say_what_does_not_fit(labels, f"does not fit\nM = {M:,}\n({human_bytes(M * data['itemsize'])})", limit, top, floor)
+        _say_what_does_not_fit(labels, ax, data)
         if not both:
             spots = [Spot(limit, top, -3, -2, "right", "top"), Spot(limit, floor, -3, 3, "right", "bottom")]
             labels.put(f"fits up to\n$B_c$ = {limit:,}", spots)
@@ -260,7 +263,17 @@ def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> Non
     _name_paper(labels, ax, data, passes)
 
 
-def _say_what_does_not_fit(labels: Labels, words: str, limit: int, top: float, floor: float) -> None:
+def _say_what_does_not_fit(labels: Labels, ax: Axes, data: Data) -> None:
+    """Say it in the grey, in as many lines as that is wide."""
+    M, limit = data["M"], data["largest_that_fits"]
+    right = ax.transData.transform((ax.get_xlim()[1], 1))[0]
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    points = (right - ax.transData.transform((limit, 1))[0]) * 72 / figure.dpi
+    lines = ["does not fit", f"M = {M:,}", f"({human_bytes(M * data['itemsize'])})"]
+    room = int((points - 4) / LINE)
+    words = "\n".join(lines[:room]) if room > 1 else " ".join(lines[:2])
+    top, floor = ax.get_ylim()[1], data["floor"]
     spots = [Spot(limit, top, 3, -3, "left", "top"), Spot(limit, floor, 3, 3, "left", "bottom")]
     labels.put(words, spots, rotation=90, gid="why")
 
@@ -280,9 +293,8 @@ def _name_curve(labels: Labels, direction: str, numbers: Mapping[str, Any], data
         words = [f"FlashAttention, {direction}"]
         if most < data["N"]:
             words.append(f"fits up to $B_c$ = {most:,}")
-    if direction == "forward" and data["simulator"]:
-        ran = "simulated runs" if data["simulator_ran_on"] == "numbers" else "the simulator's counts"
-        words.append(f"circles: {ran}")
+    if direction == "forward" and not both:
+        words.append(_circles(data))
     first, last = ((curve["B_c"][at], curve["accesses"][at]) for at in (0, -1))
     middle = curve["B_c"][len(curve["B_c"]) // 2], curve["accesses"][len(curve["B_c"]) // 2]
     above = [Spot(*first, 8, 2, "left", "bottom"), Spot(*middle, 6, 4, "left", "bottom"), Spot(*last, 6, 0, "left", "center")]
@@ -298,6 +310,10 @@ def _around(x: float, y: float) -> list[Spot]:
     ]  # fmt: skip
 
 
+def _circles(data: Data) -> str:
+    return "circles: simulated runs" if data["simulator_ran_on"] == "numbers" else "circles: the simulator's counts"
+
+
 def _name_paper(labels: Labels, ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:
     """Say near the diamonds that they are the paper's choice, and what it needs of M."""
     B_c, N = data["paper"]["B_c"], data["N"]
@@ -308,4 +324,4 @@ def _name_paper(labels: Labels, ax: Axes, data: Data, passes: Mapping[str, Mappi
     spot = Spot(right, data["floor"], -3, 4, "right", "bottom")
     if left <= B_c <= right:
         spot = Spot(B_c, lowest, -8, -8, "right", "top")
-    labels.put(f"◆ the paper's $B_c$, {size},\nneeds {needs} of M", [spot], gid="paper's choice")
+    labels.put(f"◆ the paper's $B_c$:\n{size},\nneeds {needs} of M", [spot], gid="paper's choice")

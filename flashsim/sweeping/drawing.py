@@ -239,9 +239,7 @@ def _limits(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _look_at(
-    ax: Axes, lines: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, Any]], *, is_empty: bool
-) -> None:
+def _look_at(ax: Axes, lines: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, Any]], *, is_empty: bool) -> None:
     """Set the x axis' ends: grey has its part of the width beyond the last size of which something fits.
 
     On axes that are not empty what was in view stays there.
@@ -251,7 +249,7 @@ def _look_at(
     below = [limit["to"] for limit in limits if limit["to"] is not None]
     forth, back = ax.xaxis.get_transform().transform, ax.xaxis.get_transform().inverted().transform
     first, last = (float(forth(end)) for end in (min(fitting), max(fitting)))
-    pad = ax.margins()[0] * (last - first) or 0.5
+    pad = ax.get_xmargin() * (last - first) or 0.5
     left, right = first - pad, last + pad
     part = GREY_PART / (1 - GREY_PART)
     if len(above) == len(lines) and max(above) > max(fitting):
@@ -346,7 +344,8 @@ def _height_below(ax: Axes) -> float:
     """Return how many points the numbers and the name of the x axis take below it."""
     settings = matplotlib.rcParams
     sizes = [FontProperties(size=settings[name]).get_size_in_points() for name in ("xtick.labelsize", "axes.labelsize")]
-    return 1.35 * sum(sizes) + settings["xtick.major.size"] + settings["xtick.major.pad"] + settings["axes.labelpad"] + 5
+    pads = [settings[name] for name in ("xtick.major.size", "xtick.major.pad", "axes.labelpad")]
+    return 1.35 * sum(sizes) + float(sum(pads)) + 5
 
 
 def _fit_words(ax: Axes, *, is_new: bool) -> None:
