@@ -135,8 +135,11 @@ def _point(points: Mapping[str, Any]) -> str:
         said = f"{_BINDS[plain['flash']]} binds FlashAttention and standard"
     changed = [name for name in names if cached[name] != plain[name]]
     if changed:
-        now = _BINDS[cached[changed[0]]]
-        said += f";\nwith the L2, {now} binds {' and '.join(names[name] for name in changed)}"
+        now: dict[str, list[str]] = {}
+        for name in changed:
+            now.setdefault(_BINDS[cached[name]], []).append(names[name])
+        clauses = (f"{what} binds {' and '.join(bound)}" for what, bound in now.items())
+        said += f";\nwith the L2, {', '.join(clauses)}"
     return said[0].upper() + said[1:]
 
 
