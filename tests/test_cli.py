@@ -1,5 +1,7 @@
 """The command line, as a person and as a pipe use it."""
 
+import csv
+import io
 import json
 import re
 import subprocess
@@ -292,6 +294,41 @@ def test_verify_exits_by_its_verdict(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setattr(verify, "checks", lambda: [theorems_1_2.theorem_2_flash_bounds])
     assert main(["verify"]) == 1
     assert "FAILS  Theorem 2: FlashAttention: 12/5 ≤ accesses" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_plot_blocks_writes_its_numbers_as_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024"]
+    assert main([*asked, "--backward", "--csv", "b.csv"]) == 0
+    assert "flashsim-blocks.json, b.csv" in capsys.readouterr().out
+    rows = list(csv.DictReader(io.StringIO(Path("b.csv").read_text(encoding="utf-8"))))
+    algorithms = {"forward": "flash_basic", "backward": "flash"}
+    assert {row["direction"] for row in rows} == {*algorithms}
+    for row in rows:
+        direction = row["direction"]
+        how: dict[str, Any] = {"M": 10**6, "blocks": (int(row["B_r"]), int(row["B_c"]))}
+        name = algorithms[direction]
+        if row["curve"] == "standard":  # which reads rows again where M is small
+            name, how = "standard", {"M": 1024, "sizing": "fit"}
+        tally = flashsim.count(name, N=96, d=8, direction=direction, **how)
+        fits = tally.sram.peak <= 1024
+        assert (row["peak_elements"], row["fits"]) == (str(tally.sram.peak), str(fits).lower())
+        assert row["accesses_elements"] == str(tally.hbm.accesses)
+    assert {row["fits"] for row in rows} == {"true", "false"}
+    assert {row["curve"] for row in rows} == {"closed form", "count", "run", "line 1's blocks", "standard"}
+    assert main([*asked, "--csv", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert (out.splitlines()[0], err) == ("curve,direction,B_r,B_c,accesses_elements,peak_elements,fits", "")
+    assert "backward" not in out
+    for command, said in (
+        ([*asked, "--csv", "-", "--json", "-"], "--csv - and --json - both want stdout"),
+        (["plot", "pareto", "--csv", "p.csv"], "--csv is for blocks; pareto does not take it"),
+        (["plot", "pareto", "--backward"], "--backward is for blocks; pareto does not take it"),
+        (["plot", "--all", "--csv", "p.csv"], "--csv is for one figure; name it in place of --all"),
+        ([*asked, "--csv", "no/b.csv"], "argument --csv: no/b.csv cannot be written: there is no folder no"),
+    ):
+        assert main(command) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_pictures")

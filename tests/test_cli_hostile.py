@@ -257,7 +257,7 @@ REFUSED = {  # command line: what is said
     "sweep flsh --N 8 --d 4": "there is no algorithm 'flsh', perhaps you mean 'flash'",
     "sweep --N 8 --d 4 --splits 3": "'flash' takes no option splits; 'split_kv' does",
     "sweep --N 8 --d 4 --causal maybe": "there is no 'maybe'",
-    "sweep --N 8 --d 4 --x N": "--x is for -o",
+    "sweep --N 8 --d 4 --x N": "--x is for a picture",
     "sweep --N 8 --d 4 --csv - --json -": "--csv - and --json - both want stdout",
     "sweep --N 8 --d 4 --csv a.csv --json a.csv": "argument --csv: a.csv is what --json writes too",
     "sweep --N 8 --d 4 --csv no/a.csv": "argument --csv: no/a.csv cannot be written: there is no folder no",

@@ -5,6 +5,7 @@ import math
 import re
 from fractions import Fraction
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from flashsim.hardware.machines import MACHINES, Machine, kv_tile, predict, roof
 from flashsim.hardware.reading import machine_of, read_machine
 from flashsim.hardware.sharing import SharedL2
 from flashsim.plots.l2 import l2_data, plot_l2
-from flashsim.plots.roofline import _APART, plot_roofline, roofline_data
+from flashsim.plots.roofline import _APART, _point, plot_roofline, roofline_data
 
 ROUND = Machine("round", 1024, 1, 1 << 20, 1 << 30, 100.0, {"float16": 1000.0}, {})
 
@@ -158,7 +159,8 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
         ("A100-40GB", "float32", "19.5 TFLOP/s, float32\nwithout tensor cores.\n",
          "Arithmetic binds FlashAttention and standard"),
         ("A100-40GB", "float16", "312 TFLOP/s, float16.\n", "Bandwidth binds FlashAttention and standard"),
-        ("M2", "float32", "3.6 TFLOP/s, float32.\n", "With the L2, arithmetic binds FlashAttention"),
+        ("M2", "float32", "3.6 TFLOP/s, float32.\n", "Bandwidth binds FlashAttention and standard;\n"
+         "with the L2, arithmetic binds FlashAttention"),
     ],
 )  # fmt: skip
 def test_roofline_says_whose_peak_it_is(machine: str, dtype: str, whose: str, binds: str) -> None:
@@ -168,6 +170,39 @@ def test_roofline_says_whose_peak_it_is(machine: str, dtype: str, whose: str, bi
     assert title.endswith(binds)
     itemsize = np.dtype(dtype).itemsize
     assert [data["chapter"][tile]["intensity"] for tile in ("prefill", "decode")] == [64 / itemsize, 2 / itemsize]
+
+
+def test_the_roofline_is_by_default_of_what_attention_runs_on() -> None:
+    """16 bits, on tensor cores, where standard attention is bound by bandwidth, as the paper says."""
+    for name, machine in MACHINES.items():
+        data = roofline_data(machine=name, N=64)
+        assert data["dtype"] == ("bfloat16" if name == "TPU v5p" else "float16")
+        assert (data["peak"], data["plain"]) == (max(machine.peak.values()), False)
+        assert data["directions"]["forward"]["algorithms"]["standard"]["bound"] == "bandwidth"
+    plain = Machine("plain", 96 * 1024, 10, 0, 0, 1e9, {"float32": 1e10}, {})
+    assert roofline_data(machine=plain, N=64)["dtype"] == "float32"
+    title = plot_roofline(roofline_data())[0].get_title("left")
+    assert "Bandwidth binds FlashAttention and standard;\nwith the L2, arithmetic binds FlashAttention" in title
+
+
+@pytest.mark.parametrize("bounds", list(product(("compute", "bandwidth"), repeat=4)))
+def test_what_a_roofline_claims_follows_from_its_numbers(bounds: tuple[str, ...]) -> None:
+    flash, standard, flash_l2, standard_l2 = bounds
+    data = {
+        "algorithms": {"flash": {"bound": flash}, "standard": {"bound": standard}},
+        "through_l2": {"flash": {"bound": flash_l2}, "standard": {"bound": standard_l2}},
+    }
+    said = _point(data).lower().replace("\n", " ")
+    words = {"compute": "arithmetic", "bandwidth": "bandwidth"}
+    before, _, after = said.partition("; with the l2, ")
+    for name, bound, through in (("flashattention", flash, flash_l2), ("standard", standard, standard_l2)):
+        of_name = re.split(", ", before) if flash != standard else [before]
+        (clause,) = (clause for clause in of_name if name in clause)
+        assert words[bound] in clause
+        assert (name in after) == (bound != through)
+    if flash != flash_l2 and standard != standard_l2 and flash_l2 != standard_l2:
+        assert words[flash_l2] in after
+        assert words[standard_l2] in after
 
 
 def test_roofline_through_the_l2() -> None:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def assert_readable(figure: Figure) -> None:
 
 @pytest.fixture(scope="module")
 def blocks() -> Axes:
-    drawn: Axes = plot_blocks(blocks_data(N=LENGTH, d=D, dtype="float16"))
+    drawn: Axes = plot_blocks(blocks_data(N=LENGTH, d=D, dtype="float16", backward=True))
     return drawn
 
 
@@ -115,9 +116,13 @@ def exact(B_c: int, dtype: str = "float16") -> theory.Exact:
     return theory.exact("flash_basic", N=LENGTH, d=D, dtype=dtype, blocks=(min(B_c, D), B_c))
 
 
+def said_beside(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
 def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) -> None:
     assert (blocks.get_xscale(), blocks.get_yscale()) == ("log", "log")
-    assert blocks.get_ylabel() == "HBM accesses (elements)"
+    assert blocks.get_ylabel() == "HBM accesses (10³ elements)"
     assert "$B_c$" in blocks.get_xlabel()
     assert "N = 512, d = 64, float16" in blocks.get_xlabel()
     assert "until SRAM is full" in blocks.get_title(loc="left")
@@ -130,7 +135,7 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     points = xy(blocks, "simulator")
     assert [x for x, _ in points] == [16, 24, 32, 48, 64, 96, 128, 192]
     assert set(points) <= set(curve)
-    (said,) = (text for text in legend_texts(blocks) if "⌈M/4d⌉ = 200" in text)
+    (said,) = (text for text in said_beside(blocks) if "⌈M/4d⌉ = 200" in text)
     how: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "sizing": "paper"}
     peaks = [flashsim.count(name, **how, direction=way).sram.peak for name, way in PASSES]
     assert "needs {:.0%} and {:.0%} of M".format(*(peak / 51_200 for peak in peaks)) in said
@@ -138,6 +143,33 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     assert set(xy(blocks, "paper")) <= set(curve)
     for which in ("", "backward "):  # a diamond's edge says of which pass it is
         assert line(blocks, f"{which}paper").get_markeredgecolor() == line(blocks, f"{which}theory").get_color()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("M", [1500, 25_600, 51_200, 60_000])
+def test_no_more_than_a_fifth_of_blocks_is_grey_and_no_key_lies_on_lines(M: int, wide: bool, backward: bool) -> None:
+    ax = plot_blocks(blocks_data(N=LENGTH, d=D, M=M, backward=backward), wide=wide)
+    figure_of(ax).draw_without_rendering()
+    (outline,) = area(ax, "does not fit").get_paths()
+    start, end = (ax.transData.transform((x, 1))[0] for x in (outline.get_extents().x0, outline.get_extents().x1))
+    whole = ax.get_window_extent()
+    assert 0 < end - start <= whole.width / 5
+    assert ax.get_legend() is None
+    for text in ax.texts:
+        box = text.get_window_extent()
+        assert whole.x0 <= box.x0 <= box.x1 <= whole.x1, text
+        for drawn in ax.get_lines():
+            path = drawn.get_transform().transform(np.asarray(drawn.get_xydata(), float))
+            steps = [] if drawn.get_linestyle() == "None" else [*pairwise(path)]
+            between = [np.linspace(a, b, 99) for a, b in steps]
+            assert not box.count_contains(np.concatenate([path, *between])), (text, drawn.get_gid())
+    assert_readable(figure_of(ax))
+
+
+def test_blocks_is_of_the_forward_pass_unless_both_are_asked_for() -> None:
+    assert "backward" not in blocks_data(N=64, d=8)
+    assert "backward" in blocks_data(N=64, d=8, backward=True)
 
 
 @pytest.mark.parametrize(("name", "direction"), PASSES)
@@ -148,25 +180,27 @@ def test_blocks_limit_is_where_a_run_stops_fitting(name: str, direction: str, bl
     flashsim.count(name, **at, blocks=(D, limit))
     with pytest.raises(flashsim.SramOverflow):
         flashsim.count(name, **at, blocks=(D, limit + 1))
-    (outline,) = area(blocks, f"{which}does not fit").get_paths()
-    assert outline.get_extents().x0 == limit
+    (outline,) = area(blocks, "does not fit").get_paths()  # of neither pass
+    assert outline.get_extents().x0 == max(xy(blocks, "limit")[0][0], limit)
     assert outline.get_extents().x1 == pytest.approx(blocks.get_xlim()[1])
 
 
 def test_blocks_where_everything_and_where_nothing_fits() -> None:
     roomy = plot_blocks(blocks_data(N=32, d=16, M=10**6))
     assert not [x for x in roomy.collections if x.get_gid() == "does not fit"]
-    assert any("⌈M/4d⌉ ≥ N = 32" in text for text in legend_texts(roomy))
-    tight = plot_blocks(blocks_data(N=32, d=16, M=20))
+    assert any("⌈M/4d⌉ ≥ N = 32" in text for text in said_beside(roomy))
+    assert [text for text in said_beside(roomy) if "FlashAttention" in text] == ["FlashAttention\ncircles: simulated runs"]
+    tight = plot_blocks(blocks_data(N=32, d=16, M=20, backward=True))
     assert blocks_data(N=32, d=16, M=20)["largest_that_fits"] is None
-    assert area(tight, "does not fit").get_paths()[0].get_extents().x0 == pytest.approx(tight.get_xlim()[0])
-    assert not [x for x in tight.get_lines() if x.get_gid() in {"limit", "paper"}]
+    assert not [x for x in tight.collections if x.get_gid() == "does not fit"]
+    assert not [x for x in tight.get_lines() if x.get_gid() == "limit"]
     assert xy(tight, "theory") == xy(tight, "simulator") == []
-    assert tight.get_title(loc="left") == "No blocks of 4 or more\nrows of K and V fit M"
-    assert tight.get_legend() is None  # of curves that are not there
-    half = plot_blocks(blocks_data(N=32, d=16, M=400))
-    assert (len(xy(half, "theory")), xy(half, "backward theory")) == (2, [])
-    assert legend_texts(half)[:2] == ["forward: closed form", "simulated run"]
+    assert tight.get_title(loc="left") == "Not even single rows\nof K and V fit M"
+    assert not [text for text in said_beside(tight) if "FlashAttention" in text]  # of curves that are not there
+    half = plot_blocks(blocks_data(N=32, d=16, M=400, backward=True))
+    assert [x for x, _ in xy(half, "theory")] == [1, 2, 3, 4, 5]
+    few = plot_blocks(blocks_data(N=32, d=16, M=130, backward=True))
+    assert (len(xy(few, "theory")), xy(few, "backward theory")) == (1, [])
 
 
 def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
@@ -178,7 +212,7 @@ def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
     assert [x for x, _ in xy(blocks, "backward theory")] == list(range(16, limit + 1))
     standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit", direction="backward").hbm.accesses
     assert {y for _, y in xy(blocks, "backward standard")} == {standard}
-    assert blocks_data(N=64, d=8)["backward"]["floor"] == 8 * 64 * 8
+    assert blocks_data(N=64, d=8, backward=True)["backward"]["floor"] == 8 * 64 * 8
 
 
 def test_blocks_of_any_small_size() -> None:
@@ -200,8 +234,7 @@ def test_data_of_blocks_is_of_what_is_asked() -> None:
     single, half = (blocks_data(N=64, d=8, dtype=dtype) for dtype in ("float32", "float16"))
     assert all(p["bytes"] == 4 * p["accesses"] for p in single["simulator"])
     assert all(p["bytes"] > 2 * p["accesses"] for p in half["simulator"])
-    data = blocks_data(N=2049, d=16, backward=False)
-    assert "backward" not in data
+    data = blocks_data(N=2049, d=16)
     assert not [x for x in plot_blocks(data).get_lines() if str(x.get_gid()).startswith("backward")]
     assert (single["simulator_ran_on"], data["simulator_ran_on"]) == ("numbers", "shapes")
     curve = dict(zip(data["theory"]["B_c"], data["theory"]["accesses"], strict=True))
@@ -221,10 +254,12 @@ def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(monkeypatch: pytest
         return run
 
     monkeypatch.setattr("flashsim.plots.blocks.forward", followed)
-    data = blocks_data(N=256, d=8, M=40)
-    assert (data["simulator_ran_on"], max(tiles)) == ("numbers", 32 * 16)
-    assert data["paper"]["B_c"] == 2
+    data = blocks_data(N=256, d=8, M=400)
+    assert data["simulator_ran_on"] == "numbers"
+    assert data["simulator"][0]["B_c"] == 2
+    assert max(tiles) == 128 * 128
     tiles.clear()
+    assert blocks_data(N=256, d=8, M=40)["simulator_ran_on"] == "shapes"  # single rows: of a quarter of what fits
     assert blocks_data(N=2048, d=1, backward=False)["simulator_ran_on"] == "shapes"
     assert tiles == []
 
@@ -496,9 +531,9 @@ def test_run_draws_every_read_and_write(tallies: dict[str, flashsim.Run | flashs
     texts = [text.get_text() for text in ax.texts]
     assert "standard: 5,111,808" in texts
     assert "flash_basic: 1,402,880" in texts
-    assert {"2.1 M", "393 k", "65.5 k", "13.3 k"} <= set(texts)
+    assert {"2,100", "393", "65.5", "13.3"} <= set(texts)
     assert ax.get_title(loc="left") == "flash_basic: 3.64× fewer HBM accesses"
-    assert ax.get_xlabel() == "HBM accesses (elements)"
+    assert ax.get_xlabel() == "HBM accesses (10³ elements)"
     assert legend_texts(ax) == ["read", "written"]
     assert figure_of(ax).get_figwidth() == 3.5
     assert_readable(figure_of(ax))
@@ -537,7 +572,7 @@ def test_the_main_figure_is_of_one_head() -> None:
     assert one.accesses == at[flashsim.count("flash_basic", **size, sizing="fit").blocks.B_c]
     assert by_array.get_title(loc="left").startswith("Algorithm 1: ")
     assert by_array.get_xlabel() == "HBM accesses (elements), one head"
-    assert by_block.get_ylabel() == "HBM accesses (elements)"
+    assert by_block.get_ylabel() == "HBM accesses (10³ elements)"
     runs = {name: flashsim.count(name, **size) for name in ("standard", "q_outer")}  # a label that is not a subject
     title = plots.run_figure(runs, **size, dtype="float32").axes[0].get_title(loc="left")
     assert re.fullmatch(r"loops exchanged: [\d.]+× fewer HBM accesses", title)
@@ -586,7 +621,27 @@ def test_a_gpu_s_picture_names_it_and_is_readable_on_a_phone(record: str, draw_i
     figure = figure_of(draw_it(measured))
     assert figure.get_figwidth() == 3.5
     assert_readable(figure)
+    assert [text for text in words(figure) if MILLION.search(text)] == []
     assert any(measured["machine"]["gpu"] in said for said in words(figure))
+
+
+MILLION = re.compile(r"\d ?[MG](?![A-Za-z/])")
+"""A number with M or G behind it; MB, GB/s and M/d² are none."""
+
+
+def test_a_million_is_told_from_M() -> None:
+    for million in ("2M", "0.5 M", "12.3 G", "standard: 2 M\n"):
+        assert MILLION.search(million)
+    for other in ("M = 25,600", "100 MB", "1,555 GB/s", "2 M/d²", "10⁶", "needs 108% of M"):
+        assert not MILLION.search(other)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("name", plots.FIGURES)
+def test_M_is_the_size_of_sram_and_never_a_million(name: str, wide: bool) -> None:
+    figure = plots.FIGURES[name].draw(kept(name)["data"], wide=wide)
+    figure.draw_without_rendering()
+    assert [text for text in words(figure) if MILLION.search(text)] == []
 
 
 def keys(figure: Figure) -> dict[str, Any]:
@@ -701,7 +756,8 @@ def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
 def test_figures_have_the_same_defaults_as_counts() -> None:
     asked = inspect.signature(flashsim.count).parameters
     for chart in plots.FIGURES.values():
-        for name in ("M", "dtype") if "flops" not in chart.takes else ("M",):  # times are of the type that rates are of
+        of_rates = "flops" in chart.takes or chart.name == "roofline"  # times are of the type that rates are of
+        for name in ("M",) if of_rates else ("M", "dtype"):
             assert chart.takes.get(name, asked[name].default) == asked[name].default
 
 

@@ -16,7 +16,7 @@ from flashsim.support.provenance import made_with
 
 OUTPUTS = {
     "--bundle": 1, "--csv": 1, "--json": 1, "--output": 1, "--resume": 1, "--jobs": 1, "--x": 1, "--y": 1, "--by": None,
-    "--quiet": 0, "--bound": 0,
+    "--quiet": 0, "--bound": 0, "--png": 1, "--svg": 1, "--pdf": 1, "--compulsory": 0,
 }  # fmt: skip
 """Options that change what is written, and not the rows, with how many values each takes; None: all up to the next option."""
 OWN = re.compile(r"(--algorithm=)?(.+\.py)(:[\w.]+)")

@@ -30,7 +30,7 @@ def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
     given = [getattr(options, name, None) for name in ("mask", "points")]
     inputs = [*(getattr(options, "qkv", None) or ()), *filter(None, given)]
     targets = [("-o/--output", path) for path in outputs]
-    for option in ("--json", "--csv", "--bundle"):
+    for option in ("--json", "--csv", "--bundle", "--png", "--svg", "--pdf"):
         path = getattr(options, option[2:], None)
         if path not in (None, "-"):
             for other, written in targets:

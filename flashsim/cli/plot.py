@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import csv
+import io
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,8 @@ from flashsim.cli.shared import FLAG, NAMES, SIZINGS, add, by_name
 from flashsim.cli.values import elements, whole
 from flashsim.hardware.machines import MACHINES
 from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, float_dtype
-from flashsim.support.files import command_line, name_of
+from flashsim.support.exporting import in_csv
+from flashsim.support.files import command_line, name_of, write_whole
 
 if TYPE_CHECKING:
     from flashsim.plots import Chart
@@ -21,6 +25,7 @@ SUMMARY = "Draw a figure: PNG, SVG, and its data as JSON."
 EXAMPLES = (
     "flashsim plot blocks\n"
     "flashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\n"
+    "flashsim plot blocks --backward --csv blocks.csv\n"
     "flashsim plot theorem2 --wide\n"
     "flashsim plot arrays --causal --heads 8 --kv-heads 2\n"
     "flashsim plot arrays --sizing paper\n"
@@ -38,18 +43,20 @@ HELP = {
     "d": f"head dimension. Default: {REFERENCE_D}; for fusing 1024",
     "d_v": "width of V, if not d",
     "k": f"{KEPT}. Default: the paper's, N/8, at most 256",
-    "dtype": f"type of Q, K, V. Default: {DEFAULT_DTYPE}",
+    "dtype": f"type of Q, K, V. Default: {DEFAULT_DTYPE}; for roofline one of 16 bits, which tensor cores take",
     "blocks": "these block sizes; M is enforced",
     "sizing": f"{SIZINGS}; the picture says so. Default: fit",
     "machine": f"{', '.join(MACHINES)}; or yours, FILE.json or FILE.toml. Default: A100-40GB",
     "M": "SRAM size. Default: 100KB",
     "causal": "a causal mask",
+    "backward": "both passes. Default: forward alone",
     "heads": "query heads; the counts add up. Default: 1",
     "kv_heads": "KV heads; query heads that share one run as one problem",
 }
 """What figures take, by name."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "algorithms": {"nargs": "+"}, "d": {"required": False}, "k": {"type": whole()}, "machine": {"metavar": "NAME"},
+    "backward": {"action": "store_const", "const": True, "default": None},
     **{name: {"default": None} for name in ("dtype", "sizing", "causal")},
 }  # fmt: skip
 """What is different in them from `flashsim.cli.shared`."""
@@ -75,6 +82,9 @@ def add_options(parser: Any) -> None:
     add(parser, "--wide", **FLAG, help="16:9, for slides")
     where = "save STEM.png, .svg, .json; with --all, STEM is a folder. Default: flashsim-FIGURE, or flashsim-figures"
     add(parser, "--output", help=where)
+    tables = ", ".join(name for name, chart in FIGURES.items() if chart.rows)
+    said = f"for {tables}: write the numbers as CSV; -: to stdout, and print nothing else there"
+    add(parser, "--csv", metavar="FILE", help=said)
     add(parser, "--json", "--quiet")
 
 
@@ -106,18 +116,38 @@ def run(options: argparse.Namespace) -> int:
     for name in arguments:
         if name not in chart.takes:
             raise ValueError(f"{_flag(name)} is for {_takers(name)}; {options.figure} does not take it")
+    if options.csv is not None and chart.rows is None:
+        tables = ", ".join(name for name, chart in FIGURES.items() if chart.rows)
+        raise ValueError(f"--csv is for {tables}; {options.figure} does not take it")
+    if options.csv == "-" == options.json:
+        raise ValueError("--csv - and --json - both want stdout; give one of them a file")
     if "M" in arguments:
         arguments["M"] = elements(arguments["M"], float_dtype(arguments.get("dtype", chart.takes["dtype"])).itemsize)
     stem = figure_stem(options, f"flashsim-{options.figure}")
     data, saved = _draw(chart, arguments, stem, options, options.command_line)
-    finish(options, data, lambda: print(f"Saved {', '.join(map(str, saved))}"))
+    if chart.rows is not None and options.csv is not None:
+        saved += _write_csv(chart.rows(data), options.csv)
+    silent = options.csv == "-"
+    finish(options, data, lambda: None if silent else print(f"Saved {', '.join(map(str, saved))}"))
     return 0
+
+
+def _write_csv(rows: Sequence[Mapping[str, Any]], target: str) -> list[Path]:
+    """Write rows as CSV to a file, which is returned, or to stdout for "-"."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(rows[0])
+    writer.writerows(map(in_csv, row.values()) for row in rows)
+    if target == "-":
+        sys.stdout.write(text.getvalue())
+        return []
+    return [write_whole(target, text.getvalue())]
 
 
 def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
     from flashsim.plots import FIGURES
 
-    one = [*map(_flag, arguments)] + ["--json"] * (options.json is not None)
+    one = [*map(_flag, arguments), *(f"--{name}" for name in ("json", "csv") if getattr(options, name) is not None)]
     if one:
         raise ValueError(f"{one[0]} is for one figure; name it in place of --all")
     folder = options.output or Path("flashsim-figures")

@@ -17,7 +17,7 @@ from flashsim.algorithms import options as declared
 from flashsim.cli import values
 from flashsim.cli.bundle import write_bundle
 from flashsim.cli.loading import algorithm
-from flashsim.cli.outputs import figure_stem, finish, progress
+from flashsim.cli.outputs import FIGURE, figure_stem, finish, progress
 from flashsim.cli.shared import DEFAULT_ALGORITHM, DEFAULT_SIZING, FILE, FLAG, NAMES, SIZINGS, add, add_declared, own_pairs_in
 from flashsim.cli.values import whole
 from flashsim.problem.inputs import DEFAULT_DTYPE, FLOATS
@@ -30,13 +30,15 @@ EXAMPLES = (
     "flashsim sweep flash standard --N 128:65536:x2 --d 64\n"
     "flashsim sweep flash --N 4096 --d 64 --M 25KB:400KB:25KB --csv sweep.csv\n"
     "flashsim sweep q_outer flash --N 512:8192:64 --d 64 128 --M 228KB --dtype float16 -o sweep\n"
+    "flashsim sweep flash q_outer --N 1024 --d 64 --blocks 16..256:16 --png blocks.png\n"
     "flashsim sweep flash --N 1024 --d 64 --blocks 32 32 --blocks 64 64 --causal both --backward both\n"
     "flashsim sweep split_kv --N-q 1 --N-k 65536 --d 128 --splits 1:64:x2\n"
     "flashsim sweep flash standard --points shapes.csv --json -"
 )
-MANY = "one or many: 64 128, 128:4096:128 (steps of 128), 128:65536:x2 (times 2)"
+MANY = "one or many: 64 128, 128:4096:128 (steps of 128; so is 128..4096:128), 128:65536:x2 (times 2)"
 CAUSAL = {"no": [False], "yes": [True], "both": [False, True]}
 PASSES = {"no": ["forward"], "yes": ["backward"], "both": ["forward", "backward"]}
+FORMS = ("png", "svg", "pdf")
 SHOWN, WIDTH = 20, 80
 
 
@@ -55,7 +57,8 @@ def add_options(parser: Any) -> None:
         add(parser, flag, **some, type=lengths, metavar="N", required=False, help=what)
     said = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
     add(parser, "--M", **some, type=sizes, help=said)
-    add(parser, "--blocks", action="append", help="block sizes; M is enforced. Repeat it for other sizes")
+    said = "block sizes B_r B_c, each may be a range; or a range of square blocks, 16..256:16. M is enforced. Repeat it for more"
+    add(parser, "--blocks", nargs="+", action="append", type=values.sides, metavar="B", help=said)
     add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: {DEFAULT_SIZING}")
     dtypes = f"one or more of {', '.join(FLOATS)}. Default: {DEFAULT_DTYPE}"
     add(parser, "--dtype", **some, default=None, metavar="NAME", help=dtypes)
@@ -76,14 +79,17 @@ def add_options(parser: Any) -> None:
     add(parser, "--bound", **FLAG, help="also compute the lower bound (flashsim prove), and each count divided by it")
     add(parser, "--csv", metavar="FILE", help="write the rows as CSV; -: to stdout, and print nothing else there")
     add(parser, "--json", "--output")
+    for form in FORMS:
+        add(parser, f"--{form}", metavar="FILE", help=f"draw the rows, as {form.upper()}")
     packed = "write rows, picture, the bounds' certificates, versions, and the command that makes them again"
     add(parser, "--bundle", metavar="OUT.zip", help=packed)
     for flag, what in (
-        ("--x", "the column on the x axis. Default: the argument with most values"),
+        ("--x", "the column on the x axis. Default: the argument with most values; of blocks, B_c"),
         ("--y", "the column on the y axis. Default: accesses"),
         ("--by", "columns; each combination of their values is a line. Default: the other arguments that vary"),
     ):
-        parser.add_argument(flag, metavar="COLUMN", nargs="+" if flag == "--by" else None, help=f"for -o: {what}")
+        parser.add_argument(flag, metavar="COLUMN", nargs="+" if flag == "--by" else None, help=f"for a picture: {what}")
+    add(parser, "--compulsory", **FLAG, help="for a picture: draw, too, what any exact algorithm moves")
     add(parser, "--quiet")
 
 
@@ -96,9 +102,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--resume {options.resume} is another option's file; give it one of its own")
     if options.bundle is not None and not options.bundle.endswith(".zip"):
         raise ValueError(f"--bundle: got {options.bundle!r}; expected a file that ends in .zip")
-    for name in ("x", "y", "by"):
-        if getattr(options, name) is not None and options.output is options.bundle is None:
-            raise ValueError(f"--{name} is for -o, which draws the rows: give -o STEM")
+    pictures = _pictures(options)
+    for name in ("x", "y", "by", "compulsory"):
+        if getattr(options, name) and options.output is options.bundle is None and not pictures:
+            raise ValueError(f"--{name} is for a picture: give --png FILE, or -o STEM")
     algorithms = [*options.named, *options.algorithm]
     if options.jobs > 1:
         _check_they_can_be_handed_on(algorithms)
@@ -119,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
         except Disagreement as error:
             print(f"flashsim sweep: {error}", file=sys.stderr)
             return 1
-    return _write(replace(found, command=options.command_line), options, stem)
+    return _write(replace(found, command=options.command_line), options, stem, pictures)
 
 
 def _check_they_can_be_handed_on(algorithms: Sequence[Any]) -> None:
@@ -134,20 +141,31 @@ def _check_they_can_be_handed_on(algorithms: Sequence[Any]) -> None:
             raise ValueError(f"argument --jobs: {said}") from None
 
 
-def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
+def _pictures(options: argparse.Namespace) -> dict[str, str]:
+    """Return the files of --png, --svg and --pdf, by form. Raises ValueError for another suffix."""
+    files = {form: getattr(options, form) for form in FORMS if getattr(options, form) is not None}
+    for form, file in files.items():
+        if Path(file).suffix.lower() != f".{form}":
+            raise ValueError(f"argument --{form}: got {file!r}; expected a file that ends in .{form}")
+    return files
+
+
+def _write(found: Any, options: argparse.Namespace, stem: Path | None, pictures: Mapping[str, str]) -> int:
     from flashsim.sweeping.answers import sentences
 
     saved: list[Path] = []
-    said = ""
     if options.csv == "-":
         sys.stdout.write(found.to_csv())
     elif options.csv is not None:
         saved.append(write_whole(options.csv, found.to_csv()))
-    drawn, said = _drawn(found, options) if stem is not None or options.bundle is not None else ({}, "")
+    wanted = bool(stem or options.bundle or pictures)
+    drawn, said = _drawn(found, options, pictures) if wanted else ({}, "")
+    files = {suffix: content for suffix, content in drawn.items() if suffix in FIGURE}
     if stem is not None:
-        saved += [write_whole(stem.with_name(stem.name + suffix), content) for suffix, content in drawn.items()]
+        saved += [write_whole(stem.with_name(stem.name + suffix), content) for suffix, content in files.items()]
+    saved += [write_whole(file, drawn[f".{form}"]) for form, file in pictures.items() if drawn]
     if options.bundle is not None:
-        saved.append(write_bundle(found, options, {f"picture{suffix}": content for suffix, content in drawn.items()}))
+        saved.append(write_bundle(found, options, {f"picture{suffix}": content for suffix, content in files.items()}))
 
     def show() -> None:
         if options.csv == "-":
@@ -164,20 +182,28 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
     return 0 if len(found.ok) else 1
 
 
-def _drawn(found: Any, options: argparse.Namespace) -> tuple[dict[str, str | bytes], str]:
+def _drawn(found: Any, options: argparse.Namespace, pictures: Mapping[str, str]) -> tuple[dict[str, str | bytes], str]:
+    """Return a picture's files by suffix, with what it says of its lines; nothing where there is nothing to draw."""
     from flashsim import plots
+    from flashsim.drawing.style import drawn
     from flashsim.plots.saving import contents
     from flashsim.sweeping.drawing import hint
 
+    if not len(found.ok):
+        return {}, ""
     try:
-        if not len(found.ok):
-            return {}, ""
-        data = plots.sweep_data(found, x=options.x, y=options.y or "accesses", by=options.by)
+        data = plots.sweep_data(
+            found, x=options.x, y=options.y or "accesses", by=options.by, compulsory=options.compulsory,
+        )  # fmt: skip
     except ValueError:
-        if options.output is not None or options.x or options.y or options.by:
+        if options.output is not None or pictures or options.x or options.y or options.by:
             raise
         return {}, ""  # nothing varies, in a bundle
-    return contents(plots.figure_of(plots.plot_sweep(data)), data, options.command_line), hint(data)
+    figure = plots.figure_of(plots.plot_sweep(data))
+    files = contents(figure, data, options.command_line)
+    if "pdf" in pictures:
+        files[".pdf"] = drawn(figure, "pdf")
+    return files, hint(data)
 
 
 def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
@@ -190,6 +216,8 @@ def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] |
             given[name] = ways[given[name]]
     for name in given.keys() - {"blocks"}:  # of lists, which ranges are, too
         given[name] = list(chain.from_iterable(each if isinstance(each, list) else [each] for each in given[name]))
+    if "blocks" in given:
+        given["blocks"] = _blocks(given["blocks"])
     if not {"blocks", "sizing"} & (given.keys() | set(table[0] if table else ())):
         given["sizing"] = [DEFAULT_SIZING]
     for name in given.keys() & declared():
@@ -201,6 +229,13 @@ def _arguments(options: argparse.Namespace, table: Sequence[Mapping[str, Any]] |
     for name in own.keys() & given.keys():
         raise ValueError(f"argument --option: {name} is given by --{name.replace('_', '-')} too")
     return given | own
+
+
+def _blocks(typed: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
+    try:
+        return list(chain.from_iterable(values.blocks_of(words) for words in typed))
+    except ValueError as error:
+        raise ValueError(f"argument --blocks: {error}") from None
 
 
 def _table(path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import ast
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -143,19 +143,23 @@ def size(text: str) -> str:
 
 
 def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a reader of a value, or of a range of whole numbers, START:STOP:STEP or START:STOP:xFACTOR, as a list."""
+    """Return a reader of a value, or of a range of whole numbers, START:STOP:STEP or START:STOP:xFACTOR, as a list.
+
+    START..STOP:STEP is the same.
+    """
 
     def read_all(text: str) -> list[Any]:
-        if ":" not in text:
+        if not _is_range(text):
             try:
                 return [read(text)]
             except ValueError:
                 if "," not in text:
                     raise
                 raise _refused(text, "values side by side, as 64 128, or a range, as 128:4096:128") from None
-        parts = text.split(":")
+        parts = text.replace("..", ":", 1).split(":")
         if len(parts) != 3:
-            raise _refused(text, "START:STOP:STEP, as 128:4096:128, or START:STOP:xFACTOR, as 128:4096:x2")
+            to = ".." if ".." in text else ":"
+            raise _refused(text, f"START{to}STOP:STEP, as 128{to}4096:128, or START{to}STOP:xFACTOR, as 128{to}4096:x2")
         start, stop = read(parts[0]), read(parts[1])
         if stop < start:
             raise _refused(text, f"a range from {start} up")
@@ -174,12 +178,33 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 def several_sizes(text: str) -> list[int | str]:
     """Read a size, or a range of sizes: elements as numbers; bytes as text, until the dtype is known."""
-    sizes = [part for at, part in enumerate(text.split(":")) if at < 2 or part[:1] != "x"]
+    parts = text.replace("..", ":", 1).split(":")
+    sizes = [part for at, part in enumerate(parts) if at < 2 or part[:1] != "x"]
     in_bytes = {part.strip()[-1:].upper() == "B" for part in sizes}
     numbers = several(lambda part: parse_size(part, 1))(text)
     if len(in_bytes) > 1:
         raise _refused(text, "sizes that are all elements, or all bytes")
     return [f"{number}B" for number in numbers] if in_bytes == {True} else numbers
+
+
+def sides(text: str) -> str:
+    """Read B_r or B_c, or a range of them, which stays text until both are known."""
+    several(whole())(text)
+    return text
+
+
+def blocks_of(typed: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the blocks of one --blocks: of B_r and B_c, all pairs of their values; of one range, squares. Else ValueError."""
+    read = several(whole())
+    if len(typed) == 1 and _is_range(typed[0]):
+        return [(side, side) for side in read(typed[0])]
+    if len(typed) != 2:
+        raise _refused(" ".join(typed), "B_r B_c, as 64 88, or a range of square blocks, as 16..256:16")
+    return [(B_r, B_c) for B_r in read(typed[0]) for B_c in read(typed[1])]
+
+
+def _is_range(text: str) -> bool:
+    return ":" in text or ".." in text
 
 
 def head(text: str) -> str:

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
+from flashsim.drawing.numbers import in_units, power_for, said, say_in
 from flashsim.drawing.style import BLACK, GREY, NAMED, canvas, styled, tint
 from flashsim.machine.traffic import Traffic
 
@@ -23,6 +24,7 @@ COLOURS["O_parts"] = COLOURS["dO"]
 _SHOWN = {"l": "ℓ", "O_parts": "$O_j$", "l_parts": "$ℓ_j$", "m_parts": "$m_j$", "P_dropped": "P∘Z"}
 _WRITTEN = "//////"
 _MOST_NAMED = 8  # so many arrays of a bar have their numbers below it
+_FEWER_NAMED = 6  # so many where these are of six digits
 _ROOM = 0.05  # the share of the x axis from which a part has room for its name
 _PLATE = {"boxstyle": "round,pad=0.12", "facecolor": "white", "linewidth": 0}
 
@@ -52,7 +54,7 @@ def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None, *, head
     for row, (name, share) in enumerate(shares.items()):
         draw_bar(ax, row, name, share, most)
     finish(ax, len(run_by_name), most)
-    ax.set_xlabel("HBM accesses (elements)" + (", one head" if heads > 1 else ""))
+    ax.set_xlabel(f"HBM accesses ({unit(most)})" + (", one head" if heads > 1 else ""))
     ax.set_title(point_of(run_by_name), pad=18)
     legend(ax)
     return ax
@@ -65,7 +67,12 @@ def finish(ax: Axes, bars: int, most: int) -> None:
     ax.yaxis.set_major_locator(NullLocator())
     ax.spines["left"].set_visible(False)
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(EngFormatter())
+    say_in(ax.xaxis, power_for(most / 10))
+
+
+def unit(most: int) -> str:
+    """Return in which unit the numbers of bars are, on an axis that ends at `most`."""
+    return in_units(power_for(most / 10))
 
 
 def legend(ax: Axes) -> None:
@@ -98,8 +105,9 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
     total = total_of(by_array)
     cut = f", cut: {total / most:.0f}× this axis" if total > most else ""
     ax.text(0, y - 0.17, f"{name}: {total:,}{cut}", va="bottom")
-    left = 0
-    columns = max(min(len(arrays), _MOST_NAMED), 6)
+    left, power = 0, power_for(most / 10)
+    named = _MOST_NAMED if total < 10 ** (power + 5) else _FEWER_NAMED
+    columns = max(min(len(arrays), named), _FEWER_NAMED)
     for column, (array, parts) in enumerate(arrays):
         colour, shown, moved = COLOURS.get(array, GREY), _SHOWN.get(array, array), sum(parts.values())
         for way, hatch in (("reads", ""), ("writes", _WRITTEN)):
@@ -110,22 +118,20 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
         seen = min(left, most) - (left - moved)
         if seen >= _ROOM * most:
             ax.text(left - moved + seen / 2, y, shown, ha="center", va="center", bbox=_PLATE)
-        if column >= _MOST_NAMED:
+        if column >= named:
             continue
         column_at = most * column / columns
         ax.plot([column_at + 0.0125 * most], [y + 0.28], "s", color=colour, mec=BLACK, mew=0.5, clip_on=False)
         ax.annotate(shown, (column_at, y + 0.28), (9, 0), textcoords="offset points", va="center")
-        ax.text(column_at, y + 0.38, _short(moved), va="top")
+        ax.text(column_at, y + 0.38, _short(moved, power), va="top")
     if cut:  # a white zigzag through the bar's end
         at = [most * (0.965 + 0.012 * (step % 2)) for step in range(7)]
         ax.plot(at, [y - 0.18 + 0.06 * step for step in range(7)], color="white", linewidth=3, zorder=4)
 
 
-def _short(elements: int) -> str:
-    """Return three digits and a unit: 1.05 M."""
-    rounded = int(float(f"{elements:.3g}"))
-    thousands = (len(str(rounded)) - 1) // 3
-    return f"{rounded / 1000**thousands:.3g} {' kMGTPE'[thousands]}".strip()
+def _short(elements: int, power: int) -> str:
+    """Return a number in that power of ten, with three digits: "2,100"."""
+    return said(float(f"{elements:.3g}"), power)
 
 
 def point_of(run_by_name: Mapping[str, Counted]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -86,13 +86,16 @@ STYLE: Any = {
 
 styled = matplotlib.rc_context(STYLE)
 """Runs a function under the common style, and leaves matplotlib's settings as they were."""
+SAVED: Any = {"svg.fonttype": "path", "svg.hashsalt": "flashsim"}  # of files, in whatever style
+FORMS = ("png", "svg", "pdf")
+NO_DATE: dict[str, Any] = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 class Panel(Axes):
     """Axes of a figure of ours, which shows in a notebook where they are a cell's result."""
 
     def _repr_png_(self) -> bytes:
-        return drawn(self.figure)
+        return drawn(self.figure, dpi=getattr(self.figure, "dpi_shown", 200))
 
 
 class Panels(list[Axes]):
@@ -109,21 +112,33 @@ class Picture(Figure):
     """A figure that shows itself in a notebook, as pyplot, which would, is not used here."""
 
     in_columns = True  # else a slide
+    settings: Mapping[str, Any] = STYLE
+    dpi_shown = 200.0
 
     def add_subplot(self, *args: Any, **kwargs: Any) -> Axes:
         """Add axes that show in a notebook too."""
         return cast(Axes, super().add_subplot(*args, **{"axes_class": Panel, **kwargs}))
 
     def _repr_png_(self) -> bytes:
-        return drawn(self)
+        return drawn(self, dpi=self.dpi_shown)
 
 
-@styled
-def drawn(figure: Any, form: Literal["png", "svg"] = "png") -> bytes:
-    """Return a figure as PNG (200 dpi) or SVG (text as paths): the same bytes for the same figure."""
+def drawn(figure: Any, form: str = "png", dpi: float = 200) -> bytes:
+    """Return a figure as PNG, SVG (text as paths) or PDF: the same bytes for the same figure."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
+    with matplotlib.rc_context({**getattr(figure, "settings", STYLE), **SAVED}):
+        figure.savefig(buffer, format=form, dpi=dpi, metadata=NO_DATE[form])
     return buffer.getvalue()
+
+
+def own_figure() -> Picture:
+    """Return an empty figure of the size, and in the style, that matplotlib's settings say: those of whoever calls this."""
+    figure = Picture(layout="constrained")
+    figure.in_columns = False
+    figure.dpi_shown = figure.dpi
+    settings = dict(matplotlib.rcParams)
+    figure.settings = {name: value for name, value in settings.items() if not name.startswith(("backend", "toolbar"))}
+    return figure
 
 
 def column_figure(height: float, columns: float = 1) -> Figure:
@@ -134,6 +149,12 @@ def column_figure(height: float, columns: float = 1) -> Figure:
 def hang(ax: Axes, x: float) -> float:
     """Return where a title begins: at x, left of the axes, where those fill a printed column; elsewhere above the axes."""
     return x if isinstance(ax.figure, Picture) and ax.figure.in_columns else 0.0
+
+
+def left_edge(ax: Axes) -> float:
+    """Return where the left edge of the figure is, as a part of the axes' width, once the figure is laid out."""
+    box = ax.get_window_extent()
+    return float(0.01 - box.x0 / box.width)
 
 
 def on_slide(ax: Axes) -> bool:

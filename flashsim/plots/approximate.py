@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.ticker import EngFormatter, LogLocator
+from matplotlib.ticker import LogLocator
 
 from flashsim import theory
 from flashsim.beyond import approximate
+from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, Look, hang, looks, ticks
 from flashsim.machine.traffic import Occupancy
 from flashsim.masks import patterns
@@ -143,7 +144,7 @@ def plot_approximate(data: Data, axes: Several) -> None:
             panel.plot(data["N"], series[what], **line, label=look.label, gid=gid)
         panel.set_ylabel(label)
         ticks(panel.xaxis, LogLocator(4), lambda x, _: f"{x:,.0f}")
-        ticks(panel.yaxis, LogLocator(100), EngFormatter(sep=""))
+        ticks(panel.yaxis, LogLocator(100), as_power)
     axes[0].axvspan(*data["paper"]["between"], **BAND)
     axes[0].legend(handles=axes[0].patches, loc="lower right")
     for name in _TOLD:
@@ -157,7 +158,7 @@ def plot_approximate(data: Data, axes: Several) -> None:
     at_most = "up to " if data["k"] is None else ""
     clusters = f"clusters of {at_most}{data['C']} in {data['rounds']} rounds"
     axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'M')}\nk = {k}\n{clusters}")
-    axes[0].set_title(_point(data), x=hang(axes[0], -0.2))
+    axes[0].set_title(_point(data), x=hang(axes[0], -0.19))
 
 
 def _point(data: Data) -> str:

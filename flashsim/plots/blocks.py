@@ -1,17 +1,18 @@
 """Figure 2 (middle) of the paper, as a model: HBM accesses against block size, forward and backward."""
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
+from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
-from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
+from flashsim.drawing.labels import Labels, Spot
+from flashsim.drawing.numbers import AtValues, in_units, power_for, say_in
+from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, left_edge, looks, ticks
 from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
@@ -20,24 +21,26 @@ from flashsim.run.api import Run, Tally, count, forward
 from flashsim.support.sizes import human_bytes
 from flashsim.theory import Exact, exact
 
-_WHAT = "Figure 2 (middle): accesses against block size, both passes"
+_WHAT = "Figure 2 (middle): accesses against block size"
 MOST_TILES = 2**14  # of a run with numbers; above it, shapes alone
 (_STANDARD,) = looks(["standard"]).values()
 CURVE = 2000  # the most points the closed form's curve has
+GREY_PART = 0.19  # of the picture's width, where nothing fits
+LINE = 10.5  # points: the height of a line of words
 
 
 def blocks_data(
     *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: int | None = None, dtype: str = "float32", N_q: int | None = None,
-    d_v: int | None = None, backward: bool = True, algorithms: Sequence[Any] = ()
+    d_v: int | None = None, backward: bool = False, algorithms: Sequence[Any] = ()
 ) -> dict[str, Any]:  # fmt: skip
     """Return Algorithm 1's HBM accesses by column block size B_c, B_r = min(B_c, d), and what to compare them with.
 
     N is the number of keys; N_q, of queries, and d_v, V's width, default to N and d. One head.
 
-    `theory`: every B_c from 16, or N/8 where that is less, to N (2,000 of them where N is large). `simulator`: powers of
-    two and half-way between, run with random numbers where they make at most 16,384 tiles, so up to N = 2048, else on shapes
-    alone. `paper`: line 1's own blocks. `standard`: standard attention in the largest blocks that fit, or in line 1's where
-    none do. Both are counted on shapes.
+    `theory`: every B_c to N (2,000 of them where N is large), from 16, or N/8, or a quarter of what fits, where that is less.
+    `simulator`: powers of two and half-way between, run with random numbers where they make at most 16,384 tiles, so up to
+    N = 2048, else on shapes alone. `paper`: line 1's own blocks. `standard`: standard attention in the largest blocks that fit,
+    or in line 1's where none do. Both are counted on shapes.
     `largest_that_fits`: the last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`.
     `floor`: Q, K, V read once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
 
@@ -54,7 +57,8 @@ def blocks_data(
     def exact_at(B_c: int) -> Exact:
         return exact("flash_basic", **shape, M=M, blocks=(min(B_c, d), B_c))
 
-    first = min(16, max(N // 8, 1))
+    fitting = _last_that_fits(exact_at, N, M)
+    first = min(16, max(N // 8, 1), max(fitting // 4, 1))
     powers = [2**e for e in range(N.bit_length())]
     chosen_sizes = sorted({B_c for power in powers for B_c in (power, power * 3 // 2) if first <= B_c <= N} | {N})
     spread = np.geomspace(first, N, CURVE) if N > CURVE else range(first, N + 1)
@@ -78,7 +82,7 @@ def blocks_data(
             standard = count("standard", **how, sizing="fit")
         except ValueError:  # M is too small for single rows
             standard = count("standard", **how, sizing="paper")
-        fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: at(B_c).sram.peak)  # the peak grows with B_c
+        fitting = _last_that_fits(at, N, M)
         return {
             "paper": _numbers(count(paper, **how, sizing="paper")),
             "standard": _numbers(standard),
@@ -101,6 +105,37 @@ def blocks_data(
     }  # fmt: skip
 
 
+def _last_that_fits(at: Callable[[int], Exact | Tally], N: int, M: int) -> int:
+    """Return the last B_c up to N that fits M, 0 if none does: the peak grows with B_c."""
+    return bisect_right(range(1, N + 1), M, key=lambda B_c: at(B_c).sram.peak)
+
+
+def blocks_rows(data: Data) -> list[dict[str, Any]]:
+    """Return the figure's numbers as rows: of each curve and point its B_c, accesses, peak, and whether that fits M."""
+    curves: list[tuple[str, str, Mapping[str, Any]]] = [("closed form", "forward", data["theory"])]
+    if "backward" in data:
+        curves.append(("count", "backward", data["backward"]["curve"]))
+    curves += [(name, "forward", curve) for name, curve in data.get("others", {}).items()]
+    rows = []
+    for what, direction, curve in curves:
+        for B_c, accesses, peak in zip(curve["B_c"], curve["accesses"], curve["peak"], strict=True):
+            rows.append(_row(what, direction, min(B_c, data["d"]), B_c, accesses, peak, data["M"]))
+    ran = "run" if data["simulator_ran_on"] == "numbers" else "simulator's count"
+    points = [(ran, "forward", point) for point in data["simulator"]]
+    for direction in ("forward", "backward"):
+        if direction == "forward" or "backward" in data:
+            numbers = data if direction == "forward" else data["backward"]
+            points += [("line 1's blocks", direction, numbers["paper"]), ("standard", direction, numbers["standard"])]
+    for what, direction, point in points:
+        rows.append(_row(what, direction, point["B_r"], point["B_c"], point["accesses"], point["peak"], data["M"]))
+    return rows
+
+
+def _row(what: str, direction: str, B_r: int, B_c: int, accesses: int, peak: int, M: int) -> dict[str, Any]:
+    sizes = {"B_r": B_r, "B_c": B_c, "accesses_elements": accesses, "peak_elements": peak}
+    return {"curve": what, "direction": direction, **sizes, "fits": peak <= M}
+
+
 def _curve(sizes: list[int], costs: Iterable[Any]) -> dict[str, list[int]]:
     accesses, peak = zip(*((at.hbm.accesses, at.sram.peak) for at in costs), strict=True)
     return {"B_c": sizes, "accesses": list(accesses), "peak": list(peak)}
@@ -111,41 +146,31 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@chart("blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
+@chart("blocks", blocks_data, _WHAT, lambda data: 4.4 if "backward" in data else 3.6, rows=blocks_rows)
 def plot_blocks(data: Data, ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 
-    Where blocks do not fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
+    Where blocks of no pass fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
     """
-    N, passes = data["N"], {"forward": {**data, "curve": data["theory"]}}
+    passes = {"forward": {**data, "curve": data["theory"]}}
     if "backward" in data:
         passes["backward"] = data["backward"]
-    both = len(passes) > 1
-    top = max(max(2.8 * p["standard"]["accesses"], 1.4 * max(p["curve"]["accesses"])) for p in passes.values())
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.set_xlim(data["theory"]["B_c"][0] / 1.15, N * 1.15)
-    ax.set_ylim(data["floor"] / 1.5, top * (2.6 if both else 1))
+    _set_ends(ax, data, passes)
     for direction, numbers in passes.items():
-        _draw_pass(ax, direction, numbers, data, f"{direction}: " if both else "")
-
+        _draw_pass(ax, direction, numbers, data)
     points = [point for point in data["simulator"] if point["peak"] <= data["M"]]
-    ran = "simulated run" if data["simulator_ran_on"] == "numbers" else "simulator's count"
     at, accesses = [p["B_c"] for p in points], [p["accesses"] for p in points]
-    ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator", label=ran if at else None)
+    ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator")
     for name, look in looks(data.get("others", {})).items():
         moved = _fitting(data["others"][name], data["M"])
-        ax.plot(moved["B_c"], moved["accesses"], **look.line, gid=name, label=look.label)
+        ax.plot(moved["B_c"], moved["accesses"], **look.line, gid=name)
     B_c = data["paper"]["B_c"]
-    chosen_size = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
-    needs = " and ".join(f"{numbers['paper']['peak'] / data['M']:.0%}" for numbers in passes.values())
-    label: str | None = f"the paper's $B_c$:\n{chosen_size}, which\nneeds {needs} of M"
     for direction, numbers in passes.items():
-        if data["theory"]["B_c"][0] <= B_c:
-            accesses = [numbers["paper"]["accesses"]]
-            marker: dict[str, Any] = {"color": BY_DIRECTION[direction] if both else BLACK, "markerfacecolor": ORANGE}
-            ax.plot([B_c], accesses, "D", **marker, markersize=6, gid=_gid("paper", direction), label=label)
-            label = None
+        if ax.get_xlim()[0] <= B_c <= ax.get_xlim()[1]:
+            edge = BY_DIRECTION[direction] if "backward" in data else BLACK
+            diamond: dict[str, Any] = {"color": edge, "markerfacecolor": ORANGE, "markersize": 6}
+            ax.plot([B_c], [numbers["paper"]["accesses"]], "D", **diamond, gid=_gid("paper", direction))
+    _name_axes(ax, data)
     _label(ax, data, passes)
 
 
@@ -158,83 +183,145 @@ def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
     return {name: [curve[name][number] for number in fits] for name in ("B_c", "accesses")}
 
 
-def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data, which: str) -> None:
+def _set_ends(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Scale the axes; of the width, what fits has all but the part for grey."""
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    N, limit, left = data["N"], data["largest_that_fits"], data["theory"]["B_c"][0] / 1.15
+    right = N * 1.15
+    if limit is not None:
+        right = min(right, limit * (limit / left) ** (GREY_PART / (1 - GREY_PART)))
+    ax.set_xlim(left, right)
+    shown = [number for p in passes.values() for number in _fitting(p["curve"], data["M"])["accesses"]]
+    ax.set_ylim(data["floor"] / 1.7, 1.7 * max([*shown, *(p["standard"]["accesses"] for p in passes.values())]))
+
+
+def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data) -> None:
     N, floor, limit = data["N"], data["floor"], numbers["largest_that_fits"]
-    (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
-    if limit != N:
-        grey: dict[str, Any] = {"facecolor": BLACK, "alpha": 0.1, "linewidth": 0, "zorder": 0}
-        ax.fill_between([limit or left, right], floor, top, **grey, gid=_gid("does not fit", direction))
-    if limit is not None and limit != N:
-        ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid=_gid("limit", direction))
+    right, top = ax.get_xlim()[1], ax.get_ylim()[1]
+    if direction == "forward" and limit is not None and limit < N:
+        grey: dict[str, Any] = {"facecolor": BLACK, "alpha": 0.12, "linewidth": 0, "zorder": 0}
+        ax.fill_between([limit, right], floor, top, **grey, gid="does not fit")
+    if limit is not None and limit < N:
+        colour, gid = BY_DIRECTION[direction], _gid("limit", direction)
+        if direction == "forward":
+            ax.plot([limit, limit], [floor, top], color=colour, linestyle=(0, (1, 1.5)), linewidth=1, gid=gid)
+        else:  # the curve's end alone: words are on both of its sides
+            last = _fitting(numbers["curve"], data["M"])["accesses"][-1:]
+            ax.plot([limit][: len(last)], last, "|", color=colour, markersize=9, markeredgewidth=1.2, gid=gid)
     ax.axhline(numbers["standard"]["accesses"], color=_STANDARD.colour, linestyle="--", gid=_gid("standard", direction))
     if direction == "forward":
         ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
     curve = _fitting(numbers["curve"], data["M"])
-    label = which + ("closed form" if direction == "forward" else "counted") if curve["B_c"] else None
-    ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction), label=label)
+    ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction))
+
+
+def _name_axes(ax: Axes, data: Data) -> None:
+    N, left, limit = data["N"], data["theory"]["B_c"][0], data["largest_that_fits"]
+    powers = [e for e in range(N.bit_length()) if left <= 2**e <= ax.get_xlim()[1]]
+    ticks(ax.xaxis, AtValues([2**e for e in powers]), "{x:,.0f}")
+    power = power_for(ax.get_ylim()[1] / 10)
+    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)))
+    say_in(ax.yaxis, power)
+    lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
+    widths = f"d = {data['d']:,}" if data["d_v"] == data["d"] else f"d = {data['d']:,}, d_v = {data['d_v']:,}"
+    ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head")
+    if "backward" in data:
+        ax.set_xlabel(f"{ax.get_xlabel()}\n{_circles(data)}")
+    ax.set_ylabel(f"HBM accesses ({in_units(power)})")
+    title = "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else "")
+    if limit is None:
+        title = "Not even single rows\nof K and V fit M"
+    ax.set_title(title)
+
+
+# ------------------------------------------------------------------------------------------ names, beside what they name
 
 
 def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:
-    N, d, M, itemsize, floor = (data[k] for k in ("N", "d", "M", "itemsize", "floor"))
-    standard, left = data["standard"]["accesses"], data["theory"]["B_c"][0]
-    both, within = len(passes) > 1, f"M = {M:,}\n({human_bytes(M * itemsize)})"
-    ax.text(left, floor / 1.06, "read Q, K, V, write O once" + ": 4Nd" * (floor == 4 * N * d), color=GREY, va="top")
-    narrow = not both and data["largest_that_fits"] is not None and data["largest_that_fits"] > left * (N / left) ** 0.7
-    end = data["largest_that_fits"] / 1.06 if narrow else N * 1.07  # of words: the grey has no room for them
-    limits = [numbers["largest_that_fits"] or left for numbers in passes.values()]
-    crossed = both and any(0.6 < math.log(limit / left) / math.log(N / left) < 1 for limit in limits if limit != N)
-    plate = {"bbox": {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5}} if crossed else {}
+    labels, both = Labels(ax), len(passes) > 1
+    N, M, floor, limit = data["N"], data["M"], data["floor"], data["largest_that_fits"]
+    (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
+    ax.set_title(ax.get_title(loc="left"), x=hang(ax, left_edge(ax)))
+    end = right if limit is None or limit >= N else limit
+    form = ": 4Nd" if floor == 4 * N * data["d"] else ""
+    labels.put(f"read Q, K, V, write O once{form}", [Spot(left, floor, 3, -2, "left", "top")], color=GREY)
+    if limit is not None and limit < N:
+        _say_what_does_not_fit(labels, ax, data)
+        if not both:
+            spots = [Spot(limit, top, -3, -2, "right", "top"), Spot(limit, floor, -3, 3, "right", "bottom")]
+            labels.put(f"fits up to\n$B_c$ = {limit:,}", spots)
     for direction, numbers in passes.items():
-        label = f"standard, {direction}" if both else "standard\nattention"
-        at = numbers["standard"]["accesses"] * 1.06
-        ax.text(end, at, label, color=_STANDARD.colour, ha="right", va="bottom", **plate)
-    if any(numbers["largest_that_fits"] != N for numbers in passes.values()):
-        what = within if both else f"does not fit{' →' * narrow}\n{within}"
-        at, edge = (floor * 1.04, "bottom") if both else (standard / 1.12, "top")
-        ax.text(end, at, what, ha="right", va=edge, **plate)
-    _label_limits(ax, N, passes)
-    at_floor = (0, ax.transAxes.inverted().transform(ax.transData.transform((left, floor)))[1])
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(
-            loc="lower left",
-            bbox_to_anchor=at_floor,
-            title=None if both else "Algorithm 1",
-            alignment="left",
-            handlelength=1.6,
-            frameon=True,  # hides the limit line where that runs through it
-            edgecolor="none",
-            framealpha=0.9,
-        )
-
-    powers = [e for e in range(N.bit_length()) if 2**e >= left]
-    every = math.ceil(len(powers) * len(f"{N:,}") / 36)  # about 36 digits fit
-    ticks(ax.xaxis, FixedLocator([2**e for e in powers[::every]]), "{x:,.0f}")
-    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)), EngFormatter())
-    limit = data["largest_that_fits"]
-    lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
-    widths = f"d = {d:,}" if data["d_v"] == d else f"d = {d:,}, d_v = {data['d_v']:,}"
-    ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head")
-    ax.set_ylabel("HBM accesses (elements)")
-    title = "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else "")
-    if limit is None:
-        title = f"No blocks of {left:,} or more\nrows of K and V fit M"
-    ax.set_title(title, x=hang(ax, -0.21 if N >= 128 else -0.18))
+        _name_curve(labels, direction, numbers, data, both=both)
+    for direction, numbers in passes.items():
+        name = f"standard, {direction}" if both else "standard attention"
+        _name_standard(labels, name, numbers["standard"]["accesses"], left, end)
+    for name, look in looks(data.get("others", {})).items():
+        moved = _fitting(data["others"][name], M)
+        if moved["B_c"]:
+            labels.put(look.label, _around(moved["B_c"][-1], moved["accesses"][-1]), color=look.colour)
+    _name_paper(labels, ax, data, passes)
 
 
-def _label_limits(ax: Axes, N: int, passes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Say at each limit what it is; of two, the one whose words would cross the other's line has them above its end."""
-    left, (low, top), both = ax.get_xlim()[0], ax.get_ylim(), len(passes) > 1
-    limits = {name: numbers["largest_that_fits"] for name, numbers in passes.items()}
-    shown = {name: limit for name, limit in limits.items() if limit is not None and limit != N}
-    rooms = {"forward": 0.68 if both else 0.5, "backward": 0.4}  # what the words need to their left
-    on_left = {name: math.log(limit / left) > rooms[name] * math.log(N / left) for name, limit in shown.items()}
-    lower = "backward" if both and on_left.get("forward") else "forward"
-    for name, limit in shown.items():
-        y = top / (top / low) ** 0.1 if both and name == lower else top
-        words = f"{name} fits\nif $B_c$ ≤ {limit:,}" if both else f"fits up to\n$B_c$ = {limit:,}"
-        if on_left[name]:
-            ax.text(limit / 1.06, y, words, ha="right", va="top")
-        else:
-            ax.text(limit * 1.06, y, words if both else f"← {words}", va="top")
-        (line,) = (line for line in ax.get_lines() if line.get_gid() == _gid("limit", name))
-        line.set_data([limit, limit], [passes["forward"]["floor"], y])
+def _say_what_does_not_fit(labels: Labels, ax: Axes, data: Data) -> None:
+    """Say it in the grey, in as many lines as that is wide."""
+    M, limit = data["M"], data["largest_that_fits"]
+    right = ax.transData.transform((ax.get_xlim()[1], 1))[0]
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    points = (right - ax.transData.transform((limit, 1))[0]) * 72 / figure.dpi
+    lines = ["does not fit", f"M = {M:,}", f"({human_bytes(M * data['itemsize'])})"]
+    room = int((points - 4) / LINE)
+    words = "\n".join(lines[:room]) if room > 1 else " ".join(lines[:2])
+    top, floor = ax.get_ylim()[1], data["floor"]
+    spots = [Spot(limit, top, 3, -3, "left", "top"), Spot(limit, floor, 3, 3, "left", "bottom")]
+    labels.put(words, spots, rotation=90, gid="why")
+
+
+def _name_standard(labels: Labels, words: str, accesses: int, left: float, end: float) -> None:
+    spots = [Spot(end, accesses, -3, 2, "right", "bottom"), Spot(end, accesses, -3, -2, "right", "top")]
+    spots += [Spot(left, accesses, 3, -2, "left", "top"), Spot(left, accesses, 3, 2, "left", "bottom")]
+    labels.put(words, spots, color=_STANDARD.colour)
+
+
+def _name_curve(labels: Labels, direction: str, numbers: Mapping[str, Any], data: Data, *, both: bool) -> None:
+    curve, most = _fitting(numbers["curve"], data["M"]), numbers["largest_that_fits"]
+    if not curve["B_c"]:
+        return
+    words = ["FlashAttention"]
+    if both:
+        words = [f"FlashAttention, {direction}"]
+        if most < data["N"]:
+            words.append(f"fits up to $B_c$ = {most:,}")
+    if direction == "forward" and not both:
+        words.append(_circles(data))
+    first, last = ((curve["B_c"][at], curve["accesses"][at]) for at in (0, -1))
+    middle = curve["B_c"][len(curve["B_c"]) // 2], curve["accesses"][len(curve["B_c"]) // 2]
+    above = [Spot(*first, 8, 2, "left", "bottom"), Spot(*middle, 6, 4, "left", "bottom"), Spot(*last, 6, 0, "left", "center")]
+    below = [Spot(*last, -4, -6, "right", "top"), Spot(*middle, -5, -5, "right", "top")]
+    spots = [*below, *above] if direction == "forward" else [*above, *below]
+    labels.put("\n".join(words), spots, color=BY_DIRECTION[direction])
+
+
+def _around(x: float, y: float) -> list[Spot]:
+    return [
+        Spot(x, y, 6, 0, "left", "center"), Spot(x, y, -6, -6, "right", "top"), Spot(x, y, -6, 6, "right", "bottom"),
+        Spot(x, y, 6, -6, "left", "top"), Spot(x, y, 6, 6, "left", "bottom"),
+    ]  # fmt: skip
+
+
+def _circles(data: Data) -> str:
+    return "circles: simulated runs" if data["simulator_ran_on"] == "numbers" else "circles: the simulator's counts"
+
+
+def _name_paper(labels: Labels, ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say near the diamonds that they are the paper's choice, and what it needs of M."""
+    B_c, N = data["paper"]["B_c"], data["N"]
+    size = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
+    needs = " and ".join(f"{numbers['paper']['peak'] / data['M']:.0%}" for numbers in passes.values())
+    left, right = ax.get_xlim()
+    lowest = min(numbers["paper"]["accesses"] for numbers in passes.values())
+    spot = Spot(right, data["floor"], -3, 4, "right", "bottom")
+    if left <= B_c <= right:
+        spot = Spot(B_c, lowest, -8, -8, "right", "top")
+    labels.put(f"◆ the paper's $B_c$:\n{size},\nneeds {needs} of M", [spot], gid="paper's choice")

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import backward_of, chosen
-from flashsim.drawing.bars import Counted, draw_bar, finish, legend, numbers, plot_run, point_of, total_of
-from flashsim.drawing.style import column_figure, compared_both_ways, looks, styled
+from flashsim.drawing.bars import Counted, draw_bar, finish, legend, numbers, plot_run, point_of, total_of, unit
+from flashsim.drawing.style import column_figure, compared_both_ways, left_edge, looks, styled
 from flashsim.masks.patterns import butterfly
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Data, Several, chart, said, setting
@@ -60,7 +60,7 @@ def arrays_data(
     lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=9.2,
 )  # fmt: skip
 def plot_arrays(data: Data, axes: Several) -> None:
-    """Draw stacked bars, forward beside backward, a far longer one cut. Below each bar stand its eight largest arrays."""
+    """Draw stacked bars, forward beside backward, a far longer one cut. Below each bar stand its eight or six largest arrays."""
     for panel, (direction, bars) in zip(axes, data["directions"].items(), strict=True):
         totals = [total_of(by_array) for by_array in bars.values()]
         most = max(total for total in totals if total <= _LONG * min(totals))
@@ -69,7 +69,7 @@ def plot_arrays(data: Data, axes: Several) -> None:
             draw_bar(panel, row, look.label + sparse, bars[name], most)
         finish(panel, len(bars), most)
         at = {**data, "sram_peak": data["sram_peak"][direction]}
-        panel.set_xlabel(f"HBM accesses (elements), {direction}\n{said(at, 'N', 'd', 'M')}")
+        panel.set_xlabel(f"HBM accesses ({unit(most)}), {direction}\n{said(at, 'N', 'd', 'M')}")
         flash, standard = total_of(bars["flash"]), total_of(bars["standard"])
         panel.set_title(f"{direction.capitalize()}: FlashAttention moves {standard / flash:.3g}× less", pad=18)
     legend(axes[0])
@@ -87,6 +87,7 @@ def run_figure(run_by_name: Mapping[str, Counted], *, heads: int = 1, **shape: A
     by_array, by_block = figure.subplots(2, 1, height_ratios=(bars, 3.7))
     plot_run({getattr(run, "title", name): run for name, run in run_by_name.items()}, ax=by_array, heads=heads)
     labels = looks(run_by_name)
-    by_array.set_title(point_of({labels[name].label: run for name, run in run_by_name.items()}), pad=18, x=-0.18)
-    plot_blocks(blocks_data(**shape, backward=False), ax=by_block)
+    plot_blocks(blocks_data(**shape), ax=by_block)  # lays the figure out
+    title = point_of({labels[name].label: run for name, run in run_by_name.items()})
+    by_array.set_title(title, pad=18, x=left_edge(by_array))
     return figure

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator
+from matplotlib.ticker import LogLocator
 
 from flashsim import theory
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import GREY, compared, hang, looks, ticks
 from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Data, chart
@@ -56,7 +57,7 @@ def plot_cache_size(data: Data, ax: Axes) -> None:
     ax.legend(loc="upper right", ncols=2, handlelength=1.8, columnspacing=1, frameon=True, framealpha=0.9, edgecolor="none")
     ax.set_title(_point(data), x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
-        ticks(axis, LogLocator(10), EngFormatter(sep=""))
+        ticks(axis, LogLocator(10), as_power)
     ax.set_xlabel(f"SRAM size M (elements)\nN = {N:,}, d = {d}, {data['dtype']}\nthe best blocks that fit, one head")
     ax.set_ylabel("HBM accesses (elements)")
 

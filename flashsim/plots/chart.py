@@ -33,6 +33,7 @@ class Chart:
     slide    the width in inches of its slide, if not `style.slide`'s own
     exact    whether its numbers are the same on every machine: counts are, what BLAS rounds is not
     shown    the arguments with which the documentation has it, where they are not `data`'s defaults
+    rows     a function that returns the data as rows, for a CSV file; None: it has none
     """
 
     name: str
@@ -48,6 +49,7 @@ class Chart:
     slide: float = 0.0
     exact: bool = True
     shown: Mapping[str, Any] = field(default_factory=dict)
+    rows: Callable[[Data], list[dict[str, Any]]] | None = None
 
     @property
     def takes(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
+from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.machine.traffic import ArrayTraffic
 from flashsim.plots.chart import Data, chart, said_blocks, setting
@@ -112,7 +113,7 @@ def _label(ax: Axes, data: Data) -> None:
     full = f"Q, K, V, O, gradients fill it\nat N = {given:,}, with\nℓ, m at {data['fills']['flash']:,}"
     ax.text(at[-1] * 1.25, limit * 1.2, full, color=GREY, ha="right", va="bottom", multialignment="left")
     ax.xaxis.set_major_locator(LogLocator(10))
-    ax.xaxis.set_major_formatter(EngFormatter())
+    ax.xaxis.set_major_formatter(as_power)
     ax.xaxis.set_minor_formatter(NullFormatter())
     ticks(ax.yaxis, LogLocator(1000), EngFormatter("B"))
     sizes = f"d = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}"

@@ -1,5 +1,6 @@
 """DRAM traffic against the size of an L2 cache between SRAM and DRAM."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,7 +103,7 @@ def plot_l2(data: Data, ax: Axes) -> None:
     ax.annotate(f"an SM's share\nof the L2: {names}", (at, 1), (3, 0), color=GREY, **above, **beside)
     ax.set_ylim(1.5e5, 1.6e7)
     ax.set_xlim(sizes[0] / 1.1, sizes[-1] * 1.1)
-    ticks(ax.xaxis, LogLocator(4), lambda x, _: f"{x / 2**20:.0f} Mi" if x >= 2**20 else f"{x / 2**10:.0f} Ki")
+    ticks(ax.xaxis, LogLocator(4), lambda x, _: f"$2^{{{round(math.log2(x))}}}$")
     ax.set_xlabel(f"size of the L2 (elements)\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("DRAM reads + writes (elements)")
     ax.set_title("An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=hang(ax, -0.16))

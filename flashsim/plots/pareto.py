@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator
+from matplotlib.ticker import LogLocator
 
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
+from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.optimal.tune import cost, sides
 from flashsim.plots.chart import Data, chart
@@ -79,7 +80,7 @@ def plot_pareto(data: Data, ax: Axes) -> None:
         title = f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at best"
         ax.set_title(title, x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
-        ticks(axis, LogLocator(10), EngFormatter(sep=""))
+        ticks(axis, LogLocator(10), as_power)
     ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)
     shape = f"N = {data['N']:,}, d = {data['d']}, M = {M:,}, {data['dtype']}"
     ax.set_xlabel(f"most elements on chip at once\n{shape}\nall block sizes, one head")

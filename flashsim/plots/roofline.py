@@ -23,10 +23,13 @@ _THROUGH_L2 = ("standard", "flash")
 
 
 def roofline_data(
-    *, machine: str | Machine = "A100-40GB", N: int = REFERENCE_N, d: int = REFERENCE_D, dtype: str = "float32",
+    *, machine: str | Machine = "A100-40GB", N: int = REFERENCE_N, d: int = REFERENCE_D, dtype: str | None = None,
     blocks: tuple[int, int] | None = None, sizing: str = "fit", algorithms: Sequence[Any] = ()
 ) -> dict[str, Any]:  # fmt: skip
     """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and what binds it.
+
+    `dtype` is by default what attention runs on: of the machine's types of 16 bits, which tensor cores take, the first; one that
+    has none takes its first type.
 
     By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM access; `through_l2`, the
     same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill 32 × 32
@@ -36,6 +39,7 @@ def roofline_data(
     cannot compute in `dtype`.
     """
     on = machine_of(machine)
+    dtype = usual_dtype(on) if dtype is None else dtype
     shape = setting(N=N, d=d, M=on.M(dtype), dtype=dtype, blocks=blocks, sizing=sizing)
     counts = {name: value for name, value in shape.items() if name != "M"}
     others: dict[str, dict[str, str | Algorithm]] = {"forward": {}, "backward": {}}
@@ -68,6 +72,12 @@ def roofline_data(
     }  # fmt: skip
 
 
+def usual_dtype(on: Machine) -> str:
+    """Return the type that attention runs on: the first of 16 bits that the machine computes in, else its first."""
+    halves = [name for name in on.peak if float_dtype(name).itemsize == 2]
+    return (halves or [*on.peak])[0]
+
+
 def _numbers(line: Roofline) -> dict[str, Any]:
     return {"bytes": line.nbytes, **{name: getattr(line, name) for name in ("flops", "intensity", "time", "reached", "bound")}}
 
@@ -94,7 +104,7 @@ _APART = 1.05  # points nearer than this factor are not drawn twice
 
 @chart(
     "roofline", roofline_data, "the roofline of an A100: each algorithm's intensity and limit", 6.2,
-    panels=2, x=10, y=10, shown={"dtype": "float16"},
+    panels=2, x=10, y=10,
 )  # fmt: skip
 def plot_roofline(data: Data, axes: Several) -> None:
     """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and backward.
@@ -113,11 +123,24 @@ def plot_roofline(data: Data, axes: Several) -> None:
     )
 
 
+_BINDS = {"compute": "arithmetic", "bandwidth": "bandwidth"}
+
+
 def _point(points: Mapping[str, Any]) -> str:
-    plain, cached = (points[kind]["flash"]["bound"] for kind in ("algorithms", "through_l2"))
-    what = "arithmetic" if cached == "compute" else "bandwidth"
-    too = " and standard" if cached == points["through_l2"]["standard"]["bound"] else ""
-    return f"{what.capitalize() if plain == cached else f'With the L2, {what}'} binds FlashAttention{too}"
+    """Say what binds the two: as every access reaches DRAM, and, where that is not the same, through the L2."""
+    names = {"flash": "FlashAttention", "standard": "standard"}
+    plain, cached = ({name: points[kind][name]["bound"] for name in names} for kind in ("algorithms", "through_l2"))
+    said = f"{_BINDS[plain['standard']]} binds standard, {_BINDS[plain['flash']]} FlashAttention"
+    if plain["standard"] == plain["flash"]:
+        said = f"{_BINDS[plain['flash']]} binds FlashAttention and standard"
+    changed = [name for name in names if cached[name] != plain[name]]
+    if changed:
+        now: dict[str, list[str]] = {}
+        for name in changed:
+            now.setdefault(_BINDS[cached[name]], []).append(names[name])
+        clauses = (f"{what} binds {' and '.join(bound)}" for what, bound in now.items())
+        said += f";\nwith the L2, {', '.join(clauses)}"
+    return said[0].upper() + said[1:]
 
 
 def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Data) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, LogLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, LogLocator
 from numpy.typing import NDArray
 
 from flashsim.algorithms.blocks import Fixed
+from flashsim.drawing.numbers import in_units, power_for, say_in
 from flashsim.drawing.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.masks import patterns
 from flashsim.plots.chart import Data, chart, said, setting
@@ -118,7 +119,9 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
     exponents = range(-12, 1, 3)
     parts = [f"1/{2**-e:,}" if e else "1" for e in exponents]
     ticks(ax.xaxis, FixedLocator([2.0**e for e in exponents]), FixedFormatter(parts))
-    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)), EngFormatter())
+    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)))
+    power = power_for(ax.get_ylim()[1] / 10)
+    say_in(ax.yaxis, power)
     ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{said(data, 'N', 'd', 'M')}")
-    ax.set_ylabel("HBM accesses (elements)")
+    ax.set_ylabel(f"HBM accesses ({in_units(power)})")
     ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=hang(ax, -0.2))

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from flashsim.attention.problem import Problem
 from flashsim.devices import theory
 from flashsim.devices.layouts import positions
 from flashsim.devices.share import Share
+from flashsim.drawing.numbers import in_units, power_for, say_in
 from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, ticks
 from flashsim.plots.chart import Data, Several, chart
 from flashsim.problem.arguments import check_count, check_heads
@@ -76,5 +77,7 @@ def _draw(ax: Axes, x: Sequence[int], lines: Mapping[str, Any], counts: Sequence
     ax.margins(y=0.12)
     ticks(ax.xaxis, FixedLocator(x), "{x:.0f}")
     ax.xaxis.set_minor_locator(NullLocator())
-    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)), EngFormatter(sep=""))
-    ax.set_ylabel("words that a device sends")
+    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)))
+    power = power_for(ax.get_ylim()[1] / 10)
+    say_in(ax.yaxis, power)
+    ax.set_ylabel(f"{in_units(power, 'words')} that a device sends")

@@ -1,135 +1,93 @@
-"""A sweep's column over another: a line for each combination of the other arguments."""
+"""A sweep's picture: lines, what does not fit, ticks at what was counted; on axes of whoever asks, in matplotlib's settings."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.font_manager import FontProperties
+from matplotlib.ticker import LogLocator
+from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
-from flashsim.drawing.style import BLACK, NAMED, canvas, looks, styled, ticks
-from flashsim.problem.arguments import shown
+from flashsim.drawing.numbers import AtValues, as_power, in_units, power_for, say_in
+from flashsim.drawing.style import NAMED, looks, own_figure, ticks
+from flashsim.sweeping.series import ACCESSES, sweep_data
 
-if TYPE_CHECKING:
-    from flashsim.sweeping import Sweep
+__all__ = ["hint", "plot_sweep", "sweep_data"]
 
 COLOURS = [NAMED[name] for name in ("blue", "vermillion", "green", "orange", "purple", "sky", "grey")]
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
-WIDTHS = (1.2, 2.4, 0.6)
+WIDTHS = (1.0, 2.0, 0.5)  # times `lines.linewidth`
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_NAMED = 14
-TITLE = 46  # characters of a line of the title
-FEW = 40  # points of a line up to which each has a marker
+FEW = 20  # points of a line up to which each has a marker
+MOST_TICKS = 20  # values up to which ticks are at these
 WIDE = 10  # a scale is logarithmic where its largest number is that many times its smallest, or more
+GREY_PART = 0.17  # of the picture's width, where nothing fits
+BESIDE = 0.55  # of the letters that the axes have room for: a longer key stands below them
+HANDLE = 7  # letters that a line in the key takes
+LETTER = 0.6  # of a font's size: how wide a letter is
+MOST_REASONS = 3
+SYMBOL = re.compile(r"\b([A-Za-z])_([a-z])\b")
+FLOORS = {"compulsory": ("compulsory", "compulsory", (0, (1, 1.5))), "bounds": ("lower bound", "lower bound", "-")}
 
 
-def sweep_data(
-    sweep: Sweep, *, x: str | None = None, y: str = "accesses", by: str | Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Return the lines of a sweep's column y over its column x, of rows with counts, by the values of the columns `by`.
-
-    Each line has `of`, those values by name, and `points`, (x, y) in order of x; of accesses, `bounds` too, where the sweep has
-    them. x is by default the argument with most values; `by`, the others that vary. `fixed` is `Sweep.fixed`; `mixed` are
-    arguments that vary within a line. Raises ValueError for no such column, for one that is not of numbers, and where there is
-    nothing to draw.
-    """
-    x, y = sweep.longest_axis() if x is None else sweep.name_of(x), sweep.name_of(y)
-    named = [by] if isinstance(by, str) else by
-    keys = [name for name in sweep.axes if name != x] if named is None else [sweep.name_of(name) for name in named]
-    lines: dict[tuple[Any, ...], list[tuple[Any, Any]]] = {}
-    bounds: dict[tuple[Any, ...], set[tuple[Any, Any]]] = {}
-    for row in sweep.ok:
-        at = row[x], row[y]
-        for name, value in zip((x, y), at, strict=True):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise ValueError(f"{name} is {shown(value)} in a row; expected numbers to draw")
-        if None not in at:
-            key = tuple(row[name] for name in keys)
-            lines.setdefault(key, []).append(at)
-            if row.get("lower_bound_elements") is not None:
-                bounds.setdefault(key, set()).add((row[x], row["lower_bound_elements"]))
-    if not lines:
-        raise ValueError(f"no row has both {x} and {y}: there is nothing to draw")
-    drawn = [{"of": dict(zip(keys, key, strict=True)), "points": sorted(points)} for key, points in lines.items()]
-    mixed = [name for name in sweep.axes if name not in (x, *keys)]
-    if not any(len(dict(points)) < len(points) for points in lines.values()):  # nothing twice at one x
-        mixed = []
-    if y == "accesses_elements":
-        for line, key in zip(drawn, lines, strict=True):
-            line["bounds"] = sorted(bounds.get(key, ()))
-    return {"x": x, "y": y, "what": sweep.about[y], "fixed": sweep.fixed, "mixed": mixed, "by": keys, "lines": drawn}
-
-
-@styled
 def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """Draw the lines of `sweep_data` on axes, by default of a new figure; return the axes."""
-    lines = data["lines"]
-    ax = canvas(ax, 2.8 + 0.13 * min(len(lines), MOST_NAMED + 1))
+    """Draw the lines of `sweep_data` on axes, by default of a new figure; return the axes.
+
+    Sizes, fonts and colours of all but the lines are those of matplotlib's settings; so is the size of a new figure.
+    """
+    is_new = ax is None
+    ax = own_figure().subplots() if ax is None else ax
+    is_empty = not ax.has_data()
+    lines = [line for line in data["lines"] if line["points"]]
+    _draw_lines(ax, data, lines)
+    for what in FLOORS:
+        _draw_floor(ax, what, data, lines)
+    limits = _limits(data)
+    _scale_x(ax, lines, limits)
+    unit = _scale_y(ax, data, lines)
+    _look_at(ax, lines, limits, is_empty=is_empty)
+    _shade(ax, limits)
+    _name_axes(ax, data, unit)
+    _say_why(ax, data, limits)
+    _add_key(ax, lines, hint(data) if data["mixed"] else "", is_new=is_new)
+    _fit_words(ax, is_new=is_new)
+    return ax
+
+
+# ------------------------------------------------------------------------------------------------------------- the lines
+
+
+def _draw_lines(ax: Axes, data: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
+    width = matplotlib.rcParams["lines.linewidth"]
     for number, (line, look) in enumerate(zip(lines, _looks(lines), strict=True)):
-        label = ", ".join(_said(*pair) for pair in line["of"].items()) if number < MOST_NAMED else None
         xs, ys = zip(*line["points"], strict=True)
         if data["mixed"]:
             look["linestyle"] = "none"
         elif len(xs) > FEW:
             look["marker"] = None
-        ax.plot(xs, ys, **look, markerfacecolor="white", label=label or None)
-    said = "lower bound"
-    for least in dict.fromkeys(tuple(map(tuple, line.get("bounds", ()))) for line in lines):
-        if least and not data["mixed"]:
-            ax.plot(*zip(*least, strict=True), color=BLACK, linewidth=0.6, label=said, gid="lower bound", zorder=1)
-            said = "_nolegend_"
-    for axis, scale, index in ((ax.xaxis, ax.set_xscale, 0), (ax.yaxis, ax.set_yscale, 1)):
-        values = [point[index] for line in lines for point in (*line["points"], *line.get("bounds", ()))]
-        if min(values) > 0 and max(values) >= WIDE * min(values):
-            scale("log")
-            ticks(axis, LogLocator(10, (1, 2, 5) if max(values) < WIDE**3 * min(values) else (1,)))
-        axis.set_major_formatter(EngFormatter(sep=""))
-        if index == 0 and (steps := _doubling(values)):
-            scale("log", base=2)
-            ticks(axis, FixedLocator(steps), lambda value, _: f"{value:,.0f}")
-    if len(ax.get_lines()) > 1 or data["mixed"]:
-        if len(lines) > MOST_NAMED:
-            ax.plot([], [], linestyle="none", label=f"and {len(lines) - MOST_NAMED} more")
-        below = ax.transAxes + ScaledTranslation(0, -28 / 72, ax.figure.dpi_scale_trans)  # points, as the axis' label
-        at: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.1, 0), "bbox_transform": below}
-        title = "\n".join(wrap(hint(data), TITLE)) if data["mixed"] else None
-        at["handlelength"] = 4  # so long that dashes differ
-        ax.legend(**at, fontsize=7, title=title, title_fontsize=7, alignment="left")
-    ax.set_xlabel(_titled(data["x"]))
-    ax.set_ylabel(_titled(data["y"]))
-    fixed = wrap(data["fixed"].replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), TITLE)
-    ax.set_title("\n".join([data["what"].partition(":")[0], *fixed]), fontsize=7)
-    return ax
+        look["linewidth"] *= width
+        label = _name_of(line, data) if number < MOST_NAMED else "_nolegend_"
+        ax.plot(xs, ys, **look, markerfacecolor=ax.get_facecolor(), label=label, gid="series")
 
 
-def _doubling(values: Sequence[float]) -> list[float]:
-    """Return the values, or every second, third, …, if three or more are each twice the one before it; else none."""
-    steps = sorted({*values})
-    if len(steps) < 3 or any(2 * before != after for before, after in pairwise(steps)):
-        return []
-    most = 9 if steps[-1] < 10_000 else 5  # as wide as their numbers
-    return steps[:: -(-len(steps) // most)]
-
-
-def hint(data: Mapping[str, Any]) -> str:
-    """Say what the lines differ by, and what separates what is mixed in one; "" of a line alone that mixes nothing."""
-    by, mixed = data["by"], data["mixed"]
-    if mixed:
-        vary = "vary" if mixed[1:] else "varies"
-        return f"{' and '.join(mixed)} {vary} within a line: --by {' '.join([*by, *mixed])}"
-    return f"a line for each of --by {' '.join(by)}" if len(data["lines"]) > 1 else ""
-
-
-def _titled(column: str) -> str:
-    """Return a column's name as an axis has it: the unit in brackets."""
-    for unit in ("elements", "bytes", "flops_per_byte", "flops"):
-        if column.endswith(f"_{unit}"):
-            return f"{column.removesuffix(f'_{unit}').replace('_', ' ')} ({unit.replace('_', ' ')})"
-    return f"{column} (elements)" if column == "M" else column.replace("_", " ")
+def _draw_floor(ax: Axes, what: str, data: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the compulsory accesses, or the lower bound, of each line: once where several have the same."""
+    label, gid, dashes = FLOORS[what]
+    if data["mixed"]:
+        return
+    width = matplotlib.rcParams["lines.linewidth"] * 0.7
+    colour = matplotlib.rcParams["axes.edgecolor"]
+    for least in dict.fromkeys(tuple(map(tuple, line.get(what, ()))) for line in lines):
+        if least:
+            ax.plot(*zip(*least, strict=True), color=colour, linewidth=width, linestyle=dashes, label=label, gid=gid, zorder=1)
+            label = "_nolegend_"
 
 
 def _looks(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -154,6 +112,101 @@ def _looks(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+# -------------------------------------------------------------------------------------------------- scales, ticks, words
+
+
+def _scale_x(ax: Axes, lines: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, Any]]) -> None:
+    fitting = sorted({x for line in lines for x, _ in line["points"]})
+    ends = [limit[end] for limit in limits for end in ("from", "to") if limit[end] is not None]
+    if _doubles(fitting):
+        ax.set_xscale("log", base=2)
+    elif _is_wide(fitting):
+        ax.set_xscale("log")
+    values = {*fitting, *ends}
+    if len(values) <= MOST_TICKS:
+        ticks(ax.xaxis, AtValues([*values]))
+    elif ax.get_xscale() == "log":
+        ticks(ax.xaxis, LogLocator(10, _steps(fitting)))
+    say_in(ax.xaxis, 0)
+
+
+def _scale_y(ax: Axes, data: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
+    """Scale the axis, and return in which unit it says its numbers."""
+    values = [y for line in lines for what in ("points", *FLOORS) for _, y in line.get(what, ())]
+    unit, _ = _unit(data["y"])
+    if _is_wide(values):
+        ax.set_yscale("log")
+        ticks(ax.yaxis, LogLocator(10, _steps(values)))
+        if _steps(values) == (1,):
+            ax.yaxis.set_major_formatter(as_power)
+            return unit
+    power = power_for(max(values))
+    say_in(ax.yaxis, power)
+    return in_units(power, unit)
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) >= WIDE * min(values)
+
+
+def _steps(values: Sequence[float]) -> tuple[int, ...]:
+    return (1, 2, 5) if max(values) < WIDE**3 * min(values) else (1,)
+
+
+def _doubles(values: Sequence[float]) -> bool:
+    """Say whether there are three or more, each twice the one before it."""
+    return len(values) >= 3 and all(2 * before == after for before, after in pairwise(values))
+
+
+def _name_axes(ax: Axes, data: Mapping[str, Any], unit: str) -> None:
+    ax.set_xlabel("$B_c$ = $B_r$ (rows of a block)" if _is_square(data) else _titled(data["x"]))
+    name = "HBM accesses" if data["y"] == ACCESSES else _typeset(_unit(data["y"])[1])
+    ax.set_ylabel(f"{name} ({unit})" if unit else name)
+    fixed = data["fixed"].replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+    lines = wrap(fixed, _letters(ax, "small"), break_long_words=False)
+    ax.set_title("\n".join(map(_typeset, lines)), fontsize="small", fontweight="normal")
+
+
+def _is_square(data: Mapping[str, Any]) -> bool:
+    return data["square"] and data["x"] in ("B_r", "B_c")
+
+
+def _letters(ax: Axes, size: str) -> int:
+    """Return about how many letters of that size the axes have room for, side by side."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    points = ax.get_window_extent().width / figure.dpi * 72
+    return max(16, int(points / (LETTER * FontProperties(size=size).get_size_in_points())))
+
+
+def _titled(column: str) -> str:
+    """Return a column's name as an axis has it: typeset, the unit in brackets."""
+    meanings = {"B_c": "rows of a block of keys", "B_r": "rows of a block of queries", "M": "elements"}
+    unit, name = _unit(column)
+    unit = meanings.get(column, unit)
+    return f"{_typeset(name)} ({unit})" if unit else _typeset(name)
+
+
+def _unit(column: str) -> tuple[str, str]:
+    """Return a column's unit, if it has one, and its name without."""
+    for unit in ("elements", "bytes", "flops_per_byte", "flops"):
+        if column.endswith(f"_{unit}"):
+            return unit.replace("_", " "), column.removesuffix(f"_{unit}").replace("_", " ")
+    return "", column if SYMBOL.fullmatch(column) else column.replace("_", " ")
+
+
+def _typeset(words: str) -> str:
+    """Return words with their symbols, such as B_c, typeset."""
+    return SYMBOL.sub(r"$\1_\2$", words)
+
+
+def _name_of(line: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Return what a line differs by; of a line alone, its algorithm."""
+    if not line["of"] and len(data["algorithms"]) == 1:
+        return _said("algorithm", *data["algorithms"])
+    return ", ".join(_said(*pair) for pair in line["of"].items()) or "all"
+
+
 def _said(name: str, value: Any) -> str:
     if name == "algorithm":
         return looks([value])[value].label
@@ -161,4 +214,162 @@ def _said(name: str, value: Any) -> str:
         return value
     if isinstance(value, bool):
         return name if value else f"not {name}"
-    return f"{name} = {value:,}" if isinstance(value, int) else f"{name} = {value}"
+    symbol = _typeset(name)
+    return f"{symbol} = {value:,}" if isinstance(value, int) else f"{symbol} = {value}"
+
+
+# ---------------------------------------------------------------------------------------------------- what does not fit
+
+
+def _limits(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return for each line of which something does not fit: whose, from which x on, or up to which; neither: nowhere fits."""
+    found = []
+    for line in data["lines"]:
+        xs, unfit = [x for x, _ in line["points"]], line["unfit"]
+        if not unfit or data["mixed"]:
+            continue
+        limit = {"of": _name_of(line, data), "from": None, "to": None}
+        if xs and min(unfit) > max(xs):
+            limit["from"] = min(unfit)
+        elif xs and max(unfit) < min(xs):
+            limit["to"] = max(unfit)
+        elif xs:
+            continue  # neither up nor down: the lines' gaps are all there is to see
+        found.append(limit)
+    return found
+
+
+def _look_at(ax: Axes, lines: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, Any]], *, is_empty: bool) -> None:
+    """Set the x axis' ends: grey has its part of the width beyond the last size of which something fits.
+
+    On axes that are not empty what was in view stays there.
+    """
+    fitting = [x for line in lines for x, _ in line["points"]]
+    above = [limit["from"] for limit in limits if limit["from"] is not None]
+    below = [limit["to"] for limit in limits if limit["to"] is not None]
+    forth, back = ax.xaxis.get_transform().transform, ax.xaxis.get_transform().inverted().transform
+    first, last = (float(forth(end)) for end in (min(fitting), max(fitting)))
+    pad = ax.get_xmargin() * (last - first) or 0.5
+    left, right = first - pad, last + pad
+    part = GREY_PART / (1 - GREY_PART)
+    if len(above) == len(lines) and max(above) > max(fitting):
+        edge = float(forth(max(above)))
+        right = edge + (edge - left) * part
+    if len(below) == len(lines) and min(below) < min(fitting):
+        edge = float(forth(min(below)))
+        left = edge - (right - edge) * part
+    ends = [float(back(left)), float(back(right))]
+    if not is_empty:
+        ends += ax.get_xlim()
+    ax.set_xlim(min(ends), max(ends))
+
+
+def _shade(ax: Axes, limits: Sequence[Mapping[str, Any]]) -> None:
+    """Shade what does not fit, once for each limit: where two overlap it is darker."""
+    low, high = ax.get_xlim()
+    grey: dict[str, Any] = {"facecolor": matplotlib.rcParams["axes.edgecolor"], "alpha": 0.13, "linewidth": 0, "zorder": 0}
+    spans = [(limit["from"], high) for limit in limits if limit["from"] is not None]
+    spans += [(low, limit["to"]) for limit in limits if limit["to"] is not None]
+    for start, end in dict.fromkeys(spans):
+        if start < end:
+            ax.axvspan(start, end, **grey, gid="does not fit")
+    ax.set_xlim(low, high)
+
+
+def _say_why(ax: Axes, data: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> None:
+    """Say in the grey, along its edge, what does not fit, and from which size on: of which lines, where they differ."""
+    if not limits:
+        return
+    x, room = _typeset(data["x"]), "M" if data["M"] is None else f"M = {data['M']:,}"
+    names: dict[str, list[str]] = {}
+    for limit in limits:
+        names.setdefault(_where(limit, x), []).append(limit["of"])
+    lines = [f"does not fit {room}"]
+    if len(names) == 1 and len(limits) == len(data["lines"]):
+        lines += names
+    else:
+        lines += [f"{where}: {', '.join(of)}" for where, of in names.items()]
+    if len(lines) > MOST_REASONS + 1:
+        lines = [*lines[:MOST_REASONS], f"and {len(lines) - MOST_REASONS:,} more sizes"]
+    above = [limit["from"] for limit in limits if limit["from"] is not None]
+    below = [limit["to"] for limit in limits if limit["to"] is not None]
+    place, offset, side = ax.get_xlim()[1], -3, "right"
+    if above:
+        place, offset, side = max(above), 3, "left"
+    elif below:
+        place = min(below)
+    why = ax.annotate(
+        "\n".join(lines), (place, 0.5), (offset, 0), xycoords=ax.get_xaxis_transform(), textcoords="offset points", ha=side,
+        va="center", rotation=90, fontsize="small", color=matplotlib.rcParams["text.color"], gid="why",
+    )  # fmt: skip
+    why.set_in_layout(False)
+
+
+def _where(limit: Mapping[str, Any], x: str) -> str:
+    if limit["from"] is not None:
+        return f"from {x} = {limit['from']:,} on"
+    return f"up to {x} = {limit['to']:,}" if limit["to"] is not None else "at no size"
+
+
+# --------------------------------------------------------------------------------------------------------------- the key
+
+
+def _add_key(ax: Axes, lines: Sequence[Any], title: str, *, is_new: bool) -> None:
+    """Name the lines: beside a new figure's axes, below where names are long; on axes of others where there is most room."""
+    named = [str(line.get_label()) for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    if len(named) < 2 and not title:
+        return
+    if len(lines) > MOST_NAMED:
+        ax.plot([], [], linestyle="none", label=f"and {len(lines) - MOST_NAMED} more")
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    how: dict[str, Any] = {"loc": "best", "handlelength": 3}  # so long that dashes differ
+    if title:
+        how["title"] = "\n".join(wrap(title, _letters(ax, "medium")))
+    if is_new:
+        letters = _letters(ax, matplotlib.rcParams["legend.fontsize"])
+        longest = max(map(len, named), default=0) + HANDLE
+        if title or longest > BESIDE * letters:
+            below = ax.transAxes + ScaledTranslation(0, -_height_below(ax) / 72, figure.dpi_scale_trans)
+            place = blended_transform_factory(figure.transFigure, below)
+            columns = int(letters * figure.bbox.width / ax.bbox.width) // longest
+            how |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": place, "ncols": max(1, columns)}
+        else:
+            how |= {"loc": "upper left", "bbox_to_anchor": (1.02, 1)}
+        how["borderaxespad"] = 0
+    ax.legend(**how)
+
+
+def _height_below(ax: Axes) -> float:
+    """Return how many points the numbers and the name of the x axis take below it."""
+    settings = matplotlib.rcParams
+    sizes = [FontProperties(size=settings[name]).get_size_in_points() for name in ("xtick.labelsize", "axes.labelsize")]
+    pads = [settings[name] for name in ("xtick.major.size", "xtick.major.pad", "axes.labelpad")]
+    return 1.35 * sum(sizes) + float(sum(pads)) + 5
+
+
+def _fit_words(ax: Axes, *, is_new: bool) -> None:
+    """Shorten what is longer than the axes: the title and the name of the y axis, in more lines; reasons, without names."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    if is_new:
+        figure.draw_without_rendering()  # lays it out
+    height = ax.get_window_extent().height
+    if ax.title.get_window_extent().width > ax.get_window_extent().width:
+        ax.title.set_text("\n".join(wrap(ax.get_title().replace("\n", " "), _letters(ax, "small"))))
+    if ax.yaxis.label.get_window_extent().height > height:
+        ax.set_ylabel(ax.get_ylabel().replace(" (", "\n("))
+    for why in (text for text in ax.texts if text.get_gid() == "why"):
+        lines = [line.partition(":")[0] for line in why.get_text().split("\n")]
+        for shorter in ("\n".join(lines), lines[0], "does not fit"):
+            if why.get_window_extent().height > height:
+                why.set_text(shorter)
+
+
+def hint(data: Mapping[str, Any]) -> str:
+    """Say what the lines differ by, and what separates what is mixed in one; "" of a line alone that mixes nothing."""
+    by, mixed = data["by"], data["mixed"]
+    if mixed:
+        vary = "vary" if mixed[1:] else "varies"
+        return f"{' and '.join(mixed)} {vary} within a line: --by {' '.join([*by, *mixed])}"
+    return f"a line for each of --by {' '.join(by)}" if len(data["lines"]) > 1 else ""

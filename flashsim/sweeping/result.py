@@ -137,18 +137,23 @@ class Sweep(Exported, Sequence[Row]):
         return found
 
     def plot(
-        self, x: str | None = None, y: str = "accesses", by: str | Sequence[str] | None = None, ax: Axes | None = None
-    ) -> Axes:
-        """Draw a column over another, a line for each combination of `by`, on `ax` or a new figure; return the axes.
+        self, x: str | None = None, y: str = "accesses", by: str | Sequence[str] | None = None, ax: Axes | None = None, *,
+        compulsory: bool = False, bound: bool | None = None
+    ) -> Axes:  # fmt: skip
+        """Draw a column over another, a connected line for each combination of `by`; return the axes.
 
-        x   by default the argument with the most values
-        by  by default the other arguments that vary
+        x           by default the argument with the most values; B_c, where these are blocks
+        by          by default all else that varies
+        ax          axes of yours, which keep their settings; None: a new figure, as large as matplotlib's settings say
+        compulsory  draw, too, what any exact algorithm moves: inputs read once, outputs written once
+        bound       draw the lower bound, which `flashsim.sweep(…, bound=True)` finds; None: where this sweep has it
 
-        Raises ValueError for no such column.
+        What does not fit M is grey, with the least size that does not. An axis of numbers of which the largest is ten times the
+        least, or that double, is logarithmic. Raises ValueError for no such column, and for bounds that are not there.
         """
         from flashsim.sweeping.drawing import plot_sweep, sweep_data
 
-        return plot_sweep(sweep_data(self, x=x, y=y, by=by), ax=ax)
+        return plot_sweep(sweep_data(self, x=x, y=y, by=by, compulsory=compulsory, bound=bound), ax=ax)
 
     @property
     def certificates(self) -> list[dict[str, Any]]:
