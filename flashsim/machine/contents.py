@@ -83,6 +83,13 @@ def is_noise(value: Any) -> bool:
     return bool(4 * np.count_nonzero(flat[1:] != flat[:-1]) > flat.size > 64)
 
 
+def is_of_two_values(value: Any) -> bool:
+    """Return whether numbers are a constant, such as ones, or a mask's, such as 0 and −∞: two values at most, and not noise."""
+    smallest = value.min()
+    is_smallest = value == smallest
+    return bool((is_smallest | (value == value.max())).all()) and not is_noise(is_smallest)
+
+
 def is_sorted(value: Any) -> bool:
     """Return whether whole numbers are like a table of indices: sorted along their last axis, or their first."""
     axis = -1 if value.shape[-1] > 1 else 0

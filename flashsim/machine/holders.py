@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import sysconfig
 from array import array
@@ -41,6 +42,7 @@ _LIBRARIES = tuple({str(sysconfig.get_path(name)) for name in ("stdlib", "platst
 kinds: dict[type, int] = {
     **dict.fromkeys((NoneType, bool, float, complex, range, slice, CodeType, type(...), BuiltinFunctionType), INERT),
     **dict.fromkeys((np.ufunc, np.dtype, ShapeOnly), INERT),
+    **dict.fromkeys((np.random.Generator, np.random.RandomState, random.Random), INERT),  # their state changes as they are used
     np.ndarray: ARRAY,
     **dict.fromkeys((list, tuple, set, frozenset, deque), SERIES),
     dict: TABLE,

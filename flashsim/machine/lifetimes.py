@@ -9,7 +9,7 @@ and not in SRAM
 * is overwritten with NaN, if it is an array of numbers: what is computed with it later is NaN, too;
 * is an `Escape`, if it cannot be overwritten: bytes, text, lists of numbers.
 
-Masks of booleans and sorted tables of indices may stay, and so may single numbers, which are registers. What Python cannot show
+Masks, constants and sorted tables of indices may stay, and so may single numbers, which are registers. What Python cannot show
 (a file, another process) is not seen; the lower bound of the accesses catches what that gains (`flashsim.run.least`).
 """
 
@@ -30,6 +30,7 @@ from flashsim.machine.contents import (
     digits_of,
     is_gone,
     is_noise,
+    is_of_two_values,
     is_sorted,
     items_of,
     new_numbers,
@@ -201,7 +202,7 @@ class Lifetimes:
             harmless = not changed and is_sorted(value)
             gone = harmless or (not changed and is_variable and overwrite(value, np.iinfo(value.dtype).max))
             return None if gone else f"{_by(value)} whole numbers"
-        if is_gone(value):
+        if is_gone(value) or (not changed and kind == "f" and is_of_two_values(value)):
             return None
         if kind in "SUMm" or not overwrite(value, np.nan):
             return f"an array of {_by(value)} that cannot be overwritten"

@@ -82,9 +82,10 @@ def forward(
     outcome = launch_all(plan, observers, on_head)
     run = finished(plan, outcome)
     if is_own(algorithm) and outcome.matrices:
-        from flashsim.run.rehearsal import check_moved
+        from flashsim.run.rehearsal import check_moved, check_on_shapes
 
         check_moved(plan, outcome.cost, outcome.matrices["O"])
+        check_on_shapes(plan)
     return run if layout == HEADS_FIRST else replace(run, O=turned("O", run.O, layout), layout=layout)
 
 

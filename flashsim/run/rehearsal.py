@@ -18,7 +18,7 @@ from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import is_own
 from flashsim.algorithms.record import GRADIENTS, Algorithm
 from flashsim.attention.problem import EVERYTHING, Problem
-from flashsim.machine.memory import Event, MemoryModelError
+from flashsim.machine.memory import Event, MemoryModelError, NotOnChip
 from flashsim.masks.rules import All, Bools, Causal, Head, Mask
 from flashsim.problem.inputs import Array, check_inputs
 from flashsim.problem.matrices import kind_of
@@ -40,6 +40,7 @@ NEAR = 1e-3
 """Of the largest element of V: how far an O may be from attention that is computed with copies, perhaps in float16."""
 ATTENTION, SOME_PAIRS = "attention", "attention over pairs of its own"
 _verdicts: dict[Any, str] = {}
+_passed_on_shapes: set[Any] = set()
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,37 @@ def rehearse(algorithm: Algorithm, plan: Plan) -> str:
     """
     if not is_own(algorithm) and not is_own(plan.algorithm):
         return ATTENTION
-    likeness = _likeness(plan)
-    passes = _identity(algorithm.run), _identity(plan.algorithm.run)
-    key = (passes, algorithm.name, likeness, plan.problem.dtype, repr(plan.mask), repr(plan.options))
+    key = _key(algorithm, plan)
     if key not in _verdicts:
-        _verdicts[key] = _verdict(_quiet(algorithm), plan, likeness)
+        _verdicts[key] = _verdict(_quiet(algorithm), plan, _likeness(plan))
     return _verdicts[key]
+
+
+def check_on_shapes(plan: Plan) -> None:
+    """Raise NotOnChip where a user's algorithm uses what a turn that has ended computed: a count on a small problem's shapes shows it.
+
+    There a tile has no numbers that could be kept, wherever the algorithm puts it. An algorithm that cannot be counted, as its
+    numbers decide where it goes on, is not refused. Each is counted once, as `rehearse` runs each once.
+    """
+    key = _key(plan.algorithm, plan)
+    if key in _passed_on_shapes:
+        return
+    shape, blocks = next(_problems(plan, _likeness(plan)), (plan.shape, plan.blocks))
+    policy = Fixed(blocks.B_r, blocks.B_c, enforced=False)
+    try:
+        problem = _problem(plan, shape)
+        launch(plan_of(_quiet(plan.algorithm), problem, plan.options, policy, problem.mask, launch))
+    except NotOnChip:
+        raise
+    except Exception:  # it cannot be counted, or not at small sizes; the run says what is wrong, if anything is
+        return
+    _passed_on_shapes.add(key)
+
+
+def _key(algorithm: Algorithm, plan: Plan) -> Any:
+    """Return what is the same for runs of which one rehearsal is enough."""
+    passes = _identity(algorithm.run), _identity(plan.algorithm.run)
+    return passes, algorithm.name, _likeness(plan), plan.problem.dtype, repr(plan.mask), repr(plan.options)
 
 
 def check_moved(plan: Plan, cost: Cost, O: Sequence[Array]) -> None:
@@ -138,13 +164,15 @@ def _content(cell: Any) -> Any:
 
 def _verdict(algorithm: Algorithm, plan: Plan, likeness: Any) -> str:
     failure: Exception | None = None
+    is_of_plan = False
     for shape, blocks in _problems(plan, likeness):
         try:
             return _run(algorithm, plan, shape, blocks)
         except Exception as error:  # of the user's, for whatever reason
             failure = error
-    if isinstance(failure, MemoryModelError):
-        raise failure
+            is_of_plan = shape == plan.shape
+    if failure is not None and (is_of_plan or isinstance(failure, MemoryModelError)):
+        raise failure  # as `forward` does at these sizes
     return ATTENTION  # it cannot be run at sizes that are small enough
 
 
@@ -259,8 +287,8 @@ class _Seen:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each query met a key, and each key a query."""
-        return bool(self.pairs.any(axis=0).all() and self.pairs.any(axis=1).all())
+        """Whether each query met a key. Some keys may meet none, as in a window of one's own."""
+        return bool(self.pairs.any(axis=1).all())
 
     def __call__(self, event: Event) -> None:
         if event.kind == "load":
