@@ -469,7 +469,7 @@ class SRAM:
             hbm._told = lambda name, elements, site: self._tell("init", name, elements, None, site)
         self._weight = 1  # how many equal turns the current one stands for (counting-only mode)
         self._flops_matmul = self._flops_other = 0
-        self._turn = Turn()  # in counting-only mode, that of what is computed now
+        self.turn = Turn()  # in counting-only mode, that of what is computed now
         self._maker = sys._getframe(1).f_code
         hbm._chip = ref(self)
 
@@ -672,7 +672,7 @@ class SRAM:
         if self._observers:
             self._tell("enter", target_at(site, "loop"), turns, None, site)
         around, depth, outside = self._scope, len(self._loops), self._weight
-        turn, known = self._turn, self._known
+        turn, known = self.turn, self._known
         watched = self._looked_through(sys._getframe(1))
         lifetimes = cast(Lifetimes, self._lifetimes)
         inner = watched if is_users(sys._getframe(1)) else known
@@ -680,7 +680,7 @@ class SRAM:
             scope: list[int] = []
             ended = False
             try:
-                self._scope, self._turn, self._known = scope, Turn(), inner
+                self._scope, self.turn, self._known = scope, Turn(), inner
                 self._weight = outside * times if type(times) is int else _whole(outside * times)
                 self._loops.append((site, index))
                 if self._observers:
@@ -698,8 +698,8 @@ class SRAM:
             finally:
                 if not ended:
                     self._abandon(scope, watched, sys._getframe(1))
-                self._turn.ended = True
-                self._scope, self._weight, self._turn, self._known = around, outside, turn, known
+                self.turn.ended = True
+                self._scope, self._weight, self.turn, self._known = around, outside, turn, known
                 del self._loops[depth:]
         if watched is not None and not self._loops:
             self._refuse_escape(self._lifetimes_of_users.end(watched, sys._getframe(1)))
@@ -848,8 +848,8 @@ class SRAM:
             elif is_users(frame):
                 self._refuse_escape(self._lifetimes.end(self._known, frame))
         else:
-            self._turn.ended = True
-            self._turn = Turn()
+            self.turn.ended = True
+            self.turn = Turn()
 
     def _end_of_turn(self, known: Known, frame: FrameType) -> None:
         """End the life of what a turn in the user's code computed. Raises MemoryModelError for what cannot be overwritten."""

@@ -19,7 +19,7 @@ NOT_COUNTED = (
 
 
 class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
-    """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic.
+    """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic, and knows the turn.
 
     `base` is what it is a part of, as an array's is; None if it is whole. `turn` is the one that it was made in, or its base was:
     with that, it ends, unless it is on chip.
@@ -30,7 +30,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, shape: tuple[int, ...], counter: Any, base: ShapeOnly | None = None) -> None:
         self.shape, self.base = shape, base
         self._counter = counter
-        self.turn: Any = counter._turn if base is None else base.turn
+        self.turn: Any = counter.turn if base is None else base.turn
 
     @property
     def size(self) -> int:
