@@ -85,6 +85,20 @@ def test_an_algorithm_of_ones_own_has_a_bound_and_is_told_if_it_beats_it(tmp_pat
     (row,) = flashsim.sweep(two_sweeps(tmp_path / "mine.py"), **{**OPTIONS, "N": 96})
     assert row["lower_bound_elements"] == flashsim.prove(N=96, d=8, M=300).bound.accesses
 
+    def diagonal(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        """Attention within blocks."""
+        O = hbm.empty("O", V.shape, V.dtype, "output").divide(blocks.B_r)
+        Q, K, V = (X.divide(blocks.B_r) for X in (Q, K, V))
+        for i in sram.loop(blocks.T_r):
+            Q_i, K_i, V_i = sram.load(Q[i], K[i], V[i])
+            P = sram.on_chip(np.exp(Q_i @ K_i.T))
+            sram.store(O[i], sram.on_chip(P @ V_i / P.sum(axis=1, keepdims=True)))
+        return O
+
+    found = flashsim.sweep(diagonal, **{**OPTIONS, "N": 96})
+    assert found[0]["over_bound"] < 1
+    assert "1 point below the bound: test_sweep_bounds.py:diagonal computes less" in found.as_text(width=200)
+
     def only_v(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         O = hbm.empty("O", V.shape, V.dtype, "output").divide(blocks.B_r)
         V = V.divide(blocks.B_r)
@@ -92,9 +106,8 @@ def test_an_algorithm_of_ones_own_has_a_bound_and_is_told_if_it_beats_it(tmp_pat
             sram.store(O[i], sram.on_chip(sram.load(V[i]) * 1.0))
         return O
 
-    found = flashsim.sweep(only_v, **{**OPTIONS, "N": 96})
-    assert found[0]["over_bound"] < 1
-    assert "1 point below the bound: test_sweep_bounds.py:only_v computes less" in found.as_text(width=200)
+    (row,) = flashsim.sweep(only_v, **{**OPTIONS, "N": 96})
+    assert (row["status"], "computes an O that is not attention" in row["reason"]) == ("refused", True)
 
 
 def test_columns_are_there_where_they_were_asked_for() -> None:

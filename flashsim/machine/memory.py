@@ -557,7 +557,7 @@ class SRAM:
             hbm._told = lambda name, elements, site: self._tell("init", name, elements, None, site)
         self._weight = 1  # how many equal turns the current one stands for (counting-only mode)
         self._flops_matmul = self._flops_other = 0
-        self._lifespan = Lifespan()  # in counting-only mode, that of what is computed now
+        self.lifespan = Lifespan()  # in counting-only mode, that of what is computed now
         self._maker = sys._getframe(1).f_code
         hbm._chip = ref(self)
 
@@ -756,7 +756,7 @@ class SRAM:
             number = len(turns) if isinstance(turns, range) else turns
             self._tell("enter", target_at(site, "loop"), number, None, site)
         around, depth, outside = self._scope, len(self._loops), self._weight
-        lifespan, known = self._lifespan, self._known
+        lifespan, known = self.lifespan, self._known
         watched = self._looked_through(sys._getframe(1))
         lifetimes = cast(Lifetimes, self._lifetimes)
         inner = watched if is_users(sys._getframe(1)) else known
@@ -764,7 +764,7 @@ class SRAM:
             scope: list[int] = []
             ended = False
             try:
-                self._scope, self._lifespan, self._known = scope, Lifespan(), inner
+                self._scope, self.lifespan, self._known = scope, Lifespan(), inner
                 self._weight = outside * times if type(times) is int else _whole(outside * times)
                 self._loops.append((site, index))
                 if self._observers:
@@ -784,8 +784,8 @@ class SRAM:
                     self._abandon(scope, watched, sys._getframe(1))
                     if self._watch is not None:
                         self._watch.left(index)
-                self._lifespan.ended = True
-                self._scope, self._weight, self._lifespan, self._known = around, outside, lifespan, known
+                self.lifespan.ended = True
+                self._scope, self._weight, self.lifespan, self._known = around, outside, lifespan, known
                 del self._loops[depth:]
         if watched is not None and not self._loops:
             self._refuse_escape(self._lifetimes_of_users.end(watched, sys._getframe(1)))
@@ -948,8 +948,8 @@ class SRAM:
             elif is_users(frame):
                 self._refuse_escape(self._lifetimes.end(self._known, frame))
         else:
-            self._lifespan.ended = True
-            self._lifespan = Lifespan()
+            self.lifespan.ended = True
+            self.lifespan = Lifespan()
 
     def _end_of_turn(self, known: Known, frame: FrameType) -> None:
         """End the life of what a turn in the user's code computed. Raises MemoryModelError for what cannot be overwritten."""

@@ -30,7 +30,7 @@ DECIDING_FUNCTIONS = frozenset({
 
 
 class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
-    """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic.
+    """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic, and knows the turn.
 
     `base` is what it is a part of, as an array's is; None if it is whole. `lifespan` is that of the turn in which it,
     or its base, was made: it ends with that turn, unless it is on chip.
@@ -41,7 +41,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, shape: tuple[int, ...], counter: Any, base: ShapeOnly | None = None) -> None:
         self.shape, self.base = shape, base
         self._counter = counter
-        self.lifespan: Any = counter._lifespan if base is None else base.lifespan
+        self.lifespan: Any = counter.lifespan if base is None else base.lifespan
 
     @property
     def size(self) -> int:

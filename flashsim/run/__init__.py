@@ -8,5 +8,6 @@
       finish     finished(plan, …)        `run.O`: stacked over heads, refused where it overflows
 
 A `backward` pass goes the same way, and `gather_gradients` adds up dK and dV over query heads that share a KV head. `count`
-launches one problem on shapes alone, and multiplies.
+launches one problem on shapes alone, and multiplies. A user's own algorithm is run on small numbers first
+(`flashsim.run.rehearsal`), and what it moves is compared with what no schedule moves less than (`flashsim.run.least`).
 """
