@@ -205,6 +205,8 @@ def symbols(
     Raises ValueError for what is not a size, and as `form_of` does.
     """
     values = common_symbols(N_q, N_k, d, d_v, M, blocks, direction)
+    if (blocks.N_q, blocks.N_k) != (N_q, N_k):
+        raise ValueError(f"blocks is {blocks}; expected blocks of N_q = {N_q:,}, N_k = {N_k:,}")
     p = OneHead(N_q, N_k, d, d_v, M, stored=4, masked=False, dense=(), dropout=False)
     for form in forms()["forward"].values() if name is None else [form_of(name, direction)]:
         values |= form.asked(form.symbols, p, blocks) if form.symbols else {}

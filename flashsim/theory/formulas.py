@@ -70,8 +70,6 @@ def _code(formula: str) -> CodeType:
 def common_symbols(N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, direction: str) -> dict[str, int]:
     """Return the value of those that no one algorithm has for itself."""
     check_blocks_of_run(blocks)
-    if (blocks.N_q, blocks.N_k) != (N_q, N_k):
-        raise ValueError(f"blocks is {blocks}; expected blocks of N_q = {N_q:,}, N_k = {N_k:,}")
     row = N_k + 2 if direction == "forward" else 2 * N_k + 1
     return {
         "N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "T_r": blocks.T_r, "T_c": blocks.T_c,
