@@ -180,6 +180,11 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             cache = [_normal(2, 2, N_k, d) for _ in "kv"]
             asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
             yield f"hopper_decode, d = {d}, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
+        more = _normal(1, 12, 40, d)  # 120 rows of each KV head
+        for N_k in (300, 3000):
+            cache = [_normal(1, 4, N_k, d) for _ in "kv"]
+            asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
+            yield f"hopper_grouped, d = {d}, N_k = {N_k}", partial(gpu.forward, more, *cache, **asked)
         yield from _serving(d)
     q, k, v, _ = wholes[128]
     fours = _normal(1, 1, 332, 128)

@@ -245,6 +245,20 @@ template <int registers> __device__ inline void take_registers() {
     if (!DELAYED) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
+// Consumers that start their products one after the other. Warpgroup w has the named barrier 1 + w.
+template <bool turns, int consumers> struct Turn {
+    int mine, next;
+    __device__ explicit Turn(int w) : mine(1 + w), next(1 + (w + 1) % consumers) {
+        if (turns && w == consumers - 1) pass();
+    }
+    __device__ void take() const {
+        if (turns) meet(mine, 2 * WARPGROUP);
+    }
+    __device__ void pass() const {
+        if (turns) come(next, 2 * WARPGROUP);
+    }
+};
+
 // threadIdx.x within its warpgroup, read again, so that what follows from it does not stay in registers for long.
 __device__ inline int thread_index() {
     Word thread;
