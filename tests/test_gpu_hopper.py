@@ -392,10 +392,11 @@ def test_more_queries_lie_within_rounding_and_their_counts_are_the_simulators(
     group, rows = H_q // H_kv, hopper_grouped.block_rows(H_q // H_kv)
     processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
     row_blocks = B * H_kv * -(-group * N_q // rows)
-    splits = hopper_grouped.choose_splits(row_blocks, -(-N_k // hopper_grouped.KEYS), processors)
-    cut: dict[str, Any] = {"splits": splits} if splits > 1 else {}
+    cut = hopper_grouped.choose_cut(row_blocks, -(-N_k // hopper_grouped.KEYS), processors)
+    split: dict[str, Any] = {"splits": cut.parts} if cut.parts > 1 else {}
     sizes = (B, H_q, H_kv, N_q, N_k, d, (rows, hopper_grouped.KEYS))
-    wanted = tally("split_kv" if cut else "q_outer", sizes, gqa="grouped", causal=causal, **cut)
+    wanted = tally("split_kv" if split else "q_outer", sizes, gqa="grouped", causal=causal, **split)
+    wanted["Q"] = (wanted["Q"][0] * cut.cluster, 0)  # each of a cluster's blocks reads Q
     assert moved(counted) == wanted | {"L": (0, B * H_q * N_q)}  # which split_kv does not make
 
 

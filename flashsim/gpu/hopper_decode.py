@@ -184,8 +184,8 @@ def _functions(dtype: str, count: bool) -> Iterator[str]:
 
 def _grouped(dtype: str, _: bool) -> Iterator[str]:
     """Yield what the tests compile of the kernel for more queries."""
-    for d in HEAD_DIMS:
-        yield hopper_grouped.function(dtype, d)
+    for d, cluster in product(HEAD_DIMS, hopper_grouped.CLUSTERS):
+        yield hopper_grouped.function(dtype, d, cluster)
 
 
 KERNEL = Kernel(

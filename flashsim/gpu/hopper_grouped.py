@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,21 @@ THREADS = 384  # of a block, of which a multiprocessor has one
 MOST_SPLITS = 128
 MOST_QUERIES = 256  # of a head
 KEYS_A_QUERY = 4  # at least; with fewer keys, `hopper` is as fast
+CLUSTERS = (1, 2, 4, 8)  # blocks of threads that merge their parts on the chip
+IN_CLUSTERS = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.6}  # the part of the multiprocessors on which such clusters surely have a place
 WHOLE_ITEM, CUT_ITEM, SECOND_LAUNCH = 1.5, 2.5, 3.0  # what they take, in times of a tile of keys
+
+
+class Cut(NamedTuple):
+    """Into how many parts the keys of each head are cut, and how many of these are merged on the chip."""
+
+    splits: int
+    cluster: int
+
+    @property
+    def parts(self) -> int:
+        """How many parts of a head leave the chip."""
+        return self.splits // self.cluster
 
 
 def block_rows(group: int) -> int:
@@ -31,20 +45,22 @@ def block_rows(group: int) -> int:
     return ROWS // group * group
 
 
-def choose_splits(row_blocks: int, T_c: int, multiprocessors: int) -> int:
-    """Return into how many parts the keys of each head are cut: all heads have `row_blocks` row blocks, and T_c tiles each.
+def choose_cut(row_blocks: int, T_c: int, multiprocessors: int) -> Cut:
+    """Return how heads are cut, if all heads together have `row_blocks` row blocks, and T_c tiles of keys each.
 
     An item of work, one part of a row block, takes about as long as its tiles and a start and an end. Items are done in waves,
-    one on each multiprocessor.
+    one on each multiprocessor. In clusters there is one wave, and no second launch if one cluster has a row block's parts.
     """
 
-    def time(splits: int) -> float:
-        items = row_blocks * splits
-        each = -(-T_c // splits) + (WHOLE_ITEM if splits == 1 else CUT_ITEM)
-        return -(-items // multiprocessors) * each + (SECOND_LAUNCH if splits > 1 else 0)
+    def time(cut: Cut) -> float:
+        each = -(-T_c // cut.splits) + (WHOLE_ITEM if cut.splits == 1 else CUT_ITEM)
+        return -(-row_blocks * cut.splits // multiprocessors) * each + (SECOND_LAUNCH if cut.parts > 1 else 0)
 
     most = min(T_c, MOST_SPLITS, max(1, 4 * multiprocessors // row_blocks))
-    return min(range(1, most + 1), key=time)
+    cuts = (Cut(splits, cluster) for splits in range(1, most + 1) for cluster in CLUSTERS)
+    able = (cut for cut in cuts if cut.splits % cut.cluster == 0)
+    fitting = (cut for cut in able if cut.cluster == 1 or row_blocks * cut.splits <= IN_CLUSTERS[cut.cluster] * multiprocessors)
+    return min(fitting, key=time)
 
 
 def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
@@ -86,24 +102,25 @@ def _launches(
         raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}")
     row_blocks = heads * -(-rows // block_rows(group))
     multiprocessors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
-    splits = choose_splits(row_blocks, T_c, multiprocessors)
+    cut = choose_cut(row_blocks, T_c, multiprocessors)
     problem = problem_of(q, k, strides[0], scale, T_c=T_c, N_k=N_k, causal=causal, wants_L=wants_L)
     by_value = np.void(problem.tobytes())
-    name, shared = function(dtype.name, d), shared_bytes(d)
+    name, shared = function(dtype.name, d, cut.cluster), shared_bytes(d)
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
-    each = [(kernel, min(row_blocks * splits, multiprocessors), THREADS, shared)]
-    places, share = parts_of(heads, rows, heads * splits)
-    if splits > 1:
+    items = row_blocks * cut.splits
+    each = [(kernel, items if cut.cluster > 1 else min(items, multiprocessors), THREADS, shared)]
+    places, share = parts_of(heads, rows, heads * cut.parts)
+    if cut.parts > 1:
         each.append(merge_launch(load_merge(device, dtype.name, d, counting), heads, rows, share))
 
     def arguments(parts: int, Q: int, K: int, V: int, O: int, L: int, totals: int) -> Any:
         maps = [rows_map("q", Q, q, strides[0], dtype.name, group, block_rows(group))]
         for name, at, given in zip("kv", (K, V), strides[1:], strict=True):
             maps.append(tensor_map(name, at, k, given, dtype.name, KEYS))
-        cut = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
-        written = np.uint64(O), np.uint64(L), *cut
-        attending = *maps, *written, by_value, np.int32(splits), np.uint64(totals)
-        return (attending, (*written, np.int32(heads * splits), np.int32(share), by_value, np.uint64(totals)))[: len(each)]
+        left = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
+        written = np.uint64(O), np.uint64(L), *left
+        attending = *maps, *written, by_value, np.int32(cut.splits), np.uint64(totals)
+        return (attending, (*written, np.int32(heads * cut.parts), np.int32(share), by_value, np.uint64(totals)))[: len(each)]
 
     return Launches(each, arguments), 4 * places * (d + 2)
 
@@ -114,6 +131,6 @@ def shared_bytes(d: int) -> int:
     return 2 * d * (ROWS + 2 * stages * KEYS) + (1 + 2 * stages) * 16 + 2 * 20
 
 
-def function(dtype: str, d: int) -> str:
+def function(dtype: str, d: int, cluster: int) -> str:
     """Return the kernel's name for one case."""
-    return f"hopper_grouped<{ELEMENTS[dtype]}, {d}>"
+    return f"hopper_grouped<{ELEMENTS[dtype]}, {d}, {cluster}>"

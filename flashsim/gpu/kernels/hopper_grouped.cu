@@ -27,7 +27,7 @@
 
 constexpr int B_r = 128, B_c = 128;
 constexpr int CONSUMERS = B_r / 64;
-constexpr int TOGETHER = 8;  // a named barrier for each consumer's threads
+constexpr int ALL = 7, TOGETHER = 8;  // named barriers: for all consumers; from there on, for each one's threads
 
 // ----------------------------------------------------------------------------------------------------------------- items
 
@@ -43,13 +43,15 @@ __device__ inline int seen(const Problem& p, int query) {
     return p.causal ? min(p.N_k, max(0, p.N_k - p.N_q + query + 1)) : p.N_k;
 }
 
-// The n-th item. The row blocks of a head take turns.
-__device__ inline Item item(const Problem& p, int splits, int n) {
+// The n-th item. The row blocks of a head take turns; in clusters, the parts of a row block do.
+template <int cluster> __device__ inline Item item(const Problem& p, int splits, int n) {
     const int rows = rows_of(p), T_r = (p.rows + rows - 1) / rows;
-    const int part = n / T_r, head = part / splits, s = part % splits, top = n % T_r * rows;
+    const int of_head = n % (splits * T_r), head = n / (splits * T_r);
+    const int s = cluster > 1 ? of_head % splits : of_head / T_r, top = (cluster > 1 ? of_head / splits : of_head % T_r) * rows;
+    const int part = head * (splits / cluster + 1) + s / cluster;
     const int keys = seen(p, (min(top + rows, p.rows) - 1) / p.group);
     const int begin = int(Word(p.T_c) * s / splits), end = int(Word(p.T_c) * (s + 1) / splits);  // at most 128 splits
-    return {top, head, part + head, begin, min(end, (keys + B_c - 1) / B_c)};
+    return {top, head, part, begin, min(end, (keys + B_c - 1) / B_c)};
 }
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
@@ -95,7 +97,7 @@ __device__ inline void load_rows(Word tile, const TensorMap& Q, int column, int 
 }
 
 // One thread starts all loads, item after item: K_last, Q_i, K_{j-1}, V_j, …, V_first.
-template <int d>
+template <int cluster, int d>
 __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
                                         const Problem& p, int splits, Total* totals) {
     constexpr int KV_BYTES = B_c * d * 2;
@@ -109,7 +111,7 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
     Word kv = 0, q = 0;
 #pragma unroll 1
     for (int n = blockIdx.x; n < items; n += gridDim.x, ++q) {
-        const Item at = item(p, splits, n);
+        const Item at = item<cluster>(p, splits, n);
         const int h = at.head % p.H_kv, b = at.head / p.H_kv;
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
@@ -142,8 +144,22 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
 
 // ------------------------------------------------------------------------------------------------------------- consumers
 
+// Four lanes have two columns each of four chunks of 8 columns. Afterwards each has a chunk: lane x the x-th.
+__device__ __forceinline__ void to_chunks(Word (&four)[4], int lane) {
+#pragma unroll
+    for (int x = 0; x < 4; x += 2) {
+        const Word from = __shfl_xor_sync(~0u, lane % 2 ? four[x] : four[x + 1], 1);
+        (lane % 2 ? four[x] : four[x + 1]) = from;
+    }
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+        const Word from = __shfl_xor_sync(~0u, lane / 2 ? four[x] : four[x + 2], 2);
+        (lane / 2 ? four[x] : four[x + 2]) = from;
+    }
+}
+
 // A warpgroup, with rows 64w to 64w + 63 of Q_i. A thread shares two rows, row and row + 8, with three other lanes.
-template <typename T, int d> struct Consumer {
+template <typename T, int d, int cluster> struct Consumer {
     const Memory<d>& sram;
     const Problem& p;
     const int w;
@@ -249,43 +265,101 @@ template <typename T, int d> struct Consumer {
         meet(TOGETHER + w, WARPGROUP);
     }
 
+    // 2^(shift − m c): what O_i and ℓ_i of a part are multiplied by, as m c was rounded when P̃ was computed.
+    __device__ __forceinline__ float rounding(int r) const {
+        return rows.exact() ? 1.0f : exp_2(fmaf(-finite(rows.m[r]), p.c, rows.shift[r]));
+    }
+
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i; or O_i, ℓ_i, m_i as a part, in the place where `merge` looks for it.
-    __device__ __forceinline__ void write(T* O, float* L, float* O_parts, float* l_parts, float* m_parts, int splits, Total* totals) {
-        const Item at = sram.item(q);
+    __device__ __forceinline__ void write(const Item& at, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
+                                          int splits, Total* totals) {
         const int lane = thread_index() % 4;
-        rows.sum_l();
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int below = row() + 8 * r, of = at.top + below;
-            if (below >= rows_of(p) || of >= p.rows) continue;
+            const bool in = below < rows_of(p) && of < p.rows;
             if (splits == 1) {
                 const float factor = __fdividef(1.0f, nonzero(rows.l[r]));
                 const Offset to = place(p, at.head, of);
 #pragma unroll
-                for (int t = 0; t < d / 8; ++t)
-                    reinterpret_cast<Word*>(O + to * d)[4 * t + lane] = pack<T>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
-                Tally(totals + 7).add(1, d / 4);
-                if (p.wants_L && lane == 0) {
+                for (int t = 0; t < d / 8; t += 4) {
+                    Word four[4];
+#pragma unroll
+                    for (int x = 0; x < 4; ++x) four[x] = pack<T>(O_i[t + x][2 * r] * factor, O_i[t + x][2 * r + 1] * factor);
+                    to_chunks(four, lane);
+                    if (in) put_four(O + to * d + 8 * (t + lane), four);
+                }
+                Tally(totals + 7).add(in, d / 4);
+                if (in && p.wants_L && lane == 0) {
                     L[to] = rows.L(r, p.c);
                     Tally(totals + 9).add(1, 1);
                 }
-                continue;
-            }
-            const float m = finite(rows.m[r]), factor = rows.exact() ? 1.0f : exp_2(fmaf(-m, p.c, rows.shift[r]));  // m c rounded
-            const Offset to = Offset(at.part) * p.rows + of;
+            } else if (in) {
+                const float factor = rounding(r);
+                const Offset to = Offset(at.part) * p.rows + of;
 #pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-                __stcg(reinterpret_cast<float2*>(O_parts + to * d) + 4 * t + lane,
-                       make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor));
-            Tally(totals + 11).add(1, d / 4);
-            if (lane == 0) {
-                l_parts[to] = rows.l[r] * factor, m_parts[to] = rows.m[r];
-                Tally(totals + 13).add(1, 1), Tally(totals + 15).add(1, 1);
+                for (int t = 0; t < d / 8; ++t)
+                    __stcg(reinterpret_cast<float2*>(O_parts + to * d) + 4 * t + lane,
+                           make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor));
+                Tally(totals + 11).add(1, d / 4);
+                if (lane == 0) {
+                    l_parts[to] = rows.l[r] * factor, m_parts[to] = rows.m[r];
+                    Tally(totals + 13).add(1, 1), Tally(totals + 15).add(1, 1);
+                }
             }
         }
     }
 
-    __device__ __forceinline__ void consume(T* O, float* L, float* O_parts, float* l_parts, float* m_parts, int splits,
+    // Bytes of a row of (O_i, ℓ_i, m_i) in shared memory, in the place of K_j and V_j, padded against bank conflicts.
+    static constexpr int SHOWN = (d + 8) * 4;
+    // Write this block's part where the cluster's other blocks can read it.
+    __device__ __forceinline__ void show(char* ring) {
+        const int lane = thread_index() % 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float factor = rounding(r);
+            char* const to = ring + (row() + 8 * r) * SHOWN;
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+                *reinterpret_cast<float2*>(to + t * 32 + lane * 8) = make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+            if (lane == 0) *reinterpret_cast<float2*>(to + d * 4) = make_float2(rows.l[r] * factor, rows.m[r]);
+        }
+    }
+    // Merge the parts of the cluster's blocks to O and L, or to one part. The blocks' warps take turns by rows.
+    __device__ __forceinline__ void gather(Word ring, const Item& at, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
+                                           bool all, Total* totals) {
+        Tally O_writes(totals + 7), L_writes(totals + 9), O_parts_writes(totals + 11), l_writes(totals + 13), m_writes(totals + 15);
+        const int warp = 4 * w + thread_index() / 32, lane = thread_index() % 32, end = min(rows_of(p), p.rows - at.top);
+#pragma unroll 1
+        for (int r = rank() * 4 * CONSUMERS + warp; r < end; r += cluster * 4 * CONSUMERS) {
+            Part<d> part;
+#pragma unroll
+            for (int s = 0; s < cluster; ++s) {
+                const Word from = in_block(ring + r * SHOWN, s);
+                float O_s[d / 32];
+#pragma unroll
+                for (int x = 0; x < d / 64; ++x) {
+                    const float2 two = load_from(from + (lane + 32 * x) * 8);
+                    O_s[2 * x] = two.x, O_s[2 * x + 1] = two.y;
+                }
+                const float2 l_m = load_from(from + d * 4);
+                part.add(l_m.y, l_m.x, O_s, p.c);
+            }
+            if (all) {
+                part.write(O, L, place(p, at.head, at.top + r), p, O_writes, L_writes);
+                continue;
+            }
+            const Offset to = Offset(at.part) * p.rows + at.top + r;
+#pragma unroll
+            for (int x = 0; x < d / 64; ++x)
+                __stcg(reinterpret_cast<float2*>(O_parts + to * d) + lane + 32 * x, make_float2(part.O[2 * x], part.O[2 * x + 1]));
+            O_parts_writes.add(1, d / 32);
+            if (lane == 0) l_parts[to] = part.l, m_parts[to] = part.m;
+            l_writes.add(lane == 0, 1), m_writes.add(lane == 0, 1);
+        }
+    }
+
+    __device__ __forceinline__ void consume(char* shared, T* O, float* L, float* O_parts, float* l_parts, float* m_parts, int splits,
                                             Total* totals) {
 #pragma unroll 1
         for (;; ++q) {
@@ -310,13 +384,24 @@ template <typename T, int d> struct Consumer {
             } else {
                 sram.Q_i.free(q).arrive_once_a_warp();
             }
-            write(O, L, O_parts, l_parts, m_parts, splits, totals);
+            rows.sum_l();
+            const Item done = sram.item(q);  // read again, so that it did not stay in registers
+            if (cluster == 1) {
+                write(done, O, L, O_parts, l_parts, m_parts, splits, totals);
+                continue;
+            }
+            meet(ALL, CONSUMERS * WARPGROUP);  // the last V_j is no longer read
+            show(shared + Memory<d>::Q_BYTES);
+            meet_cluster();
+            gather(sram.K_j.tiles, done, O, L, O_parts, l_parts, m_parts, splits == cluster, totals);
+            meet_cluster();  // a block must not end while another reads its shared memory
+            break;           // it has just one item
         }
     }
 };
 
-template <typename T, int d>
-__global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
+template <typename T, int d, int cluster>
+__global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 hopper_grouped(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V, T* O,
                float* L, float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p, int splits,
                Total* totals) {
@@ -326,9 +411,9 @@ hopper_grouped(const __grid_constant__ TensorMap Q, const __grid_constant__ Tens
     const int consumer = __shfl_sync(~0u, threadIdx.x / 32, 0) / 4 - 1;  // shows the compiler that a warp shares it
     if (consumer < 0) {
         keep_registers<40>();
-        if (threadIdx.x == 0) produce(sram, Q, K, V, p, splits, totals);
+        if (threadIdx.x == 0) produce<cluster>(sram, Q, K, V, p, splits, totals);
     } else {
         take_registers<232>();
-        Consumer<T, d>(sram, p, consumer).consume(O, L, O_parts, l_parts, m_parts, splits, totals);
+        Consumer<T, d, cluster>(sram, p, consumer).consume(shared, O, L, O_parts, l_parts, m_parts, splits, totals);
     }
 }

@@ -63,3 +63,23 @@ template <int d> struct Part {
         }
     }
 };
+
+// In a cluster of blocks: this block's number, a barrier for all, and the address of another one's shared memory.
+__device__ inline Word rank() {
+    Word found;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(found));
+    return found;
+}
+__device__ inline void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ inline Word in_block(Word at, Word block) {
+    Word found;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(found) : "r"(at), "r"(block));
+    return found;
+}
+__device__ inline float2 load_from(Word at) {
+    float2 found;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(found.x), "=f"(found.y) : "r"(at));
+    return found;
+}
