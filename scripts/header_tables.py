@@ -19,6 +19,7 @@ LABELS = {
     "hopper deterministic": "deterministic",
     "torch_cudnn": "cuDNN",
     "torch_flash": "FlashAttention-2",
+    "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
     "hopper_fp8, keys of V contiguous": "V by keys",
     "copy": "a copy",

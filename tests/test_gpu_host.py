@@ -182,6 +182,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
     runtime.setDevice = lambda device: None
     monkeypatch.setattr(launching, "InMemory", InMemory)
+    monkeypatch.setattr(launching, "launch_early", lambda function, *how: launch_kernel(function, *how, 0))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     torch = ModuleType("torch")
     torch.Tensor, torch.nn, torch.strided = Tensor, SimpleNamespace(Parameter=Tensor), "strided"  # type: ignore[attr-defined]

@@ -847,11 +847,14 @@ def test_a_peer_that_may_not_return_is_timed_where_it_is_asked_for(monkeypatch: 
     def names(direction: str, *asked: str) -> set[str]:
         return {name for name, _ in contestants.contestants(Setting(1024, 64, direction=direction), asked)}
 
-    assert "fa4" in names("forward")
-    assert "fa4" not in names("backward")
-    assert names("backward", "fa4") == {"fa4"}
-    assert set(contestants.absent(())) == {"fa4, backward"}
-    assert not contestants.absent(("hopper", "fa4"))
+    assert {"fa3", "fa4"} <= names("forward")
+    assert not {"fa3", "fa4"} & names("backward")
+    assert names("backward", "fa3", "fa4") == {"fa4"}
+    assert set(contestants.absent(())) == {"fa3, backward", "fa4, backward"}
+    assert set(contestants.absent(("hopper", "fa4"))) == {"fa3, backward"}
+    monkeypatch.setattr(contestants, "version", lambda _: None)
+    assert contestants.absent(()) == {"fa3": "tokenspeed-fa3 is not installed", "fa4": "flash-attn-4 is not installed"}
+    assert not {"fa3", "fa4"} & names("forward", "hopper", "fa3", "fa4")
 
 
 def test_a_quick_look_ends_with_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

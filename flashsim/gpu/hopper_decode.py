@@ -1,8 +1,8 @@
 """Decoding on Hopper: launches kernels/hopper_decode.cu and, if heads are split, its second kernel, which merges the parts.
 
 The kernel needs a GPU of compute capability 9.0, d of 64 or 128, and at most 64 queries for a KV head: those of all heads of
-its group, at all positions. With more, up to 256 of a head, `hopper_grouped` launches another kernel in its place. Elsewhere
-this rung runs `hopper` instead, with a RuntimeWarning.
+its group, at all positions. With more, up to 256 of a head, `hopper_grouped` launches another kernel in its place, and also
+where that is faster. Elsewhere this rung runs `hopper` instead, with a RuntimeWarning.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ THREADS, PLACES = 160, 2  # of the kernel; blocks on a multiprocessor
 FILLED = 0.95  # a GPU this full counts as full
 SHORT, MEDIUM = 8, 64  # tiles of a head up to which heads are never split; not split if each multiprocessor has one
 LEAST = 4  # tiles of a part
+FEW_ROWS = 16  # with more, if there is no head for each multiprocessor, hopper_grouped's kernel is faster
 CLUSTER = 2  # blocks of threads that read each other's shared memory
 
 
@@ -72,6 +73,12 @@ def takes(q: tuple[int, ...], k: tuple[int, ...]) -> bool:
     return q[1] // max(k[1], 1) * q[2] <= ROWS
 
 
+def is_slower(q: tuple[int, ...], k: tuple[int, ...], multiprocessors: int) -> bool:
+    """Say whether hopper_decode.cu takes them, but hopper_grouped.cu is faster on so many multiprocessors."""
+    rows, heads = q[1] // k[1] * q[2], q[0] * k[1]
+    return q[3] == 128 and rows > FEW_ROWS and heads <= multiprocessors and not hopper_grouped.unsuited(q, k)
+
+
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o and, unless None, lse. Raises ValueError for rows of q, k or v that do not start at multiples of 16 bytes."""
     device = import_cupy().cuda.runtime.getDevice()
@@ -90,7 +97,8 @@ def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
 
 
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
-    if not takes(q.shape, k.shape):
+    multiprocessors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
+    if not takes(q.shape, k.shape) or is_slower(q.shape, k.shape, multiprocessors):
         return hopper_grouped.prepared(device, q, k, v, wants_L, options, ARRAYS)
     asked = wants_L, options.causal, options.scale, options.counters is not None
     start, parts = _launches(device, q.shape, k.shape, (q.strides, k.strides, v.strides), q.dtype, *asked)
@@ -155,7 +163,7 @@ def launches(
         merging = *written, np.int32(merged), np.int32(share), by_value, np.uint64(totals)
         return (decoding, merging)[: len(each)]
 
-    return Launches(each, arguments), 4 * places * (d + 2)
+    return Launches(each, arguments, early=True), 4 * places * (d + 2)
 
 
 def shared_bytes(d: int) -> int:

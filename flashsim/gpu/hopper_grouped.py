@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     """Into how many parts the keys of each head are cut, and how many of these are merged on the chip."""
 
     splits: int
-    cluster: int
+    cluster: int = 1
 
     @property
     def parts(self) -> int:
@@ -122,12 +122,12 @@ def _launches(
         attending = *maps, *written, by_value, np.int32(cut.splits), np.uint64(totals)
         return (attending, (*written, np.int32(heads * cut.parts), np.int32(share), by_value, np.uint64(totals)))[: len(each)]
 
-    return Launches(each, arguments), 4 * places * (d + 2)
+    return Launches(each, arguments, early=True), 4 * places * (d + 2)
 
 
 def shared_bytes(d: int) -> int:
-    """Return the bytes for Q_i, K_j and V_j in 3 or 4 stages, their pairs of barriers, and two items."""
-    stages = 3 if d == 128 else 4
+    """Return the bytes for Q_i, K_j and V_j in 2 or 4 stages, their pairs of barriers, and two items."""
+    stages = 256 // d
     return 2 * d * (ROWS + 2 * stages * KEYS) + (1 + 2 * stages) * 16 + 2 * 20
 
 

@@ -69,7 +69,7 @@ def peers(
 ) -> Calls:
     """Return the calls of peers, as graphs, of those in `names`; none without PyTorch, or of a peer that fails.
 
-    These are cuDNN's, without a window, FlashAttention-4's, and FlashAttention-3's, which chooses how many parts keys are cut into.
+    These are cuDNN's, without a window, FlashAttention-4's, and FlashAttention-3's, which may cut keys into parts.
     """
     try:
         import torch

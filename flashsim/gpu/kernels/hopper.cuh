@@ -235,6 +235,10 @@ struct Mask {
     __device__ int matrix(int head, int batch) const { return head * heads + batch * batches; }
 };
 
+// Let the next kernel's blocks of threads start where there is room; wait until the kernel before has ended, and see what it wrote.
+__device__ inline void start_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ inline void wait_for_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---------------------------------------------------------------------------------------------------------------- roles
 
 // A warpgroup's registers per thread: warps that copy give registers back, and warps that compute take them.

@@ -426,6 +426,7 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(THREADS, 2)
 hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V, T* O, float* L,
               float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
+    start_next_kernel();
     const Memory<d> sram(shared);
     const Offset first = first_tile(p, blockIdx.x, gridDim.x), end = first_tile(p, blockIdx.x + 1, gridDim.x);
     if (threadIdx.x >= WARPGROUP) {
@@ -460,6 +461,7 @@ merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m
     const int begin = block_of(p, first, blocks), end = block_of(p, first + p.T_c - 1, blocks) + 1;
     const bool split = head < p.heads && end - begin > 1;  // other heads were written by the block that had all their tiles
     Part<d> part;
+    wait_for_kernel();
 #pragma unroll 4
     for (int s = begin + warp % share; s < end * split; s += share) {
         const Offset at = (Offset(s) + head) * p.rows + r;

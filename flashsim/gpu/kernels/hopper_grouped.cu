@@ -7,7 +7,7 @@
 // them. The steps are those of hopper.cu.
 //
 //     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j
-//     128    128 × 128    2 × 232, 40                          32 + 3·32 + 3·32 = 224 KB
+//     128    128 × 128    2 × 232, 40                          32 + 2·32 + 2·32 = 160 KB
 //     64     128 × 128    2 × 232, 40                          16 + 4·16 + 4·16 = 144 KB
 //
 // Roles. Each multiprocessor has one block of threads, which takes every G-th item. One thread of its producer starts all copies;
@@ -58,7 +58,7 @@ template <int cluster> __device__ inline Item item(const Problem& p, int splits,
 
 // Q_i | K_j, K_{j-1}, … | V_j, V_{j-1}, … | barriers | the item of Q_i, and the next one
 template <int d> struct Memory {
-    static constexpr int STAGES = d == 128 ? 3 : 4, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    static constexpr int STAGES = 256 / d, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
     static constexpr int V_AT = Q_BYTES + STAGES * KV_BYTES, END = V_AT + STAGES * KV_BYTES;
     typedef Ring<1, Q_BYTES> RingQ;
     typedef Ring<STAGES, KV_BYTES> RingKV;
@@ -104,10 +104,7 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
     Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
     Total policy;
     const int rows = rows_of(p), items = p.heads * splits * ((p.rows + rows - 1) / rows);
-    if (p.rows <= rows)  // each K_j and V_j is read once
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    else
-        asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     Word kv = 0, q = 0;
 #pragma unroll 1
     for (int n = blockIdx.x; n < items; n += gridDim.x, ++q) {
@@ -407,6 +404,7 @@ hopper_grouped(const __grid_constant__ TensorMap Q, const __grid_constant__ Tens
                Total* totals) {
     extern __shared__ __align__(1024) char shared[];
     const Memory<d> sram(shared);
+    start_next_kernel();
     sram.init(shared, p);
     const int consumer = __shfl_sync(~0u, threadIdx.x / 32, 0) / 4 - 1;  // shows the compiler that a warp shares it
     if (consumer < 0) {
