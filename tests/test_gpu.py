@@ -513,7 +513,7 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
         (half, {"mask": flashsim.SlidingWindow(9, 0)}, "hopper" if hopper else "q_outer", ""),
         (small, {}, "tensor_core", "d is 32" if hopper else ""),
         (wide, {}, "q_outer", "multiples of 16"),
-        (half, {"mask": mask}, "hopper" if hopper else "q_outer", "70 queries" if hopper else "does not take mask"),
+        (half, {"mask": mask}, "hopper" if hopper else "q_outer", "70 keys" if hopper else "does not take mask"),
         (single, {}, "q_outer", "does not take float32"),
     ):
         found = gpu.plan(X, X, X, **asked)
