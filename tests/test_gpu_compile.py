@@ -468,7 +468,7 @@ def test_heads_are_cut_where_their_row_blocks_do_not_fill_the_machine(row_blocks
 
 
 def test_the_kernel_for_more_queries_runs_where_it_is_faster() -> None:
-    """With more than 16 rows, d = 128, and no head for each multiprocessor."""
+    """With more than 16 rows, d = 128, and no head for each multiprocessor; or with few heads and few keys."""
     for (B, H, N_q, d), slower in {
         (1, 64, 2, 128): False,
         (1, 64, 3, 128): True,
@@ -477,6 +477,8 @@ def test_the_kernel_for_more_queries_runs_where_it_is_faster() -> None:
         (17, 64, 8, 128): False,
     }.items():
         assert hopper_decode.is_slower((B, H, N_q, d), (B, 8, 4096, d), 132) == slower
+    for (B, N_k), slower in {(1, 2048): True, (1, 2049): False, (2, 2048): False}.items():
+        assert hopper_decode.is_slower((B, 64, 1, 128), (B, 8, N_k, 128), 132) == slower
     assert not hopper_decode.is_slower((1, 64, 8, 128), (1, 8, 31, 128), 132)  # too few keys
 
 

@@ -32,6 +32,7 @@ FILLED = 0.95  # a GPU this full counts as full
 SHORT, MEDIUM = 8, 64  # tiles of a head up to which heads are never split; not split if each multiprocessor has one
 LEAST = 4  # tiles of a part
 FEW_ROWS = 16  # with more, if there is no head for each multiprocessor, hopper_grouped's kernel is faster
+FEW_KEYS, FEW_HEADS = 2048, 8  # up to so many, it is faster whatever the number of rows
 CLUSTER = 2  # blocks of threads that read each other's shared memory
 
 
@@ -76,7 +77,8 @@ def takes(q: tuple[int, ...], k: tuple[int, ...]) -> bool:
 def is_slower(q: tuple[int, ...], k: tuple[int, ...], multiprocessors: int) -> bool:
     """Say whether hopper_decode.cu takes them, but hopper_grouped.cu is faster on so many multiprocessors."""
     rows, heads = q[1] // k[1] * q[2], q[0] * k[1]
-    return q[3] == 128 and rows > FEW_ROWS and heads <= multiprocessors and not hopper_grouped.unsuited(q, k)
+    short = k[2] <= FEW_KEYS and heads <= FEW_HEADS
+    return q[3] == 128 and (short or (rows > FEW_ROWS and heads <= multiprocessors)) and not hopper_grouped.unsuited(q, k)
 
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:

@@ -100,11 +100,13 @@ def _launches(
     rows = group * N_q
     if heads * rows >= MOST:
         raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}")
-    row_blocks = heads * -(-rows // block_rows(group))
+    T_r = -(-rows // block_rows(group))
+    row_blocks = heads * T_r
     multiprocessors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     cut = choose_cut(row_blocks, T_c, multiprocessors)
     problem = problem_of(q, k, strides[0], scale, T_c=T_c, N_k=N_k, causal=causal, wants_L=wants_L)
     by_value = np.void(problem.tobytes())
+    sizes = np.void(np.array([block_rows(group), T_r, cut.splits], np.int32).tobytes())  # struct Cut
     name, shared = function(dtype.name, d, cut.cluster), shared_bytes(d)
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
     items = row_blocks * cut.splits
@@ -119,7 +121,7 @@ def _launches(
             maps.append(tensor_map(name, at, k, given, dtype.name, KEYS))
         left = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
         written = np.uint64(O), np.uint64(L), *left
-        attending = *maps, *written, by_value, np.int32(cut.splits), np.uint64(totals)
+        attending = *maps, *written, by_value, sizes, np.uint64(totals)
         return (attending, (*written, np.int32(heads * cut.parts), np.int32(share), by_value, np.uint64(totals)))[: len(each)]
 
     return Launches(each, arguments, early=True), 4 * places * (d + 2)

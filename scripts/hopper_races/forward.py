@@ -18,7 +18,7 @@ from flashsim.masks import patterns
 from hopper_races.calls import PEERS, Calls, captured, copying, normal, peers, race, replayed
 
 DECODED = [(32, 8192, 1), (32, 8192, 8), (8, 8192, 1), (8, 8192, 8), (1, 131_072, 1), (1, 131_072, 8)]  # sequences, KV, queries
-DTYPES, FEW_MS = ("float16", "bfloat16"), 10.0
+DTYPES, FEW_MS = ("float16", "bfloat16"), 20.0
 WINDOWS = [(127, 0), (64, 63), (255, 0)]
 
 

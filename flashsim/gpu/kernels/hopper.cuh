@@ -111,6 +111,9 @@ struct alignas(64) TensorMap {
     char opaque[128];
 };
 
+// Fetch a description before the first copy needs it.
+__device__ inline void prefetch(const TensorMap& X) { asm volatile("prefetch.tensormap [%0];" ::"l"(&X) : "memory"); }
+
 // Start copying a tile of a head, from row `row` on, to shared memory. Rows past the end become 0.
 __device__ inline void load(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there) {
     asm volatile(

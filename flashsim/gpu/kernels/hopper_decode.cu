@@ -431,7 +431,7 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
     const Offset first = first_tile(p, blockIdx.x, gridDim.x), end = first_tile(p, blockIdx.x + 1, gridDim.x);
     if (threadIdx.x >= WARPGROUP) {
         const bool copies = threadIdx.x == WARPGROUP;
-        if (copies) sram.init();
+        if (copies) prefetch(K), prefetch(V), sram.init();
         if (paged) {
             produce_paged(sram, K, V, p, int(first / p.T_c), int(first % p.T_c), totals);
         } else {

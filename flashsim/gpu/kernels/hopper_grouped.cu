@@ -37,19 +37,23 @@ struct Item {
     int top, head, part, begin, end;
 };
 
-// How many rows a row block has, and how many keys a query sees.
-__device__ inline int rows_of(const Problem& p) { return B_r / p.group * p.group; }
+// How heads are cut: rows of a row block, row blocks of a head, parts of its keys. The host divides once for all.
+struct Cut {
+    int rows, T_r, splits;
+};
+
+// How many keys a query sees.
 __device__ inline int seen(const Problem& p, int query) {
     return p.causal ? min(p.N_k, max(0, p.N_k - p.N_q + query + 1)) : p.N_k;
 }
 
 // The n-th item. The row blocks of a head take turns; in clusters, the parts of a row block do.
-template <int cluster> __device__ inline Item item(const Problem& p, int splits, int n) {
-    const int rows = rows_of(p), T_r = (p.rows + rows - 1) / rows;
-    const int of_head = n % (splits * T_r), head = n / (splits * T_r);
-    const int s = cluster > 1 ? of_head % splits : of_head / T_r, top = (cluster > 1 ? of_head / splits : of_head % T_r) * rows;
+template <int cluster> __device__ inline Item item(const Problem& p, const Cut& cut, int n) {
+    const int splits = cut.splits, head = n / (splits * cut.T_r), of_head = n - head * (splits * cut.T_r);
+    const int fast = cluster > 1 ? splits : cut.T_r, high = of_head / fast, low = of_head - high * fast;
+    const int s = cluster > 1 ? low : high, top = (cluster > 1 ? high : low) * cut.rows;
     const int part = head * (splits / cluster + 1) + s / cluster;
-    const int keys = seen(p, (min(top + rows, p.rows) - 1) / p.group);
+    const int keys = p.causal ? seen(p, (min(top + cut.rows, p.rows) - 1) / p.group) : p.N_k;
     const int begin = int(Word(p.T_c) * s / splits), end = int(Word(p.T_c) * (s + 1) / splits);  // at most 128 splits
     return {top, head, part, begin, min(end, (keys + B_c - 1) / B_c)};
 }
@@ -74,8 +78,8 @@ template <int d> struct Memory {
         V_j = {all + V_AT, barriers + RingQ::BARRIER_BYTES + RingKV::BARRIER_BYTES};
     }
     __device__ Item& item(Word q) const { return items[q % 2]; }  // valid while a warp uses the q-th
-    __device__ void init(char* shared, const Problem& p) const {
-        if (rows_of(p) < B_r) {  // rows that are in no row block: 0 · NaN is NaN, and a warp's rows decide together
+    __device__ void init(char* shared, const Cut& cut) const {
+        if (cut.rows < B_r) {  // rows that are in no row block: 0 · NaN is NaN, and a warp's rows decide together
             for (int at = threadIdx.x; at < Q_BYTES / 16; at += blockDim.x)
                 reinterpret_cast<uint4*>(shared)[at] = make_uint4(0, 0, 0, 0);
             show_writes();
@@ -99,16 +103,16 @@ __device__ inline void load_rows(Word tile, const TensorMap& Q, int column, int 
 // One thread starts all loads, item after item: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <int cluster, int d>
 __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
-                                        const Problem& p, int splits, Total* totals) {
+                                        const Problem& p, const Cut& cut, Total* totals) {
     constexpr int KV_BYTES = B_c * d * 2;
     Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
     Total policy;
-    const int rows = rows_of(p), items = p.heads * splits * ((p.rows + rows - 1) / rows);
+    const int rows = cut.rows, items = p.heads * cut.splits * cut.T_r;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     Word kv = 0, q = 0;
 #pragma unroll 1
     for (int n = blockIdx.x; n < items; n += gridDim.x, ++q) {
-        const Item at = item<cluster>(p, splits, n);
+        const Item at = item<cluster>(p, cut, n);
         const int h = at.head % p.H_kv, b = at.head / p.H_kv;
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
@@ -159,6 +163,7 @@ __device__ __forceinline__ void to_chunks(Word (&four)[4], int lane) {
 template <typename T, int d, int cluster> struct Consumer {
     const Memory<d>& sram;
     const Problem& p;
+    const Cut& cut;
     const int w;
     const Turn<true, CONSUMERS> turn;
     Word q = 0, kv = 0;  // items, and tiles of K and V, so far
@@ -167,7 +172,8 @@ template <typename T, int d, int cluster> struct Consumer {
     float S_ij[B_c / 8][4], O_i[d / 8][4];
     Word P_ij[B_c / 16][4];
 
-    __device__ __forceinline__ Consumer(const Memory<d>& sram, const Problem& p, int w) : sram(sram), p(p), w(w), turn(w) {}
+    __device__ __forceinline__ Consumer(const Memory<d>& sram, const Problem& p, const Cut& cut, int w)
+        : sram(sram), p(p), cut(cut), w(w), turn(w) {}
 
     __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
     // This thread's upper row in the row block.
@@ -269,13 +275,13 @@ template <typename T, int d, int cluster> struct Consumer {
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i; or O_i, ℓ_i, m_i as a part, in the place where `merge` looks for it.
     __device__ __forceinline__ void write(const Item& at, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
-                                          int splits, Total* totals) {
+                                          Total* totals) {
         const int lane = thread_index() % 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int below = row() + 8 * r, of = at.top + below;
-            const bool in = below < rows_of(p) && of < p.rows;
-            if (splits == 1) {
+            const bool in = below < cut.rows && of < p.rows;
+            if (cut.splits == 1) {
                 const float factor = __fdividef(1.0f, nonzero(rows.l[r]));
                 const Offset to = place(p, at.head, of);
 #pragma unroll
@@ -326,7 +332,7 @@ template <typename T, int d, int cluster> struct Consumer {
     __device__ __forceinline__ void gather(Word ring, const Item& at, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
                                            bool all, Total* totals) {
         Tally O_writes(totals + 7), L_writes(totals + 9), O_parts_writes(totals + 11), l_writes(totals + 13), m_writes(totals + 15);
-        const int warp = 4 * w + thread_index() / 32, lane = thread_index() % 32, end = min(rows_of(p), p.rows - at.top);
+        const int warp = 4 * w + thread_index() / 32, lane = thread_index() % 32, end = min(cut.rows, p.rows - at.top);
 #pragma unroll 1
         for (int r = rank() * 4 * CONSUMERS + warp; r < end; r += cluster * 4 * CONSUMERS) {
             Part<d> part;
@@ -356,7 +362,7 @@ template <typename T, int d, int cluster> struct Consumer {
         }
     }
 
-    __device__ __forceinline__ void consume(char* shared, T* O, float* L, float* O_parts, float* l_parts, float* m_parts, int splits,
+    __device__ __forceinline__ void consume(char* shared, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
                                             Total* totals) {
 #pragma unroll 1
         for (;; ++q) {
@@ -384,13 +390,13 @@ template <typename T, int d, int cluster> struct Consumer {
             rows.sum_l();
             const Item done = sram.item(q);  // read again, so that it did not stay in registers
             if (cluster == 1) {
-                write(done, O, L, O_parts, l_parts, m_parts, splits, totals);
+                write(done, O, L, O_parts, l_parts, m_parts, totals);
                 continue;
             }
             meet(ALL, CONSUMERS * WARPGROUP);  // the last V_j is no longer read
             show(shared + Memory<d>::Q_BYTES);
             meet_cluster();
-            gather(sram.K_j.tiles, done, O, L, O_parts, l_parts, m_parts, splits == cluster, totals);
+            gather(sram.K_j.tiles, done, O, L, O_parts, l_parts, m_parts, cut.splits == cluster, totals);
             meet_cluster();  // a block must not end while another reads its shared memory
             break;           // it has just one item
         }
@@ -400,18 +406,19 @@ template <typename T, int d, int cluster> struct Consumer {
 template <typename T, int d, int cluster>
 __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 hopper_grouped(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V, T* O,
-               float* L, float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p, int splits,
-               Total* totals) {
+               float* L, float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p,
+               const __grid_constant__ Cut cut, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
     const Memory<d> sram(shared);
     start_next_kernel();
-    sram.init(shared, p);
+    if (threadIdx.x == 0) prefetch(K), prefetch(Q), prefetch(V);
+    sram.init(shared, cut);
     const int consumer = __shfl_sync(~0u, threadIdx.x / 32, 0) / 4 - 1;  // shows the compiler that a warp shares it
     if (consumer < 0) {
         keep_registers<40>();
-        if (threadIdx.x == 0) produce<cluster>(sram, Q, K, V, p, splits, totals);
+        if (threadIdx.x == 0) produce<cluster>(sram, Q, K, V, p, cut, totals);
     } else {
         take_registers<232>();
-        Consumer<T, d, cluster>(sram, p, consumer).consume(shared, O, L, O_parts, l_parts, m_parts, splits, totals);
+        Consumer<T, d, cluster>(sram, p, cut, consumer).consume(shared, O, L, O_parts, l_parts, m_parts, totals);
     }
 }
