@@ -437,9 +437,7 @@ def test_few_queries_go_to_the_rung_for_decoding() -> None:
         return settling._plan("forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, N_k, 128), True, asked, "90")
 
     assert plan(8, 16, "causal", "count") == settling.Plan("hopper_decode", "the fastest of all")
-    assert plan(8, 17) == settling.Plan(
-        "hopper", "hopper_decode: 9 keys are fewer than 4 a query"
-    )
+    assert plan(8, 17) == settling.Plan("hopper", "hopper_decode: 9 keys are fewer than 4 a query")
     assert plan(8, 17, N_k=68).kernel == plan(8, 256, N_k=1024).kernel == "hopper_decode"
     assert plan(8, 256, N_k=1023).kernel == plan(8, 257, N_k=4096).kernel == "hopper"
     assert plan(256, 2, N_k=99).kernel == "hopper_decode"
