@@ -51,6 +51,7 @@ def main() -> int:
 
 CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "decode": forward.decoding,
+    "few-queries": forward.few_queries,
     "window": forward.windows,
     "block-sparse": forward.block_sparse,
     "backward": backward.backward,

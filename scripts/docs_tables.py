@@ -28,6 +28,7 @@ CONTESTANTS = {
     "torch_math": "PyTorch's own unfused attention",
     "torch_flash": "PyTorch's FlashAttention-2",
     "torch_cudnn": "PyTorch's cuDNN",
+    "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
 }
 

@@ -38,6 +38,7 @@ _PEERS = {
     "torch_math": ("PyTorch, math", ("grey", "+", "-.")),
     "torch_flash": ("FlashAttention-2", ("green", "D", "--")),
     "torch_cudnn": ("cuDNN", ("purple", "^", "--")),
+    "fa3": ("FlashAttention-3", ("green", "p", ":")),
     "fa4": ("FlashAttention-4", ("green", "*", "-.")),
 }
 _DRAWN = {name: (rung.short, rung.look) for name, rung in ladder().items()} | _PEERS

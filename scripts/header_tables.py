@@ -19,6 +19,7 @@ LABELS = {
     "hopper deterministic": "deterministic",
     "torch_cudnn": "cuDNN",
     "torch_flash": "FlashAttention-2",
+    "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
     "hopper_fp8, keys of V contiguous": "V by keys",
     "copy": "a copy",
@@ -116,6 +117,36 @@ def decoding(results: list[dict[str, Any]]) -> Iterator[list[str]]:
         yield [LABELS.get(name, name), *(" / ".join(f"{r[moved] / r['ms'][name] / 1e6:.0f}" for r in of) for of in both)]
 
 
+def few_queries(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the fastest peer's time over `hopper_decode`'s, float16 / bfloat16: a column for each number of queries."""
+    found = {}
+    for r in results:
+        peers = [ms for name, ms in r["ms"].items() if name != "hopper_decode"]
+        found[r["sequences"], r["N_k"], r["N_q"], r["dtype"]] = min(peers) / r["ms"]["hopper_decode"]
+    queries = sorted({r["N_q"] for r in results})
+    yield ["fp16 / bf16", *(f"{N_q} queries" if N_q > 1 else "1 query" for N_q in queries)]
+    for B, N_k in dict.fromkeys((r["sequences"], r["N_k"]) for r in results):
+        both = ([found[B, N_k, N_q, dtype] for dtype in ("float16", "bfloat16")] for N_q in queries)
+        yield [f"{B} × {N_k:,}", *(f"{half:.2f} / {brain:.2f}" for half, brain in both)]
+
+
+def types(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield `hopper`'s rate, and by how much that of FlashAttention-3 and of the fastest peer is exceeded: full / causal."""
+    rates = {
+        (r["d"], r["dtype"], r["N"], r["causal"]): {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
+        for r in results
+    }
+    lengths = sorted({key[2] for key in rates})
+    yield ["full / causal", *(f"N = {N:,}" for N in lengths)]
+    for d, dtype in dict.fromkeys(key[:2] for key in sorted(rates, key=lambda key: -key[0])):
+        columns = [[rates[d, dtype, N, causal] for causal in (False, True)] for N in lengths]
+        yield [f"d = {d}, {dtype}: TFLOP/s", *(" / ".join(f"{of['hopper']:.0f}" for of in both) for both in columns)]
+        against = [[of["hopper"] / of["fa3"] for of in both] for both in columns]
+        yield ["  ÷ FlashAttention-3", *(f"{full:.2f} / {causal:.2f}" for full, causal in against)]
+        fastest = [[of["hopper"] / max(of[name] for name in of if name != "hopper") for of in both] for both in columns]
+        yield ["  ÷ the fastest peer", *(f"{full:.2f} / {causal:.2f}" for full, causal in fastest)]
+
+
 def masked_backward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield ms of windows, and of block masks: what part of the tiles is live, and what part of the time it takes."""
     windows = [r for r in results if "window" in r["case"]]
@@ -179,6 +210,8 @@ TABLES: dict[str, tuple[Path, str, Callable[[list[dict[str, Any]]], Iterator[lis
     "masked backward": (REACHED, "gpu_hopper_masked_backward", masked_backward),
     "array masks": (REACHED, "gpu_hopper_array_masks", array_masks),
     "distributions": (REACHED, "gpu_distributions", distributions),
+    "few queries": (REACHED, "gpu_few_queries", few_queries),
+    "types": (REACHED, "gpu_hopper_peers", types),
     "paged": (REACHED, "gpu_serving", paged),
     "varlen": (REACHED, "gpu_serving", varlen),
 }

@@ -180,6 +180,10 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             cache = [_normal(2, 2, N_k, d) for _ in "kv"]
             asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
             yield f"hopper_decode, d = {d}, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
+        for B, N_k in ((1, 300), (1, 500), (1, 3000), (1, 8000), (10, 1000)):  # whole, in clusters of 4, of 8, merged later, of 2
+            more = [_normal(B, H, N, d) for H, N in ((12, 40), (4, N_k), (4, N_k))]  # 120 queries of a KV head
+            asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
+            yield f"hopper_grouped, d = {d}, B = {B}, N_k = {N_k}", partial(gpu.forward, *more, **asked)
         yield from _serving(d)
     q, k, v, _ = wholes[128]
     fours = _normal(1, 1, 332, 128)

@@ -507,13 +507,13 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
     wide = cupy.ones((1, 2, 70, 68), "float16")[..., :64]
     mask = cupy.ones((70, 70), bool)
     for X, asked, wanted, why in (
-        (half, {}, fast, "70 queries" if hopper else "capability"),
+        (half, {}, fast, "70 keys" if hopper else "capability"),
         (half, {"dropout_p": 0.5, "causal": True}, fast, ""),
         (half[:, :, :8], {}, "hopper_decode" if hopper else fast, "the fastest" if hopper else "capability"),
         (half, {"mask": flashsim.SlidingWindow(9, 0)}, "hopper" if hopper else "q_outer", ""),
         (small, {}, "tensor_core", "d is 32" if hopper else ""),
         (wide, {}, "q_outer", "multiples of 16"),
-        (half, {"mask": mask}, "hopper" if hopper else "q_outer", "70 queries" if hopper else "does not take mask"),
+        (half, {"mask": mask}, "hopper" if hopper else "q_outer", "70 keys" if hopper else "does not take mask"),
         (single, {}, "q_outer", "does not take float32"),
     ):
         found = gpu.plan(X, X, X, **asked)

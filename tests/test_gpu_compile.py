@@ -25,6 +25,7 @@ from flashsim.gpu import (
     hopper_backward_wide,
     hopper_decode,
     hopper_fp8,
+    hopper_grouped,
     kernel_bugs,
     launching,
     machine,
@@ -43,7 +44,7 @@ PROMISE = "no spills, no stack"
 OVERLAPPING = ("hopper.cu", "hopper_backward.cu", "hopper_backward_wide.cu", "hopper_fp8.cu")  # within a warpgroup
 pytestmark = pytest.mark.packages
 ON_WGMMA = {  # the kernels on wgmma
-    **{f"{name}.cu": name for name in ("hopper", "hopper_backward", "hopper_decode", "hopper_fp8")},
+    **{f"{name}.cu": name for name in ("hopper", "hopper_backward", "hopper_decode", "hopper_fp8", "hopper_grouped")},
     "hopper_backward_wide.cu": "keys",
 }
 LISTED = {"algorithm_1.cu": 16, "algorithm_2.cu": 19, "algorithm_4.cu": 26, "q_outer.cu": 21}
@@ -235,6 +236,7 @@ SHARED = {  # bytes that the launchers ask for, in the order of the headers' tab
     "hopper_backward_wide.cu": [*hopper_backward_wide.SHARED],
     "hopper_decode.cu": [hopper_decode.shared_bytes(d) for d in (128, 64)],
     "hopper_fp8.cu": [hopper_fp8.SHARED],
+    "hopper_grouped.cu": [hopper_grouped.shared_bytes(d) for d in (128, 64)],
 }
 
 
@@ -366,16 +368,16 @@ def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> No
     assert compiling.KERNELS == KERNELS
 
 
-FORWARD_PLANS = [  # of 70 queries of 8 heads and 4,096 keys of 2
-    ("90", "float16", 128, True, (), "hopper", "hopper_decode: 280 queries share a KV head"),
+FORWARD_PLANS = [  # of 300 queries of 8 heads and 4,096 keys of 2
+    ("90", "float16", 128, True, (), "hopper", "hopper_decode: a head has 300 queries, and the kernel takes 256 at most"),
     ("80", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 80"),
     ("100", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 100"),
     ("90", "float16", 32, True, (), "tensor_core", "hopper: d is 32"),
     ("90", "float16", 256, True, ("causal", "window", "block_mask", "count"), "hopper", "does not take d = 256"),
     ("90", "float16", 256, True, ("dropout_p",), "hopper", "does not take d = 256"),
     ("80", "float16", 256, True, (), "q_outer", "hopper: the GPU has compute capability 80"),
-    ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "280 queries"),
-    ("90", "float16", 64, True, ("mask", "causal", "dropout_p", "count"), "hopper", "280 queries"),
+    ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "300 queries"),
+    ("90", "float16", 64, True, ("mask", "causal", "dropout_p", "count"), "hopper", "300 queries"),
     ("80", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
     ("90", "float16", 64, True, ("mask", "block_mask"), "q_outer", "hopper: does not take block_mask with mask"),
     ("90", "float16", 64, True, ("window", "block_mask"), "hopper", ""),
@@ -405,7 +407,7 @@ BACKWARD_PLANS = [  # of 512 queries and keys of 4 heads in 16 bits
 
 
 def planned(direction: str, dtype: Any, d: int, aligned: bool, asked: tuple[str, ...], capability: str) -> settling.Plan:
-    shapes = ((2, 8, 70, d), (2, 2, 4096, d)) if direction == "forward" else 2 * ((2, 4, 512, d),)
+    shapes = ((2, 8, 300, d), (2, 2, 4096, d)) if direction == "forward" else 2 * ((2, 4, 512, d),)
     return settling._plan(direction, np.dtype(dtype), *shapes, aligned, asked, capability)
 
 
@@ -429,13 +431,53 @@ def test_the_plan_names_the_fastest_rung_and_why_no_faster_one() -> None:
 
 
 def test_few_queries_go_to_the_rung_for_decoding() -> None:
-    def plan(H: int, N_q: int, *asked: str) -> settling.Plan:
-        return settling._plan("forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, 9, 128), True, asked, "90")
+    """At most 64 of a KV head; or 256 of a head, each with 4 keys or more, where at most 128 heads share a KV head."""
+
+    def plan(H: int, N_q: int, *asked: str, N_k: int = 9) -> settling.Plan:
+        return settling._plan("forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, N_k, 128), True, asked, "90")
 
     assert plan(8, 16, "causal", "count") == settling.Plan("hopper_decode", "the fastest of all")
-    assert plan(8, 17).kernel == "hopper"
+    assert plan(8, 17) == settling.Plan("hopper", "hopper_decode: 9 keys are fewer than 4 a query")
+    assert plan(8, 17, N_k=68).kernel == plan(8, 256, N_k=1024).kernel == "hopper_decode"
+    assert plan(8, 256, N_k=1023).kernel == plan(8, 257, N_k=4096).kernel == "hopper"
+    assert plan(256, 2, N_k=99).kernel == "hopper_decode"
+    assert "hopper_decode: 129 heads share a KV head, and the kernel takes 128 at most" in plan(258, 2, N_k=99).why
     assert "hopper_decode: does not take dropout_p" in plan(8, 16, "dropout_p").why
     assert "hopper_decode: does not take window" in plan(8, 16, "window").why
+
+
+@pytest.mark.parametrize(
+    ("row_blocks", "T_c", "cut"),
+    [
+        (256, 64, (1, 1)),  # two waves
+        (8, 8, (8, 8)),  # one launch, in clusters of 8
+        (8, 64, (16, 1)),  # each multiprocessor has a part
+        (16, 8, (4, 4)),  # clusters of 8 have no place for all
+        (32, 8, (2, 2)),  # nor have those of 4
+        (64, 64, (2, 2)),
+        (72, 32, (3, 1)),  # 72 of 132 would leave many idle; 216 are two waves of a third each
+        (8, 1, (1, 1)),
+        (1, 3, (1, 1)),  # not worth it
+        (1, 10**6, (128, 1)),
+    ],
+)
+def test_heads_are_cut_where_their_row_blocks_do_not_fill_the_machine(row_blocks: int, T_c: int, cut: tuple[int, int]) -> None:
+    assert hopper_grouped.choose_cut(row_blocks, T_c, 132) == cut
+
+
+def test_the_kernel_for_more_queries_runs_where_it_is_faster() -> None:
+    """With more than 16 rows, d = 128, and no head for each multiprocessor; or with few heads and few keys."""
+    for (B, H, N_q, d), slower in {
+        (1, 64, 2, 128): False,
+        (1, 64, 3, 128): True,
+        (1, 64, 3, 64): False,
+        (16, 64, 8, 128): True,
+        (17, 64, 8, 128): False,
+    }.items():
+        assert hopper_decode.is_slower((B, H, N_q, d), (B, 8, 4096, d), 132) == slower
+    for (B, N_k), slower in {(1, 2048): True, (1, 2049): False, (2, 2048): False}.items():
+        assert hopper_decode.is_slower((B, 64, 1, 128), (B, 8, N_k, 128), 132) == slower
+    assert not hopper_decode.is_slower((1, 64, 8, 128), (1, 8, 31, 128), 132)  # too few keys
 
 
 def test_mask_objects_become_what_kernels_know_or_are_refused() -> None:

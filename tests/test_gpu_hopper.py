@@ -10,7 +10,7 @@ import pytest
 
 import flashsim
 from flashsim import gpu
-from flashsim.gpu import hopper, hopper_backward, hopper_decode
+from flashsim.gpu import hopper, hopper_backward, hopper_decode, hopper_grouped
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.contestants import DISTRIBUTIONS, Setting, drawn
 from flashsim.masks.dropout import keep_mask
@@ -339,10 +339,11 @@ DECODED = {  # B, H_q, H_kv, N_q, N_k, d
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("shape", DECODED.values(), ids=DECODED)
 def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
-    shape: tuple[int, ...], dtype: str, causal: bool
+    shape: tuple[int, ...], dtype: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     B, H_q, H_kv, N_q, N_k, d = shape
     problem, rung = given(shape, dtype, outliers=True), gpu.kernel("hopper_decode")
+    monkeypatch.setattr(hopper_decode, "is_slower", lambda *_: False)
     found = run(rung, problem, causal=causal)
     assert_near(rung, problem, found, problem.causal if causal else None)
     *_, counted = gpu.forward(*on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True)
@@ -359,6 +360,70 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
             writes[array] += written
     writes["L"] = B * H_q * N_q  # which split_kv does not make
     assert moved(counted) == {a: (reads[a], writes[a]) for a in (*reads, "L") if reads[a] or writes[a]}
+
+
+GROUPED = {  # B, H_q, H_kv, N_q, N_k, d: more than 64 rows a KV head, or few heads
+    "few rows, few heads": (1, 64, 8, 3, 1024, 128),
+    "few rows, two launches": (2, 8, 1, 8, 9000, 128),
+    "a row more": (1, 5, 1, 13, 333, 64),
+    "one tile": (2, 8, 1, 16, 128, 128),
+    "no group": (1, 3, 3, 65, 260, 128),
+    "in parts": (1, 16, 2, 16, 9000, 128),
+    "in parts, d = 64": (1, 16, 2, 17, 9000, 64),
+    "rows that do not fill a tile": (2, 6, 2, 100, 1000, 128),  # 126 of 128
+    "a group of 48": (1, 96, 2, 20, 3001, 64),
+    "a group of 128": (1, 128, 1, 3, 700, 128),
+    "several items a block": (40, 16, 4, 40, 700, 128),
+    "several items a block, in parts": (13, 16, 1, 130, 4000, 128),
+    "most queries": (1, 2, 2, 256, 1500, 64),
+    "tiles that no row sees": (1, 8, 1, 200, 801, 128),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", GROUPED.values(), ids=GROUPED)
+def test_more_queries_lie_within_rounding_and_their_counts_are_the_simulators(
+    shape: tuple[int, ...], dtype: str, causal: bool
+) -> None:
+    B, H_q, H_kv, N_q, N_k, d = shape
+    problem, rung = given(shape, dtype, outliers=True), gpu.kernel("hopper_decode")
+    processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
+    sizes = (B, H_q, N_q, d), (B, H_kv, N_k, d)
+    assert not hopper_decode.takes(*sizes) or hopper_decode.is_slower(*sizes, processors)
+    found = run(rung, problem, causal=causal)
+    assert_near(rung, problem, found, problem.causal if causal else None)
+    *_, counted = gpu.forward(*on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True)
+    group = H_q // H_kv
+    rows = hopper_grouped.block_rows(group)
+    row_blocks = B * H_kv * -(-group * N_q // rows)
+    cut = hopper_grouped.choose_cut(row_blocks, -(-N_k // hopper_grouped.KEYS), processors)
+    split: dict[str, Any] = {"splits": cut.parts} if cut.parts > 1 else {}
+    problem_sizes = (B, H_q, H_kv, N_q, N_k, d, (rows, hopper_grouped.KEYS))
+    wanted = tally("split_kv" if split else "q_outer", problem_sizes, gqa="grouped", causal=causal, **split)
+    wanted["Q"] = (wanted["Q"][0] * cut.cluster, 0)  # each of a cluster's blocks reads Q
+    assert moved(counted) == wanted | {"L": (0, B * H_q * N_q)}  # which split_kv does not make
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_a_scale_of_more_queries_may_be_negative_or_0(scale: float) -> None:
+    q, k, v = on_gpu(given((1, 12, 4, 40, 900, 128), "float16"))
+    asked: dict[str, Any] = {"causal": True, "scale": scale, "return_lse": True}
+    found, wanted = (gpu.forward(q, k, v, kernel=name, **asked) for name in ("hopper_decode", "hopper"))
+    for one, other in zip(found, wanted, strict=True):
+        assert abs(one.astype("float32") - other.astype("float32")).max() < 2e-3
+
+
+def test_of_more_queries_bits_stay_and_nothing_else_is_written() -> None:
+    """The same bits in 20 runs, whatever O held; q, k and v may be views with other strides."""
+    import cupy
+
+    q, k, v = on_gpu(given((3, 16, 2, 33, 5000, 128), "float16"))
+    first = gpu.forward(q, k, v, kernel="hopper_decode", causal=True)
+    for _ in range(20):
+        assert (gpu.forward(q, k, v, kernel="hopper_decode", causal=True) == first).all()
+    turned = [cupy.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    assert (gpu.forward(*turned, kernel="hopper_decode", causal=True) == first).all()
 
 
 @pytest.mark.parametrize(("causal", "dropout_p"), [(False, 0.0), (True, 0.0), (True, 0.3)])

@@ -33,7 +33,9 @@ from flashsim.gpu import (
     hopper_backward_wide,
     hopper_decode,
     hopper_fp8,
+    hopper_grouped,
     hopper_paged,
+    hopper_parts,
     hopper_varlen,
     launching,
     settling,
@@ -46,11 +48,15 @@ from flashsim.gpu.masking import InTiles
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DEVICE, STREAM = 7, 5  # the stream is PyTorch's
-LAUNCHING = hopper, hopper_backward, hopper_backward_wide, hopper_decode, hopper_fp8, hopper_paged, hopper_varlen
+LAUNCHING = (
+    hopper, hopper_backward, hopper_backward_wide, hopper_decode, hopper_fp8, hopper_grouped, hopper_paged, hopper_parts,
+    hopper_varlen,
+)  # fmt: skip
 CACHES = (
     settling._settled_before, of_gpus._library, compiling.capability, hopper._launch, hopper_backward._launches,
-    hopper_backward_wide._launches, hopper_decode._launches, hopper_fp8._launch, hopper_paged._launches, hopper_varlen._launch,
-    hopper_varlen._packed, tensor_maps.tensor_map, launching._counters, launching._words,
+    hopper_backward_wide._launches, hopper_decode._launches, hopper_fp8._launch, hopper_grouped._launches,
+    hopper_paged._launches, hopper_varlen._launch, hopper_varlen._packed, tensor_maps.rows_map, tensor_maps.tensor_map,
+    launching._counters, launching._words,
 )  # fmt: skip
 Launches = list[tuple[Any, ...]]
 
@@ -176,6 +182,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
     runtime.setDevice = lambda device: None
     monkeypatch.setattr(launching, "InMemory", InMemory)
+    monkeypatch.setattr(launching, "launch_early", lambda function, *how: launch_kernel(function, *how, 0))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     torch = ModuleType("torch")
     torch.Tensor, torch.nn, torch.strided = Tensor, SimpleNamespace(Parameter=Tensor), "strided"  # type: ignore[attr-defined]
@@ -245,6 +252,7 @@ CALLS: dict[str, tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]
         [{"return_lse": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}, *WINDOWS],
     ),
     "hopper_decode": (_forward, {"kernel": "hopper_decode", "N": (3, 20_000)}, [{"return_lse": True}]),
+    "hopper_decode, more queries": (_forward, {"kernel": "hopper_decode", "N": (99, 20_000)}, [{"return_lse": True}]),
     "hopper_fp8": (_forward, {"kernel": "hopper_fp8", "dtype": ml_dtypes.float8_e4m3fn}, [{"return_lse": True}]),
     "backward": (_backward, {"kernel": "hopper"}, [{"deterministic": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}]),
 }

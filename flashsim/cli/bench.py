@@ -19,7 +19,7 @@ EXAMPLES = (
     "flashsim bench --quick\n"
     "flashsim bench --N 1024 4096 16384 --d 128\n"
     "flashsim bench --only tensor_core torch_flash --N 4096 --d 64 128 --json bench.json\n"
-    "flashsim bench --only hopper torch_cudnn fa4 --d 64 128 --heads 32 16 --direction forward --rounds 9\n"
+    "flashsim bench --only hopper torch_cudnn fa3 fa4 --dtype float16 bfloat16 --d 64 128 --heads 32 16 --direction forward\n"
     "flashsim bench --N 4096 --d 128 --direction forward --distribution wide captured\n"
     "flashsim bench --N 1024 --d 64 --dropout 0.1 --causal yes\n"
     "flashsim bench --only standard hopper hopper_window hopper_butterfly torch_flash --d 64 --causal no --direction forward\n"
@@ -48,7 +48,8 @@ def add_options(parser: Any) -> None:
     add(parser, "--dropout")
     why = "not float32 as elsewhere: the fast kernels are for matrix units of 16 bits"
     dtypes = ["float16", "bfloat16", "float32"]
-    add(parser, "--dtype", choices=dtypes, default="float16", help=f"type of the inputs. Default: float16, {why}")
+    types = f"types of the inputs; with --ladder, one. Default: float16, {why}"
+    add(parser, "--dtype", nargs="+", choices=dtypes, default=["float16"], metavar="TYPE", help=types)
     add(parser, "--batch", type=whole(0), default=0, metavar="B", help="sequences at once. Default: for 16,384 tokens")
     add(parser, "--heads", nargs="+", default=[16], help="query heads, or a number for each --d. Default: 16")
     only = f"time only these: {', '.join(NAMES)}. Default: all except hopper_window (256 keys) and hopper_butterfly"
@@ -73,13 +74,14 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--heads is {options.heads}; expected one number, or one for each of --d {options.d}")
     causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
     directions = DIRECTIONS if options.direction == "both" else [options.direction]
-    others = {"dtype": options.dtype, "B": options.batch, "dropout_p": options.dropout_p}
+    others = {"B": options.batch, "dropout_p": options.dropout_p}
     pairs = list(zip(options.d, cycle(options.heads), strict=False))
     asked = [
         replace(one, distribution=distribution)
         for N in options.N
         for d, H in pairs
-        for one in settings([N], [d], causal, directions, H=H, **others)
+        for dtype in options.dtype
+        for one in settings([N], [d], causal, directions, H=H, dtype=dtype, **others)
         for distribution in options.distribution or (DISTRIBUTIONS if one.direction == "forward" else ["normal"])
     ]
     on = machine()
@@ -104,10 +106,11 @@ def _climb(options: argparse.Namespace) -> int:
     drawn, backward = options.distribution or ["normal"], options.direction == "backward"
     more = {"--N": len(lengths) > 1, "--d": len(dims) > 1, "--heads": len(options.heads) > 1, "--only": options.only}
     more |= {"--distribution": len(drawn) > 1, "--direction backward": backward, "--dropout": options.dropout_p}
+    more |= {"--dtype": len(options.dtype) > 1}
     for name, given in more.items():
         if given:
             raise ValueError(f"--ladder is one problem, forward, of all rungs: {name} asks for something else")
-    sizes = {"dtype": options.dtype, "B": options.batch, "H": options.heads[0], "distribution": drawn[0]}
+    sizes = {"dtype": options.dtype[0], "B": options.batch, "H": options.heads[0], "distribution": drawn[0]}
     setting = Setting(lengths[0], dims[0], options.causal == "yes", **sizes)
     on = machine()
     with progress(options) as told:
@@ -143,13 +146,18 @@ def _drawn(result: Mapping[str, Any]) -> str:
     return "" if distribution == "normal" else f" {distribution}"
 
 
+def _typed(result: Mapping[str, Any]) -> str:
+    """Return the inputs' type in a row's name, if it is another than float16."""
+    return "" if result["dtype"] == "float16" else f" {result['dtype']}"
+
+
 def _rounded(number: float | None, digits: int) -> str | None:
     return None if number is None else f"{number:.{digits}f}"
 
 
 def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
     """Print TFLOP/s, a row for each setting, our fastest kernel's ratios, power and clock; who was absent, and who failed."""
-    from flashsim.gpu.contestants import FA4, TORCH
+    from flashsim.gpu.contestants import PEERS
     from flashsim.gpu.rungs import ladder
 
     on = record["machine"]
@@ -161,9 +169,9 @@ def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
         own = next((name for name in reversed(ladder()) if rate.get(name)), "")
         ours = rate.get(own)
         at: dict[str, Any] = next((t for t in r["timings"] if t["name"] == own), {})
-        best = max(filter(None, map(rate.get, (*TORCH, FA4))), default=None)
+        best = max(filter(None, map(rate.get, PEERS)), default=None)
         against = ((rate.get("torch_flash"), 2), (best, 2), (rate.get("standard"), 1), (rate.get("torch_unfused"), 1))
-        setting = f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}{_drawn(r)}"
+        setting = f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}{_typed(r)}{_drawn(r)}"
         shown = (_rounded(rate.get(name), 1) for name in names)
         ratios = (_rounded(ours / other if ours and other else None, digits) for other, digits in against)
         rows.append((setting, *shown, *ratios, *(_rounded(at.get(what), 0) for what in ("watts", "mhz"))))

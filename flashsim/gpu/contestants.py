@@ -1,4 +1,4 @@
-"""The contestants of a benchmark (our kernels, unfused attention, PyTorch's backends, FlashAttention-4) and its problems."""
+"""The contestants of a benchmark (our kernels, unfused attention, PyTorch's backends, FlashAttention) and its problems."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from flashsim.problem.qkv import SAMPLE
 Call = Callable[[], Any]
 TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
 """Backends of PyTorch's scaled_dot_product_attention. "" is unfused attention written in PyTorch, the paper's baseline."""
-FA4 = "fa4"  # FlashAttention-4, if the package flash-attn-4 is installed
+FA3, FA4 = "fa3", "fa4"
+PACKAGES = {FA3: "tokenspeed-fa3", FA4: "flash-attn-4"}
+"""FlashAttention-3, of which that package has the forward pass only, and FlashAttention-4. They take part if installed."""
 SPARSE: dict[str, dict[str, Any]] = {
     "hopper_window": {"mask": SlidingWindow(128, 127)},
     "hopper_butterfly": {"block_mask": butterfly},
 }
 """Sparse attention, forward, by `hopper`, which the paper's Figure 3 compares too. These take part only if asked for."""
-NAMES = (*ladder(), *SPARSE, *TORCH, FA4)
+PEERS = (*TORCH, *PACKAGES)
+NAMES = (*ladder(), *SPARSE, *PEERS)
 LONGEST = {"torch_unfused": 16_384, "torch_math": 16_384}
 """Beyond these lengths the N × N matrices are not worth the time. For our kernels, `Kernel.longest` says so."""
 TOKENS, HEADS = 16_384, 16
@@ -95,12 +98,12 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
         elif name in SPARSE:
             if setting.direction == "forward" and not setting.causal:
                 yield name, partial(_ours, "hopper", setting, **SPARSE[name])
-        elif torch is None or (name == FA4 and version("flash-attn-4") is None):
+        elif torch is None or (name in PACKAGES and version(PACKAGES[name]) is None):
             continue
-        elif name == FA4 and setting.direction == "backward" and name not in asked:
-            continue  # it may not return: see `absent`
-        elif name == FA4:
-            yield name, partial(_fa4, setting, torch)
+        elif setting.direction == "backward" and (name == FA3 or (name == FA4 and name not in asked)):
+            continue  # FlashAttention-3's is not in the package, and FlashAttention-4's may not return: see `absent`
+        elif name in PACKAGES:
+            yield name, partial(_flash_attention, name, setting, torch)
         else:
             yield name, partial(_torchs, TORCH[name], setting, torch)
 
@@ -108,10 +111,13 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
 def absent(asked: Sequence[str]) -> dict[str, str]:
     """Return by name why peers do not take part on this machine. `asked` are the names asked for, if any."""
     if torch_if_there() is None:
-        return dict.fromkeys((*TORCH, FA4), "PyTorch is not installed, or sees no GPU")
-    if version("flash-attn-4") is None:
-        return {FA4: "flash-attn-4 is not installed"}
-    return {} if FA4 in asked else {f"{FA4}, backward": "it may not return; --only fa4 asks for it"}
+        return dict.fromkeys(PEERS, "PyTorch is not installed, or sees no GPU")
+    reasons = {name: f"{package} is not installed" for name, package in PACKAGES.items() if version(package) is None}
+    if FA3 not in reasons:
+        reasons[f"{FA3}, backward"] = f"{PACKAGES[FA3]} has the forward pass only"
+    if FA4 not in reasons and FA4 not in asked:
+        reasons[f"{FA4}, backward"] = "it may not return; --only fa4 asks for it"
+    return reasons
 
 
 def share(name: str, setting: Setting) -> float:
@@ -213,16 +219,19 @@ def _torchs(backend: str, setting: Setting, torch: Any) -> Call:
     return _peer(attention, setting, torch)
 
 
-def _fa4(setting: Setting, torch: Any) -> Call:
-    """Return a call of FlashAttention-4, whose arrays are (B, N, H, d)."""
-    from flash_attn.cute import flash_attn_func
+def _flash_attention(name: str, setting: Setting, torch: Any) -> Call:
+    """Return a call of FlashAttention-3 or -4, whose arrays are (B, N, H, d)."""
+    if setting.dropout_p:
+        raise ValueError(f"{name} has no dropout")
+    if name == FA3:
+        from flash_attn_interface import flash_attn_func
+    else:
+        from flash_attn.cute import flash_attn_func
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         found = flash_attn_func(q, k, v, causal=setting.causal)
         return found[0] if isinstance(found, tuple) else found
 
-    if setting.dropout_p:
-        raise ValueError("FlashAttention-4 has no dropout")
     return _peer(attention, setting, torch, rows_first=True)
 
 

@@ -1,7 +1,8 @@
 """Decoding on Hopper: launches kernels/hopper_decode.cu and, if heads are split, its second kernel, which merges the parts.
 
 The kernel needs a GPU of compute capability 9.0, d of 64 or 128, and at most 64 queries for a KV head: those of all heads of
-its group, at all positions. Elsewhere this rung runs `hopper` instead, with a RuntimeWarning.
+its group, at all positions. With more, up to 256 of a head, `hopper_grouped` launches another kernel in its place, and also
+where that is faster. Elsewhere this rung runs `hopper` instead, with a RuntimeWarning.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.gpu import hopper, tensor_core
+from flashsim.gpu import hopper, hopper_grouped, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy
+from flashsim.gpu.hopper_parts import MOST, merge_function, merge_launch, parts_of, problem_of
 from flashsim.gpu.kernel import Kernel, Options, hopper_variants
-from flashsim.gpu.launching import STRIDES, Launches, Prepared, check_rows, ready, totals, warn
+from flashsim.gpu.launching import Launches, Prepared, check_rows, ready, totals, warn
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE = "hopper_decode.cu"
@@ -26,18 +28,12 @@ HEAD_DIMS = (64, 128)  # of the kernel
 ROWS = 64  # B_r
 KEYS = 64  # B_c
 THREADS, PLACES = 160, 2  # of the kernel; blocks on a multiprocessor
-WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp loads at a time
 FILLED = 0.95  # a GPU this full counts as full
 SHORT, MEDIUM = 8, 64  # tiles of a head up to which heads are never split; not split if each multiprocessor has one
 LEAST = 4  # tiles of a part
+FEW_ROWS = 16  # with more, if there is no head for each multiprocessor, hopper_grouped's kernel is faster
+FEW_KEYS, FEW_HEADS = 2048, 8  # up to so many, it is faster whatever the number of rows
 CLUSTER = 2  # blocks of threads that read each other's shared memory
-MOST = 2**31 - 2**16  # heads, and rows of all heads, which are counted in 32 bits
-
-PROBLEM = np.dtype(
-    [("Q", STRIDES), ("tiles", "i8"), ("table", "u8"), ("lengths", "u8")]
-    + [(name, "i4") for name in ("width", "pages", "page", "N_q", "N_k", "H_kv", "group", "heads", "rows", "T_c")]
-    + [("causal", "i4"), ("wants_L", "i4"), ("c", "f4"), ("sign", "f4")]
-)
 
 
 def grid(heads: int, T_c: int, rows: int, places: int) -> int:
@@ -70,8 +66,19 @@ def parts(heads: int, T_c: int, blocks: int) -> list[int]:
 
 def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
     """Return why this rung does not take queries and keys of these shapes, or ""."""
-    rows = q[1] // max(k[1], 1) * q[2]
-    return f"{rows:,} queries share a KV head, and the kernel takes {ROWS} at most" if rows > ROWS else ""
+    return "" if takes(q, k) else hopper_grouped.unsuited(q, k)
+
+
+def takes(q: tuple[int, ...], k: tuple[int, ...]) -> bool:
+    """Say whether hopper_decode.cu takes them: not more than 64 queries share a KV head."""
+    return q[1] // max(k[1], 1) * q[2] <= ROWS
+
+
+def is_slower(q: tuple[int, ...], k: tuple[int, ...], multiprocessors: int) -> bool:
+    """Say whether hopper_decode.cu takes them, but hopper_grouped.cu is faster on so many multiprocessors."""
+    rows, heads = q[1] // k[1] * q[2], q[0] * k[1]
+    short = k[2] <= FEW_KEYS and heads <= FEW_HEADS
+    return q[3] == 128 and (short or (rows > FEW_ROWS and heads <= multiprocessors)) and not hopper_grouped.unsuited(q, k)
 
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
@@ -92,6 +99,9 @@ def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
 
 
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
+    multiprocessors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
+    if not takes(q.shape, k.shape) or is_slower(q.shape, k.shape, multiprocessors):
+        return hopper_grouped.prepared(device, q, k, v, wants_L, options, ARRAYS)
     asked = wants_L, options.causal, options.scale, options.counters is not None
     start, parts = _launches(device, q.shape, k.shape, (q.strides, k.strides, v.strides), q.dtype, *asked)
 
@@ -135,16 +145,11 @@ def launches(
     """
     (b, H, N_q, d), H_kv = q, k[1]
     heads, rows = b * H_kv, H // H_kv * N_q
-    problem = np.zeros((), PROBLEM)
-    problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
-    sizes = {"tiles": heads * T_c, "N_q": N_q, "H_kv": H_kv, "group": H // H_kv, "heads": heads, "rows": rows, "T_c": T_c}
-    for name, value in {**sizes, **asked}.items():
-        problem[name] = value
-    problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    places = 0 if merged == heads else (merged + heads - 1) * rows
-    share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-merged // heads) <= PARTS * share)
-    grids = (blocks, THREADS, shared_bytes(d)), (-(-heads * rows * share // WARPS), 32 * WARPS, 0)
-    each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)][: 1 if merged == heads else 2]
+    problem = problem_of(q, k, strides[0], scale, T_c=T_c, **asked)
+    places, share = parts_of(heads, rows, merged)
+    each = [(kernels[0], blocks, THREADS, shared_bytes(d))]
+    if merged > heads:
+        each.append(merge_launch(kernels[1], heads, rows, share))
 
     def arguments(parts: int, Q: int, K: int, V: int, *others: int) -> Any:
         *pages, O, L, totals = others
@@ -160,7 +165,7 @@ def launches(
         merging = *written, np.int32(merged), np.int32(share), by_value, np.uint64(totals)
         return (decoding, merging)[: len(each)]
 
-    return Launches(each, arguments), 4 * places * (d + 2)
+    return Launches(each, arguments, early=True), 4 * places * (d + 2)
 
 
 def shared_bytes(d: int) -> int:
@@ -171,7 +176,7 @@ def shared_bytes(d: int) -> int:
 
 def functions(dtype: str, d: int, together: int, paged: bool = False) -> tuple[str, str]:
     """Return the kernels' names for one case."""
-    return f"hopper_decode<{ELEMENTS[dtype]}, {d}, {together}, {str(paged).lower()}>", f"merge<{ELEMENTS[dtype]}, {d}>"
+    return f"hopper_decode<{ELEMENTS[dtype]}, {d}, {together}, {str(paged).lower()}>", merge_function(dtype, d)
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
@@ -187,12 +192,18 @@ def _functions(dtype: str, count: bool) -> Iterator[str]:
             yield from functions(dtype, d, together, paged)
 
 
+def _grouped(dtype: str, _: bool) -> Iterator[str]:
+    """Yield what the tests compile of the kernel for more queries."""
+    for d, cluster in product(HEAD_DIMS, hopper_grouped.CLUSTERS):
+        yield hopper_grouped.function(dtype, d, cluster)
+
+
 KERNEL = Kernel(
     name="hopper_decode",
     about="few queries, a long cache: a group's queries in one tile, keys split over the machine; fp16 and bf16",
     short="wgmma and TMA, decoding", look=("vermillion", "X", "-"),
     rung=6, fastest_in=("forward",), model="split_kv", tensor_cores=True, dtypes=tuple(ELEMENTS), head_dims=tensor_core.HEAD_DIMS,
-    variants=hopper_variants(FILE, _functions),
+    variants=(*hopper_variants(FILE, _functions), *hopper_variants(hopper_grouped.FILE, _grouped)),
     forward=forward, prepare=prepare, takes=("causal", "count"), aligned=True, choose_blocks=choose_blocks,
     why_not=hopper.why_not, unsuited=unsuited,
 )  # fmt: skip

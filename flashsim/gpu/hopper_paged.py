@@ -8,6 +8,7 @@ from typing import Any
 from flashsim.gpu import hopper_decode
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.hopper_decode import CLUSTER, KEYS, PLACES, ROWS, functions, launches, shared_bytes
+from flashsim.gpu.hopper_parts import MOST
 from flashsim.gpu.kernel import Options
 from flashsim.gpu.launching import Launches, Prepared, ready, totals
 from flashsim.gpu.tensor_maps import HALF_BYTES
@@ -59,8 +60,8 @@ def _launches(
     """
     (b, H, N_q, d), (pages, H_kv, page, _) = q, k
     heads, rows = b * H_kv, H // H_kv * N_q
-    if heads * max(rows, t) >= hopper_decode.MOST:
-        raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {hopper_decode.MOST:,}")
+    if heads * max(rows, t) >= MOST:
+        raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}")
     names = functions(dtype.name, d, together, paged=True)
     kernels = ready(device, hopper_decode.FILE, names, names[0], shared_bytes(d), counting)
     asked = {"causal": causal, "wants_L": wants_L, "width": strides[3][0] // 4, "pages": pages, "page": page}

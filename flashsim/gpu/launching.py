@@ -138,10 +138,15 @@ class Launches:
     are kept, so they may depend on nothing else that changes. Memory may be freed and come back at the same address.
 
     From the second call on, the launches are a CUDA graph. To launch it takes the host less time than a kernel does.
+
+    early  kernels after the first may start before the one before them has ended; they call `wait_for_kernel` of hopper.cuh
     """
 
-    def __init__(self, each: Sequence[tuple[Any, int, int, int]], arguments: Callable[..., Sequence[Sequence[Any]]]) -> None:
+    def __init__(
+        self, each: Sequence[tuple[Any, int, int, int]], arguments: Callable[..., Sequence[Sequence[Any]]], *, early: bool = False
+    ) -> None:
         cuda = import_cupy().cuda
+        self._early = early
         self._runtime, self._launch = cuda.runtime, cuda.driver.launchKernel  # CuPy would inspect each argument
         self._kernels = [kernel.kernel for kernel, *_ in each]
         shapes = [(grid, 1, 1, threads, 1, 1, shared) for _, grid, threads, shared in each]
@@ -167,8 +172,52 @@ class Launches:
             self._runtime.graphLaunch(kept.graph.graphExec, stream)
 
     def _launch_each(self, kept: Repeated, stream: int) -> None:
-        for how, arguments in kept.each:
-            self._launch(*how, stream, arguments.at, 0)
+        for n, (how, arguments) in enumerate(kept.each):
+            if self._early and n:
+                launch_early(*how, stream, arguments.at)
+            else:
+                self._launch(*how, stream, arguments.at, 0)
+
+
+class Attribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute, with a number for its value."""
+
+    _fields_ = (("id", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60))
+
+
+class Config(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the driver's number of that attribute
+
+
+def launch_early(kernel: int, *how: int) -> None:
+    """Launch a kernel whose blocks of threads may start before the kernel before it in the stream has ended.
+
+    `how` has three sizes of the grid, three of a block of threads, bytes of shared memory, the stream's handle, and the address
+    of the arguments' table. Raises RuntimeError if the driver refuses.
+    """
+    attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
+    grid, block, (shared, stream, arguments) = how[:3], how[3:6], how[6:]
+    config = Config(grid, block, shared, stream, ctypes.pointer(attribute), 1)
+    status = _launcher()(ctypes.byref(config), ctypes.c_void_p(kernel), ctypes.c_void_p(arguments), None)
+    if status:
+        raise RuntimeError(f"cuLaunchKernelEx returned {status}")
+
+
+@cache
+def _launcher() -> Any:
+    return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
 
 
 @dataclass(eq=False)

@@ -70,7 +70,7 @@ def machine() -> dict[str, Any]:
         "gpu": properties["name"].decode(), "sms": properties["multiProcessorCount"], "l2_bytes": properties["l2CacheSize"],
         "driver_cuda": cupy.cuda.runtime.driverGetVersion(), "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
         "cupy": cupy.__version__, "torch": torch and torch.__version__, "cudnn": torch and torch.backends.cudnn.version(),
-        "flash_attn_4": version("flash-attn-4"),
+        "flash_attn_4": version("flash-attn-4"), "flash_attn_3": version("tokenspeed-fa3"),
     }  # fmt: skip
 
 

@@ -21,13 +21,12 @@ from typing import Any
 from flashsim.gpu import hopper, hopper_fp8, tensor_core
 from flashsim.gpu.benchmark import compile_first, race
 from flashsim.gpu.compiling import capability, current_device, import_cupy
-from flashsim.gpu.contestants import FA4, TORCH, Call, Setting, arrays, contestants, dtype_of
+from flashsim.gpu.contestants import PEERS, Call, Setting, arrays, contestants, dtype_of
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.profiling import profiled, run_marked
 from flashsim.gpu.rungs import ladder
 from flashsim.run.api import count
 
-PEERS = (*TORCH, FA4)
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, hopper_fp8.NAME: 1}
 OnStep = Callable[[str], None]
 

@@ -35,6 +35,21 @@ def tensor_map(
 
 
 @lru_cache(maxsize=4096)
+def rows_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, group: int, rows: int) -> Any:
+    """Return the map of queries (B, H, N, d) with `group` heads for each KV head. A box has `rows` rows, a half of their columns.
+
+    Its rows are queries of all heads of a group: row r is query r / group of the group's head r mod group. Axes are column, head
+    in its group, query, KV head, batch.
+    """
+    B, H, N, d = shape
+    (batch, _, row), heads = _apart(shape, strides), H // group
+    head = strides[1] if group > 1 else 16
+    each = group * strides[1] if heads > 1 else 16
+    dims, box = (d, group, N, heads, B), (HALF_BYTES // TYPES[dtype][1], group, rows // group, 1, 1)
+    return _described(name, pointer, strides, dtype, dims, (head, row, each, batch), box)
+
+
+@lru_cache(maxsize=4096)
 def fours_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
     """Return the map of an array with rows of 128 bytes. A box has two of each four rows, `rows` in all.
 

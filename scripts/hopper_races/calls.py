@@ -2,18 +2,20 @@
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from flashsim import gpu
-from flashsim.gpu.benchmark import interleaved
+from flashsim.gpu.benchmark import TURN_MS, interleaved
 from flashsim.gpu.compiling import import_cupy
 
 Calls = dict[str, Callable[[], Any]]
 ROUNDS = 9
+PEERS = ("torch_cudnn", "fa3", "fa4")
 
 
 def off(found: Any, wanted: Any) -> float:
@@ -29,10 +31,19 @@ def copying() -> tuple[int, Calls]:
     return 2 * large.nbytes, {"copy": lambda: cupy.copyto(other, large)}
 
 
-def normal(*shape: int) -> Any:
-    """Return float16 random numbers, others each time."""
+def normal(*shape: int, dtype: str = "float16") -> Any:
+    """Return random numbers, others each time."""
     cupy = import_cupy()
-    return cupy.random.standard_normal(shape, dtype=cupy.float32).astype("float16")
+    return cupy.random.standard_normal(shape, dtype=cupy.float32).astype(dtype)
+
+
+def tensor(array: Any) -> Any:
+    """Return an array of CuPy's, of any 16-bit type, as a tensor of PyTorch's in the same memory."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
+    return torch.from_dlpack(array)
 
 
 def captured(*arrays: Any, **asked: Any) -> Callable[[], Any]:
@@ -53,28 +64,39 @@ def replayed(call: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: graph.launch(cupy.cuda.get_current_stream()) or kept
 
 
-def peers(q: Any, k: Any, v: Any, window: tuple[int, int] | None = None, causal: bool = False) -> Calls:
-    """Return cuDNN's call, without a window, and FlashAttention-4's, as graphs; none without PyTorch, or that fails."""
+def peers(
+    q: Any, k: Any, v: Any, window: tuple[int, int] | None = None, causal: bool = False, names: Collection[str] = PEERS
+) -> Calls:
+    """Return the calls of peers, as graphs, of those in `names`; none without PyTorch, or of a peer that fails.
+
+    These are cuDNN's, without a window, FlashAttention-4's, and FlashAttention-3's, which may cut keys into parts.
+    """
     try:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
     except ImportError:
         return {}
-    tensors = [torch.from_dlpack(X) for X in (q, k, v)]
+    tensors = [tensor(X) for X in (q, k, v)]
+    theirs = [X.transpose(1, 2).contiguous() for X in tensors]
+    within: dict[str, Any] = {"window_size": window} if window else {}
+    calls: Calls = {}
 
     def cudnn() -> Any:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return scaled_dot_product_attention(*tensors, is_causal=causal, enable_gqa=True)
 
-    calls: Calls = {} if window else {"torch_cudnn": cudnn}
-    try:
+    if not window:
+        calls["torch_cudnn"] = cudnn
+    with suppress(ImportError):
+        import flash_attn_interface
+
+        calls["fa3"] = partial(flash_attn_interface.flash_attn_func, *theirs, causal=causal, num_splits=0, **within)
+    with suppress(ImportError):
         from flash_attn.cute import flash_attn_func
 
-        theirs = [X.transpose(1, 2).contiguous() for X in tensors]
-        calls["fa4"] = lambda: flash_attn_func(*theirs, causal=causal, **({"window_size": window} if window else {}))
-    except ImportError:
-        pass
+        calls["fa4"] = partial(flash_attn_func, *theirs, causal=causal, **within)
+    calls = {name: call for name, call in calls.items() if name in names}
     graphs: Calls = {}
     for name, call in calls.items():
         try:
@@ -90,6 +112,7 @@ def peers(q: Any, k: Any, v: Any, window: tuple[int, int] | None = None, causal:
     return graphs
 
 
-def race(calls: Calls) -> dict[str, float]:
-    """Return the median ms of each."""
-    return {name: round(statistics.median(times), 5) for name, times in interleaved(calls, ROUNDS).items()}
+def race(calls: Calls, turn_ms: float = TURN_MS) -> dict[str, float]:
+    """Return the median ms of each, in turns of so many ms."""
+    times = interleaved(calls, ROUNDS, turn_ms=turn_ms)
+    return {name: round(statistics.median(measured), 5) for name, measured in times.items()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from flashsim.gpu.contestants import Setting, arrays, contestants
 from flashsim.gpu.kernel import Options
 from flashsim.gpu.launching import section
 from flashsim.masks import patterns
-from hopper_races.calls import Calls, captured, copying, normal, peers, race, replayed
+from hopper_races.calls import PEERS, Calls, captured, copying, normal, peers, race, replayed
 
 DECODED = [(32, 8192, 1), (32, 8192, 8), (8, 8192, 1), (8, 8192, 8), (1, 131_072, 1), (1, 131_072, 8)]  # sequences, KV, queries
+DTYPES, FEW_MS = ("float16", "bfloat16"), 20.0
 WINDOWS = [(127, 0), (64, 63), (255, 0)]
 
 
@@ -29,6 +31,22 @@ def decoding() -> Iterator[dict[str, Any]]:
         assert gpu.plan(q, k, v).kernel == "hopper_decode"
         sizes = {"sequences": B, "N_k": N_k, "N_q": N_q, "H_q": 64, "H_kv": 8, "d": 128}
         yield {"case": "decode", **sizes, "bytes": k.nbytes + v.nbytes, "copied": copied, "ms": ms}
+
+
+def few_queries() -> Iterator[dict[str, Any]]:
+    """Yield cases as `decoding`, from 1 to 128 queries. cuDNN takes part where it is not slow."""
+    for dtype, B, N_k in product(DTYPES, (1, 8, 32), (1024, 8192, 131_072)):
+        k, v = (normal(B, 8, N_k, 128, dtype=dtype) for _ in "kv")
+        for N_q in (1, 2, 4, 8, 16, 32, 64, 128):
+            q = normal(B, 64, N_q, 128, dtype=dtype)
+            names = PEERS if N_q == 1 or N_q >= 64 else PEERS[1:]
+            ms = race({"hopper_decode": captured(q, k, v), **peers(q, k, v, names=names)}, turn_ms=FEW_MS)
+            assert gpu.plan(q, k, v).kernel == "hopper_decode"
+            sizes = {"dtype": dtype, "sequences": B, "N_k": N_k, "N_q": N_q, "H_q": 64, "H_kv": 8, "d": 128}
+            flops = 4 * B * 64 * N_q * N_k * 128
+            yield {"case": "few-queries", **sizes, "bytes": k.nbytes + v.nbytes, "flops": flops, "ms": ms}
+        del k, v
+        import_cupy().get_default_memory_pool().free_all_blocks()
 
 
 def windows() -> Iterator[dict[str, Any]]:

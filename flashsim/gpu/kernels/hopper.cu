@@ -111,18 +111,6 @@ template <Kind kind, int B_c> __device__ inline Range whole_tiles(const Problem&
 
 // Named barriers: 1 + w for warpgroup w's turn; from TOGETHER on, for all threads of a warpgroup.
 constexpr int TOGETHER = 8;
-template <bool turns, int consumers> struct Turn {
-    int mine, next;
-    __device__ explicit Turn(int w) : mine(1 + w), next(1 + (w + 1) % consumers) {
-        if (turns && w == consumers - 1) pass();
-    }
-    __device__ void take() const {
-        if (turns) meet(mine, 2 * WARPGROUP);
-    }
-    __device__ void pass() const {
-        if (turns) come(next, 2 * WARPGROUP);
-    }
-};
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 

@@ -111,6 +111,9 @@ struct alignas(64) TensorMap {
     char opaque[128];
 };
 
+// Fetch a description before the first copy needs it.
+__device__ inline void prefetch(const TensorMap& X) { asm volatile("prefetch.tensormap [%0];" ::"l"(&X) : "memory"); }
+
 // Start copying a tile of a head, from row `row` on, to shared memory. Rows past the end become 0.
 __device__ inline void load(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there) {
     asm volatile(
@@ -235,6 +238,10 @@ struct Mask {
     __device__ int matrix(int head, int batch) const { return head * heads + batch * batches; }
 };
 
+// Let the next kernel's blocks of threads start where there is room; wait until the kernel before has ended, and see what it wrote.
+__device__ inline void start_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ inline void wait_for_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---------------------------------------------------------------------------------------------------------------- roles
 
 // A warpgroup's registers per thread: warps that copy give registers back, and warps that compute take them.
@@ -244,6 +251,20 @@ template <int registers> __device__ inline void keep_registers() {
 template <int registers> __device__ inline void take_registers() {
     if (!DELAYED) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
+
+// Consumers that start their products one after the other. Warpgroup w has the named barrier 1 + w.
+template <bool turns, int consumers> struct Turn {
+    int mine, next;
+    __device__ explicit Turn(int w) : mine(1 + w), next(1 + (w + 1) % consumers) {
+        if (turns && w == consumers - 1) pass();
+    }
+    __device__ void take() const {
+        if (turns) meet(mine, 2 * WARPGROUP);
+    }
+    __device__ void pass() const {
+        if (turns) come(next, 2 * WARPGROUP);
+    }
+};
 
 // threadIdx.x within its warpgroup, read again, so that what follows from it does not stay in registers for long.
 __device__ inline int thread_index() {

@@ -28,35 +28,12 @@
 // tail = "page". But in a cluster, both blocks read Q and, if paged, the length.
 // Roofline. HBM: a copy reaches 4.2 TB/s of an H200's 4.8, and reading alone 4.4 to 4.6. What was tried: docs/gpu-tried.md.
 // no spills, no stack
-#include "hopper_softmax.cuh"
+#include "hopper_parts.cuh"
 
 constexpr int ROWS = 64;  // B_r
 constexpr int THREADS = WARPGROUP + 32;
 constexpr int B_c = 64;
 constexpr int TOGETHER = 1, READY = 2;  // named barriers: for the warps that compute; for all, once barriers are set up
-
-struct Strides {
-    Offset batch, head, row;
-};
-
-struct Problem {
-    Strides Q;
-    Offset tiles;                   // T; paged, the parts of all heads
-    const Word *table, *lengths;    // paged: (sequences, width), (sequences,)
-    int width, pages, page;         // pages in the pool, and rows of a page
-    int N_q, N_k, H_kv, group, heads;  // KV heads of a batch entry, and of all
-    int rows, T_c, causal, wants_L;    // rows = group · N_q; paged, T_c is the parts of a head
-    float c, sign;                     // as in hopper.cu
-};
-
-// A block's first tile, and the block that has a tile.
-__device__ inline Offset first_tile(const Problem& p, int block, int blocks) { return p.tiles * block / blocks; }
-__device__ inline int block_of(const Problem& p, Offset tile, int blocks) { return int(((tile + 1) * blocks - 1) / p.tiles); }
-
-// Where row r of a KV head is in a contiguous array (B, H, N_q, …).
-__device__ inline Offset place(const Problem& p, int head, int r) {
-    return (Offset(head) * p.group + r % p.group) * p.N_q + r / p.group;
-}
 
 // Paged: a block has keys `begin` to `end` − 1 of n keys.
 struct Run {
@@ -86,15 +63,6 @@ template <int d> struct Memory {
 };
 
 // -------------------------------------------------------------------------------------------------------------- producer
-
-// As `load`, for data that is not read again: the L2 evicts it first.
-__device__ inline void load_once(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there, Total policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
-        "%2, %4, %5}], [%6], %7;" ::"r"(tile),
-        "l"(&X), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(there.at), "l"(policy)
-        : "memory");
-}
 
 // One thread starts all loads of K and V: K_j, V_j, K_{j+1}, …, head after head.
 template <int d>
@@ -188,57 +156,6 @@ __device__ __forceinline__ void produce_paged(const Memory<d>& sram, const Tenso
         start(sram.V_j.tile(kv), V, row, b, pieces, sram.V_j.there(kv));
         if (lane == 0) K_reads.add(pieces * rows, d), V_reads.add(pieces * rows, d);
     }
-}
-
-// ---------------------------------------------------------------------------------------------------------------- parts
-
-// The state of a row after some of its parts. A lane has d/32 of its columns.
-//
-//     m = max_s m_s,   ℓ = Σ_s 2^(c (m_s − m)) ℓ_s,   O = diag(ℓ)⁻¹ Σ_s 2^(c (m_s − m)) O_s
-template <int d> struct Part {
-    float m = -INFINITY, l = 0.0f, O[d / 32] = {};
-
-    __device__ void add(float m_s, float l_s, const float (&O_s)[d / 32], float c) {
-        const float m_new = fmaxf(m, m_s);
-        const float alpha = exp_2((m - finite(m_new)) * c), weight = exp_2((m_s - finite(m_new)) * c);
-        m = m_new, l = alpha * l + weight * l_s;
-#pragma unroll
-        for (int x = 0; x < d / 32; ++x) O[x] = alpha * O[x] + weight * O_s[x];
-    }
-    // The row of O and L at `at`.
-    template <typename T>
-    __device__ void write(T* to, float* L, Offset at, const Problem& p, Tally& O_writes, Tally& L_writes) const {
-        const int lane = threadIdx.x % 32;
-        const float factor = 1.0f / nonzero(l);
-#pragma unroll
-        for (int x = 0; x < d / 64; ++x)
-            reinterpret_cast<Word*>(to + at * d)[lane + 32 * x] = pack<T>(O[2 * x] * factor, O[2 * x + 1] * factor);
-        O_writes.add(1, d / 32);
-        if (p.wants_L && lane == 0) {
-            L[at] = l == 0.0f ? -INFINITY : m * p.c * 0.693147180559945f + logf(l);
-            L_writes.add(1, 1);
-        }
-    }
-};
-
-// In a cluster of blocks: this block's number, a barrier for all, and the address of another one's shared memory.
-__device__ inline Word rank() {
-    Word found;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(found));
-    return found;
-}
-__device__ inline void meet_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ inline Word in_block(Word at, Word block) {
-    Word found;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(found) : "r"(at), "r"(block));
-    return found;
-}
-__device__ inline float2 load_from(Word at) {
-    float2 found;
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(found.x), "=f"(found.y) : "r"(at));
-    return found;
 }
 
 // ------------------------------------------------------------------------------------------------------------- consumer
@@ -509,11 +426,12 @@ __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(THREADS, 2)
 hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V, T* O, float* L,
               float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
+    start_next_kernel();
     const Memory<d> sram(shared);
     const Offset first = first_tile(p, blockIdx.x, gridDim.x), end = first_tile(p, blockIdx.x + 1, gridDim.x);
     if (threadIdx.x >= WARPGROUP) {
         const bool copies = threadIdx.x == WARPGROUP;
-        if (copies) sram.init();
+        if (copies) prefetch(K), prefetch(V), sram.init();
         if (paged) {
             produce_paged(sram, K, V, p, int(first / p.T_c), int(first % p.T_c), totals);
         } else {
@@ -543,6 +461,7 @@ merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m
     const int begin = block_of(p, first, blocks), end = block_of(p, first + p.T_c - 1, blocks) + 1;
     const bool split = head < p.heads && end - begin > 1;  // other heads were written by the block that had all their tiles
     Part<d> part;
+    wait_for_kernel();
 #pragma unroll 4
     for (int s = begin + warp % share; s < end * split; s += share) {
         const Offset at = (Offset(s) + head) * p.rows + r;

@@ -1,0 +1,424 @@
+// Few queries, but more than 64 of a KV head, on Hopper: wgmma and TMA (hopper.cuh); fp16 or bf16, sums in fp32.
+//
+// As in hopper_decode.cu, all queries that share a KV head are the rows of one problem: row r is query r / group of the group's
+// head r mod group. A row block has as many whole queries, with all their heads, as fit into B_r rows; the other rows are zeros.
+// The keys of each head are cut into `splits` parts. An item of work is one part of one row block. If there is one part, the
+// consumers write O; otherwise each item leaves (O, ℓ, m), neither divided nor rounded, and `merge` of hopper_decode.cu merges
+// them. The steps are those of hopper.cu.
+//
+//     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j
+//     128    128 × 128    2 × 232, 40                          32 + 2·32 + 2·32 = 160 KB
+//     64     128 × 128    2 × 232, 40                          16 + 4·16 + 4·16 = 144 KB
+//
+// Roles. Each multiprocessor has one block of threads, which takes every G-th item. One thread of its producer starts all copies;
+// two consumers, warpgroups, have 64 rows of Q_i each. The row blocks of a head that read the same keys are neighbours among
+// the items, so that the L2 serves all but one of them.
+//
+// Order of events. Time runs to the right; tiles go from the last to the first.
+//
+//     producer        K_2, Q_i    K_1, V_2           K_0, V_1           V_0       next item: K, Q as soon as there is room
+//     tensor cores    S_2         S_1   O += P̃_2 V_2   S_0   O += P̃_1 V_1   O += P̃_0 V_0
+//     registers           P̃_2           P̃_1                P̃_0                    O, or (O, ℓ, m) ──> HBM
+//
+// HBM, in elements (flashsim.count, exactly): as "split_kv" with a group's heads together, or "q_outer" if there is one part.
+// Roofline. HBM up to about 128 rows, tensor cores beyond. What was tried: docs/gpu-tried.md.
+// no spills, no stack
+#include "hopper_parts.cuh"
+
+constexpr int B_r = 128, B_c = 128;
+constexpr int CONSUMERS = B_r / 64;
+constexpr int ALL = 7, TOGETHER = 8;  // named barriers: for all consumers; from there on, for each one's threads
+
+// ----------------------------------------------------------------------------------------------------------------- items
+
+// Tiles `begin` to `end` − 1 of KV head `head`, of all batch entries, for the row block whose first row is `top`; none if top < 0.
+// Its part of the head is at place `part` among all parts.
+struct Item {
+    int top, head, part, begin, end;
+};
+
+// How heads are cut: rows of a row block, row blocks of a head, parts of its keys. The host divides once for all.
+struct Cut {
+    int rows, T_r, splits;
+};
+
+// How many keys a query sees.
+__device__ inline int seen(const Problem& p, int query) {
+    return p.causal ? min(p.N_k, max(0, p.N_k - p.N_q + query + 1)) : p.N_k;
+}
+
+// The n-th item. The row blocks of a head take turns; in clusters, the parts of a row block do.
+template <int cluster> __device__ inline Item item(const Problem& p, const Cut& cut, int n) {
+    const int splits = cut.splits, head = n / (splits * cut.T_r), of_head = n - head * (splits * cut.T_r);
+    const int fast = cluster > 1 ? splits : cut.T_r, high = of_head / fast, low = of_head - high * fast;
+    const int s = cluster > 1 ? low : high, top = (cluster > 1 ? high : low) * cut.rows;
+    const int part = head * (splits / cluster + 1) + s / cluster;
+    const int keys = p.causal ? seen(p, (min(top + cut.rows, p.rows) - 1) / p.group) : p.N_k;
+    const int begin = int(Word(p.T_c) * s / splits), end = int(Word(p.T_c) * (s + 1) / splits);  // at most 128 splits
+    return {top, head, part, begin, min(end, (keys + B_c - 1) / B_c)};
+}
+
+// ------------------------------------------------------------------------------------------------------------- shared memory
+
+// Q_i | K_j, K_{j-1}, … | V_j, V_{j-1}, … | barriers | the item of Q_i, and the next one
+template <int d> struct Memory {
+    static constexpr int STAGES = 256 / d, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    static constexpr int V_AT = Q_BYTES + STAGES * KV_BYTES, END = V_AT + STAGES * KV_BYTES;
+    typedef Ring<1, Q_BYTES> RingQ;
+    typedef Ring<STAGES, KV_BYTES> RingKV;
+    RingQ Q_i;
+    static constexpr int BARRIERS = RingQ::BARRIER_BYTES + 2 * RingKV::BARRIER_BYTES;
+    RingKV K_j, V_j;
+    Item* items;
+
+    __device__ explicit Memory(char* shared) : items(reinterpret_cast<Item*>(shared + END + BARRIERS)) {
+        const Word all = __cvta_generic_to_shared(shared), barriers = all + END;
+        Q_i = {all, barriers};
+        K_j = {all + Q_BYTES, barriers + RingQ::BARRIER_BYTES};
+        V_j = {all + V_AT, barriers + RingQ::BARRIER_BYTES + RingKV::BARRIER_BYTES};
+    }
+    __device__ Item& item(Word q) const { return items[q % 2]; }  // valid while a warp uses the q-th
+    __device__ void init(char* shared, const Cut& cut) const {
+        if (cut.rows < B_r) {  // rows that are in no row block: 0 · NaN is NaN, and a warp's rows decide together
+            for (int at = threadIdx.x; at < Q_BYTES / 16; at += blockDim.x)
+                reinterpret_cast<uint4*>(shared)[at] = make_uint4(0, 0, 0, 0);
+            show_writes();
+        }
+        if (threadIdx.x == 0) Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);
+        publish_barriers();
+    }
+};
+
+// -------------------------------------------------------------------------------------------------------------- producer
+
+// Start copying a row block's half, 64 columns of all heads of a group, from query `query` on. Queries past the end become 0.
+__device__ inline void load_rows(Word tile, const TensorMap& Q, int column, int query, int head, int batch, Barrier there) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+        "[%7];" ::"r"(tile),
+        "l"(&Q), "r"(column), "r"(0), "r"(query), "r"(head), "r"(batch), "r"(there.at)
+        : "memory");
+}
+
+// One thread starts all loads, item after item: K_last, Q_i, K_{j-1}, V_j, …, V_first.
+template <int cluster, int d>
+__device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
+                                        const Problem& p, const Cut& cut, Total* totals) {
+    constexpr int KV_BYTES = B_c * d * 2;
+    Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
+    Total policy;
+    const int rows = cut.rows, items = p.heads * cut.splits * cut.T_r;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    Word kv = 0, q = 0;
+#pragma unroll 1
+    for (int n = blockIdx.x; n < items; n += gridDim.x, ++q) {
+        const Item at = item<cluster>(p, cut, n);
+        const int h = at.head % p.H_kv, b = at.head / p.H_kv;
+        const auto load_K = [&](int j, Word kv) {
+            sram.K_j.wait_free(kv);
+            sram.K_j.there(kv).arrive_and_expect(KV_BYTES);
+            load_once(sram.K_j.tile(kv), K, j * B_c, h, b, sram.K_j.there(kv), policy);
+            K_reads.add(min(B_c, p.N_k - j * B_c), d);
+        };
+        int j = at.end - 1;
+        if (j >= at.begin) load_K(j, kv);
+        sram.Q_i.wait_free(q);
+        sram.item(q) = at;
+        sram.Q_i.there(q).arrive_and_expect(rows * d * 2);
+#pragma unroll
+        for (int half = 0; half < d / HALF; ++half)
+            load_rows(sram.Q_i.tile(q) + half * B_r * 128, Q, half * HALF, at.top / p.group, h, b, sram.Q_i.there(q));
+        Q_reads.add(min(rows, p.rows - at.top), d);
+#pragma unroll 1
+        for (; j >= at.begin; --j, ++kv) {
+            if (j > at.begin) load_K(j - 1, kv + 1);
+            sram.V_j.wait_free(kv);
+            sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
+            load_once(sram.V_j.tile(kv), V, j * B_c, h, b, sram.V_j.there(kv), policy);
+            V_reads.add(min(B_c, p.N_k - j * B_c), d);
+        }
+    }
+    sram.Q_i.wait_free(q);
+    sram.item(q).top = -1;
+    sram.Q_i.there(q).arrive();
+}
+
+// ------------------------------------------------------------------------------------------------------------- consumers
+
+// Four lanes have two columns each of four chunks of 8 columns. Afterwards each has a chunk: lane x the x-th.
+__device__ __forceinline__ void to_chunks(Word (&four)[4], int lane) {
+#pragma unroll
+    for (int x = 0; x < 4; x += 2) {
+        const Word from = __shfl_xor_sync(~0u, lane % 2 ? four[x] : four[x + 1], 1);
+        (lane % 2 ? four[x] : four[x + 1]) = from;
+    }
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+        const Word from = __shfl_xor_sync(~0u, lane / 2 ? four[x] : four[x + 2], 2);
+        (lane / 2 ? four[x] : four[x + 2]) = from;
+    }
+}
+
+// A warpgroup, with rows 64w to 64w + 63 of Q_i. A thread shares two rows, row and row + 8, with three other lanes.
+template <typename T, int d, int cluster> struct Consumer {
+    const Memory<d>& sram;
+    const Problem& p;
+    const Cut& cut;
+    const int w;
+    const Turn<true, CONSUMERS> turn;
+    Word q = 0, kv = 0;  // items, and tiles of K and V, so far
+
+    Rows rows;
+    float S_ij[B_c / 8][4], O_i[d / 8][4];
+    Word P_ij[B_c / 16][4];
+
+    __device__ __forceinline__ Consumer(const Memory<d>& sram, const Problem& p, const Cut& cut, int w)
+        : sram(sram), p(p), cut(cut), w(w), turn(w) {}
+
+    __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
+    // This thread's upper row in the row block.
+    __device__ __forceinline__ int row() const { return 64 * w + thread_index() / 32 * 16 + thread_index() % 32 / 4; }
+
+    // −∞ for keys that a row does not see.
+    __device__ __forceinline__ void mask(int j) {
+        const int first = sram.item(q).top + row();
+        int end[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) end[r] = seen(p, (first + 8 * r) / p.group) - j * B_c - thread_index() % 4 * 2;
+#pragma unroll
+        for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+    }
+
+    // P̃ of the next tile takes P_ij's place. The compiler would leave out a plain copy, and write P_ij while P_ij V_j runs.
+    __device__ __forceinline__ void move(const Word (&P_next)[B_c / 16][4]) {
+        const Word zero = p.wants_L >> 1;  // 0, which the compiler cannot know
+#pragma unroll
+        for (int t = 0; t < B_c / 16; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) P_ij[t][e] = P_next[t][e] ^ zero;
+    }
+
+    // S_ij and P̃_ij of the last tile.
+    __device__ __forceinline__ void begin(int j, bool masked, bool last) {
+        sram.K_j.wait_there(kv);
+        turn.take();
+        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
+        turn.pass();
+        finish<0>(S_ij);
+        sram.K_j.free(kv).arrive_once_a_warp();
+        if (last) sram.Q_i.free(q).arrive_once_a_warp();
+        if (masked) mask(j);
+        float alpha[2];
+        softmax<B_c, true>(S_ij, rows, alpha, p.c);
+        if (!last) sram.K_j.wait_there(kv + 1);
+        round_to_operands<T, B_c>(P_ij, S_ij);
+    }
+
+    // S_ij and P̃_ij of tile j, while O_i of the tile after it is summed.
+    template <bool masked> __device__ __forceinline__ void advance(int j, bool last) {
+        turn.take();
+        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
+        sram.V_j.wait_there(kv);
+        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+        turn.pass();
+        finish<1>(S_ij);
+        sram.K_j.free(kv + 1).arrive_once_a_warp();
+        if (last) sram.Q_i.free(q).arrive_once_a_warp();
+        if (masked) mask(j);
+        float alpha[2], sum[2];
+        bool grown = false;
+        Word P_next[B_c / 16][4];
+        if (masked || !softmax_as_before<T, B_c>(P_next, S_ij, rows, sum, p.c)) {
+            grown = !masked && mend<T, B_c>(P_next, S_ij, rows, alpha, sum, p.c);
+            if (!grown) {
+                grown = softmax<B_c, true>(S_ij, rows, alpha, p.c);
+                if (!masked) round_to_operands<T, B_c>(P_next, S_ij);
+            }
+        }
+        if (!last) sram.K_j.wait_there(kv + 2);
+        finish<0>(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        masked ? round_to_operands<T, B_c>(P_ij, S_ij) : move(P_next);
+        if (grown) rescale<d>(O_i, alpha);
+        ++kv;
+    }
+
+    // O_i of the first tile.
+    __device__ __forceinline__ void end() {
+        sram.V_j.wait_there(kv);
+        turn.take();
+        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+        turn.pass();
+        finish<0>(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        ++kv;
+    }
+
+    // Multiply a warpgroup's rows of Q_i by the sign, so that c is positive for any τ.
+    __device__ __forceinline__ void apply_sign() const {
+#pragma unroll 1
+        for (int at = thread_index(); at < d / HALF * 2048; at += WARPGROUP) {
+            const Word place = Q_w() + at / 2048 * (B_r * 128) + at % 2048 * 4;
+            store_word(place, p.sign == 0.0f ? 0 : load_word(place) ^ 0x80008000);
+        }
+        show_writes();
+        meet(TOGETHER + w, WARPGROUP);
+    }
+
+    // 2^(shift − m c): what O_i and ℓ_i of a part are multiplied by, as m c was rounded when P̃ was computed.
+    __device__ __forceinline__ float rounding(int r) const {
+        return rows.exact() ? 1.0f : exp_2(fmaf(-finite(rows.m[r]), p.c, rows.shift[r]));
+    }
+
+    // O_i ← diag(ℓ_i)⁻¹ O_i and L_i; or O_i, ℓ_i, m_i as a part, in the place where `merge` looks for it.
+    __device__ __forceinline__ void write(const Item& at, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
+                                          Total* totals) {
+        const int lane = thread_index() % 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int below = row() + 8 * r, of = at.top + below;
+            const bool in = below < cut.rows && of < p.rows;
+            if (cut.splits == 1) {
+                const float factor = __fdividef(1.0f, nonzero(rows.l[r]));
+                const Offset to = place(p, at.head, of);
+#pragma unroll
+                for (int t = 0; t < d / 8; t += 4) {
+                    Word four[4];
+#pragma unroll
+                    for (int x = 0; x < 4; ++x) four[x] = pack<T>(O_i[t + x][2 * r] * factor, O_i[t + x][2 * r + 1] * factor);
+                    to_chunks(four, lane);
+                    if (in) put_four(O + to * d + 8 * (t + lane), four);
+                }
+                Tally(totals + 7).add(in, d / 4);
+                if (in && p.wants_L && lane == 0) {
+                    L[to] = rows.L(r, p.c);
+                    Tally(totals + 9).add(1, 1);
+                }
+            } else if (in) {
+                const float factor = rounding(r);
+                const Offset to = Offset(at.part) * p.rows + of;
+#pragma unroll
+                for (int t = 0; t < d / 8; ++t)
+                    __stcg(reinterpret_cast<float2*>(O_parts + to * d) + 4 * t + lane,
+                           make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor));
+                Tally(totals + 11).add(1, d / 4);
+                if (lane == 0) {
+                    l_parts[to] = rows.l[r] * factor, m_parts[to] = rows.m[r];
+                    Tally(totals + 13).add(1, 1), Tally(totals + 15).add(1, 1);
+                }
+            }
+        }
+    }
+
+    // Bytes of a row of (O_i, ℓ_i, m_i) in shared memory, in the place of K_j and V_j, padded against bank conflicts.
+    static constexpr int SHOWN = (d + 8) * 4;
+    // Write this block's part where the cluster's other blocks can read it.
+    __device__ __forceinline__ void show(char* ring) {
+        const int lane = thread_index() % 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float factor = rounding(r);
+            char* const to = ring + (row() + 8 * r) * SHOWN;
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+                *reinterpret_cast<float2*>(to + t * 32 + lane * 8) = make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+            if (lane == 0) *reinterpret_cast<float2*>(to + d * 4) = make_float2(rows.l[r] * factor, rows.m[r]);
+        }
+    }
+    // Merge the parts of the cluster's blocks to O and L, or to one part. The blocks' warps take turns by rows.
+    __device__ __forceinline__ void gather(Word ring, const Item& at, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
+                                           bool all, Total* totals) {
+        Tally O_writes(totals + 7), L_writes(totals + 9), O_parts_writes(totals + 11), l_writes(totals + 13), m_writes(totals + 15);
+        const int warp = 4 * w + thread_index() / 32, lane = thread_index() % 32, end = min(cut.rows, p.rows - at.top);
+#pragma unroll 1
+        for (int r = rank() * 4 * CONSUMERS + warp; r < end; r += cluster * 4 * CONSUMERS) {
+            Part<d> part;
+#pragma unroll
+            for (int s = 0; s < cluster; ++s) {
+                const Word from = in_block(ring + r * SHOWN, s);
+                float O_s[d / 32];
+#pragma unroll
+                for (int x = 0; x < d / 64; ++x) {
+                    const float2 two = load_from(from + (lane + 32 * x) * 8);
+                    O_s[2 * x] = two.x, O_s[2 * x + 1] = two.y;
+                }
+                const float2 l_m = load_from(from + d * 4);
+                part.add(l_m.y, l_m.x, O_s, p.c);
+            }
+            if (all) {
+                part.write(O, L, place(p, at.head, at.top + r), p, O_writes, L_writes);
+                continue;
+            }
+            const Offset to = Offset(at.part) * p.rows + at.top + r;
+#pragma unroll
+            for (int x = 0; x < d / 64; ++x)
+                __stcg(reinterpret_cast<float2*>(O_parts + to * d) + lane + 32 * x, make_float2(part.O[2 * x], part.O[2 * x + 1]));
+            O_parts_writes.add(1, d / 32);
+            if (lane == 0) l_parts[to] = part.l, m_parts[to] = part.m;
+            l_writes.add(lane == 0, 1), m_writes.add(lane == 0, 1);
+        }
+    }
+
+    __device__ __forceinline__ void consume(char* shared, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
+                                            Total* totals) {
+#pragma unroll 1
+        for (;; ++q) {
+            sram.Q_i.wait_there(q);
+            const Item at = sram.item(q);
+            if (at.top < 0) break;
+            const int whole = seen(p, (at.top + 64 * w) / p.group) / B_c;  // tiles that need no mask
+            if (p.sign != 1.0f) apply_sign();
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
+            rows.init();
+            int j = at.end - 1;
+            if (j >= at.begin) {
+                begin(j, j >= whole, j == at.begin);
+#pragma unroll 1
+                for (--j; j >= max(at.begin, whole); --j) advance<true>(j, j == at.begin);
+#pragma unroll 1
+                for (; j >= at.begin; --j) advance<false>(j, j == at.begin);
+                end();
+            } else {
+                sram.Q_i.free(q).arrive_once_a_warp();
+            }
+            rows.sum_l();
+            const Item done = sram.item(q);  // read again, so that it did not stay in registers
+            if (cluster == 1) {
+                write(done, O, L, O_parts, l_parts, m_parts, totals);
+                continue;
+            }
+            meet(ALL, CONSUMERS * WARPGROUP);  // the last V_j is no longer read
+            show(shared + Memory<d>::Q_BYTES);
+            meet_cluster();
+            gather(sram.K_j.tiles, done, O, L, O_parts, l_parts, m_parts, cut.splits == cluster, totals);
+            meet_cluster();  // a block must not end while another reads its shared memory
+            break;           // it has just one item
+        }
+    }
+};
+
+template <typename T, int d, int cluster>
+__global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
+hopper_grouped(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V, T* O,
+               float* L, float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p,
+               const __grid_constant__ Cut cut, Total* totals) {
+    extern __shared__ __align__(1024) char shared[];
+    const Memory<d> sram(shared);
+    start_next_kernel();
+    if (threadIdx.x == 0) prefetch(K), prefetch(Q), prefetch(V);
+    sram.init(shared, cut);
+    const int consumer = __shfl_sync(~0u, threadIdx.x / 32, 0) / 4 - 1;  // shows the compiler that a warp shares it
+    if (consumer < 0) {
+        keep_registers<40>();
+        if (threadIdx.x == 0) produce<cluster>(sram, Q, K, V, p, cut, totals);
+    } else {
+        take_registers<232>();
+        Consumer<T, d, cluster>(sram, p, cut, consumer).consume(shared, O, L, O_parts, l_parts, m_parts, totals);
+    }
+}
