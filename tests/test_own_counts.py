@@ -113,6 +113,7 @@ def test_count_forward_tune_and_sweep_say_the_same(name: str) -> None:
 @pytest.mark.parametrize("function", own_loops.EVERY, ids=lambda function: function.__name__)
 def test_a_count_of_any_loop_equals_its_run(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], N: int) -> None:
     monkeypatch.setattr(turns, "MORE", turns.FEW)
+    monkeypatch.setattr(turns, "PATIENCE", 600.0)
     problem = N, 2, blocks_of(N, 3, 4)
     divide = function.__name__ not in ATTENTION
     assert counted(function, *problem, divide=divide) == executed(function, *problem, divide=divide)
@@ -257,6 +258,7 @@ def test_whatever_is_composed_is_counted_as_it_runs(
     function = module_of(text_of(lines), tmp_path_factory.mktemp("own") / "composed.py").composed
     problem = N, 2, blocks_of(N, 3, 3)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "PATIENCE", 600.0)
         patch.setattr(turns, "MORE", more)  # so that loops inside of loops that run turn by turn are looked at, too
         assert counted(function, *problem) == executed(function, *problem)
 
