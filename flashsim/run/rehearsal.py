@@ -71,7 +71,7 @@ def rehearse(algorithm: Algorithm, plan: Plan) -> str:
 
 
 def check_on_shapes(plan: Plan) -> None:
-    """Raise NotOnChip where a user's algorithm uses what a turn that has ended computed: a count on a small problem's shapes shows it.
+    """Raise NotOnChip where a user's algorithm uses what an ended turn computed, as a count on a small problem's shapes shows.
 
     There a tile has no numbers that could be kept, wherever the algorithm puts it. An algorithm that cannot be counted, as its
     numbers decide where it goes on, is not refused. Each is counted once, as `rehearse` runs each once.
