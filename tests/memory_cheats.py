@@ -5,7 +5,9 @@ import io
 import pickle
 from array import array
 from collections import deque
+from contextvars import ContextVar
 from functools import lru_cache, partial
+from queue import Queue
 
 import numpy as np
 
@@ -81,6 +83,7 @@ CHEATS = {
         lambda x: int.from_bytes(x.tobytes(), "little"),
         lambda kept, shape, dtype: from_bytes(kept.to_bytes(8 * shape[0] * shape[1], "little"), shape, dtype),
     ),
+    "complex numbers": keeping(lambda x: x + 1j * x, lambda kept, *_: kept.real),
     "array.array": keeping(lambda x: array("d", x.ravel().tolist()), lambda kept, shape, dtype: np.array(kept).reshape(shape)),
     "BytesIO": keeping(lambda x: io.BytesIO(x.tobytes()), lambda kept, shape, dtype: from_bytes(kept.getvalue(), shape, dtype)),
     "an array of objects": keeping(lambda x: objects(x), lambda kept, shape, dtype: np.asarray(kept.tolist(), dtype)),
@@ -271,6 +274,32 @@ def a_default_argument(hbm, sram, Q, K, V, blocks):
     for j in sram.loop(blocks.T_c):
         keep_by_default(*sram.load(K[j], V[j]))
     weigh(sram, Q, O, keep_by_default(), blocks)
+    return O
+
+
+KEPT_IN_CONTEXT = ContextVar("KEPT_IN_CONTEXT")
+
+
+@cheat
+def a_context_variable(hbm, sram, Q, K, V, blocks):
+    """No look at variables finds what it holds; on shapes a copy has nothing to hold."""
+    O, Q, K, V = divided(hbm, Q, K, V, blocks)
+    KEPT_IN_CONTEXT.set([])
+    for j in sram.loop(blocks.T_c):
+        K_j, V_j = sram.load(K[j], V[j])
+        KEPT_IN_CONTEXT.get().append((K_j * 1, V_j * 1))
+    weigh(sram, Q, O, KEPT_IN_CONTEXT.get(), blocks)
+    return O
+
+
+@cheat
+def a_queue(hbm, sram, Q, K, V, blocks):
+    O, Q, K, V = divided(hbm, Q, K, V, blocks)
+    kept = Queue()
+    for j in sram.loop(blocks.T_c):
+        K_j, V_j = sram.load(K[j], V[j])
+        kept.put((K_j * 1, V_j * 1))
+    weigh(sram, Q, O, [*kept.queue], blocks)
     return O
 
 

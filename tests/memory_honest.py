@@ -91,6 +91,21 @@ VARIATIONS: dict[str, dict[str, str]] = {
         "# TILE": "index = columns.setdefault(S.shape[1], np.arange(S.shape[1]))\n"
         "            S = on_chip(np.where(index >= 0, S, -np.inf), over=S)",
     },
+    "a constant kept from the first turn on": {
+        "# BEFORE": "ones = {}",
+        "# TILE": "one = ones.setdefault(S.shape[1], np.ones((S.shape[1], 1)))",
+        **changed(L, "rowsum(P)", "P @ one"),
+    },
+    "a mask of floats kept from the first turn on": {
+        "# BEFORE": "masks = {}",
+        "# TILE": "if S.shape not in masks:\n"
+        "                masks[S.shape] = np.where(np.tri(*S.shape) >= 0, 0.0, -np.inf)\n"
+        "            S = on_chip(S + masks[S.shape], over=S)",
+    },
+    "random numbers of a generator": {
+        "# BEFORE": "generator = np.random.default_rng(0)",
+        "# TILE": "S = on_chip(np.where(generator.random(S.shape) < 2, S, -np.inf), over=S)",
+    },
     "what the turn before left is overwritten": {"# TILE": "left = S * 1"},
     "a text is left over": {"# TILE": "text = f'{S.shape} {i} {j}'"},
     "whole numbers are left over": {"# TILE": "order = np.array([3, 1, 2])"},
