@@ -645,6 +645,13 @@ def zipped_generator(hbm, sram, Q, K, V, blocks):
     for block, j in zip(every, indices(len(K)), strict=True):
         sram.load(block)
         sram.load(V[j])
+
+
+def zipped_generator_of_numbers(hbm, sram, Q, K, V, blocks):
+    def indices(number):
+        for j in sram.loop(number):  # noqa: UP028
+            yield j
+
     order = [*[0] * 4, 1, 1, *[0] * 50]
     for special, j in zip(order, indices(len(K)), strict=False):
         sram.load(V[j])
@@ -818,9 +825,16 @@ def grows_on_chip(hbm, sram, Q, K, V, blocks):
 
 
 def swapped(hbm, sram, Q, K, V, blocks):
-    one, two = K, V.divide(5)
+    one, two = K, K.divide(5)
     for _ in sram.loop(len(Q)):
         sram.load(one[0])
+        one, two = two, one
+
+
+def tiles_swapped(hbm, sram, Q, K, V, blocks):
+    one, two = sram.full((2, 2), 0.0), sram.full((1, 1), 0.0)
+    for _ in sram.loop(len(K)):
+        sram.load(Q[0] if one.shape == (1, 1) else V[0])
         one, two = two, one
 
 
