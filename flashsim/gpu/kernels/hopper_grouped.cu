@@ -3,8 +3,9 @@
 // As in hopper_decode.cu, all queries that share a KV head are the rows of one problem: row r is query r / group of the group's
 // head r mod group. A row block has as many whole queries, with all their heads, as fit into B_r rows; the other rows are zeros.
 // The keys of each head are cut into `splits` parts. An item of work is one part of one row block. If there is one part, the
-// consumers write O; otherwise each item leaves (O, ℓ, m), neither divided nor rounded, and `merge` of hopper_decode.cu merges
-// them. The steps are those of hopper.cu.
+// consumers write O. Otherwise each item has (O, ℓ, m), neither divided nor rounded. The blocks of a cluster merge their parts by
+// reading each other's shared memory, and `merge` of hopper_decode.cu merges what is still in parts. `choose_cut` of
+// hopper_grouped.py decides. The steps are those of hopper.cu.
 //
 //     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j
 //     128    128 × 128    2 × 232, 40                          32 + 2·32 + 2·32 = 160 KB
@@ -20,7 +21,8 @@
 //     tensor cores    S_2         S_1   O += P̃_2 V_2   S_0   O += P̃_1 V_1   O += P̃_0 V_0
 //     registers           P̃_2           P̃_1                P̃_0                    O, or (O, ℓ, m) ──> HBM
 //
-// HBM, in elements (flashsim.count, exactly): as "split_kv" with a group's heads together, or "q_outer" if there is one part.
+// HBM, in elements (flashsim.count, exactly): as "split_kv" with a group's heads together, or "q_outer" if there is one part. But
+// in a cluster, each block reads Q.
 // Roofline. HBM up to about 128 rows, tensor cores beyond. What was tried: docs/gpu-tried.md.
 // no spills, no stack
 #include "hopper_parts.cuh"
