@@ -420,16 +420,6 @@ def by_function_attribute(hbm, sram, Q, K, V, blocks):
             sram.load(Q[0])
 
 
-def by_array(hbm, sram, Q, K, V, blocks):
-    table = np.zeros(3, int)
-    view = table[1:]
-    for j in sram.loop(len(K)):
-        view[0] += 1
-        sram.load(K[j])
-        if table[1] > 3:
-            sram.load(Q[0])
-
-
 def by_random(hbm, sram, Q, K, V, blocks):
     rng = np.random.default_rng(0)
     for j in sram.loop(len(K)):
@@ -593,12 +583,6 @@ def zipped_first(hbm, sram, Q, K, V, blocks):
     every = [K[len(K) - 1 - j] for j in range(len(K))]
     for block, _ in zip(every, sram.loop(len(K)), strict=False):
         sram.load(block)
-
-
-def comprehension(hbm, sram, Q, K, V, blocks):
-    shapes = [sram.load(K[j]).shape for j in sram.loop(len(K))]
-    if len(shapes) == len(K):
-        sram.load(Q[0])
 
 
 def iterator_of_the_loop(hbm, sram, Q, K, V, blocks):

@@ -15,7 +15,7 @@ from flashsim.beyond import kernels
 from flashsim.beyond.parts.kernel_functions import PROFILES, Own, along, distances
 from flashsim.cli import main
 from flashsim.learn.examples import kernel_product
-from flashsim.machine.memory import Turn
+from flashsim.machine.memory import Lifespan
 from flashsim.machine.shape_only import ShapeOnly
 
 Array = np.ndarray[Any, Any]
@@ -176,7 +176,7 @@ def test_operations_of_directions() -> None:
     """A difference, a quotient, a product and a sum, for each pair and each coordinate."""
 
     class Counter:
-        other, turn = 0, Turn()
+        other, lifespan = 0, Lifespan()
 
         def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
             self.other += matmul + other

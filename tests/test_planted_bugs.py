@@ -80,7 +80,11 @@ def on_regimes(algorithm: Algorithm, M: int = 96) -> Iterator[str]:
                 yield "exact"
             if (run.hbm, run.sram) != (exact.hbm, exact.sram):
                 yield "counts"
-            if flashsim.count(algorithm, **asked).hbm != exact.hbm:
+            try:
+                differs = flashsim.count(algorithm, **asked).hbm != exact.hbm
+            except MemoryModelError:  # it is run on small numbers first, and is not attention
+                differs = True
+            if differs:
                 yield "count only"
 
 

@@ -6,6 +6,7 @@ import dis
 import inspect
 import linecache
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import wraps
 from types import CodeType, FrameType
@@ -79,7 +80,8 @@ def _collectors(code: CodeType) -> dict[int, str | None]:
 
 def _collector_of_instruction(code: CodeType, offset: int) -> str | None:
     instructions = [*dis.get_instructions(code)]
-    number = next(number for number, each in enumerate(instructions) if each.offset == offset)
+    offsets = [each.offset for each in instructions]
+    number = bisect_right(offsets, offset) - 1  # Python 3.12 may stand in the cache behind an instruction
     name = instructions[number].opname
     if name.startswith("FOR_ITER"):
         end = int(instructions[number].argval)

@@ -81,7 +81,15 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         kept = [(1 if a in axes else n) for a, n in enumerate(self.shape) if keepdims or a not in axes]
         return ShapeOnly(tuple(kept), self._counter)
 
-    sum = max = _reduced
+    def sum(self, axis: int | None = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> ShapeOnly:
+        """Return the sums along an axis; arguments as an array's."""
+        _refuse_reduced_into(dtype, out)
+        return self._reduced(axis, keepdims)
+
+    def max(self, axis: int | None = None, out: Any = None, keepdims: bool = False) -> ShapeOnly:
+        """Return the largest along an axis; arguments as an array's."""
+        _refuse_reduced_into(None, out)
+        return self._reduced(axis, keepdims)
 
     def made(self, shape: tuple[int, ...], *, other: int) -> ShapeOnly:
         """Return what a function that is not a ufunc makes of this, with so many operations."""
@@ -120,8 +128,10 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take part in the few functions that algorithms use besides ufuncs: `np.where`, `np.ones_like`, `np.sum`, `np.max`."""
-        if function in (np.sum, np.max):
-            return self._reduced(*args[1:], **kwargs)
+        if function is np.sum:
+            return self.sum(*args[1:], **kwargs)
+        if function is np.max:
+            return self.max(*args[1:], **kwargs)
         if function is np.ones_like:
             return ShapeOnly(self.shape, self._counter)
         if function is np.where:
@@ -144,6 +154,11 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __format__(self, spec: str) -> str:
         return repr(self)
+
+
+def _refuse_reduced_into(dtype: Any, out: Any) -> None:
+    if dtype is not None or out is not None:
+        raise TypeError(f"a sum or a maximum with dtype= or out= {NOT_COUNTED}")
 
 
 def _refuse(attribute: str, _: ShapeOnly) -> NoReturn:

@@ -44,7 +44,7 @@ class Blocks:
     N_q, N_k  the lengths that they divide, the rows of Q and of K
 
     So there are T_r = ⌈N_q/B_r⌉ and T_c = ⌈N_k/B_c⌉ blocks. A matrix of another length that is divided by B_r or B_c raises
-    ValueError, as its blocks would be more or fewer. Raises ValueError for what is not a whole number of at least 1.
+    ValueError, as its blocks would be more or fewer. Raises ValueError for what is not a whole number: sizes of at least 1, lengths of at least 0.
     """
 
     B_r: int
@@ -56,11 +56,12 @@ class Blocks:
     def __post_init__(self) -> None:
         """Check all four, and clip."""
         for name, number in vars(self).items():
-            if not isinstance(number, Integral) or number < 1:
-                raise ValueError(f"{name} of Blocks is {number!r:.40}; expected a whole number of at least 1")
+            least = 0 if name.startswith("N") else 1  # a device may have no queries
+            if not isinstance(number, Integral) or number < least:
+                raise ValueError(f"{name} of Blocks is {number!r:.40}; expected a whole number of at least {least}")
         for size, length in (("B_r", "N_q"), ("B_c", "N_k")):
             divided = int(getattr(self, length))
-            clipped = min(int(getattr(self, size)), divided)
+            clipped = min(int(getattr(self, size)), max(divided, 1))
             object.__setattr__(self, length, divided)
             object.__setattr__(self, size, BlockSize(clipped, divided))
 

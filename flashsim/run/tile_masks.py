@@ -70,8 +70,9 @@ class TileMask:
         """Return S_ij, modified, plus the bias, with −∞ where the mask forbids. Loads what lives in HBM: its block, its words."""
         if self._nothing:
             return S_ij
+        forbidden = np.asarray(-math.inf, self._sram.dtype)
         if self._position_alone and not self._sram.hbm.arithmetic:  # a tile costs the same wherever it lies
-            return np.where(True, S_ij, np.asarray(-math.inf, self._sram.dtype))
+            return np.where(True, S_ij, forbidden)
         top, left = i * self._B_r, j * self._B_c
         rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
         for mod in self._scores:
@@ -91,7 +92,7 @@ class TileMask:
             allowed = own if allowed is True else own & allowed
         if allowed is True and not self._implicit:  # scores are modified, and that is all
             return S_ij
-        return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
+        return np.where(allowed, S_ij, forbidden)
 
     def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
         if self._gradient is not None:

@@ -14,7 +14,11 @@ from flashsim.machine.memory import NotOnChip, SramOverflow
 from flashsim.machine.source import at_line, reread
 
 HINTS: tuple[tuple[type[Exception], str, str], ...] = (
-    (NotOnChip, "is in HBM. Bring", "A block in HBM is only a handle. Load it first, and compute with the tile that you get."),
+    (
+        NotOnChip,
+        "is in HBM. To compute",
+        "A block in HBM is only a handle. Load it first, and compute with the tile that you get.",
+    ),
     (NotOnChip, "write to it with", "A block in HBM is written by sram.store(block, tile)."),
     (NotOnChip, "is not on chip", "Register a result with on_chip(…) before you store it, and use it in the turn that made it."),
     (TypeError, "sram.load takes blocks", "Load a block, as X[i], not the whole matrix and not a tile."),
