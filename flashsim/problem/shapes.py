@@ -44,7 +44,8 @@ class Blocks:
     N_q, N_k  the lengths that they divide, the rows of Q and of K
 
     So there are T_r = ⌈N_q/B_r⌉ and T_c = ⌈N_k/B_c⌉ blocks. A matrix of another length that is divided by B_r or B_c raises
-    ValueError, as its blocks would be more or fewer. Raises ValueError for what is not a whole number: sizes of at least 1, lengths of at least 0.
+    ValueError, as its blocks would be more or fewer. Raises ValueError for what is not a whole number, for sizes below 1, and for
+    lengths below 0.
     """
 
     B_r: int
