@@ -506,11 +506,12 @@ def test_blocks_say_what_they_make_of_their_lengths() -> None:
     assert (blocks.T_r, blocks.T_c, blocks.tiles) == (3, 3, 9)
     assert eval(repr(blocks)) == blocks == pickle.loads(pickle.dumps(blocks)) == copy.deepcopy(blocks)
     assert Blocks(4, 99, N_q=12, N_k=11).B_c == 11
+    assert Blocks(4, 5, N_q=0, N_k=11).T_r == 0  # a device may have no queries
     for wrong in ({"T_r": 3, "T_c": 3}, {"N_q": 12}, {}):
         with pytest.raises(TypeError):
             Blocks(4, 5, **wrong)
-    for sizes in ((0, 5, 12, 11), (4, -1, 12, 11), (4, 5, 0, 11), (4, 5, 12, 2.5), ("4", 5, 12, 11)):
-        with pytest.raises(ValueError, match="expected a whole number of at least 1"):
+    for sizes in ((0, 5, 12, 11), (4, -1, 12, 11), (4, 5, -1, 11), (4, 5, 12, 2.5), ("4", 5, 12, 11)):
+        with pytest.raises(ValueError, match="expected a whole number of at least [01]"):
             Blocks(sizes[0], sizes[1], N_q=sizes[2], N_k=sizes[3])  # type: ignore[arg-type]
 
 

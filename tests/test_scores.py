@@ -215,8 +215,8 @@ PLANTED: list[tuple[Any, str, str]] = [
     (SoftCap.slope, "1 - tanh * tanh", "1 + 0 * tanh"),
     (ALiBi.added, "(-self._slopes", "(self._slopes"),
     (ALiBi.added, "shape.N_k - shape.N_q // self.group", "0"),
-    (TileMask.__call__, "return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))",
-     "return SoftCap(3.0).modified(np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype)), *[None] * 4)"),
+    (TileMask.__call__, "return np.where(allowed, S_ij, forbidden)",
+     "return SoftCap(3.0).modified(np.where(allowed, S_ij, forbidden), *[None] * 4)"),
     (TileMask.uncapped, "gated(dS_ij, self._slope)", "dS_ij"),
 ]  # fmt: skip
 
