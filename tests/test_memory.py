@@ -511,7 +511,7 @@ def test_blocks_say_what_they_make_of_their_lengths() -> None:
         with pytest.raises(TypeError):
             Blocks(4, 5, **wrong)
     for sizes in ((0, 5, 12, 11), (4, -1, 12, 11), (4, 5, -1, 11), (4, 5, 12, 2.5), ("4", 5, 12, 11)):
-        with pytest.raises(ValueError, match="expected a whole number of at least [01]"):
+        with pytest.raises(ValueError, match=r"expected a whole number of at least [01]"):
             Blocks(sizes[0], sizes[1], N_q=sizes[2], N_k=sizes[3])  # type: ignore[arg-type]
 
 

@@ -31,6 +31,7 @@ from flashsim.run.programs import count_program, run_program
 
 from . import own_loops
 from .own import module_of
+from .two_sweeps import two_sweeps
 
 M = 10**6
 
@@ -553,3 +554,31 @@ def test_too_many_turns_are_refused_before_they_are_run(monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=said):
         flashsim.count(own_loops.causal_by_continue, N=41, d=4, M=10**5, blocks=(1, 1))
     flashsim.count(own_loops.algorithm_1, N=65_536, d=4, M=10**5, blocks=(64, 64))
+
+
+def comparing(folder: Path) -> Any:
+    """Return an algorithm that compares its index, so that each turn runs, in a file of its own."""
+    text = Path(two_sweeps.__code__.co_filename).read_text(encoding="utf-8")
+    loop = "for j in sram.loop(blocks.T_c):\n"
+    assert loop in text
+    skipping = f"{loop}            if j < 0:\n                continue\n"
+    return module_of(text.replace(loop, skipping), folder / "comparing.py").two_sweeps
+
+
+def test_blocks_are_found_in_the_time_of_a_few_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial runs a copy of the function's code, in which the same loops are plain ones."""
+    monkeypatch.setattr("flashsim.machine.turns.MOST_TURNS", 2_000)
+    tally = flashsim.count(two_sweeps, N=65_536, d=64)
+    assert tally.blocks.T_r * tally.blocks.T_c > 2_000
+    with pytest.raises(ValueError, match="so turns are counted one by one"):
+        flashsim.count(comparing(tmp_path), N=65_536, d=64)
+
+
+def test_a_slow_trial_names_the_user_s_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashsim.machine.turns.PATIENCE", 0.0)
+    with pytest.warns(SlowCountWarning) as caught:
+        flashsim.count(comparing(tmp_path), N=64, d=4, M=400)
+    assert {warning.filename for warning in caught} == {str(tmp_path / "comparing.py")}
+    messages = [str(warning.message) for warning in caught]
+    assert any("of comparing.py compares j" in message for message in messages)
+    assert not any("trial" in message for message in messages)

@@ -60,6 +60,8 @@ class SramOverflow(MemoryModelError):
     Attributes: `asked` (name), `elements`, `resident` (name -> elements, in order of arrival), `capacity`.
     """
 
+    is_of_all_turns = True  # as `flashsim.machine.turns` asks
+
     def __init__(self, asked: str, shape: tuple[int, ...], resident: dict[str, int], capacity: int) -> None:
         self.asked, self.elements, self.resident, self.capacity = asked, math.prod(shape), resident, capacity
         used = sum(resident.values())
@@ -1005,7 +1007,7 @@ class Turns(Iterator[int]):
         alike: Sequence[Hashable] | Kinds | None,
     ) -> None:  # fmt: skip
         self._sram, self._turns, self._where, self._alike = sram, turns, where, alike
-        self._site = caller.f_code.co_filename, caller.f_lineno
+        self._site = site_of(caller)
         self._started: Iterator[int] | None = None
         if sram._watch is not None:
             self._unseen = unseen_by(caller)

@@ -48,6 +48,25 @@ def file_of(code: CodeType) -> str:
     return _TRIALS.get(code.co_filename, code.co_filename)
 
 
+def code_of_trial(code: CodeType) -> CodeType:
+    """Return the code that a trial runs in place of a user's: under another file name, and unequal to the user's.
+
+    Codes are equal whatever their files. Without one more constant, a debugger that remembers codes would take one for the other.
+    """
+    constants = tuple(code_of_trial(each) if isinstance(each, CodeType) else each for each in code.co_consts)
+    name = name_of_trial(code.co_filename)
+    return code.replace(co_filename=name, co_consts=(*constants, name))
+
+
+@cache
+def users_code(code: CodeType) -> CodeType:
+    """Return the user's code that a trial's code was made of; any other code itself."""
+    if code.co_filename not in _TRIALS:
+        return code
+    constants = tuple(users_code(each) if isinstance(each, CodeType) else each for each in code.co_consts[:-1])
+    return code.replace(co_filename=_TRIALS[code.co_filename], co_consts=constants)
+
+
 def site_of(frame: FrameType) -> Site:
     """Return where `frame` stands."""
     return file_of(frame.f_code), frame.f_lineno

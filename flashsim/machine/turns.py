@@ -24,7 +24,7 @@ from typing import Any, Never, TypeVar
 
 import numpy as np
 
-from flashsim.machine.source import PACKAGE, Site, target_at
+from flashsim.machine.source import PACKAGE, Site, site_of, target_at
 
 Result = TypeVar("Result")
 
@@ -327,21 +327,22 @@ def unseen_by(caller: FrameType) -> str:
 
 def _user_site() -> Site:
     """Return the line of the user's code that runs; of flashsim's, where the user's record holds a function of that."""
-    found: Site = "?", 0
+    site: Site = "?", 0
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code is not Watch.call.__code__:
-        found = frame.f_code.co_filename, frame.f_lineno
-        if not found[0].startswith(OUTSIDE):
+        site = site_of(frame)
+        if not site[0].startswith(OUTSIDE):
             break
         frame = frame.f_back
-    return found
+    return site
 
 
 def count_alike(run: Callable[[Watch, Sequence[Any]], Result], observers: Sequence[Any]) -> Result:
     """Return what `run(watch, observers)` returns, with turns counted in one go only where they were shown to be alike.
 
     It runs as often as it takes to know which those are, and then, if there are observers, once more for them. An error is
-    raised of a run whose turns all ran.
+    raised of a run whose turns all ran, unless it says that it `is_of_all_turns`: what does not fit on chip in some turns does
+    not fit in all of them.
     """
     watch = Watch(runs=2 if observers else 1)
     if _is_debugged():  # by somebody who wants to see numbers
@@ -363,7 +364,8 @@ def count_alike(run: Callable[[Watch, Sequence[Any]], Result], observers: Sequen
         except Exception as error:
             if not watch.end():  # it is what the user's code made of Differs
                 continue
-            if not watch.shared or type(error).__name__ == "BdbQuit":
+            is_of_all_turns = getattr(error, "is_of_all_turns", False)
+            if not watch.shared or is_of_all_turns or type(error).__name__ == "BdbQuit":
                 raise
             watch.all_unlike = watch.all_unlike or f"it raises {type(error).__name__} where turns are counted in one go"
             continue

@@ -9,6 +9,8 @@ import linecache
 from functools import cache
 from types import CodeType, FrameType
 
+from flashsim.machine.source import file_of, users_code
+
 TELLING = {
     "id", "type", "is_", "is_not", "locals", "globals", "vars", "eval", "exec", "compile", "open", "input",
     "__import__", "random", "getrefcount", "_getframe", "_weight", "_loops", "_scope", "_resident",
@@ -51,7 +53,7 @@ def why_unseen(caller: FrameType, end: CodeType) -> str:
         frame = frame.f_back
     if frame is None:
         return "runs outside of the count"
-    plain = _source(caller.f_code.co_filename).loop(caller.f_code, caller.f_lasti)
+    plain = _source(file_of(caller.f_code)).loop(users_code(caller.f_code), caller.f_lasti)
     if plain == "reversed" and ("reversed" in caller.f_locals or "reversed" in caller.f_globals):
         plain = ""
     return "" if plain else "is no plain `for … in sram.loop(…):`"

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flashsim.algorithms.record import Algorithm
-from flashsim.machine.source import PACKAGE, name_of_trial
+from flashsim.machine.source import PACKAGE, code_of_trial
 
 F = TypeVar("F", bound=Callable[..., Any])
 SPEAKERS = {
@@ -143,7 +143,7 @@ class _Shadows:
         own = frozenset(_names_in(code))
         cells = function.__closure__
         closure = None if cells is None else tuple(CellType() for _ in cells)
-        shadow = FunctionType(self._code(code), self._globals_of(function.__globals__), function.__name__, None, closure)
+        shadow = FunctionType(code_of_trial(code), self._globals_of(function.__globals__), function.__name__, None, closure)
         self._keep(function, shadow)
         self._fill(function.__globals__, own)
         for cell, new in zip(cells or (), closure or (), strict=True):
@@ -158,12 +158,6 @@ class _Shadows:
         for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
             setattr(shadow, name, getattr(function, name))
         return shadow
-
-    def _code(self, code: CodeType) -> CodeType:
-        constants = tuple(self._code(each) if isinstance(each, CodeType) else each for each in code.co_consts)
-        name = name_of_trial(code.co_filename)
-        # codes are equal whatever their files: without a constant more, a debugger that remembers codes takes one for the other
-        return code.replace(co_filename=name, co_consts=(*constants, name))
 
     def _globals_of(self, given: dict[str, Any]) -> dict[str, Any]:
         if id(given) not in self._globals:
