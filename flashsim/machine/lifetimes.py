@@ -239,7 +239,7 @@ class _Totals:
     def of_series(self, value: Any, before: tuple[Any, ...]) -> str | None:
         new = new_numbers(value, before)
         self._numbers += new
-        return f"{self._numbers:,} numbers" if new and self._numbers > FEW_NUMBERS else None
+        return f"some of {self._numbers:,} numbers" if new and self._numbers > FEW_NUMBERS else None
 
     def of_other(self, value: Any, kind: int) -> str | None:
         if kind == WHOLE:

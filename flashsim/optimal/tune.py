@@ -249,6 +249,8 @@ def tune(
     """
     direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
     least = check_count("least", least)
+    if isinstance(problem, str | Algorithm) or callable(problem):
+        raise ValueError(f"problem is {shown(problem)}; expected a flashsim.Problem. Algorithms are named so: algorithms=[…]")
     asked = Problem.asked(
         problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask, dropout_p=dropout_p
     )

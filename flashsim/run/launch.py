@@ -270,9 +270,9 @@ def returned_nan(plan: Plan, name: str) -> MemoryModelError:
         error = MemoryModelError(f"{said}: it begins in {event.name}, which is loaded before it was stored")
     elif (death := None if sram is None else sram.death_at(event.site)) is not None:
         error = MemoryModelError(
-            f"{said}: it begins in {event.name}, made of {death.name} ({'×'.join(map(str, death.shape))}), which was computed, "
-            "and was not on chip when its turn ended, or a tile was evicted: so it died. Expected it in SRAM, by on_chip(…), or "
-            "in HBM, by sram.store(…)"
+            f"{said}: it begins in {event.name}, made of {death.name} ({'×'.join(map(str, death.shape))}), which was overwritten "
+            "with NaN when its turn ended, or a tile was evicted, as it was not on chip. Expected it in SRAM, by on_chip(…), "
+            "or in HBM, by sram.store(…)"
         )
         if death.site is not None:
             error.add_note(at_line(*death.site))
