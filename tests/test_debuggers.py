@@ -224,7 +224,9 @@ def test_an_editor_follows_the_pages_sessions(tmp_path: Path) -> None:
         for text in blocks(page, "python"):
             if text.startswith(("# walk.py", "# try_it.py", "# mine.py")):
                 (tmp_path / re.findall(r"\w+\.py", text)[0]).write_text(textwrap.dedent(text), encoding="utf-8")
-    algorithm = Path(flashsim.__file__).parent / "algorithms" / "algorithm_1_flash_basic.py"  # what runs, where it is installed
+    where = "import flashsim; print(flashsim.__file__)"  # what a script of the user's imports, wherever it is installed
+    done = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True)
+    algorithm = Path(done.stdout.strip()).parent / "algorithms" / "algorithm_1_flash_basic.py"
     with debugged(tmp_path, "walk.py", {algorithm: [{"line": 46, "condition": "j == 1"}]}) as client:
         found = next(stops(client, "S_ij.round(2).tolist()", "sram.capacity"))
     assert found == ["algorithm_1_flash_basic.py:46", "[[-0.06, -0.15, -0.11], [0.34, 0.08, -0.38]]", "40"]
