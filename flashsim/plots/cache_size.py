@@ -55,7 +55,7 @@ def plot_cache_size(data: Data, ax: Axes) -> None:
         ax.axvline(M, color=GREY, linewidth=0.6, gid=label)
         ax.annotate(label, (M, bottom), xytext=(2, 3), textcoords="offset points", fontsize=8)
     ax.legend(loc="upper right", ncols=2, handlelength=1.8, columnspacing=1, frameon=True, framealpha=0.9, edgecolor="none")
-    ax.set_title(_point(data), x=hang(ax, -0.17))
+    ax.set_title(_point(data), x=hang(ax, -0.165))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), as_power)
     ax.set_xlabel(f"SRAM size M (elements)\nN = {N:,}, d = {d}, {data['dtype']}\nthe best blocks that fit, one head")

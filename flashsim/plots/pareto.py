@@ -78,7 +78,7 @@ def plot_pareto(data: Data, ax: Axes) -> None:
     if best["flash"] and best["q_outer"]:
         ratio = best["flash"][3] / best["q_outer"][3]
         title = f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at best"
-        ax.set_title(title, x=hang(ax, -0.17))
+        ax.set_title(title, x=hang(ax, -0.165))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), as_power)
     ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)
