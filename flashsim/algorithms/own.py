@@ -131,7 +131,7 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
     return Algorithm(
         name=f"{Path(file).name}:{name}",
         title=(inspect.getdoc(function) or name).splitlines()[0].rstrip("."),
-        run=_Explained(function),
+        run=_Explained(function, tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)),
         options=tuple(_option(name, each) for each in own),
         line_1=by_trial,
         rounds=every_block,
@@ -161,10 +161,9 @@ def _file_of(function: Callable[..., Any]) -> str:
 class _Explained:
     """A function of the user's; its errors, and Ctrl-C, say at which of its lines they occurred."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], by_name: tuple[str, ...]) -> None:
         self._function = function
-        by_name = [each.name for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY]
-        self._by_name = tuple(by_name)  # these are the last
+        self._by_name = by_name  # the last of its parameters
         self.__module__ = function.__module__
         self.__wrapped__ = function
 

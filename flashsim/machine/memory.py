@@ -203,7 +203,9 @@ class Matrix(_InHBM):
     name: str
 
     def __init__(self, storage: _Storage, rows: int, cols: int, window: tuple[int, int] | None = None) -> None:
-        self._storage, self._rows, self._cols, self._window = storage, max(rows, 1), max(cols, 1), window
+        self._storage, self._window = storage, window
+        self._rows = max(int(rows), 1)  # plain numbers: those of Blocks know their length, and are slower
+        self._cols = max(int(cols), 1)
         self._first, end = window or (0, storage.shape[0])
         self.name = f"{storage.name}[{self._first}:{end}]" if window else storage.name
         self.shape = end - self._first, storage.shape[1]
@@ -759,14 +761,19 @@ class SRAM:
             self._tell("enter", target_at(site, "loop"), number, None, site)
         around, depth, outside = self._scope, len(self._loops), self._weight
         lifespan, known = self.lifespan, self._known
-        watched = self._looked_through(sys._getframe(1))
+        counts = not self.hbm.arithmetic
+        caller = sys._getframe(1)
+        of_user = is_users(caller)
+        watched = self._looked_through(caller) if of_user else None
         lifetimes = cast(Lifetimes, self._lifetimes)
-        inner = watched if is_users(sys._getframe(1)) else known
+        inner = watched if of_user else known
         for index, times in schedule:
             scope: list[int] = []
             ended = False
             try:
-                self._scope, self.lifespan, self._known = scope, Lifespan(), inner
+                self._scope, self._known = scope, inner
+                if counts:
+                    self.lifespan = Lifespan()
                 self._weight = outside * times if type(times) is int else _whole(outside * times)
                 self._loops.append((site, index))
                 if self._observers:
@@ -786,8 +793,10 @@ class SRAM:
                     self._abandon(scope, watched, sys._getframe(1))
                     if self._watch is not None:
                         self._watch.left(index)
-                self.lifespan.ended = True
-                self._scope, self._weight, self.lifespan, self._known = around, outside, lifespan, known
+                if counts:
+                    self.lifespan.ended = True
+                    self.lifespan = lifespan
+                self._scope, self._weight, self._known = around, outside, known
                 del self._loops[depth:]
         if watched is not None and not self._loops:
             self._refuse_escape(self._lifetimes_of_users.end(watched, sys._getframe(1)))
