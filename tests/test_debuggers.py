@@ -78,17 +78,17 @@ def stops_of_pdb(folder: Path, typed: list[str], *command: str) -> str:
 def test_pdb_stops_in_the_run_alone(mark: str, tmp_path: Path) -> None:
     file = written(tmp_path)
     typed = [f"b mine.py:{line_of(file, mark)}", *["c", "p 'seen', type(Q_i).__name__"] * TILES, "c"]
-    said = stops_of_pdb(tmp_path, typed, "-m", "pdb")
-    assert said.count("('seen', 'ndarray')") == TILES
-    assert f"tiles {TILES}" in said  # no further stop
-    assert said.count(f"mine.py({line_of(file, mark)})") == TILES
+    output = stops_of_pdb(tmp_path, typed, "-m", "pdb")
+    assert output.count("('seen', 'ndarray')") == TILES
+    assert f"tiles {TILES}" in output  # no further stop
+    assert output.count(f"mine.py({line_of(file, mark)})") == TILES
 
 
 def test_a_breakpoint_in_the_function_stops_once_for_each_tile(tmp_path: Path) -> None:
     written(tmp_path, "breakpoint()")
-    said = stops_of_pdb(tmp_path, ["p 'seen', type(Q_i).__name__", "c"] * TILES)
-    assert said.count("('seen', 'ndarray')") == TILES
-    assert f"tiles {TILES}" in said
+    output = stops_of_pdb(tmp_path, ["p 'seen', type(Q_i).__name__", "c"] * TILES)
+    assert output.count("('seen', 'ndarray')") == TILES
+    assert f"tiles {TILES}" in output
 
 
 def test_pdb_stops_in_a_built_in_algorithm_s_run_alone(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_pdb_stops_in_a_built_in_algorithm_s_run_alone(tmp_path: Path) -> None:
     line = line_of(ROOT / algorithm, "S_ij = on_chip")
     tiles = flashsim.count("flash", N=12, d=4, M=100, dtype="float64").blocks.tiles
     typed = [f"b {algorithm}:{line}", *["c", "p 'seen', type(Q_i).__name__"] * tiles, "c"]
-    said = stops_of_pdb(tmp_path, typed, "-m", "pdb")
-    assert 1 < said.count("('seen', 'ndarray')") == tiles
-    assert f"tiles {tiles}\n" in said  # no further stop
+    output = stops_of_pdb(tmp_path, typed, "-m", "pdb")
+    assert 1 < output.count("('seen', 'ndarray')") == tiles
+    assert f"tiles {tiles}\n" in output  # no further stop
 
 
 class Client:
@@ -125,30 +125,30 @@ class Client:
 
     def send(self, command: str, **arguments: Any) -> int:
         self._sent += 1
-        said = json.dumps({"seq": self._sent, "type": "request", "command": command, "arguments": arguments}).encode()
-        self._file.write(b"Content-Length: %d\r\n\r\n%s" % (len(said), said))
+        message = json.dumps({"seq": self._sent, "type": "request", "command": command, "arguments": arguments}).encode()
+        self._file.write(b"Content-Length: %d\r\n\r\n%s" % (len(message), message))
         self._file.flush()
         return self._sent
 
     def ask(self, command: str, **arguments: Any) -> Any:
         sent = self.send(command, **arguments)
-        answer = self.wait(lambda said: said["type"] == "response" and said["request_seq"] == sent)
+        answer = self.wait(lambda message: message["type"] == "response" and message["request_seq"] == sent)
         assert answer["success"], answer
         return answer.get("body")
 
     def event(self, *names: str) -> dict[str, Any]:
-        return self.wait(lambda said: said["type"] == "event" and said["event"] in names)
+        return self.wait(lambda message: message["type"] == "event" and message["event"] in names)
 
     def wait(self, wanted: Any) -> dict[str, Any]:
-        for said in self._seen:
-            if wanted(said):
-                self._seen.remove(said)
-                return said
+        for message in self._seen:
+            if wanted(message):
+                self._seen.remove(message)
+                return message
         while True:
-            said = self._read()
-            if wanted(said):
-                return said
-            self._seen.append(said)
+            message = self._read()
+            if wanted(message):
+                return message
+            self._seen.append(message)
 
     def _read(self) -> dict[str, Any]:
         length = 0
@@ -156,8 +156,8 @@ class Client:
             assert line or length, "debugpy has gone"
             name, _, value = line.partition(b":")
             length = int(value) if name.lower() == b"content-length" else length
-        found: dict[str, Any] = json.loads(self._file.read(length))
-        return found
+        message: dict[str, Any] = json.loads(self._file.read(length))
+        return message
 
 
 @contextlib.contextmanager
@@ -176,10 +176,10 @@ def debugged(folder: Path, script: str, breakpoints: dict[Path, list[dict[str, A
             attached = client.send("attach", justMyCode=False)
             client.event("initialized")
             for file, of in breakpoints.items():
-                found = client.ask("setBreakpoints", source={"path": str(file)}, breakpoints=of)
-                assert all(each["verified"] for each in found["breakpoints"]), found
+                breakpoints_set = client.ask("setBreakpoints", source={"path": str(file)}, breakpoints=of)
+                assert all(each["verified"] for each in breakpoints_set["breakpoints"]), breakpoints_set
             client.ask("configurationDone")
-            client.wait(lambda said: said["type"] == "response" and said["request_seq"] == attached)
+            client.wait(lambda message: message["type"] == "response" and message["request_seq"] == attached)
             yield client
         finally:
             client.close()
@@ -188,7 +188,7 @@ def debugged(folder: Path, script: str, breakpoints: dict[Path, list[dict[str, A
         process.communicate()
 
 
-def stops(client: Client, *asked: str) -> Iterator[list[str]]:
+def stops(client: Client, *expressions: str) -> Iterator[list[str]]:
     """At each stop: the file and line, and what expressions are worth."""
     while True:
         event = client.event("stopped", "terminated", "exited")
@@ -196,7 +196,7 @@ def stops(client: Client, *asked: str) -> Iterator[list[str]]:
             return
         thread = event["body"]["threadId"]
         frame = client.ask("stackTrace", threadId=thread, startFrame=0, levels=1)["stackFrames"][0]
-        worth = [client.ask("evaluate", expression=each, frameId=frame["id"], context="watch")["result"] for each in asked]
+        worth = [client.ask("evaluate", expression=each, frameId=frame["id"], context="watch")["result"] for each in expressions]
         yield [f"{Path(frame['source']['path']).name}:{frame['line']}", *worth]
         client.send("continue", threadId=thread)
 
@@ -206,16 +206,16 @@ def test_an_editor_stops_in_the_run_alone(mark: str, tmp_path: Path) -> None:
     file = written(tmp_path)
     line = line_of(file, mark)
     with debugged(tmp_path, "mine.py", {file: [{"line": line}]}) as client:
-        found = list(stops(client, "type(Q_i).__name__", "bool(abs(Q_i).sum() > 0)"))
-    assert found == [[f"mine.py:{line}", "'ndarray'", "True"]] * TILES
+        met = list(stops(client, "type(Q_i).__name__", "bool(abs(Q_i).sum() > 0)"))
+    assert met == [[f"mine.py:{line}", "'ndarray'", "True"]] * TILES
 
 
 def test_an_editor_stops_at_a_breakpoint_in_the_function_once_for_each_tile(tmp_path: Path) -> None:
     file = written(tmp_path, "breakpoint()")
     with debugged(tmp_path, "mine.py", {}) as client:
-        found = list(stops(client, "type(Q_i).__name__"))
-    assert [worth for _, worth in found] == ["'ndarray'"] * TILES
-    assert {where.split(":")[0] for where, _ in found} == {file.name}
+        met = list(stops(client, "type(Q_i).__name__"))
+    assert [worth for _, worth in met] == ["'ndarray'"] * TILES
+    assert {where.split(":")[0] for where, _ in met} == {file.name}
 
 
 def test_an_editor_follows_the_pages_sessions(tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def test_an_editor_follows_the_pages_sessions(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True)
     algorithm = Path(done.stdout.strip()).parent / "algorithms" / "algorithm_1_flash_basic.py"
     with debugged(tmp_path, "walk.py", {algorithm: [{"line": 46, "condition": "j == 1"}]}) as client:
-        found = next(stops(client, "S_ij.round(2).tolist()", "sram.capacity"))
-    assert found == ["algorithm_1_flash_basic.py:46", "[[-0.06, -0.15, -0.11], [0.34, 0.08, -0.38]]", "40"]
+        met = next(stops(client, "S_ij.round(2).tolist()", "sram.capacity"))
+    assert met == ["algorithm_1_flash_basic.py:46", "[[-0.06, -0.15, -0.11], [0.34, 0.08, -0.38]]", "40"]
     with debugged(tmp_path, "try_it.py", {tmp_path / "mine.py": [{"line": 15}]}) as client:
         first, *others = stops(client, "(i, j)", "S_ij.round(2).tolist()[0]")
     assert first == ["mine.py:15", "(0, 0)", "[-0.15, -0.04]"]

@@ -308,10 +308,10 @@ def test_a_loop_inside_of_one_that_runs_turn_by_turn_is_still_counted_in_one_go(
 def test_flashsim_s_algorithms_are_counted_alike_as_a_user_s(record: Algorithm, causal: bool) -> None:
     if causal and "MASK" not in FORWARD[record.forward_pass].parts:
         return
-    asked: dict[str, Any] = {"N": 40, "d": 3, "M": 400, "direction": record.direction, "causal": causal}
-    theirs = flashsim.count(record.name, **asked)
+    arguments: dict[str, Any] = {"N": 40, "d": 3, "M": 400, "direction": record.direction, "causal": causal}
+    theirs = flashsim.count(record.name, **arguments)
     more: dict[str, Any] = {} if record.direction == "forward" else {"of": FORWARD[record.forward_pass]}
-    tally = flashsim.count(replace(record, name="own", **more), **asked)
+    tally = flashsim.count(replace(record, name="own", **more), **arguments)
     assert (tally.hbm, tally.sram, tally.flops, tally.blocks) == (theirs.hbm, theirs.sram, theirs.flops, theirs.blocks)
 
 
@@ -513,9 +513,9 @@ def test_masks_dropout_and_live_tiles_are_counted_as_they_are_executed(name: str
     own = replace(FORWARD[name], name="own")
     options: dict[str, Any] = {"block_mask": "live"} if name == "block_sparse" else {}
     Q, K, V = np.random.default_rng(0).normal(size=(3, 40, 4))
-    asked: dict[str, Any] = {"mask": mask, "M": 300, "blocks": (3, 7), "dropout_p": 0.1, "enforce": False, **options}
-    run = flashsim.forward(own, Q, K, V, **asked)
-    tally = flashsim.count(own, N=40, d=4, dtype="float64", **asked)
+    arguments: dict[str, Any] = {"mask": mask, "M": 300, "blocks": (3, 7), "dropout_p": 0.1, "enforce": False, **options}
+    run = flashsim.forward(own, Q, K, V, **arguments)
+    tally = flashsim.count(own, N=40, d=4, dtype="float64", **arguments)
     assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
 
 
@@ -528,9 +528,9 @@ def test_a_long_count_says_so_once_and_why(monkeypatch: pytest.MonkeyPatch) -> N
         counted(own_loops.by_continue, 200, 2, blocks_of(200, 3, 3))
     (warning,) = caught
     line = next(n for n, text in enumerate(MINE.read_text().splitlines(), 1) if "if j > i:" in text)
-    said = str(warning.message)
-    assert said.startswith("this count takes about ")
-    assert said[:-1].endswith(f" seconds, because it runs turn by turn: line {line} of own_loops.py compares ")
+    message = str(warning.message)
+    assert message.startswith("this count takes about ")
+    assert message[:-1].endswith(f" seconds, because it runs turn by turn: line {line} of own_loops.py compares ")
 
 
 def test_a_count_in_one_go_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,8 +550,8 @@ def test_the_command_line_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch, c
 
 def test_too_many_turns_are_refused_before_they_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "MOST_TURNS", 1000)
-    said = r"line \d+ of own_loops.py computes with j, so .* here are 1,681 of them, .* expected at most 1,000"
-    with pytest.raises(ValueError, match=said):
+    message = r"line \d+ of own_loops.py computes with j, so .* here are 1,681 of them, .* expected at most 1,000"
+    with pytest.raises(ValueError, match=message):
         flashsim.count(own_loops.causal_by_continue, N=41, d=4, M=10**5, blocks=(1, 1))
     flashsim.count(own_loops.algorithm_1, N=65_536, d=4, M=10**5, blocks=(64, 64))
 

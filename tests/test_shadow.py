@@ -90,11 +90,11 @@ def state():
 def test_a_shadow_computes_the_same_and_changes_nothing(tmp_path: Path) -> None:
     module = module_of(tmp_path, STATEFUL)
     before = module.state()
-    found = [shadow_of(module.work)(3) for _ in range(2)]
+    results = [shadow_of(module.work)(3) for _ in range(2)]
     assert module.state() == before
-    assert found[0] == found[1] == module.work(3)
+    assert results[0] == results[1] == module.work(3)
     assert module.state() != before  # or this test could not fail
-    assert found[0] != module.work(3)
+    assert results[0] != module.work(3)
 
 
 def test_a_shadow_begins_with_the_state_of_the_moment(tmp_path: Path) -> None:
@@ -104,13 +104,15 @@ def test_a_shadow_begins_with_the_state_of_the_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "statement",
     ["print('loud')", "import pdb; pdb.set_trace()", "breakpoint()", "from pdb import set_trace; set_trace()", "input('loud')",
      "PDB.set_trace()", "STOP()", "pprint('loud')", "import IPython.core.debugger as d; d.set_trace()"],
 )  # fmt: skip
-def test_a_shadow_neither_speaks_nor_stops(said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shadow_neither_speaks_nor_stops(statement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = "import pdb as PDB\nfrom pdb import set_trace as STOP\nfrom pprint import pprint\n"
-    module = module_of(tmp_path, f"{head}\ndef inner():\n    {said}\n\ndef outer():\n    inner()\n    {said}\n    return 7\n")
+    module = module_of(
+        tmp_path, f"{head}\ndef inner():\n    {statement}\n\ndef outer():\n    inner()\n    {statement}\n    return 7\n"
+    )
     assert shadow_of(module.outer)() == 7
     assert capsys.readouterr() == ("", "")
     assert "pdb" in SPEAKERS
@@ -149,10 +151,10 @@ def test_all_of_the_users_own_code_is_copied_and_nothing_else(tmp_path: Path) ->
     before = sys.gettrace()
     sys.settrace(follow)
     try:
-        found = shadow()
+        result = shadow()
     finally:
         sys.settrace(before)
-    assert found == want
+    assert result == want
     assert not [file for file in files if file.startswith(str(tmp_path))]
     assert {f"<trial of {tmp_path / name}>" for name in ("mine.py", "helpers.py")} <= {*files}
 
@@ -229,10 +231,10 @@ def work(n=3):
 
 def test_odd_classes_generators_and_rings_are_no_trouble(tmp_path: Path) -> None:
     module = module_of(tmp_path, ODD)
-    found = [shadow_of(module.work)() for _ in range(3)]
-    assert found == [module.work()] * 3
+    results = [shadow_of(module.work)() for _ in range(3)]
+    assert results == [module.work()] * 3
     assert vars(module.Colour.RED)["_value_"] == [1]
-    assert shadow_of(module.work)() != found[0]  # FROZEN and SLOTS have changed, by the function itself
+    assert shadow_of(module.work)() != results[0]  # FROZEN and SLOTS have changed, by the function itself
 
 
 def test_lines_and_names_are_those_of_the_file(tmp_path: Path) -> None:

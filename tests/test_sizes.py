@@ -109,11 +109,11 @@ def test_a_pass_without_a_mask_of_tiles_takes_blocks_of_its_own(block_mask: str 
     X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
     run = flashsim.forward("block_sparse", X, X, X, M=600, causal=True, block_mask=block_mask)
     dense = flashsim.forward("flash", X, X, X, M=600, causal=True)
-    found, want = flashsim.backward("block_sparse", run, X), flashsim.backward("flash", dense, X)
-    assert found.blocks == want.blocks != run.blocks
-    assert found.blocks == flashsim.count("block_sparse", run.problem, direction="backward", block_mask=block_mask).blocks
-    assert np.array_equal(found.dQ, want.dQ)
-    assert not found.sram.over
+    gradients, want = flashsim.backward("block_sparse", run, X), flashsim.backward("flash", dense, X)
+    assert gradients.blocks == want.blocks != run.blocks
+    assert gradients.blocks == flashsim.count("block_sparse", run.problem, direction="backward", block_mask=block_mask).blocks
+    assert np.array_equal(gradients.dQ, want.dQ)
+    assert not gradients.sram.over
 
 
 # ------------------------------------------------------------------------------- the closed form's peak, and trials'
@@ -122,25 +122,25 @@ def test_a_pass_without_a_mask_of_tiles_takes_blocks_of_its_own(block_mask: str 
 @pytest.mark.parametrize("longest", [1, 2, 3, 7, 64, 1000])
 def test_the_most_that_fits_is_found_from_above(longest: int) -> None:
     for limit in range(longest + 2):
-        asked: list[int] = []
+        tried: list[int] = []
 
-        def fits(rows: int, limit: int = limit, asked: list[int] = asked) -> bool:
-            asked.append(rows)
+        def fits(rows: int, limit: int = limit, tried: list[int] = tried) -> bool:
+            tried.append(rows)
             return rows <= limit
 
         assert most(fits, longest) == min(limit, longest)
-        assert not asked or min(asked) >= min(limit, longest) // 2  # none that are much smaller, which take long
+        assert not tried or min(tried) >= min(limit, longest) // 2  # none that are much smaller, which take long
 
 
 def masks(rng: random.Random, N_q: int, N_k: int) -> list[Any]:
-    found: list[Any] = [
+    masks: list[Any] = [
         None, flashsim.Causal(), flashsim.KeyPadding(max(1, N_k - 2)), flashsim.SlidingWindow(2, 1), flashsim.Sink(0.5),
         flashsim.Sink(0.5) & flashsim.Causal(), np.ones((N_q, N_k), bool), np.ones((1, N_k), bool), flashsim.SoftCap(3.0),
         flashsim.Bias(np.zeros((N_q, N_k), np.float32)), np.tri(N_q, N_k, dtype=bool) | True, flashsim.Causal(offset=0),
     ]  # fmt: skip
     if N_q <= N_k:
-        found.append(flashsim.Tree([-1, *(rng.randrange(n) for n in range(1, N_q))]))
-    return found
+        masks.append(flashsim.Tree([-1, *(rng.randrange(n) for n in range(1, N_q))]))
+    return masks
 
 
 def options_of(rng: random.Random, algorithm: Algorithm) -> dict[str, Any]:
@@ -155,22 +155,22 @@ def options_of(rng: random.Random, algorithm: Algorithm) -> dict[str, Any]:
 
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, str]]:
     """From here on, what the closed form says of blocks, and what a trial says, by plan."""
-    found: list[tuple[bool, bool, str]] = []
+    answers: list[tuple[bool, bool, str]] = []
     by_form = planning._fits_by_form
 
     def both(plan: planning.Plan) -> Callable[[flashsim.Blocks, int], bool]:
         fits = by_form(plan)
 
-        def asked(blocks: flashsim.Blocks, M: int) -> bool:
-            said = fits(blocks, M)
+        def compare(blocks: flashsim.Blocks, M: int) -> bool:
+            answer = fits(blocks, M)
             tried = planning._fits_by_trial(plan, launch, blocks, M)
-            found.append((said, tried, f"{plan.algorithm.name} {plan.algorithm.direction} {plan.problem} {blocks} M = {M}"))
-            return said
+            answers.append((answer, tried, f"{plan.algorithm.name} {plan.algorithm.direction} {plan.problem} {blocks} M = {M}"))
+            return answer
 
-        return asked
+        return compare
 
     monkeypatch.setattr(planning, "_fits_by_form", both)
-    return found
+    return answers
 
 
 def search(seed: int, cases: int) -> None:
@@ -193,11 +193,11 @@ def search(seed: int, cases: int) -> None:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
 def test_the_closed_form_says_of_each_blocks_what_a_trial_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all passes: ragged shapes, widths, M, masks with and without arrays, dropout, shared heads, options, two dtypes."""
-    found = compared(monkeypatch)
+    answers = compared(monkeypatch)
     search(seed, 300 if seed == 0 else 1500)
-    assert len(found) > 1000
-    assert [what for said, tried, what in found if said is not tried] == []
-    assert {said for said, _, _ in found} == {True, False}
+    assert len(answers) > 1000
+    assert [what for answer, tried, what in answers if answer is not tried] == []
+    assert {answer for answer, _, _ in answers} == {True, False}
 
 
 PER_HEAD: list[Callable[[Any], Mask | Any]] = [
@@ -212,15 +212,15 @@ PER_HEAD: list[Callable[[Any], Mask | Any]] = [
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 @pytest.mark.parametrize("made", PER_HEAD, ids=range(len(PER_HEAD)))
 def test_it_does_for_masks_of_each_head_s_own(made: Callable[[Any], Any], gqa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = compared(monkeypatch)
+    answers = compared(monkeypatch)
     rng = np.random.default_rng(0)
     Q, K = rng.normal(size=(2, 4, 12, 4)).astype("float32"), rng.normal(size=(2, 2, 9, 4)).astype("float32")
     for name in ("flash", "q_outer"):
         for M in (150, 400):
             run = flashsim.forward(name, Q, K, K, M=M, mask=made(rng), gqa=gqa)
             flashsim.backward(name, run, Q, M=600)
-    assert found
-    assert [what for said, tried, what in found if said is not tried] == []
+    assert answers
+    assert [what for answer, tried, what in answers if answer is not tried] == []
 
 
 @pytest.mark.parametrize("off", [1, -1])
@@ -228,13 +228,13 @@ def test_a_form_with_a_wrong_peak_is_noticed(off: int, monkeypatch: pytest.Monke
     right = theory.form_of("q_outer", "forward")
     wrong = replace(right, peak=lambda p, blocks, tiles: right.peak(p, blocks, tiles) + off)
     monkeypatch.setitem(forms.forms()["forward"], "q_outer", wrong)
-    found = compared(monkeypatch)
+    answers = compared(monkeypatch)
     for M in range(40, 90):
         try:
             flashsim.count("q_outer", N=12, d=3, M=M)
         except flashsim.SramOverflow:
             assert off == -1
-    assert [what for said, tried, what in found if said is not tried]
+    assert [what for answer, tried, what in answers if answer is not tried]
 
 
 COUNTED: list[Callable[[int], Any]] = [
@@ -247,14 +247,14 @@ COUNTED: list[Callable[[int], Any]] = [
 
 def test_programs_blocks_are_those_of_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     by_form = programs._peak_of
-    found = set()
+    sizes = set()
     for M, count in itertools.product((60, 100, 333, 1000), COUNTED):
         blocks = count(M).blocks
         monkeypatch.setattr(programs, "_peak_of", lambda program: None)
         assert count(M).blocks == blocks
         monkeypatch.setattr(programs, "_peak_of", by_form)
-        found.add(str(blocks))
-    assert len(found) > 8
+        sizes.add(str(blocks))
+    assert len(sizes) > 8
 
 
 # -------------------------------------------------------------------------------------------- it fits, or it is said
@@ -274,8 +274,8 @@ def test_a_peak_over_m_is_said_wherever_a_result_shows() -> None:
     assert by > 0
     for result in (run, gradients, tally, exact):
         assert result.sram.over > 0
-        for said in (repr(result), result._repr_html_()):
-            assert f"{result.sram.over:,} over M = 300" in said
+        for text in (repr(result), result._repr_html_()):
+            assert f"{result.sram.over:,} over M = 300" in text
     for result in (run, gradients, tally):
         assert result.to_dict()["sram"]["over"] == result.sram.over
         assert json.loads(result.to_json())["sram"]["over"] == result.sram.over
@@ -295,9 +295,9 @@ def test_a_peak_over_m_is_said_in_a_sweep() -> None:
         assert row["over_M_elements"] == tally.sram.over
     most = max(row["over_M_elements"] for row in rows)
     assert most > 0
-    said = f"2 points whose peak exceeds M, by {most} elements at most: M is not enforced there"
-    assert said in " ".join(repr(rows).split())
-    assert said in rows._repr_html_()
+    text = f"2 points whose peak exceeds M, by {most} elements at most: M is not enforced there"
+    assert text in " ".join(repr(rows).split())
+    assert text in rows._repr_html_()
     assert "over_M_elements" in rows.to_csv().splitlines()[0].split(",")
     assert [*rows.to_pandas()["over_M_elements"]] == [row["over_M_elements"] for row in rows]
     assert [row["over_M_elements"] for row in rows.to_dict()["rows"]] == [row["over_M_elements"] for row in rows]
@@ -313,12 +313,12 @@ def test_a_peak_over_m_is_said_of_the_paper_s_blocks_beside_the_best() -> None:
 
 def test_a_peak_over_m_is_said_by_commands(capsys: pytest.CaptureFixture[str]) -> None:
     tally = flashsim.count("flash", N=64, d=8, M=300, sizing="paper")
-    asked = ["count", "flash", "--N", "64", "--d", "8", "--M", "300", "--sizing", "paper"]
-    assert main(asked) == 0
+    arguments = ["count", "flash", "--N", "64", "--d", "8", "--M", "300", "--sizing", "paper"]
+    assert main(arguments) == 0
     assert f"of M, {tally.sram.over} too many" in capsys.readouterr().out
-    assert main([*asked, "--json", "-"]) == 0
+    assert main([*arguments, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["sram"]["over"] == tally.sram.over
-    assert main(["sweep", "flash", *asked[2:]]) == 0
+    assert main(["sweep", "flash", *arguments[2:]]) == 0
     assert f"1 point whose peak exceeds M, by {tally.sram.over} elements" in " ".join(capsys.readouterr().out.split())
 
 

@@ -28,8 +28,8 @@ NAMES = ("FlashAttention", "loops exchanged")
 
 def of_blocks(algorithms: Any = ("flash", "q_outer"), blocks: Any = None, **how: Any) -> Sweep:
     squares = [(side, side) for side in SIZES]
-    asked = {"N": [1024], "d": [64], "M": [M], "check": 0, **how}
-    return flashsim.sweep(algorithms=list(algorithms), blocks=squares if blocks is None else blocks, **asked)
+    arguments = {"N": [1024], "d": [64], "M": [M], "check": 0, **how}
+    return flashsim.sweep(algorithms=list(algorithms), blocks=squares if blocks is None else blocks, **arguments)
 
 
 def series(ax: Axes) -> dict[str, Line2D]:
@@ -80,9 +80,9 @@ def test_each_algorithm_is_one_connected_line_of_what_is_counted(blocks: Sweep) 
     assert ax.get_ylabel() == "HBM accesses (10⁶ elements)"
     assert shown_ticks(ax) == ["16", "32", "48", "64", "80"]
     low, high = ax.get_ylim()
-    said = [label.get_text() for tick, label in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True) if low <= tick <= high]
-    assert len(said) >= 3
-    assert [float(text) * 1e6 for text in said] == [tick for tick in ax.get_yticks() if low <= tick <= high]
+    texts = [label.get_text() for tick, label in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True) if low <= tick <= high]
+    assert len(texts) >= 3
+    assert [float(text) * 1e6 for text in texts] == [tick for tick in ax.get_yticks() if low <= tick <= high]
 
 
 def test_what_does_not_fit_is_grey_with_its_reason(blocks: Sweep) -> None:
@@ -98,21 +98,21 @@ def test_what_does_not_fit_is_grey_with_its_reason(blocks: Sweep) -> None:
 
 
 def test_limits_that_differ_are_said_by_algorithm() -> None:
-    found = of_blocks(["flash", "standard"], blocks=[(side, side) for side in range(16, 161, 8)])
+    swept = of_blocks(["flash", "standard"], blocks=[(side, side) for side in range(16, 161, 8)])
     first: dict[str, int] = {}
-    for row in found:
+    for row in swept:
         if row["status"] == "does not fit":
             first.setdefault(row["algorithm"], row["B_c"])
     assert first["flash"] != first["standard"]
-    ax = found.plot(x="B_c")
+    ax = swept.plot(x="B_c")
     assert sorted(shade.get_x() for shade in shades(ax)) == sorted(first.values())
     assert f"from $B_c$ = {first['flash']} on: FlashAttention" in reason(ax)
     assert f"from $B_c$ = {first['standard']} on: standard" in reason(ax)
 
 
 def test_no_more_than_a_fifth_is_grey_where_nothing_fits() -> None:
-    found = of_blocks(blocks=[(side, side) for side in range(16, 257, 16)])
-    ax = found.plot(x="B_c")
+    swept = of_blocks(blocks=[(side, side) for side in range(16, 257, 16)])
+    ax = swept.plot(x="B_c")
     (shade,) = shades(ax)
     to_axes = ax.transData + ax.transAxes.inverted()
     assert shade.get_x() == 80
@@ -121,10 +121,10 @@ def test_no_more_than_a_fifth_is_grey_where_nothing_fits() -> None:
 
 def test_a_memory_that_is_too_small_is_grey_on_the_left() -> None:
     rooms = [2000, 4000, 8000, 16_000, 32_000, 64_000]
-    found = flashsim.sweep(["flash", "q_outer"], N=1024, d=64, M=rooms, blocks=(32, 32), check=0)
-    lacking = [row["M"] for row in found if row["algorithm"] == "flash" and row["status"] == "does not fit"]
+    swept = flashsim.sweep(["flash", "q_outer"], N=1024, d=64, M=rooms, blocks=(32, 32), check=0)
+    lacking = [row["M"] for row in swept if row["algorithm"] == "flash" and row["status"] == "does not fit"]
     assert lacking == [2000, 4000, 8000][: len(lacking)] != []
-    ax = found.plot()
+    ax = swept.plot()
     (shade,) = shades(ax)
     assert shade.get_x() <= ax.get_xlim()[0]
     assert shade.get_x() + shade.get_width() == lacking[-1]
@@ -138,16 +138,16 @@ def test_where_all_fits_nothing_is_grey() -> None:
 
 
 def test_an_algorithm_of_which_nothing_fits_is_said() -> None:
-    found = flashsim.sweep(["flash", "standard"], N=1024, d=64, M=M, blocks=[(80, 80), (96, 96)], check=0)
-    assert {row["algorithm"] for row in found.ok} == {"standard"}
-    assert "at no size: FlashAttention" in reason(found.plot(x="B_c"))
+    swept = flashsim.sweep(["flash", "standard"], N=1024, d=64, M=M, blocks=[(80, 80), (96, 96)], check=0)
+    assert {row["algorithm"] for row in swept.ok} == {"standard"}
+    assert "at no size: FlashAttention" in reason(swept.plot(x="B_c"))
 
 
 # ------------------------------------------------------------------------------------------------------------ the series
 
 
 @pytest.mark.parametrize(
-    ("asked", "x", "labels"),
+    ("arguments", "x", "labels"),
     [
         ({"N": [512, 1024]}, "B_c", ["FlashAttention, N = 512", "FlashAttention, N = 1,024"]),
         ({"d": [32, 64], "N": [512, 1024]}, "B_c", [f"N = {N}, d = {d}" for N in ("512", "1,024") for d in (32, 64)]),
@@ -161,8 +161,8 @@ def test_an_algorithm_of_which_nothing_fits_is_said() -> None:
         ({"blocks": [None], "M": [10_000, 20_000, 40_000]}, "B_c", ["FlashAttention"]),
     ],
 )
-def test_lines_are_made_by_all_that_varies_besides_x(asked: dict[str, Any], x: str | None, labels: list[str]) -> None:
-    ax = of_blocks(["flash"], **asked).plot(x=x)
+def test_lines_are_made_by_all_that_varies_besides_x(arguments: dict[str, Any], x: str | None, labels: list[str]) -> None:
+    ax = of_blocks(["flash"], **arguments).plot(x=x)
     named = [label.removeprefix("FlashAttention, ") for label in series(ax)]
     assert sorted(named) == sorted(label.removeprefix("FlashAttention, ") for label in labels)
     assert all(line.get_linestyle() != "None" and len(xy(line)) > 1 for line in series(ax).values())
@@ -170,11 +170,11 @@ def test_lines_are_made_by_all_that_varies_besides_x(asked: dict[str, Any], x: s
 
 @pytest.mark.parametrize(("x", "values"), [("N", [128, 256, 512, 1024]), ("d", [16, 32, 64]), ("M", [10_000, 20_000, 40_000])])
 def test_other_columns_are_drawn_likewise(x: str, values: list[int]) -> None:
-    asked: dict[str, Any] = {"N": 512, "d": 32, "M": M} | {x: values}
-    ax = flashsim.sweep(["flash", "q_outer"], **asked, sizing="fit", check=0).plot(x=x)
+    arguments: dict[str, Any] = {"N": 512, "d": 32, "M": M} | {x: values}
+    ax = flashsim.sweep(["flash", "q_outer"], **arguments, sizing="fit", check=0).plot(x=x)
     assert tuple(series(ax)) == NAMES
     for name, line in zip(("flash", "q_outer"), series(ax).values(), strict=True):
-        at = [asked | {x: value} for value in values]
+        at = [arguments | {x: value} for value in values]
         assert xy(line) == [(point[x], flashsim.count(name, **point, sizing="fit").hbm.accesses) for point in at]
     assert shown_ticks(ax) == [f"{value:,}" for value in values]
 
@@ -196,25 +196,25 @@ def test_what_is_fixed_is_in_the_title(blocks: Sweep) -> None:
 
 
 def test_what_must_move_and_the_lower_bound_are_drawn_if_asked() -> None:
-    found = of_blocks(bound=True)
+    swept = of_blocks(bound=True)
     cases: list[tuple[dict[str, Any], set[str]]] = [
         ({}, {"lower bound"}), ({"bound": False}, set()), ({"compulsory": True, "bound": False}, {"compulsory"}),
         ({"compulsory": True, "bound": True}, {"compulsory", "lower bound"}),
     ]  # fmt: skip
-    for asked, gids in cases:
-        ax = found.plot(x="B_c", **asked)
+    for options, gids in cases:
+        ax = swept.plot(x="B_c", **options)
         lines = {line.get_gid(): line for line in ax.get_lines() if line.get_gid() != "series"}
         assert {*lines} == gids
         if "compulsory" in gids:
             assert {y for _, y in xy(lines["compulsory"])} == {4 * 1024 * 64}
         if "lower bound" in gids:
-            assert {y for _, y in xy(lines["lower bound"])} == {found[0]["lower_bound_elements"]}
+            assert {y for _, y in xy(lines["lower bound"])} == {swept[0]["lower_bound_elements"]}
     with pytest.raises(ValueError, match=r"bound=True: this sweep has no lower bounds; flashsim\.sweep\(…, bound=True\) finds"):
         of_blocks().plot(x="B_c", bound=True)
     floors: list[dict[str, Any]] = [{"compulsory": True}, {"bound": True}]
     for floor in floors:
         with pytest.raises(ValueError, match="=True is of accesses; y is 'peak_elements'"):
-            found.plot(x="B_c", y="peak", **floor)
+            swept.plot(x="B_c", y="peak", **floor)
 
 
 # ------------------------------------------------------------------------------------------------------ whose settings
@@ -264,8 +264,8 @@ def test_a_new_figure_has_the_size_and_the_colours_of_the_settings(blocks: Sweep
         assert {line.get_markerfacecolor() for line in series(ax).values()} == {(0.0, 0.0, 0.0, 1.0)}
         (why,) = [text for text in ax.texts if text.get_gid() == "why"]
         assert why.get_color() == "white"
-        shown: Any = ax
-        assert shown._repr_png_().startswith(b"\x89PNG")
+        notebook: Any = ax
+        assert notebook._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])
@@ -321,14 +321,14 @@ def assert_nothing_overlaps(ax: Axes) -> None:
 @pytest.mark.parametrize("settings", [{}, {"font.family": "serif"}])
 @pytest.mark.parametrize("which", ["two", "range", "four", "length"])
 def test_nothing_overlaps_at_any_size(which: str, settings: Any, size: tuple[float, float], points: int, blocks: Sweep) -> None:
-    found = {
+    swept = {
         "two": lambda: blocks,
         "range": lambda: of_blocks(["flash", "q_outer", "standard"], blocks=[(side, side) for side in range(16, 257, 16)]),
         "four": lambda: of_blocks(N=[1024, 2048]),
         "length": lambda: flashsim.sweep(["flash", "standard"], N=[2**e for e in range(7, 14)], d=64, sizing="fit", check=0),
     }[which]()
     with mpl.rc_context({"figure.figsize": size, "font.size": points, **settings}):
-        assert_nothing_overlaps(found.plot(compulsory=which == "two"))
+        assert_nothing_overlaps(swept.plot(compulsory=which == "two"))
 
 
 # ------------------------------------------------------------------------------------------------------ the command line
@@ -368,7 +368,7 @@ def test_ranges_of_blocks_add_up(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["64"], "argument --blocks: got '64'; expected B_r B_c, as 64 88, or a range of square blocks, as 16..256:16"),
         (["16", "32", "48"], "argument --blocks: got '16 32 48'; expected B_r B_c"),
@@ -379,30 +379,32 @@ def test_ranges_of_blocks_add_up(here: Path) -> None:
         (["16...64:16"], "argument --blocks: got"),
     ],
 )
-def test_what_is_no_range_of_blocks_is_said(typed: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_range_of_blocks_is_said(
+    typed: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*COMMAND, "--blocks", *typed]) == 2
     err = capsys.readouterr().err
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
     assert here
 
 
 def test_the_command_line_draws_the_same(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
-    asked = [word for form in files for word in (f"--{form}", f"p.{form}")]
-    assert main([*COMMAND, "--blocks", "16..256:16", *asked]) == 0
+    options = [word for form in files for word in (f"--{form}", f"p.{form}")]
+    assert main([*COMMAND, "--blocks", "16..256:16", *options]) == 0
     assert "Saved p.png, p.svg, p.pdf" in capsys.readouterr().out
     for form, start in files.items():
         content = Path(f"p.{form}").read_bytes()
         assert content.startswith(start)
     first = {form: Path(f"p.{form}").read_bytes() for form in files}
-    assert main([*COMMAND, "--blocks", "16..256:16", *asked]) == 0
+    assert main([*COMMAND, "--blocks", "16..256:16", *options]) == 0
     assert {form: Path(f"p.{form}").read_bytes() for form in files} == first
     assert here
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["--png", "p.svg"], "argument --png: got 'p.svg'; expected a file that ends in .png"),
         (["--png", "no/p.png"], "argument --png: no/p.png cannot be written: there is no folder no"),
@@ -411,14 +413,14 @@ def test_the_command_line_draws_the_same(here: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_pictures_that_cannot_be_written_are_said_before_the_work(
-    typed: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    typed: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*args: Any, **how: Any) -> None:
         raise AssertionError("counted before the target was checked")
 
     monkeypatch.setattr("flashsim.sweeping.running.sweep", never)
     assert main([*COMMAND, "--blocks", "16..32:16", *typed]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from flashsim.drawing.numbers import in_units, power_for, said, say_in
+from flashsim.drawing.numbers import format_in_power, in_units, power_for, say_in
 from flashsim.drawing.style import BLACK, GREY, NAMED, canvas, styled, tint
 from flashsim.machine.traffic import Traffic
 
@@ -131,7 +131,7 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
 
 def _short(elements: int, power: int) -> str:
     """Return a number in that power of ten, with three digits: "2,100"."""
-    return said(float(f"{elements:.3g}"), power)
+    return format_in_power(float(f"{elements:.3g}"), power)
 
 
 def point_of(run_by_name: Mapping[str, Counted]) -> str:

@@ -26,7 +26,7 @@ def in_units(power: int, what: str = "elements") -> str:
     return f"10{str(power).translate(SUPERSCRIPTS)} {what}".strip() if power else what
 
 
-def said(value: float, power: int) -> str:
+def format_in_power(value: float, power: int) -> str:
     """Return a number in that power of ten, without what a float's rounding adds: "2,100", "0.05"."""
     number = float(f"{value / 10**power:.12g}")
     return f"{number:,.0f}" if number.is_integer() else f"{number:,.10g}"
@@ -40,7 +40,7 @@ class InPower(Formatter):
 
     def __call__(self, value: float, pos: Any = None) -> str:
         """Return what one tick says."""
-        return said(value, self.power)
+        return format_in_power(value, self.power)
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
         """Return what all ticks say."""

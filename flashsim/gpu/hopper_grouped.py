@@ -77,8 +77,8 @@ def prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Option
     """Return what fills o and lse for arrays of these shapes, strides and dtypes; `arrays` are those that a launch counts."""
     counting = options.counters is not None
     strides = q.strides, k.strides, v.strides
-    asked = wants_L, options.causal, options.scale, counting
-    start, parts = _launches(device, q.shape, k.shape, strides, q.dtype, *asked)
+    arguments = wants_L, options.causal, options.scale, counting
+    start, parts = _launches(device, q.shape, k.shape, strides, q.dtype, *arguments)
 
     def run(stream: int, at: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
         start(stream, at, Q, K, V, O, L, totals(options, arrays))
@@ -117,8 +117,8 @@ def _launches(
 
     def arguments(parts: int, Q: int, K: int, V: int, O: int, L: int, totals: int) -> Any:
         maps = [rows_map("q", Q, q, strides[0], dtype.name, group, block_rows(group))]
-        for name, at, given in zip("kv", (K, V), strides[1:], strict=True):
-            maps.append(tensor_map(name, at, k, given, dtype.name, KEYS))
+        for name, at, strides_of in zip("kv", (K, V), strides[1:], strict=True):
+            maps.append(tensor_map(name, at, k, strides_of, dtype.name, KEYS))
         left = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
         written = np.uint64(O), np.uint64(L), *left
         attending = *maps, *written, by_value, sizes, np.uint64(totals)

@@ -1050,8 +1050,8 @@ class Turns(Iterator[int]):
 def _indices(turns: int | range, where: NDArray[np.bool_] | None) -> Sequence[int]:
     """Return the indices of all turns of a loop."""
     if where is not None:
-        found: list[int] = np.flatnonzero(where).tolist()
-        return found
+        indices: list[int] = np.flatnonzero(where).tolist()
+        return indices
     return turns if isinstance(turns, range) else range(turns)
 
 

@@ -254,13 +254,13 @@ def _run_backward(algorithm: Algorithm, run: Run, mask: Bools | None) -> None:
     """Run a backward pass of a small run. Raises MemoryModelError where its gradients are not attention's."""
     dO = np.random.default_rng(SEED + 1).normal(size=run.O.shape).astype(run.O.dtype)
     plan = backward_plan(algorithm, run, dO, None, None, None, None, False, launch)
-    found = gather_gradients(plan, launch_all(plan, (), None), ())
-    given, scale = run.inputs, run.scale
-    exact = gradients(given.Q, given.K, given.V, dO, scale=scale, mask=mask)
-    rounded = backward_rounding(algorithm, run.blocks, found.blocks)
-    bound = gradient_bounds(given.Q, given.K, given.V, dO, scale=scale, mask=mask, **rounded)
+    result = gather_gradients(plan, launch_all(plan, (), None), ())
+    inputs, scale = run.inputs, run.scale
+    exact = gradients(inputs.Q, inputs.K, inputs.V, dO, scale=scale, mask=mask)
+    rounded = backward_rounding(algorithm, run.blocks, result.blocks)
+    bound = gradient_bounds(inputs.Q, inputs.K, inputs.V, dO, scale=scale, mask=mask, **rounded)
     for name in GRADIENTS:
-        if not (np.abs(getattr(found, name) - getattr(exact, name)) <= getattr(bound, name)).all():
+        if not (np.abs(getattr(result, name) - getattr(exact, name)) <= getattr(bound, name)).all():
             raise MemoryModelError(
                 f"{algorithm.name!r} ({algorithm.title}) computes a {name} that is not attention's, run on random numbers with "
                 f"N_q = {plan.shape.N_q}, N_k = {plan.shape.N_k}, d = {plan.shape.d}"

@@ -159,18 +159,18 @@ class _Shadows:
             setattr(shadow, name, getattr(function, name))
         return shadow
 
-    def _globals_of(self, given: dict[str, Any]) -> dict[str, Any]:
-        if id(given) not in self._globals:
-            self._globals[id(given)] = {**given, "__builtins__": self._builtins}
-        return self._globals[id(given)]
+    def _globals_of(self, variables: dict[str, Any]) -> dict[str, Any]:
+        if id(variables) not in self._globals:
+            self._globals[id(variables)] = {**variables, "__builtins__": self._builtins}
+        return self._globals[id(variables)]
 
-    def _fill(self, given: dict[str, Any], names: frozenset[str]) -> None:
+    def _fill(self, variables: dict[str, Any], names: frozenset[str]) -> None:
         """Put shadows under these names of a module; under others, which no shadow uses, its own things stay."""
-        shadow = self._globals_of(given)
-        for name in names & given.keys():
-            if (id(given), name) not in self._filled:
-                self._filled.add((id(given), name))
-                shadow[name] = self.of(given[name], names)
+        shadow = self._globals_of(variables)
+        for name in names & variables.keys():
+            if (id(variables), name) not in self._filled:
+                self._filled.add((id(variables), name))
+                shadow[name] = self.of(variables[name], names)
 
     def _module(self, module: ModuleType, names: frozenset[str]) -> Any:
         file = getattr(module, "__file__", None)
@@ -191,9 +191,9 @@ class _Shadows:
     def _method(self, method: MethodType, names: frozenset[str]) -> Any:
         return MethodType(self.of(method.__func__, names), self.of(method.__self__, names))
 
-    def _partial(self, given: functools.partial[Any], names: frozenset[str]) -> Any:
-        arguments = self.of(given.args, names)
-        return functools.partial(self.of(given.func, names), *arguments, **self.of(given.keywords, names))
+    def _partial(self, function: functools.partial[Any], names: frozenset[str]) -> Any:
+        arguments = self.of(function.args, names)
+        return functools.partial(self.of(function.func, names), *arguments, **self.of(function.keywords, names))
 
     # ------------------------------------------------------------------------------------------------ classes, instances
 
@@ -246,30 +246,30 @@ class _Shadows:
 
     # -------------------------------------------------------------------------------------------------------------- data
 
-    def _list(self, given: list[Any], names: frozenset[str]) -> Any:
-        shadow = self._keep(given, copy.copy(given))
-        shadow[:] = [self.of(each, names) for each in given]
+    def _list(self, items: list[Any], names: frozenset[str]) -> Any:
+        shadow = self._keep(items, copy.copy(items))
+        shadow[:] = [self.of(each, names) for each in items]
         return shadow
 
-    def _dict(self, given: dict[Any, Any], names: frozenset[str]) -> Any:
-        shadow = self._keep(given, copy.copy(given))
-        for key, value in given.items():
+    def _dict(self, table: dict[Any, Any], names: frozenset[str]) -> Any:
+        shadow = self._keep(table, copy.copy(table))
+        for key, value in table.items():
             shadow[key] = self.of(value, names)
         return shadow
 
-    def _tuple(self, given: tuple[Any, ...], names: frozenset[str]) -> Any:
-        if type(given) is not tuple:
-            return given
-        return tuple(self.of(each, names) for each in given)
+    def _tuple(self, items: tuple[Any, ...], names: frozenset[str]) -> Any:
+        if type(items) is not tuple:
+            return items
+        return tuple(self.of(each, names) for each in items)
 
-    def _deque(self, given: deque[Any], names: frozenset[str]) -> Any:
-        return self._keep(given, deque((self.of(each, names) for each in given), given.maxlen))
+    def _deque(self, items: deque[Any], names: frozenset[str]) -> Any:
+        return self._keep(items, deque((self.of(each, names) for each in items), items.maxlen))
 
-    def _plain(self, given: Any, names: frozenset[str]) -> Any:
-        return self._keep(given, given.copy())
+    def _plain(self, value: Any, names: frozenset[str]) -> Any:
+        return self._keep(value, value.copy())
 
-    def _deep(self, given: Any, names: frozenset[str]) -> Any:
-        return self._keep(given, copy.deepcopy(given))
+    def _deep(self, value: Any, names: frozenset[str]) -> Any:
+        return self._keep(value, copy.deepcopy(value))
 
 
 def _slots_of(kind: type) -> Iterator[str]:

@@ -33,8 +33,8 @@ def sweep_data(
     is not of numbers, where there is nothing to draw, and for bounds that the sweep has not, or that are not of y.
     """
     x, y = default_x(sweep) if x is None else sweep.name_of(x), sweep.name_of(y)
-    for name, asked in (("compulsory", compulsory), ("bound", bound)):
-        if asked and y != ACCESSES:
+    for name, is_drawn in (("compulsory", compulsory), ("bound", bound)):
+        if is_drawn and y != ACCESSES:
             raise ValueError(f"{name}=True is of accesses; y is {y!r}")
     has_bounds = "lower_bound_elements" in sweep.columns
     if bound and not has_bounds:
