@@ -106,6 +106,10 @@ VARIATIONS: dict[str, dict[str, str]] = {
         "# BEFORE": "generator = np.random.default_rng(0)",
         "# TILE": "S = on_chip(np.where(generator.random(S.shape) < 2, S, -np.inf), over=S)",
     },
+    "numbers of a generator, one by one": {
+        "# ROW": "generator = np.random.default_rng(0)",
+        "# TILE": "scale = 1.0 if generator.random() < 2 else 0.0\n            S = on_chip(S * scale, over=S)",
+    },
     "what the turn before left is overwritten": {"# TILE": "left = S * 1"},
     "a text is left over": {"# TILE": "text = f'{S.shape} {i} {j}'"},
     "whole numbers are left over": {"# TILE": "order = np.array([3, 1, 2])"},

@@ -121,6 +121,18 @@ def test_a_count_of_what_is_wrong_is_refused(wrong: str, tmp_path: Path) -> None
         flashsim.count(mine, N=1024, d=64, sizing="fit")
 
 
+def test_a_count_raises_what_forward_raises_at_these_sizes(tmp_path: Path) -> None:
+    """A float64 constant widens float32 tiles: shapes do not show it, numbers do."""
+    text = honest()["as it stands"].replace("K_j.T)", "K_j.T + np.zeros((1, 1)))")
+    mine = module_of(text, tmp_path / "mine.py").mine
+    error = "of float64 came on chip, which computes in float32"
+    with pytest.raises(TypeError, match=error):
+        flashsim.forward(mine, *(X.astype("float32") for X in (Q, K, V)), **HOW)
+    with pytest.raises(TypeError, match=error):
+        flashsim.count(mine, N=N, d=D, dtype="float32", **HOW)
+    assert flashsim.count(mine, N=N, d=D, dtype="float64", **HOW).hbm.reads
+
+
 def test_an_algorithm_that_leaves_out_pairs_of_its_own_is_counted(tmp_path: Path) -> None:
     """Causal by tiles, by a plain `if`: it is attention of the pairs that it brings together."""
     text = honest()["as it stands"].replace(

@@ -481,6 +481,8 @@ def test_numpy_s_sums_are_counted_as_an_array_s_own(tmp_path: Path) -> None:
         text = TWO_SWEEPS.replace(first, f"        on_chip({line} * 1)\n{first}").replace("two_sweeps", "mine")
         return flashsim.count(module_of(text, tmp_path / "mine.py").mine, N=9, d=4, blocks=(4, 5), M=200)
 
+    with pytest.raises(TypeError, match="a sum or a maximum with dtype= or out= cannot be counted"):
+        tally("Q_i.sum(1, 'float64', keepdims=True)")
     for name in ("sum", "max"):
         theirs, own = (tally(line.format(name)) for line in ("np.{}(Q_i, axis=1, keepdims=True)", "Q_i.{}(1, keepdims=True)"))
         assert (theirs.flops, theirs.sram) == (own.flops, own.sram)
