@@ -79,6 +79,7 @@ class Turn:
         _set_high(self, max(indices))
 
 
+# The slots of a Turn are read past its own `__getattribute__`, which below is one of the methods that mark.
 _slots: Mapping[str, Any] = vars(Turn)
 _loop_of, _set_loop = _slots["_loop"].__get__, _slots["_loop"].__set__
 _first_of, _set_first = _slots["_first"].__get__, _slots["_first"].__set__
@@ -144,8 +145,10 @@ def block_number(turn: Turn, blocks: int, ragged: bool) -> int:
     may have become any of its loop's.
     """
     loop = _loop_of(turn)
-    of: Any = turn if loop.current is turn else None
-    low, high = (_low_of(turn), _high_of(turn)) if of is not None else (loop.low, loop.high)
+    if loop.current is turn:
+        low, high = _low_of(turn), _high_of(turn)
+    else:
+        low, high = loop.low, loop.high
     if loop.watch.runs(loop) and low < high:
         if low < 0 or high >= blocks:
             loop.watch.mark([loop.site], "takes a block that is not there with")
@@ -231,8 +234,9 @@ class Watch:
         """Return the turns of a loop that have to be run, each with how many it stands for."""
         if self._marked:
             raise Differs
-        inside = any(turns > FEW for _, turns in self._nest)
-        if len(indices) <= (MORE if inside else FEW) or self.all_unlike or site in self.unlike:
+        is_nested = any(turns > FEW for _, turns in self._nest)
+        few = MORE if is_nested else FEW  # within a long loop, to compare states takes longer than some turns
+        if len(indices) <= few or self.all_unlike or site in self.unlike:
             return self._each(site, indices)
         if unseen:
             self.unlike[site] = f"line {site[1]} of {os.path.basename(site[0])} {unseen}"
@@ -255,9 +259,14 @@ class Watch:
             del self._nest[place:]
 
     def _alike(self, loop: _Loop, sram: Any) -> Iterator[tuple[Turn, int]]:
+        """Yield the first two turns, the third for all that follow but the last, and the last.
+
+        The memory's generator asks for them, and the user's `for` statement asks that: so two frames up is the user's.
+        """
         from flashsim.machine.state import State, difference
 
-        indices, self.shared = loop.indices, True
+        self.shared = True
+        indices = loop.indices
         place = self._enter(FEW)
         try:
             yield self._turn(place, loop, indices[:1]), 1

@@ -66,7 +66,7 @@ def rehearse(algorithm: Algorithm, plan: Plan) -> str:
         return ATTENTION
     key = _key(algorithm, plan)
     if key not in _verdicts:
-        _verdicts[key] = _verdict(_quiet(algorithm), plan, _likeness(plan))
+        _verdicts[key] = _verdict(_shadow(algorithm), plan)
     return _verdicts[key]
 
 
@@ -79,11 +79,11 @@ def check_on_shapes(plan: Plan) -> None:
     key = _key(plan.algorithm, plan)
     if key in _passed_on_shapes:
         return
-    shape, blocks = next(_problems(plan, _likeness(plan)), (plan.shape, plan.blocks))
+    shape, blocks = next(_problems(plan), (plan.shape, plan.blocks))
     policy = Fixed(blocks.B_r, blocks.B_c, enforced=False)
     try:
         problem = _problem(plan, shape)
-        launch(plan_of(_quiet(plan.algorithm), problem, plan.options, policy, problem.mask, launch))
+        launch(plan_of(_shadow(plan.algorithm), problem, plan.options, policy, problem.mask, launch))
     except NotOnChip:
         raise
     except Exception:  # it cannot be counted, or not at small sizes; the run says what is wrong, if anything is
@@ -94,7 +94,7 @@ def check_on_shapes(plan: Plan) -> None:
 def _key(algorithm: Algorithm, plan: Plan) -> Any:
     """Return what is the same for runs of which one rehearsal is enough."""
     passes = _identity(algorithm.run), _identity(plan.algorithm.run)
-    return passes, algorithm.name, _likeness(plan), plan.problem.dtype, repr(plan.mask), repr(plan.options)
+    return passes, algorithm.name, _Likeness.of(plan), plan.problem.dtype, repr(plan.mask), repr(plan.options)
 
 
 def check_moved(plan: Plan, cost: Cost, O: Sequence[Array]) -> None:
@@ -140,8 +140,8 @@ def _is_attention(plan: Plan, head: Head, O: Array) -> bool:
     return bool(tells and (np.abs(O - exact) <= tolerance).all())
 
 
-def _quiet(algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm as it is rehearsed: nobody notices that its shadow runs."""
+def _shadow(algorithm: Algorithm) -> Algorithm:
+    """Return a copy of the algorithm that prints nothing and stops in no debugger (`flashsim.run.shadow`)."""
     return replace(algorithm, run=shadow_of(algorithm.run))
 
 
@@ -162,10 +162,10 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _verdict(algorithm: Algorithm, plan: Plan, likeness: Any) -> str:
+def _verdict(algorithm: Algorithm, plan: Plan) -> str:
     failure: Exception | None = None
     is_of_plan = False
-    for shape, blocks in _problems(plan, likeness):
+    for shape, blocks in _problems(plan):
         try:
             return _run(algorithm, plan, shape, blocks)
         except Exception as error:  # of the user's, for whatever reason
@@ -176,23 +176,42 @@ def _verdict(algorithm: Algorithm, plan: Plan, likeness: Any) -> str:
     return ATTENTION  # it cannot be run at sizes that are small enough
 
 
-def _likeness(plan: Plan) -> tuple[_Axis, _Axis, int, int, int, bool]:
-    shape, blocks = plan.shape, plan.blocks
-    rows, columns = _Axis.of(shape.N_q, blocks.B_r), _Axis.of(shape.N_k, blocks.B_c)
-    return (
-        rows, columns, _order(shape.N_q, shape.N_k), _order(blocks.B_r, blocks.B_c), _order(shape.d, shape.d_v), shape.d < 4,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class _Likeness:
+    """What a small problem has in common with the one that is counted. `_order` compares lengths, block sizes and widths."""
+
+    rows: _Axis
+    columns: _Axis
+    lengths: int
+    sizes: int
+    widths: int
+    is_narrow: bool  # d < 4: the small problem keeps the widths
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Likeness:
+        """Return what is to be like a plan."""
+        shape, blocks = plan.shape, plan.blocks
+        return cls(
+            rows=_Axis.of(shape.N_q, blocks.B_r),
+            columns=_Axis.of(shape.N_k, blocks.B_c),
+            lengths=_order(shape.N_q, shape.N_k),
+            sizes=_order(blocks.B_r, blocks.B_c),
+            widths=_order(shape.d, shape.d_v),
+            is_narrow=shape.d < 4,
+        )
 
 
 def _order(a: int, b: int) -> int:
     return (a > b) - (a < b)
 
 
-def _problems(plan: Plan, likeness: Any) -> Iterator[tuple[Shape, Blocks]]:
+def _problems(plan: Plan) -> Iterator[tuple[Shape, Blocks]]:
     """Yield a small problem like the plan's, then the plan's own, if that is not large."""
-    rows, columns, lengths, sizes, widths, narrow = likeness
-    d, d_v = (plan.shape.d, plan.shape.d_v) if narrow else (4, 4 - 2 * widths)
-    small = _small(rows, columns, lengths, sizes)
+    likeness = _Likeness.of(plan)
+    d, d_v = plan.shape.d, plan.shape.d_v
+    if not likeness.is_narrow:
+        d, d_v = 4, 4 - 2 * likeness.widths  # 2, 4 or 6
+    small = _small(likeness.rows, likeness.columns, likeness.lengths, likeness.sizes)
     if small is not None:
         N_q, N_k, B_r, B_c = small
         yield Shape(N_q, N_k, d, d_v), Blocks(B_r, B_c, N_q=N_q, N_k=N_k)
@@ -234,13 +253,14 @@ def _run(algorithm: Algorithm, plan: Plan, shape: Shape, blocks: Blocks) -> str:
     pairs: tuple[Bools | None, ...] = (whole,)
     if seen.is_complete:
         allowed = seen.pairs if whole is None else seen.pairs & whole
+        # those on chip together, or what a causal mask of its own leaves of them, aligned at the bottom right or the top left
         pairs = (whole, allowed, allowed & Causal().whole(shape, ()), allowed & np.tri(*seen.pairs.shape, dtype=bool))
     for mask in pairs:
         bound = error_bound(Q, K, V, scale=problem.scale, mask=mask, **rounding(algorithm, blocks))
         with np.errstate(all="ignore"):
             if (np.abs(O - attention(Q, K, V, scale=problem.scale, mask=mask)) <= bound).all():
                 if plan.algorithm.direction == "backward":
-                    _run_backward(_quiet(plan.algorithm), finished(small, outcome), mask)
+                    _run_backward(_shadow(plan.algorithm), finished(small, outcome), mask)
                 return ATTENTION if mask is whole else SOME_PAIRS
     off = float(np.max(np.abs(O - attention(Q, K, V, scale=problem.scale, mask=whole))))
     raise MemoryModelError(
