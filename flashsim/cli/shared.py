@@ -125,8 +125,10 @@ def own_pairs_in(options: argparse.Namespace) -> list[tuple[str, Any]]:
                 known |= {option.name for option in forward_of(each).options}
     for name, _ in pairs:
         if name not in known:
-            theirs = f"; there are {', '.join(sorted(known))}" if known else ": it is for a function of yours, FILE.py:NAME"
-            raise ValueError(f"argument --option: there is no option {name!r}{values.meant(name, known)}{theirs}")
+            others = "expected a parameter with a default, behind blocks, of a function of yours, FILE.py:NAME"
+            if known:
+                others = f"there are {', '.join(sorted(known))}"
+            raise ValueError(f"argument --option: there is no option {name!r}{values.meant(name, known)}; {others}")
     return pairs
 
 
