@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flashsim import serving
 from flashsim.serving import ServingRun
-from flashsim.serving.api import finished, gradients
+from flashsim.serving.api import BatchPlan, finished, gradients
 from flashsim.serving.record import ServingProgram
 
 Array = NDArray[Any]
@@ -57,9 +57,9 @@ class Drawn:
 
     def again(self, program: ServingProgram | None = None, **batch: Any) -> Any:
         """Run the same with another program, or with a batch of which something else is so."""
-        call = self.run.call
-        changed = replace(call, program=program or call.program, batch=replace(call.batch, **batch))
-        return (finished if call.program.direction == "forward" else gradients)(changed)
+        plan = self.run.plan
+        changed = BatchPlan.of(program or plan.program, replace(plan.batch, **batch), plan.options, plan.operands)
+        return (finished if plan.program.direction == "forward" else gradients)(changed)
 
     def wrong(self, run: Any) -> list[tuple[int, str]]:
         """The sequences, and arrays, in which a run's numbers are not these."""

@@ -14,8 +14,8 @@ from flashsim.machine.memory import HBM, SRAM, Kinds, MemoryModelError
 from flashsim.masks.band import Band, floor_sum
 from flashsim.masks.rules import All, Mask
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.run import interleaving as groups
-from flashsim.run.live_tiles import CountedTiles
+from flashsim.simulate import interleaving as groups
+from flashsim.simulate.live_tiles import CountedTiles
 
 
 def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:

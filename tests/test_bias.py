@@ -25,8 +25,8 @@ from flashsim.reference import (
     of_bound,
     rounding,
 )
-from flashsim.run import gather, launch
-from flashsim.run.tile_masks import BiasGradient, TileMask
+from flashsim.simulate import outcome, sums
+from flashsim.simulate.tile_masks import BiasGradient, TileMask
 
 from .cases import FEW, Array, Case, cases, forward_of, refused, room_for, swap
 
@@ -232,10 +232,10 @@ def test_a_bias_that_is_added_wrongly_is_noticed(before: str, after: str, monkey
         (BiasGradient.add, "dB_ij + summed", "summed + 0", "", (13,)),
         (Bias.summed, "(0, 1)", "(1,)", "", (13,)),
         (BiasGradient.whole, "sram.loop(down)", "sram.loop(down - 1)", "standard", (6, 7)),
-        (gather.bias_gradient, "axis, 0)", "1 - axis, 0)", "flash", (6, 7)),
-        (gather.bias_gradient, "reshape(N_q, group, -1)", "reshape(group, N_q, -1).swapaxes(0, 1)", "flash", (4, 1, 7)),
-        (gather.bias_gradient, "by_head(dB, group)", "dB", "flash", (4, 6, 7)),
-        (launch.Cost.with_sums, "replace(a, size=0)", "a", "flash", (6, 7)),
+        (sums.bias_gradient, "axis, 0)", "1 - axis, 0)", "flash", (6, 7)),
+        (sums.bias_gradient, "reshape(N_q, group, -1)", "reshape(group, N_q, -1).swapaxes(0, 1)", "flash", (4, 1, 7)),
+        (sums.bias_gradient, "by_head(dB, group)", "dB", "flash", (4, 6, 7)),
+        (outcome.Cost.with_sums, "replace(array, size=0)", "array", "flash", (6, 7)),
     ],
 )
 def test_a_gradient_that_is_added_up_wrongly_is_noticed(

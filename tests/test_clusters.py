@@ -12,7 +12,7 @@ from flashsim.beyond import approximate
 from flashsim.beyond.parts.clusters import homes, sorted_rows
 from flashsim.beyond.programs import programs
 from flashsim.reference import of_bound
-from flashsim.run.programs import ProgramRun, run_program
+from flashsim.simulate.matrices import ProgramRun, run_program
 from flashsim.tracing.planting import planted
 
 from .cases import operands, refused

@@ -12,7 +12,7 @@ import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.machine.memory import NotOnChip
 from flashsim.reference import attention
-from flashsim.run import following
+from flashsim.simulate import following
 
 from .own import module_of
 

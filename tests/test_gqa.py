@@ -27,8 +27,8 @@ from flashsim.problem.inputs import Inputs
 from flashsim.problem.qkv import QKV
 from flashsim.problem.shapes import Shape
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, group_bound, rounding
-from flashsim.run import gather, launch
-from flashsim.run import interleaving as groups
+from flashsim.simulate import interleaving as groups
+from flashsim.simulate import outcome, stacking, sums
 from flashsim.tracing.about import tiles_of
 from flashsim.tracing.observers import InductionInvariant
 
@@ -590,12 +590,12 @@ PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
     ("a mean, not a sum", group_sum.sum_over_group, "sum_i + part_hi", "sum_i + part_hi / g", {"gradients, separate"}),
     ("last head left out", group_sum.sum_over_group, "sram.loop(g)", "sram.loop(g - 1)",
      {"gradients, separate", "counts backward, separate"}),
-    ("parts of neighbouring groups", gather.key_gradients, "a.reshape(-1, plan.problem.group, prod(a.shape[-2:]))",
+    ("parts of neighbouring groups", sums.key_gradients, "a.reshape(-1, plan.problem.group, prod(a.shape[-2:]))",
      "a.reshape(plan.problem.group, -1, prod(a.shape[-2:])).swapaxes(0, 1)", {"gradients, separate"}),
-    ("K and V as large as their copies", launch.cost_of, "// plan.problem.group", "", {"counts, separate"}),
-    ("parts not written", launch.Cost.with_sums, "replace(a, role=\"extra\")", "replace(a, role=\"extra\", writes=0)",
+    ("K and V as large as their copies", stacking.cost_of, "// plan.problem.group", "", {"counts, separate"}),
+    ("parts not written", outcome.Cost.with_sums, "replace(array, role=\"extra\")", "replace(array, role=\"extra\", writes=0)",
      {"counts backward, separate"}),
-    ("parts as large twice", launch.Cost.with_sums, "replace(a, size=0)", "a", {"counts backward, separate"}),
+    ("parts as large twice", outcome.Cost.with_sums, "replace(array, size=0)", "array", {"counts backward, separate"}),
 ]  # fmt: skip
 
 

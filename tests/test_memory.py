@@ -18,7 +18,7 @@ from flashsim.algorithms.parts import EveryTile
 from flashsim.machine.memory import HBM, SRAM, Event, MemoryModelError, NotOnChip, Observer, SramOverflow
 from flashsim.masks.dropout import NoDropout
 from flashsim.problem.shapes import Blocks
-from flashsim.run.tile_masks import NoSink
+from flashsim.simulate.tile_masks import NoSink
 
 
 def chip(capacity: int = 1000, **options: Any) -> tuple[HBM, SRAM]:

@@ -14,7 +14,7 @@ from flashsim.machine.lifetimes import Lifetimes
 from flashsim.machine.memory import HBM, SRAM, MemoryModelError
 from flashsim.machine.source import PACKAGE
 from flashsim.reference import attention
-from flashsim.run import rehearsal
+from flashsim.simulate import rehearsal
 
 from .memory_cheats import CHEATS
 from .memory_honest import END, A, honest
@@ -79,7 +79,7 @@ def test_the_lower_bound_is_a_net_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_both_nets_the_copies_are_exact_and_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the nets are for: this is the run that they refuse."""
     monkeypatch.setattr(SRAM, "_looked_through", lambda self, frame: None)
-    monkeypatch.setattr("flashsim.run.rehearsal.least_accesses", lambda *_: None)
+    monkeypatch.setattr("flashsim.simulate.rehearsal.least_accesses", lambda *_: None)
     run = flashsim.forward(CHEATS["x * 1"], Q, K, V, **HOW)
     assert np.allclose(run.O, attention(Q, K, V))
     assert run.hbm.accesses == 4 * N * D
@@ -89,7 +89,7 @@ def test_a_record_s_backward_pass_is_compared_with_its_bound(monkeypatch: pytest
     flash = replace(BACKWARD["flash"], name="mine", of="flash")
     run = flashsim.forward("flash", Q, K, V, **HOW)
     assert np.array_equal(flashsim.backward(flash, run, V).dQ, flashsim.backward("flash", run, V).dQ)
-    monkeypatch.setattr("flashsim.run.rehearsal.least_accesses", lambda *_: 10**6)
+    monkeypatch.setattr("flashsim.simulate.rehearsal.least_accesses", lambda *_: 10**6)
     with pytest.raises(MemoryModelError, match="no schedule makes fewer than 1,000,000"):
         flashsim.backward(flash, run, V)
     with pytest.raises(MemoryModelError, match="no schedule makes fewer than 1,000,000"):

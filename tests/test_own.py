@@ -249,7 +249,7 @@ def test_a_record_says_where_its_function_stands() -> None:
 
 def test_a_run_can_be_pickled() -> None:
     run = pickle.loads(pickle.dumps(flashsim.forward("split_kv", Q, K, V, splits=2)))
-    assert run.plan.algorithm is FORWARD["split_kv"]
+    assert run.plan.program is FORWARD["split_kv"]
     assert run.O.shape == (2, 9, 3)
 
 

@@ -27,7 +27,7 @@ from flashsim.machine.memory import HBM, SRAM, Event, Matrix
 from flashsim.machine.turns import FEW, Differs, SlowCountWarning, Turn, Watch, count_alike
 from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Blocks, Sizes
-from flashsim.run.programs import count_program, run_program
+from flashsim.simulate.matrices import count_program, run_program
 
 from . import own_loops
 from .own import module_of

@@ -42,7 +42,7 @@ from flashsim.reference import (
     rounding,
     score_reach,
 )
-from flashsim.run import tile_masks
+from flashsim.simulate import tile_masks
 from flashsim.tracing.observers import InductionInvariant, InvariantBroken
 from flashsim.tracing.planting import planted
 

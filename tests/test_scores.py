@@ -24,7 +24,7 @@ from flashsim.reference import (
     of_bound,
     rounding,
 )
-from flashsim.run.tile_masks import TileMask
+from flashsim.simulate.tile_masks import TileMask
 from flashsim.theory.form import forms
 
 from .cases import FEW, Array, Case, cases, forward_of, room_for, swap

@@ -18,9 +18,11 @@ from flashsim.cli import main
 from flashsim.cli import serve as command
 from flashsim.machine.memory import Event, MemoryModelError
 from flashsim.serving import schedules
-from flashsim.serving.api import finished
+from flashsim.serving.api import BatchPlan, finished
 from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
+from flashsim.simulate.outcome import Outcome
+from flashsim.simulate.pipeline import run_launch
 from flashsim.tracing.planting import mutated
 from tests.ragged import DRAWN, Drawn, in_pages
 
@@ -85,7 +87,8 @@ def test_what_happens_is_at_a_line_of_the_listing(name: str) -> None:
     assert listed == labelled
     events: list[Event] = []
     for seed in range(5):
-        drawn(name, seed).run.call.run(0, [events.append])
+        plan = drawn(name, seed).run.plan
+        run_launch(plan, next(iter(plan.launches(Outcome()))), [events.append])
     unlabelled = {event.name for event in events if event.kind in ("load", "compute", "store") and event.label is None}
     assert unlabelled <= {"O_parts"} | {f"{X}_i" for X in "Olm"} if name == "paged_split" else not unlabelled
 
@@ -193,10 +196,10 @@ def test_parts_of_splits_are_of_the_chip_s_type() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_types_are_the_inputs(dtype: str) -> None:
     case = drawn("paged", 3)
-    batch, operands = case.run.batch, case.run.call.operands
+    batch, operands = case.run.batch, case.run.plan.operands
     of_type = {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in operands.items()}
-    call = replace(case.run.call, batch=replace(batch, dtype=np.dtype(dtype)), operands=of_type)
-    run = finished(call)
+    plan = case.run.plan
+    run = finished(BatchPlan.of(plan.program, replace(batch, dtype=np.dtype(dtype)), plan.options, of_type))
     assert {O.dtype for O in run.O} == {np.dtype(dtype)}
     exact = serving.exact(run)
     assert exact.hbm == run.hbm
@@ -266,8 +269,9 @@ def busiest(run: serving.ServingRun, workers: int) -> int:
         if event.kind == "load" and event.name.startswith("K["):
             loaded[dict(event.loops)["w"]] += 1
 
-    call = run.call
-    finished(replace(call, batch=replace(call.batch, heads=call.batch.group, kv_heads=1)), [note])
+    plan = run.plan
+    one_head = replace(plan.batch, heads=plan.batch.group, kv_heads=1)
+    finished(BatchPlan.of(plan.program, one_head, plan.options, plan.operands), [note])
     return max(loaded)
 
 
@@ -330,12 +334,12 @@ def test_a_table_that_is_not_checked_is_seen() -> None:
     """What the refusals are for: without them a run reads a page that is another's."""
     wrong = ("b = check_word(", "b = (lambda name, s, j, word, pages: word % pages)(")
     unchecked = mutated(PROGRAMS["paged"].run, wrong)
-    call = one_page().call
+    plan = one_page().plan
     words = np.array([[1, 2**32 - 1], [3, 0]], np.uint32)
-    call = replace(call, operands={**call.operands, "table": words})
-    assert finished(replace(call, program=replace(call.program, run=unchecked)))
+    plan = replace(plan, operands={**plan.operands, "table": words})
+    assert finished(replace(plan, program=replace(plan.program, run=unchecked)))
     with pytest.raises(ValueError, match="sequence 0 has keys on its page 1"):
-        finished(call)
+        finished(plan)
 
 
 # ------------------------------------------------------------------------------------------------------------- latents

@@ -14,7 +14,7 @@ import pytest
 
 import flashsim
 from flashsim.machine.source import at_line, file_of, note_line, site_of
-from flashsim.run.shadow import SPEAKERS, shadow_of
+from flashsim.simulate.shadow import SPEAKERS, shadow_of
 
 
 def module_of(tmp_path: Path, text: str, name: str = "mine") -> ModuleType:

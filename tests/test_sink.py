@@ -23,7 +23,7 @@ from flashsim.reference import (
     sink_gradient_bound,
 )
 from flashsim.reference import sink_gradient as oracle_sink_gradient
-from flashsim.run import tile_masks
+from flashsim.simulate import tile_masks
 from flashsim.theory.form import forms
 
 from .cases import FEW, Array, Case, cases, forward_of, room_for, swap

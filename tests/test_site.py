@@ -16,7 +16,7 @@ import pytest
 import flashsim
 from flashsim.cli import COMMANDS, parsers
 from flashsim.learn import gallery
-from flashsim.run import api
+from flashsim.simulate import api
 
 from .conftest import PHONE
 from .pages import ROOT, text_of

@@ -21,9 +21,8 @@ from flashsim.beyond import approximate, cross_entropy, kernels
 from flashsim.cli import main
 from flashsim.cli.shared import DEFAULT_SIZING
 from flashsim.masks.rules import Mask
-from flashsim.run import plan as planning
-from flashsim.run import programs
-from flashsim.run.launch import launch
+from flashsim.simulate import matrices, planning
+from flashsim.simulate.attention import AttentionPlan
 from flashsim.support.sizes import most
 from flashsim.sweeping.rows import DEFAULTS
 from flashsim.theory import form as forms
@@ -36,7 +35,7 @@ DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 def callers() -> Iterator[Callable[..., Any]]:
     """Whatever takes `sizing`."""
     yield from (flashsim.forward, flashsim.count, theory.exact, theory.exact_program)
-    yield from (programs.run_program, programs.count_program)
+    yield from (matrices.run_program, matrices.count_program)
     for room in (kernels, cross_entropy, approximate, flashsim.plots):
         for name in getattr(room, "__all__", dir(room)):
             function = getattr(room, name)
@@ -158,13 +157,13 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, str]]:
     answers: list[tuple[bool, bool, str]] = []
     by_form = planning._fits_by_form
 
-    def both(plan: planning.Plan) -> Callable[[flashsim.Blocks, int], bool]:
+    def both(plan: AttentionPlan) -> Callable[[flashsim.Blocks, int], bool]:
         fits = by_form(plan)
 
         def compare(blocks: flashsim.Blocks, M: int) -> bool:
             answer = fits(blocks, M)
-            tried = planning._fits_by_trial(plan, launch, blocks, M)
-            answers.append((answer, tried, f"{plan.algorithm.name} {plan.algorithm.direction} {plan.problem} {blocks} M = {M}"))
+            tried = planning._fits_by_trial(plan, blocks, M)
+            answers.append((answer, tried, f"{plan.program.name} {plan.program.direction} {plan.problem} {blocks} M = {M}"))
             return answer
 
         return compare
@@ -246,13 +245,13 @@ COUNTED: list[Callable[[int], Any]] = [
 
 
 def test_programs_blocks_are_those_of_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_form = programs._peak_of
+    by_form = matrices._peak_of
     sizes = set()
     for M, count in itertools.product((60, 100, 333, 1000), COUNTED):
         blocks = count(M).blocks
-        monkeypatch.setattr(programs, "_peak_of", lambda program: None)
+        monkeypatch.setattr(matrices, "_peak_of", lambda program: None)
         assert count(M).blocks == blocks
-        monkeypatch.setattr(programs, "_peak_of", by_form)
+        monkeypatch.setattr(matrices, "_peak_of", by_form)
         sizes.add(str(blocks))
     assert len(sizes) > 8
 

@@ -17,7 +17,7 @@ from flashsim.machine.traffic import Traffic
 from flashsim.masks.rules import All
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.reference import attention, error_bound, rounding
-from flashsim.run.live_tiles import LiveTiles, TileSplits
+from flashsim.simulate.live_tiles import LiveTiles, TileSplits
 from flashsim.tracing.planting import planted
 
 from .cases import Array, Case, exact_of, full_cases, of_bound, room_for, swap, unnoticed

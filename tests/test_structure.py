@@ -70,7 +70,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 ROOMS = [
     "version", "support", "machine", "problem", "masks", "attention", "algorithms", "theory", "reference", "drawing",
-    "run", "tracing", "beyond", "devices", "serving", "optimal", "hardware", "sweeping", "verify", "testing", "gpu",
+    "simulate", "tracing", "beyond", "devices", "serving", "optimal", "hardware", "sweeping", "verify", "testing", "gpu",
     "learn", "plots", "cli",
 ]  # fmt: skip
 SIBLINGS = {("algorithms", "theory"), ("theory", "algorithms"), ("theory", "reference"), ("reference", "theory")}
@@ -101,9 +101,9 @@ def test_an_arrow_upwards_is_found_however_it_is_written() -> None:
     inside = "def f():\n    from flashsim.plots import plot_run\n"
     for_types = "if TYPE_CHECKING:\n    from flashsim.tracing import Trace\n"
     by_name = 'import_module("flashsim.theory.form")'
-    found = arrows({"flashsim.machine.a": inside, "flashsim.run.a": for_types, "flashsim.algorithms.a": by_name})
-    assert upward(found) == {("machine", "plots"), ("run", "tracing"), ("algorithms", "theory")}
-    assert not upward(arrows({"flashsim.run.a": "from flashsim.machine.memory import HBM"}))
+    found = arrows({"flashsim.machine.a": inside, "flashsim.simulate.a": for_types, "flashsim.algorithms.a": by_name})
+    assert upward(found) == {("machine", "plots"), ("simulate", "tracing"), ("algorithms", "theory")}
+    assert not upward(arrows({"flashsim.simulate.a": "from flashsim.machine.memory import HBM"}))
 
 
 def executed(call: Callable[[], object]) -> dict[str, set[int]]:
@@ -150,7 +150,7 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 15), ("flashsim.run.api", 58)])
+@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 15), ("flashsim.simulate.api", 58)])
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
     """Algorithms' own files are not counted: another one costs nothing here."""
     code = (
@@ -165,9 +165,9 @@ def test_an_import_loads_few_modules(module: str, most: int) -> None:
 
 
 FILLED = {  # as something goes on
-    "devices.network._Message", "devices.network._Posted", "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns",
-    "gpu.launching.Repeated", "tracing.observers.InductionInvariant", "tracing.observers.Ledger", "run.launch.Outcome",
-    "testing.running.Survey", "testing.running.Tally",
+    "gpu.launching.Repeated", "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns", "machine.network._Message",
+    "machine.network._Posted", "simulate.outcome.Outcome", "testing.running.Survey", "testing.running.Tally",
+    "tracing.observers.InductionInvariant", "tracing.observers.Ledger",
 }  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def test_an_assert_that_cannot_fail_is_found(cannot: str, can: str) -> None:
 
 
 def test_a_cycle_is_found() -> None:
-    lazy = "def f():\n    from flashsim.masks.rules import All\n\nif TYPE_CHECKING:\n    import flashsim.run.api\n"
+    lazy = "def f():\n    from flashsim.masks.rules import All\n\nif TYPE_CHECKING:\n    import flashsim.simulate.api\n"
     assert imported(lazy) == {"flashsim.masks.rules"}
     assert imported("from flashsim import theory, forward") == {"flashsim.theory", "flashsim"}
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d", "a"}}) == {frozenset("bc"), frozenset("d")}

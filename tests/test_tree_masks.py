@@ -23,8 +23,8 @@ from flashsim.masks import tree as tree_mask
 from flashsim.masks.rules import Mask
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
-from flashsim.run import tile_masks
-from flashsim.run.tile_masks import TileMask
+from flashsim.simulate import tile_masks
+from flashsim.simulate.tile_masks import TileMask
 from flashsim.theory.problem import live_tiles
 
 from .cases import DTYPES, FEW, Array, count_equals_theory, of_bound, room_for, same, swap, unnoticed

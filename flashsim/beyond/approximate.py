@@ -21,7 +21,7 @@ from flashsim.beyond.programs import programs
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_array, check_choice, check_count, check_scale, check_seed, shown
 from flashsim.problem.inputs import DEFAULT_DTYPE, Array, float_dtype
-from flashsim.run.programs import ProgramRun, ProgramTally, check_operands, count_program, run_program
+from flashsim.simulate.matrices import ProgramRun, ProgramTally, check_operands, count_program, run_program
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -192,7 +192,7 @@ def count(
     """Count what a method would move, on shapes alone. `e`, V's width, is d by default.
 
     `k`: mixtures, or features. "reformer" and "smyrf" have none, and no `blocks`, but `rounds` of clusters of `C` rows.
-    The rest is `flashsim.run.programs.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
+    The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
     """
     name, sizes, how = _asked(method, N, d, k, e, rounds, C, how)
     index: dict[str, Array] = {}

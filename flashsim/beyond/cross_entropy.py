@@ -18,7 +18,7 @@ from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_array, check_choice, check_count, shown
 from flashsim.problem.inputs import Array
 from flashsim.problem.options import check_how
-from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
+from flashsim.simulate.matrices import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -66,9 +66,9 @@ def gradient(
     if not isinstance(run, ProgramRun) or run.algorithm != PASSES["loss"]:
         raise ValueError(f"run is {shown(run)}; expected what flashsim.cross_entropy.loss returned")
     program = programs()[PASSES[check_choice("to", to, ("X", "E"))]]
-    given = run.launch.given
+    given = run.plan.given
     return run_program(
-        program, {**{name: given[name] for name in ("X", "E", "y")}, "L": run.L, "g": g}, M=run.launch.M if M is None else M,
+        program, {**{name: given[name] for name in ("X", "E", "y")}, "L": run.L, "g": g}, M=run.plan.M if M is None else M,
         blocks=blocks, sizing=sizing, enforce=enforce, observers=observers,
     )
 
@@ -76,7 +76,7 @@ def gradient(
 def count(*, N: int, v: int, d: int, of: str = "loss", **how: Any) -> ProgramTally:
     """Count what the loss moves, or a gradient `of` "X" or "E", on shapes alone.
 
-    The rest is `flashsim.run.programs.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
+    The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
     """
     check_how(count, how, (*HOW, "observers"))
     return count_program(programs()[PASSES[check_choice("of", of, PASSES)]], {"N": N, "d": d, "v": v}, **how)

@@ -22,7 +22,7 @@ from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_array, check_choice, check_number, is_one_of, shown
 from flashsim.problem.inputs import Array, chip_dtype, largest, smallest_normal
 from flashsim.problem.options import check_how
-from flashsim.run.programs import ProgramRun, ProgramTally, check_operands, count_program, run_program
+from flashsim.simulate.matrices import ProgramRun, ProgramTally, check_operands, count_program, run_program
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -85,8 +85,8 @@ def gradient(
     reduction = next((r for r in REDUCTIONS if name in [program_name(r, order) for order in ORDERS]), None)
     if reduction is None:
         raise ValueError(f"run is {shown(run)}; expected what flashsim.kernels.product returned")
-    launch = run.launch
-    k: Any = launch.options["k"]
+    plan = run.plan
+    k: Any = plan.options["k"]
     if isinstance(k, Own) != (derivative is not None):
         said = "a function ∂f/∂x, as the kernel is a function" if isinstance(k, Own) else f"none, as {k.name!r} has its own"
         raise ValueError(f"derivative is {shown(derivative)}; expected {said}")
@@ -96,11 +96,11 @@ def gradient(
         k = replace(k, gradient=derivative)
     if (shape := check_array("dY", dY).shape) != run.Y.shape:
         raise ValueError(f"dY has shape {shape}; expected that of Y, {run.Y.shape}")
-    operands = {**launch.given, "dY": dY}
+    operands = {**plan.given, "dY": dY}
     if reduction == "logsumexp":
         operands["Y"] = run.Y
     return run_program(
-        programs()[GRADIENTS[reduction]], operands, M=launch.M if M is None else M, blocks=blocks, sizing=sizing,
+        programs()[GRADIENTS[reduction]], operands, M=plan.M if M is None else M, blocks=blocks, sizing=sizing,
         enforce=enforce, options={"k": k}, observers=observers,
     )
 
@@ -112,7 +112,7 @@ def count(
 ) -> ProgramTally:
     """Count what a product moves, on lengths alone; or, "backward", its gradient, which has one order. n is N by default.
 
-    The rest is `flashsim.run.programs.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
+    The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
     """
     check_how(count, how, (*HOW, "observers"))
     name, sizes = _asked(reduction, order, direction, N, n, d, e)

@@ -16,7 +16,7 @@ from flashsim.beyond.programs import programs
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_choice, check_count
 from flashsim.problem.options import check_how
-from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
+from flashsim.simulate.matrices import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -48,7 +48,7 @@ def attention(
 def count(*, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any) -> ProgramTally:
     """Count what `attention` would move, on shapes alone. `e`, the width of V, is d by default. Errors as there.
 
-    The rest is `flashsim.run.programs.count_program`'s: M, enforce, dtype, observers.
+    The rest is `flashsim.simulate.matrices.count_program`'s: M, enforce, dtype, observers.
     """
     check_how(count, how, (*HOW, "observers"))
     return count_program(programs()[_name(state)], {"N": N, "d": d, "e": d if e is None else e}, blocks=_blocks(chunk), **how)

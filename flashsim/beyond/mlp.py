@@ -15,7 +15,7 @@ from flashsim.beyond.programs import programs
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_choice, check_flag, shown
 from flashsim.problem.options import check_how
-from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
+from flashsim.simulate.matrices import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -52,7 +52,7 @@ def count(
 ) -> ProgramTally:
     """Count what `run` would move, on shapes alone; `o` is d by default.
 
-    The rest is `flashsim.run.programs.count_program`'s: M, blocks, enforce, dtype, observers.
+    The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks, enforce, dtype, observers.
     """
     check_how(count, how, (*HOW, "observers"))
     program, options = _asked(fused, tiles, mask1, mask2, how.get("blocks"))

@@ -105,7 +105,7 @@ def _commands(path: Path) -> IO[str]:
 
 
 def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., object]:
-    from flashsim.run.api import backward, forward
+    from flashsim.simulate.api import backward, forward
 
     Q, K, V = operands(options)
     asked = arguments(options, Q, K, V, [algorithm])

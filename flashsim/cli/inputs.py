@@ -83,7 +83,7 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: S
 
 
 def _peak(algorithm: Algorithm, options: argparse.Namespace, given: tuple[Any, Any, Any], asked: dict[str, Any]) -> int:
-    from flashsim.run.api import backward, forward
+    from flashsim.simulate.api import backward, forward
 
     run = forward(forward_of(algorithm), *given, **taken_by(algorithm, options, asked))
     if algorithm.direction == "forward":

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 def _show(tally: Any) -> None:
     from flashsim.cli.report import work
 
-    batch, program = tally.batch, tally.call.program
+    batch, program = tally.batch, tally.plan.program
     heads = "one head" if batch.heads == 1 else f"{batch.heads} query heads, {batch.kv_heads} KV heads"
     print(f"{program.title}: {len(batch)} sequences, {heads}, d = {batch.d}, {tally.blocks}")
     print(sram(batch.M, batch.dtype.itemsize, batch.dtype.name) + f", at most {tally.sram.peak:,} in use\n")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -12,20 +11,80 @@ import numpy as np
 from flashsim.algorithms.blocks import by_queries, most_rows
 from flashsim.attention.problem import Problem
 from flashsim.devices import theory
-from flashsim.devices.device import Device, Link, whole
 from flashsim.devices.layouts import positions
-from flashsim.devices.network import Network
 from flashsim.devices.programs import programs
 from flashsim.devices.record import DIRECTIONS, DeviceProgram
 from flashsim.devices.share import CountedShare, Share
-from flashsim.machine.memory import Matrix, Observer
+from flashsim.machine.device import Link, whole
+from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
 from flashsim.machine.source import is_of_package
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of
 from flashsim.problem.inputs import Array, Inputs, check_dO, check_inputs, check_M, check_range, chip_dtype
-from flashsim.support.blas import one_blas_thread
+from flashsim.simulate.outcome import Outcome
+from flashsim.simulate.pipeline import simulate
+from flashsim.simulate.plan import Launch, Operand, Plan
 from flashsim.support.exporting import Exported
 from flashsim.support.sizes import Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicesPlan(Plan):
+    """A program on the shares of P devices: a launch for each, side by side, joined by links.
+
+    share    the problem, the rows of each device, and the blocks
+    columns  of a mesh, else 1
+    given    (heads, N, width) by name; None: to count on lengths alone
+    """
+
+    program: DeviceProgram
+    share: Share
+    columns: int
+    given: Mapping[str, Array] | None = None
+
+    side_by_side = True
+
+    @classmethod
+    def of(
+        cls, program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None = None
+    ) -> DevicesPlan:
+        """Return the plan."""
+        return cls(
+            program=program, M=share.problem.M, dtype=share.problem.dtype, arithmetic=given is not None,
+            is_user_defined=not is_of_package(program.run), share=share, columns=columns, given=given,
+        )  # fmt: skip
+
+    def launches(self, outcome: Outcome) -> Iterator[Launch]:
+        """Yield each device's launch."""
+        for rank in range(len(self.share.where)):
+            yield self.launch(own_rows(self.program, self.share, rank, self.given))
+
+    def launch(self, own: Mapping[str, Any]) -> Launch:
+        """Return the launch of a device with its own rows of the operands, or their shapes."""
+        folds = not self.arithmetic and not self.is_user_defined  # of a user's program every turn is run
+        operands = []
+        for name in self.program.operands:
+            operands.append(Operand(name, own[name], chip_dtype(self.dtype) if name == "L" else self.dtype))
+        return Launch(
+            operands=operands,
+            first=[CountedShare(**vars(self.share)) if folds else self.share],
+            arguments=self._arguments,
+            folds=folds,
+        )
+
+    def _arguments(self, hbm: HBM, sram: SRAM) -> list[Any]:
+        return [self.columns] if self.program.columns else []
+
+    def keep(self, outcome: Outcome, launch: Launch, hbm: HBM, returned: Sequence[Matrix]) -> None:
+        """Keep a device's results, in the order in which its program returns them."""
+        if self.arithmetic:
+            for place, matrix in enumerate(returned):
+                outcome.matrices.setdefault(str(place), []).append(values_of(matrix))
+
+
+def values_of(matrix: Matrix) -> Array:
+    """Return the numbers of a matrix, or of a window of its rows."""
+    return cast(Array, whole(matrix)._values) if matrix.shape[0] else np.empty(matrix.shape, matrix.dtype)
 
 
 @dataclass(frozen=True)
@@ -130,11 +189,12 @@ def forward(
     """
     given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
     program, share, columns = asked(name, "forward", problem, P, layout, columns, blocks)
-    network, returned = _launched(program, share, columns, {X: by_rows(getattr(given, X)) for X in "QKV"}, observers)
-    O = _gathered(share, [O for O, _ in returned])
-    L = _gathered(share, [L for _, L in returned], program.whole_heads)
+    plan = DevicesPlan.of(program, share, columns, {X: by_rows(getattr(given, X)) for X in "QKV"})
+    outcome = simulate(plan, observers)
+    O = _gathered(share, outcome.matrices["0"])
+    L = _gathered(share, outcome.matrices["1"], program.whole_heads)
     return DevicesRun(
-        **_costs(network, program, share, columns), O=O.reshape(*given.leading, *O.shape[1:]),
+        **_costs(plan, outcome), O=O.reshape(*given.leading, *O.shape[1:]),
         lse=L.reshape(*given.leading, len(share)), inputs=given.copy(),
     )
 
@@ -153,12 +213,13 @@ def backward(
     problem = run.share.problem if M is None else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
     program, share, columns = asked(name, "backward", problem, run.P, run.share.where, columns, blocks)
     matrices = {X: by_rows(getattr(run.inputs, X)) for X in "QKV"} | {"O": by_rows(run.O), "dO": by_rows(gradient)}
-    network, returned = _launched(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
-    found: dict[str, Any] = {}
-    for X, parts in zip(("dQ", "dK", "dV"), zip(*returned, strict=True), strict=True):
+    plan = DevicesPlan.of(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
+    outcome = simulate(plan)
+    gradients: dict[str, Any] = {}
+    for X, parts in zip(("dQ", "dK", "dV"), outcome.matrices.values(), strict=True):
         like = getattr(run.inputs, X[1])
-        found[X] = _gathered(share, parts).reshape(like.shape).astype(like.dtype)
-    return DevicesGradients(**_costs(network, program, share, columns), **found)
+        gradients[X] = _gathered(share, parts).reshape(like.shape).astype(like.dtype)
+    return DevicesGradients(**_costs(plan, outcome), **gradients)
 
 
 def count(
@@ -173,8 +234,8 @@ def count(
         mask=mask,
     )
     program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
-    network, _ = _launched(program, share, columns, None)
-    return DevicesTally(**_costs(network, program, share, columns))
+    plan = DevicesPlan.of(program, share, columns)
+    return DevicesTally(**_costs(plan, simulate(plan)))
 
 
 def exact(tally: DevicesTally) -> list[theory.ExactDevice]:
@@ -236,24 +297,6 @@ def asked(
     return program, share, columns
 
 
-def _launched(
-    program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None,
-    observers: Sequence[Sequence[Observer]] = (),
-) -> tuple[Network, list[tuple[Matrix, ...]]]:
-    """Place each device's rows, and run the program; return what each device returned, too.
-
-    `given` is (heads, N, width) by name; None: on lengths alone.
-    """
-    dtype, arithmetic = chip_dtype(share.problem.dtype), given is not None
-    fold = not arithmetic and is_of_package(program.run)  # of a user's program every turn is run
-    network = Network(len(share.where), share.problem.M, dtype=dtype, arithmetic=arithmetic, observers=observers, fold=fold)
-    share = CountedShare(**vars(share)) if fold else share
-    calls = [call_on(device, program, share, columns, own_rows(program, share, device.rank, given)) for device in network.devices]
-    with one_blas_thread():
-        returned = network.run(lambda device: calls[device.rank]())
-    return network, returned
-
-
 def own_rows(program: DeviceProgram, share: Share, rank: int, given: Mapping[str, Array] | None) -> dict[str, Any]:
     """Return a device's own rows of what is given, (heads, N, width) by name; None: their shapes."""
     shape, found = share.problem.shape, dict[str, Any]()
@@ -268,34 +311,21 @@ def own_rows(program: DeviceProgram, share: Share, rank: int, given: Mapping[str
     return found
 
 
-def call_on(
-    device: Device, program: DeviceProgram, share: Share, columns: int, own: Mapping[str, Any]
-) -> Callable[[], tuple[Matrix, ...]]:
-    """Place a device's own rows in its HBM; return the call of the program on them."""
-    dtype = share.problem.dtype
-    placed = [device.hbm.place(X, own[X], chip_dtype(dtype) if X == "L" else dtype) for X in program.operands]
-    return partial(program.run, device, share, *placed, *((columns,) if program.columns else ()))
-
-
 def by_rows(array: Array) -> Array:
     """Return (..., N, width) as (heads, N, width)."""
     return array.reshape(-1, *array.shape[-2:])
 
 
-def _gathered(share: Share, parts: Sequence[Matrix], whole_heads: bool = False) -> Array:
+def _gathered(share: Share, parts: Sequence[Array], whole_heads: bool = False) -> Array:
     """Return (heads, N, width) of each device's rows; or of each device's whole heads, whose rows come device by device."""
     rows = [len(share) if whole_heads else len(queries) for queries in share.queries]
-    arrays = [
-        cast(Array, whole(part)._values).reshape(-1, n, part.shape[1])
-        for part, n in zip(parts, rows, strict=True)
-        if part.shape[0]
-    ]
+    arrays = [part.reshape(-1, n, part.shape[1]) for part, n in zip(parts, rows, strict=True) if len(part)]
     stacked = np.concatenate(arrays, axis=0 if whole_heads else 1)
-    found = np.empty_like(stacked)
-    found[:, np.concatenate([*share.queries])] = stacked
-    return found
+    in_order = np.empty_like(stacked)
+    in_order[:, np.concatenate([*share.queries])] = stacked
+    return in_order
 
 
-def _costs(network: Network, program: DeviceProgram, share: Share, columns: int) -> dict[str, Any]:
-    devices = [DeviceCosts(device.hbm.traffic, device.sram.use, device.links) for device in network.devices]
-    return {"program": program, "share": share, "columns": columns, "devices": devices}
+def _costs(plan: DevicesPlan, outcome: Outcome) -> dict[str, Any]:
+    devices = [DeviceCosts(device.hbm.traffic, device.sram.use, device.links) for device in outcome.devices]
+    return {"program": plan.program, "share": plan.share, "columns": plan.columns, "devices": devices}

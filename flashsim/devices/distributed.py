@@ -14,18 +14,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from flashsim.devices.api import DeviceCosts, asked, by_rows, call_on, checked, own_rows
-from flashsim.devices.device import Device, LinkError, whole
+from flashsim.devices.api import DeviceCosts, DevicesPlan, asked, by_rows, checked, own_rows, values_of
 from flashsim.devices.engines import Processes, engine, started_by
 from flashsim.devices.record import DeviceProgram
 from flashsim.devices.share import Share
-from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.machine.device import Device, LinkError
+from flashsim.machine.memory import HBM, SRAM
 from flashsim.problem.arguments import check_flag
 from flashsim.problem.inputs import Array, check_dO, check_M, chip_dtype
+from flashsim.simulate.pipeline import place, run_on_device
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.sizes import Size
 
@@ -151,12 +152,11 @@ def _run(
     hbm, handed, received = HBM(), engine.handed, engine.received
     sram = SRAM(hbm, share.problem.M, dtype=chip_dtype(share.problem.dtype), fold=False)
     device = Device(engine.rank, engine.size, hbm, sram, engine)
+    plan = DevicesPlan.of(program, share, columns, own)
+    launch = plan.launch(own)
+    placed = place(launch, hbm)
     with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        found = [_values(matrix) for matrix in call_on(device, program, share, columns, own)()]
+        found = [values_of(matrix) for matrix in run_on_device(plan, launch, device, placed)]
     costs = DeviceCosts(hbm.traffic, sram.use, device.links)
     got = None if engine.received is None or received is None else engine.received - received
     return {"costs": costs, "handed": engine.handed - handed, "received": got}, found
-
-
-def _values(matrix: Matrix) -> Array:
-    return cast(Array, whole(matrix)._values) if matrix.shape[0] else np.empty(matrix.shape, matrix.dtype)

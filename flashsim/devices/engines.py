@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from flashsim.devices.device import Engine, LinkError, Ticket, said
+from flashsim.machine.device import Engine, LinkError, Ticket, said
 from flashsim.machine.memory import Block
 from flashsim.machine.source import Site
 from flashsim.problem.inputs import Array

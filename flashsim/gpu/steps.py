@@ -25,7 +25,7 @@ from flashsim.gpu.contestants import PEERS, Call, Setting, arrays, contestants, 
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.profiling import profiled, run_marked
 from flashsim.gpu.rungs import ladder
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, hopper_fp8.NAME: 1}
 OnStep = Callable[[str], None]

@@ -28,7 +28,7 @@ from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.machine import machine
 from flashsim.gpu.profiling import METRICS, profiled, run_marked
 from flashsim.machine.traffic import Traffic
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 
 GPT2 = (64, 16, 1024, 64)  # GPT-2 medium as in the paper's Figure 2 (left): B, H, N, d
 SILICON = (264, 1, 2048, 64)  # two heads for each of 132 SMs; Q and O of 132 heads are 138 MB

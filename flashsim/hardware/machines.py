@@ -20,7 +20,7 @@ from typing import Any
 from flashsim.algorithms import Algorithm
 from flashsim.problem.arguments import check_number, checked, shown
 from flashsim.problem.inputs import DEFAULT_DTYPE, float_dtype
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 
 _KB, _MB, _GB = 1024, 1024**2, 1024**3
 

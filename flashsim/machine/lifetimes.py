@@ -10,7 +10,7 @@ and not in SRAM
 * is an `Escape`, if it cannot be overwritten: bytes, text, lists of numbers.
 
 Masks, constants and sorted tables of indices may stay, and so may single numbers, which are registers. What Python cannot show
-(a file, another process) is not seen; the lower bound of the accesses catches what that gains (`flashsim.run.least`).
+(a file, another process) is not seen; the lower bound of the accesses catches what that gains (`flashsim.simulate.least`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _TRIALS: dict[str, str] = {}
 
 
 def name_of_trial(file: str) -> str:
-    """Return the file name that a copy of a file's code runs under (`flashsim.run.shadow`); tracebacks find its lines."""
+    """Return the file name that a copy of a file's code runs under (`flashsim.simulate.shadow`); tracebacks find its lines."""
     if file in _TRIALS:
         return file
     name = f"<trial of {file}>"

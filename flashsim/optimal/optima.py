@@ -25,8 +25,8 @@ from flashsim.optimal.proving import Proof, prove
 from flashsim.problem.arguments import check_array
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.reference.rounding import of_bound
-from flashsim.run.api import count, forward
-from flashsim.run.results import Run, Tally
+from flashsim.simulate.api import count, forward
+from flashsim.simulate.results import Run, Tally
 from flashsim.support.exporting import table
 from flashsim.support.sizes import Size
 

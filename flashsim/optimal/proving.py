@@ -17,7 +17,7 @@ from flashsim.machine.memory import SramOverflow
 from flashsim.optimal.picture import picture
 from flashsim.optimal.tune import bound_of, tune
 from flashsim.problem.arguments import check_count, check_direction, shown
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
 from flashsim.theory.lower import LowerBound

@@ -34,8 +34,8 @@ from flashsim.masks.rules import All, Causal, Mask
 from flashsim.problem.arguments import check_callback, check_count, check_direction, shown
 from flashsim.problem.options import Options, check_options
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.run.api import Tally, count
-from flashsim.run.shadow import trial_of
+from flashsim.simulate.api import Tally, count
+from flashsim.simulate.shadow import trial_of
 from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
 from flashsim.theory.counts import Posed

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
 _LOOKS = looks(("flash", "rabe_staats", "memory_efficient"))

@@ -17,7 +17,7 @@ from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
-from flashsim.run.api import Run, Tally, count, forward
+from flashsim.simulate.api import Run, Tally, count, forward
 from flashsim.support.sizes import human_bytes
 from flashsim.theory import Exact, exact
 

@@ -17,7 +17,7 @@ from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Data, Several, chart, said, setting
 from flashsim.problem.arguments import check_heads
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
 _LONG = 10  # a bar is cut that is this many times longer than the shortest

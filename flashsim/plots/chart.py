@@ -15,7 +15,7 @@ from flashsim.drawing.style import Panels, column_figure, dress, slide, styled
 from flashsim.plots.saving import figure_of
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import check_M, float_dtype
-from flashsim.run.plan import check_sizing
+from flashsim.simulate.planning import check_sizing
 from flashsim.support.sizes import Size
 
 Data = Mapping[str, Any]  # what a figure is drawn of

@@ -17,7 +17,7 @@ from flashsim.machine.memory import Event
 from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.problem.arguments import check_callback
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
-from flashsim.run.api import count, forward
+from flashsim.simulate.api import count, forward
 from flashsim.support.sizes import Size
 
 OnDone = Callable[[int, int], object]

@@ -17,7 +17,7 @@ from flashsim.hardware.machines import Machine, Roofline, kv_tile, predict, roof
 from flashsim.hardware.reading import machine_of
 from flashsim.plots.chart import Data, Several, chart, said, setting
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, float_dtype
-from flashsim.run.api import backward, count, forward
+from flashsim.simulate.api import backward, count, forward
 
 _THROUGH_L2 = ("standard", "flash")
 

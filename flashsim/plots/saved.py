@@ -13,7 +13,7 @@ from flashsim.drawing.style import BLACK, BLUE, GREEN, GREY, ORANGE, hang, ticks
 from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.theory.measured import A100_M, FACTOR
 
 _PARTS = [2 ** (step / 2) for step in range(-2, 13)]  # of M/d², 1/2 to 64

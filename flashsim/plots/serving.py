@@ -12,8 +12,8 @@ from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, hang, 
 from flashsim.masks.paddings import KeyPadding
 from flashsim.plots.chart import Data, Several, chart
 from flashsim.problem.arguments import check_count
-from flashsim.run.api import count
 from flashsim.serving.schedules import schedule_of
+from flashsim.simulate.api import count
 from flashsim.verify.serving import document_stream
 
 _COLOURS = (BLUE, VERMILLION, GREEN)

@@ -15,7 +15,7 @@ from flashsim.drawing.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.masks import patterns
 from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.problem.inputs import REFERENCE_D
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
 SEED = 2205_14135

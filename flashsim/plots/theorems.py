@@ -16,7 +16,7 @@ from flashsim.algorithms.own import chosen
 from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.plots.chart import Chart, Data, Several, setting
 from flashsim.problem.inputs import REFERENCE_D
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
 _DIMENSIONS = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]

@@ -28,7 +28,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from flashsim.drawing.style import BLACK, hang, looks
 from flashsim.machine.memory import Event
 from flashsim.plots.chart import Data, Several, chart
-from flashsim.run.api import Tally, count
+from flashsim.simulate.api import Tally, count
 from flashsim.theory.measured import FIGURE_2
 
 _WHAT = "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"

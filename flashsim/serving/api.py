@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from math import prod
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.blocks import clipped, most_rows
-from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
+from flashsim.machine.memory import HBM, SRAM, Observer
 from flashsim.machine.traffic import ArrayTraffic, Flops, Occupancy, Traffic
 from flashsim.problem.arguments import (
     check_blocks,
@@ -25,28 +25,39 @@ from flashsim.problem.arguments import (
 )
 from flashsim.problem.inputs import Array, check_M, chip_dtype, float_dtype, stored_type
 from flashsim.problem.shapes import Shape, Sizes
-from flashsim.run.interleaving import by_head, interleave
-from flashsim.run.results import Costs
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.checks import check_by_sequence, check_fit, check_sequences
 from flashsim.serving.programs import programs
 from flashsim.serving.record import ServingProgram
 from flashsim.serving.theory import forms
-from flashsim.support.blas import one_blas_thread
+from flashsim.simulate.interleaving import by_head, interleave
+from flashsim.simulate.outcome import Outcome
+from flashsim.simulate.pipeline import simulate
+from flashsim.simulate.plan import Launch, Operand, Plan
+from flashsim.simulate.results import Costs
 from flashsim.support.sizes import Size
 from flashsim.tracing.about import trace_of
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
 
 
-@dataclass(frozen=True)
-class Call:
-    """A program, a batch in its blocks, the program's options, and its operands: arrays, or lengths alone."""
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan(Plan):
+    """A program on a ragged batch in its blocks, with the program's options, and its operands: arrays, or lengths alone."""
 
     program: ServingProgram
     batch: Batch
     options: Mapping[str, Any]
     operands: Operands
+
+    @classmethod
+    def of(cls, program: ServingProgram, batch: Batch, options: Mapping[str, Any], operands: Operands) -> BatchPlan:
+        """Return the plan. Words alone, which say where to go on, are not numbers to compute with."""
+        arithmetic = any(isinstance(values, np.ndarray) and values.ndim == 3 for values in operands.values())
+        return cls(
+            program=program, M=batch.M, dtype=batch.dtype, arithmetic=arithmetic, batch=batch, options=options,
+            operands=operands,
+        )  # fmt: skip
 
     @property
     def words(self) -> list[str]:
@@ -56,23 +67,35 @@ class Call:
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         """The shapes of one KV head's operands."""
-        of = ((name, given if isinstance(given, tuple) else given.shape[-2:]) for name, given in self.operands.items())
-        return {name: (rows, columns) for name, (rows, columns) in of}
+        shapes = {}
+        for name, values in self.operands.items():
+            rows, columns = values if isinstance(values, tuple) else values.shape[-2:]
+            shapes[name] = (rows, columns)
+        return shapes
 
-    def run(self, head: int | None, observers: Sequence[Observer] = ()) -> tuple[HBM, SRAM, Sequence[Matrix]]:
-        """Run it for one KV head; None: on lengths alone. Return its memory, and the matrices that it returned."""
-        batch, hbm = self.batch, HBM(arithmetic=head is not None)
-        sram = SRAM(hbm, batch.M, dtype=chip_dtype(batch.dtype), observers=observers, fold=True)
-        placed = []
-        for name, value in self.operands.items():
-            if name in self.words:
-                placed.append(hbm.place(name, value, index=True))
-                continue
-            own = chip_dtype(batch.dtype) if name == "L" else batch.dtype
-            dtype = stored_type(self.program.stored[name]) if name in self.program.stored else own
-            placed.append(hbm.place(name, value if isinstance(value, tuple) else value[head], dtype))
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            return hbm, sram, self.program.run(hbm, sram, batch, *placed, *self.options.values())
+    def launches(self, outcome: Outcome) -> Iterator[Launch]:
+        """Yield a launch for each KV head; to count, one that stands for all."""
+        for head in range(self.batch.kv_heads if self.arithmetic else 1):
+            yield Launch(
+                operands=[self._operand(name, head) for name in self.operands],
+                first=[self.batch],
+                arguments=self._arguments,
+                returns=[self.program.returns],
+                folds=True,
+            )
+
+    def _operand(self, name: str, head: int) -> Operand:
+        values = self.operands[name]
+        if name in self.words:
+            return Operand(name, values, np.dtype(np.uint32), index=True)
+        if name in self.program.stored:
+            dtype = stored_type(self.program.stored[name])
+        else:
+            dtype = chip_dtype(self.dtype) if name == "L" else self.dtype
+        return Operand(name, values if isinstance(values, tuple) else values[head], dtype)
+
+    def _arguments(self, hbm: HBM, sram: SRAM) -> list[Any]:
+        return [*self.options.values()]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -83,41 +106,41 @@ class ServingTally(Costs):
     """
 
     blocks: Sizes
-    call: Call
+    plan: BatchPlan
     flops: Flops | None = field(default=None, compare=False)
 
     @property
     def batch(self) -> Batch:
         """The lengths, heads and widths."""
-        return self.call.batch
+        return self.plan.batch
 
     def traced(self, recorder: Recorder) -> Trace:
         """Return the trace of the first KV head. Keys are those of the pool, of the prefixes, or latents."""
-        batch, shapes = replace(self.batch, heads=self.batch.group, kv_heads=1), self.call.shapes
+        batch, shapes = replace(self.batch, heads=self.batch.group, kv_heads=1), self.plan.shapes
         first = "p" if "K_p" in shapes else ""
         keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
         keys = {"C": ("N_k", "d"), **keys}
         rows = {"Q": "d", "dQ": "d", **dict.fromkeys(("O", "O_new", "dO"), "d_v"), **dict.fromkeys(("L", "L_new", "D"), "1")}
         kinds = {**dict.fromkeys(shapes, ("", "")), **keys, **{name: ("N_q", w) for name, w in rows.items()}}
         shape = Shape(shapes["Q"][0], shapes[next(name for name in keys if name in shapes)][0], batch.d, batch.d_v)
-        follows = ("m", "l", "O", "L") if self.call.program.direction == "forward" else ("D", "dQ")
+        follows = ("m", "l", "O", "L") if self.plan.program.direction == "forward" else ("D", "dQ")
         return trace_of(
-            recorder, self.call.program, kinds, shape, exact(replace(self, call=replace(self.call, batch=batch))),
+            recorder, self.plan.program, kinds, shape, exact(replace(self, plan=replace(self.plan, batch=batch))),
             blocks=clipped(shape, batch.B_r, batch.B_c), M=batch.M, enforced=True, stored=batch.dtype.name,
-            options=", ".join(f"{name} {shown(value)}" for name, value in self.call.options.items()),
+            options=", ".join(f"{name} {shown(value)}" for name, value in self.plan.options.items()),
             follows=tuple((name, kinds.get(name, ("N_q", "1"))) for name in follows),
         )
 
     def _asked(self) -> dict[str, Any]:
         batch, plain = self.batch, bool | int | float | str | None
         return {
-            "direction": self.call.program.direction,
+            "direction": self.plan.program.direction,
             **{name: getattr(batch, name) for name in ("heads", "kv_heads", "d", "d_v", "causal")},
             "queries": list(batch.queries),
             "keys": list(batch.keys),
             "dtype": batch.dtype.name,
             "scale": batch.tau,
-            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in self.call.options.items()},
+            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in self.plan.options.items()},
         }
 
 
@@ -138,10 +161,10 @@ class ServingGradients(ServingTally):
     dV: list[Array]
 
 
-def called(
+def plan_of(
     program: ServingProgram, batch: Batch, blocks: Any, options: Mapping[str, Any], given: Callable[[Mapping[str, Any]], Operands]
-) -> Call:
-    """Return the call of a program in blocks (B_r, B_c), or, None, in the largest of its proportions that fit M.
+) -> BatchPlan:
+    """Return the plan of a program in blocks (B_r, B_c), or, None, in the largest of its proportions that fit M.
 
     `given` returns the operands, of the checked options.
     """
@@ -165,68 +188,61 @@ def called(
     if fixed is None:
         at = f"{len(batch)} sequences with d = {batch.d}, d_v = {batch.d_v}"
         fixed = program.line_1(most_rows(fits, batch.M, max(rows_in_all, most), program.name, at), batch, **found)
-    return Call(program, cut(*fixed), found, given(found))
+    return BatchPlan.of(program, cut(*fixed), found, given(found))
 
 
-def launched(call: Call, observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Run a call for each KV head; return its costs, and the matrices that it returned, (H_kv, rows, width), by name."""
-    batch, values = call.batch, call.operands.values()
-    arithmetic = any(isinstance(value, np.ndarray) and value.ndim == 3 for value in values)
-    traffic, peak, found = Traffic(), 0, dict[str, list[Array]]()
-    with one_blas_thread():
-        for head in range(batch.kv_heads) if arithmetic else (None,):
-            hbm, sram, returned = call.run(head, observers)
-            traffic, peak = traffic + hbm.traffic, max(peak, sram.peak)
-            for matrix in returned if arithmetic else ():
-                found.setdefault(matrix.name, []).append(hbm.peek(matrix.name))
+def launched(plan: BatchPlan, observers: Sequence[Observer] = ()) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Run a plan; return its costs over all KV heads, and the matrices that it returned, (H_kv, rows, width), by name."""
+    batch, outcome = plan.batch, simulate(plan, observers)
+    total = outcome.total if plan.arithmetic else outcome.total.times(batch.kv_heads)
     costs = {
-        "algorithm": call.program.name,
-        "hbm": _total(call, traffic if arithmetic else traffic.times(batch.kv_heads)),
-        "sram": Occupancy(peak, batch.M, True),
+        "algorithm": plan.program.name,
+        "hbm": _total(plan, total.traffic),
+        "sram": Occupancy(total.peak, batch.M, True),
         "blocks": Sizes(B_r=batch.B_r, B_c=batch.B_c),
-        "call": call,
-        "flops": None if arithmetic else sram.flops.times(batch.kv_heads),
+        "plan": plan,
+        "flops": None if plan.arithmetic else total.flops,
     }
-    return costs, {name: np.stack(heads) for name, heads in found.items()}
+    return costs, {name: np.stack(heads) for name, heads in outcome.matrices.items()}
 
 
-def _total(call: Call, traffic: Traffic) -> Traffic:
+def _total(plan: BatchPlan, traffic: Traffic) -> Traffic:
     """Return the traffic of all KV heads, which share words, and what else the program says."""
-    heads, shared = call.batch.kv_heads, (*call.words, *call.program.shared)
+    heads, shared = plan.batch.kv_heads, (*plan.words, *plan.program.shared)
     return Traffic({name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()})
 
 
 def run(name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any) -> ServingRun:
     """Run the program of that name, forward, on these operands."""
-    return finished(called(programs()[name], batch, blocks, options, lambda _: operands), observers)
+    return finished(plan_of(programs()[name], batch, blocks, options, lambda _: operands), observers)
 
 
-def finished(call: Call, observers: Sequence[Observer] = ()) -> ServingRun:
-    """Run a call of a forward pass."""
-    costs, found = launched(call, check_observers(observers))
-    O, L = (by_sequence(call.batch, found[name]) for name in ("O", "L"))
-    _check_finite(call, "O", O)
+def finished(plan: BatchPlan, observers: Sequence[Observer] = ()) -> ServingRun:
+    """Run the plan of a forward pass."""
+    costs, found = launched(plan, check_observers(observers))
+    O, L = (by_sequence(plan.batch, found[name]) for name in ("O", "L"))
+    _check_finite(plan, "O", O)
     return ServingRun(**costs, O=O, lse=[lse[..., 0] for lse in L])
 
 
-def gradients(call: Call, observers: Sequence[Observer] = ()) -> ServingGradients:
-    """Run a call of a backward pass."""
-    batch, (costs, found) = call.batch, launched(call, check_observers(observers))
+def gradients(plan: BatchPlan, observers: Sequence[Observer] = ()) -> ServingGradients:
+    """Run the plan of a backward pass."""
+    batch, (costs, found) = plan.batch, launched(plan, check_observers(observers))
     keys = [slice(*batch.cols(s)) for s in range(len(batch))]
     dK, dV = ([found[name][:, own] for own in keys] for name in ("dK", "dV"))
     dQ = by_sequence(batch, found["dQ"])
     for name, of in (("dQ", dQ), ("dK", dK), ("dV", dV)):
-        _check_finite(call, name, of)
+        _check_finite(plan, name, of)
     return ServingGradients(**costs, dQ=dQ, dK=dK, dV=dV)
 
 
-def _check_finite(call: Call, name: str, found: Sequence[Array]) -> None:
+def _check_finite(plan: BatchPlan, name: str, found: Sequence[Array]) -> None:
     """Raise ValueError for results that are not finite: rows that no sequence has may hold anything, so inputs may."""
     for s, array in enumerate(found):
         if not np.isfinite(array).all():
             raise ValueError(
                 f"{name} of sequence {s} is not finite; expected finite numbers in its rows, whose products "
-                f"{chip_dtype(call.batch.dtype).name} holds"
+                f"{chip_dtype(plan.batch.dtype).name} holds"
             )
 
 
@@ -285,8 +301,8 @@ def count(
         queries=N, keys=n, heads=heads, kv_heads=kv_heads, d=d, d_v=d if d_v is None else check_count("d_v", d_v), dtype=stored,
         M=check_M(M, stored.itemsize), tau=check_scale(None, d), causal=check_flag("causal", causal),
     )
-    call = called(program, batch, blocks, options, lambda found: program.operands(batch, found))
-    costs, _ = launched(call, check_observers(observers))
+    plan = plan_of(program, batch, blocks, options, lambda found: program.operands(batch, found))
+    costs, _ = launched(plan, check_observers(observers))
     return ServingTally(**costs)
 
 
@@ -302,16 +318,16 @@ def exact(tally: ServingTally) -> ServingExact:
     """Return by formula what was counted, with which it agrees by `==`. Raises ValueError for what is not a tally."""
     if not isinstance(tally, ServingTally):
         raise ValueError(f"tally is {shown(tally)}; expected what flashsim.serving's functions return")
-    call, batch = tally.call, tally.batch
-    form = forms()[call.program.name, call.program.direction]
-    chip, shapes, arrays = chip_dtype(batch.dtype).itemsize, call.shapes, {}
-    for name, moved in form.moved(batch, **call.options).items():
+    plan, batch = tally.plan, tally.batch
+    form = forms()[plan.program.name, plan.program.direction]
+    chip, shapes, arrays = chip_dtype(batch.dtype).itemsize, plan.shapes, {}
+    for name, moved in form.moved(batch, **plan.options).items():
         size = moved.size if name not in shapes else prod(shapes[name])
         if isinstance(size, tuple):
             size = shapes[size[0]][0] * size[1]
-        itemsize = 4 if name in call.words else chip if moved.chip else batch.dtype.itemsize
-        itemsize = stored_type(call.program.stored[name]).itemsize if name in call.program.stored else itemsize
+        itemsize = 4 if name in plan.words else chip if moved.chip else batch.dtype.itemsize
+        itemsize = stored_type(plan.program.stored[name]).itemsize if name in plan.program.stored else itemsize
         role = "input" if name in shapes else moved.role
         arrays[name] = ArrayTraffic(moved.reads, moved.writes, 0, size, itemsize, role)
-    hbm = _total(call, Traffic(arrays).times(batch.kv_heads))
-    return ServingExact(hbm, Occupancy(form.peak(batch, **call.options), batch.M, True))
+    hbm = _total(plan, Traffic(arrays).times(batch.kv_heads))
+    return ServingExact(hbm, Occupancy(form.peak(batch, **plan.options), batch.M, True))

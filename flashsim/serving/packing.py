@@ -10,10 +10,10 @@ import numpy as np
 
 from flashsim.machine.memory import Observer
 from flashsim.problem.inputs import Array, check_M
-from flashsim.run.interleaving import interleave
-from flashsim.serving.api import ServingGradients, ServingRun, batch_of, called, gradients, run
+from flashsim.serving.api import ServingGradients, ServingRun, batch_of, gradients, plan_of, run
 from flashsim.serving.checks import check_ends, check_fit, check_packed, check_sequences
 from flashsim.serving.programs import programs
+from flashsim.simulate.interleaving import interleave
 from flashsim.support.sizes import Size
 
 
@@ -58,10 +58,10 @@ def varlen_backward(
         if array.shape != O.shape:
             raise ValueError(f"dO[{s}] has shape {array.shape}; expected that of run.O[{s}], {O.shape}")
     more = {"O": run.O, "dO": given, "L": [lse[..., None] for lse in run.lse]}
-    rows = run.call.operands["Q"].shape[1]  # type: ignore[union-attr]
-    operands = {**run.call.operands, **{name: _among(batch, X, rows) for name, X in more.items()}}
-    call = called(programs("backward")["varlen"], batch, blocks, {}, lambda _: operands)
-    return gradients(call, observers)
+    rows = run.plan.operands["Q"].shape[1]  # type: ignore[union-attr]
+    operands = {**run.plan.operands, **{name: _among(batch, X, rows) for name, X in more.items()}}
+    plan = plan_of(programs("backward")["varlen"], batch, blocks, {}, lambda _: operands)
+    return gradients(plan, observers)
 
 
 def _among(batch: Any, sequences: Sequence[Array], rows: int) -> Array:

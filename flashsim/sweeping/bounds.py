@@ -14,7 +14,7 @@ from flashsim.optimal.proving import Proof
 from flashsim.problem.arguments import check_tiles
 from flashsim.problem.options import check_options
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.sweeping.columns import CERTIFICATE
 from flashsim.sweeping.points import Point
 from flashsim.theory.lower import LowerBound

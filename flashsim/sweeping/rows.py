@@ -17,7 +17,7 @@ from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.problem.arguments import check_shape, shown
 from flashsim.problem.inputs import check_M, float_name
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.run.api import Tally, count
+from flashsim.simulate.api import Tally, count
 from flashsim.support.entry import one_line
 from flashsim.sweeping import bounds
 from flashsim.sweeping.columns import ARGUMENTS, CERTIFICATE, FOUND, OF_BOUND, is_found

@@ -181,6 +181,15 @@ def form_of(what: Any, direction: str) -> Form:
     return known[name] if beside is None else beside
 
 
+def has_form(program: Any) -> bool:
+    """Return whether a program has a closed form: flashsim's, or one that stands in its file."""
+    try:
+        form_of(program, program.direction)
+    except NoClosedForm:
+        return False
+    return True
+
+
 def _beside(algorithm: Any, direction: str) -> Form | None:
     function = inspect.unwrap(getattr(algorithm, "run", algorithm))
     module = sys.modules.get(getattr(function, "__module__", ""))

@@ -118,7 +118,7 @@ def exact_program(
 ) -> ExactProgram:
     """Return the exact counts of a program's run by formula, of its name or its `ProgramForm`.
 
-    Arguments are those of `flashsim.run.programs.count_program`; options that move nothing may be left out. Theory does not
+    Arguments are those of `flashsim.simulate.matrices.count_program`; options that move nothing may be left out. Theory does not
     refuse what does not fit: `sram.peak` then exceeds an enforced `sram.capacity`. Raises NoClosedForm, a ValueError, for an
     unknown name.
     """

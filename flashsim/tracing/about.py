@@ -15,9 +15,9 @@ from flashsim.masks.rules import All, Causal
 from flashsim.problem.inputs import Array
 from flashsim.problem.matrices import symbols
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.run.plan import Plan
-from flashsim.run.programs import Launch, ProgramRun
-from flashsim.run.results import Finished
+from flashsim.simulate.attention import AttentionPlan
+from flashsim.simulate.matrices import MatrixPlan, ProgramRun
+from flashsim.simulate.results import Finished
 from flashsim.tracing.data import STANDARD, About, Counts, Kind
 from flashsim.tracing.listing import listing_of, source_of
 from flashsim.tracing.recording import Recorder
@@ -41,12 +41,12 @@ def traced(recorder: Recorder, run: Finished | ProgramRun | Tells) -> Trace:
     if recorder.sram is None:
         raise ValueError(f"the run has no head number {recorder.head}, counted from 0")
     if isinstance(run, ProgramRun):
-        return _traced_program(recorder, run.launch)
+        return _traced_program(recorder, run.plan)
     return _traced(recorder, run.plan) if isinstance(run, Finished) else run.traced(recorder)
 
 
-def _traced(recorder: Recorder, plan: Plan) -> Trace:
-    shape, blocks, algorithm = plan.shape, plan.blocks, plan.algorithm
+def _traced(recorder: Recorder, plan: AttentionPlan) -> Trace:
+    shape, blocks, algorithm = plan.shape, plan.blocks, plan.program
     exact = _closed_form(algorithm, plan, (blocks.B_r, blocks.B_c))
     standard = None if algorithm.name == STANDARD else _closed_form(STANDARD, plan, None)
     kinds, tiles = symbols(algorithm.matrices), None
@@ -60,9 +60,9 @@ def _traced(recorder: Recorder, plan: Plan) -> Trace:
     )  # fmt: skip
 
 
-def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
+def _traced_program(recorder: Recorder, plan: MatrixPlan) -> Trace:
     """Return the trace of a program's run. Its plane's symbols are N_q and N_k there, as the player knows rows and columns."""
-    program, sizes, blocks = launch.program, launch.sizes, launch.blocks
+    program, sizes, blocks = plan.program, plan.sizes, plan.blocks
     rows, columns = program.plane
     kinds = {}
     for name, kind in program.kinds.items():
@@ -72,15 +72,15 @@ def _traced_program(recorder: Recorder, launch: Launch) -> Trace:
         kinds[name] = known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns)
     B_r, B_c = (blocks[by] for by in program.by)
     shape = Shape(sizes[rows], sizes[columns], sizes.get("d", 1), sizes.get("e", sizes.get("d", 1)))
-    how: dict[str, Any] = {"M": launch.M, "dtype": launch.dtype.name, "options": launch.options}
+    how: dict[str, Any] = {"M": plan.M, "dtype": plan.dtype.name, "options": plan.options}
     try:
         exact = theory.exact_program(program.name, sizes, blocks=(*blocks.values(),), **how)
     except theory.NoClosedForm:
         exact = None
     return trace_of(
         recorder, program, kinds, shape, exact, blocks=Blocks(B_r, B_c, N_q=shape.N_q, N_k=shape.N_k),
-        M=launch.M, enforced=launch.enforced, stored=launch.dtype.name,
-        options=", ".join(f"{name} {_named(value)}" for name, value in launch.options.items() if value is not None),
+        M=plan.M, enforced=plan.enforced, stored=plan.dtype.name,
+        options=", ".join(f"{name} {_named(value)}" for name, value in plan.options.items() if value is not None),
         follows=tuple((name, kinds[name]) for name in program.follows), words=program.words,
         sizes=tuple(sizes.items()), cuts=tuple(blocks.items()),
     )  # fmt: skip
@@ -129,22 +129,22 @@ def tiles_of(allowed: Array, blocks: Blocks) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(kind(i, j) for j in range(blocks.T_c)) for i in range(blocks.T_r))
 
 
-def _closed_form(what: str | Algorithm, plan: Plan, blocks: tuple[int, int] | None) -> theory.Exact | None:
+def _closed_form(what: str | Algorithm, plan: AttentionPlan, blocks: tuple[int, int] | None) -> theory.Exact | None:
     """Return the closed form of one problem of a plan, or of another algorithm on it; None where there is none."""
     problem, group = plan.problem, plan.together
     if plan.mask.per_head:
         return None
     gqa = "grouped" if group > 1 else "separate"
     one = replace(problem, leading=(group,) * (group > 1), group=group, gqa=gqa, mask=plan.mask)
-    own = plan.options if what is plan.algorithm else {}
+    own = plan.options if what is plan.program else {}
     try:
-        return theory.exact(what, one, direction=plan.algorithm.direction, blocks=blocks, **own)
+        return theory.exact(what, one, direction=plan.program.direction, blocks=blocks, **own)
     except (ValueError, TypeError, MemoryModelError):
         return None
 
 
-def _options(plan: Plan) -> str:
-    defaults, p = {option.name: option.default for option in plan.algorithm.options}, plan.problem.dropout_p
+def _options(plan: AttentionPlan) -> str:
+    defaults, p = {option.name: option.default for option in plan.program.options}, plan.problem.dropout_p
     said = {
         "causal" if plan.mask == Causal() else repr(plan.mask): not isinstance(plan.mask, All),
         f"dropout {p:g}": p,

@@ -14,7 +14,7 @@ from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_array, check_observers
 from flashsim.problem.inputs import HEADS_FIRST, check_inputs, check_layout, check_shape_of_dO, turned, turning
-from flashsim.run.api import backward, forward
+from flashsim.simulate.api import backward, forward
 from flashsim.tracing.about import traced
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace

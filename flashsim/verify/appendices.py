@@ -9,7 +9,7 @@ from flashsim.beyond import kernels, mlp
 from flashsim.masks import patterns
 from flashsim.masks.dropout import keep_mask
 from flashsim.reference import attention, error_bound, of_bound, rounding
-from flashsim.run.api import backward, count, forward
+from flashsim.simulate.api import backward, count, forward
 from flashsim.theory import kernel_product_bound, kernel_x_outer_constants
 from flashsim.theory.mlp import fusing_border
 from flashsim.verify.shared import Claim, right_and_counted, within

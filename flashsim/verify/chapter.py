@@ -16,7 +16,7 @@ from flashsim.masks.paddings import KeyPadding
 from flashsim.masks.tree import Tree
 from flashsim.optimal.tune import tune
 from flashsim.reference import attention, error_bound, of_bound, rounding
-from flashsim.run.api import count, forward
+from flashsim.simulate.api import count, forward
 from flashsim.verify.shared import Claim, accesses, in_range, within
 
 

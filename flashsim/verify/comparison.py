@@ -17,8 +17,8 @@ from flashsim.masks.dropout import keep_mask
 from flashsim.problem.inputs import Array
 from flashsim.problem.qkv import QKV
 from flashsim.problem.shapes import Blocks
-from flashsim.run.api import Gradients, Run, Tally, backward, count, forward
-from flashsim.run.interleaving import interleave
+from flashsim.simulate.api import Gradients, Run, Tally, backward, count, forward
+from flashsim.simulate.interleaving import interleave
 from flashsim.tracing.observers import Ledger
 
 OnHead = Callable[[int, int], None]
@@ -92,12 +92,12 @@ def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mappi
 
 def _result(run: Run, cost: Run | Gradients, compared: Iterable[Compared], seconds: float) -> Result:
     worst, of_bound = _worst(compared) or (None, None)
-    return Result(cost.plan.algorithm.title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, _agrees(run, cost), seconds)
+    return Result(cost.plan.program.title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, _agrees(run, cost), seconds)
 
 
 def _agrees(run: Run, cost: Run | Gradients) -> bool | None:
     """Whether theory says the same; None for an algorithm without a form, and for masks by head."""
-    algorithm, plan = cost.plan.algorithm, run.plan
+    algorithm, plan = cost.plan.program, run.plan
     if plan.mask.per_head or not _has_form(algorithm):
         return None
     problem, blocks = replace(run.problem, M=cost.sram.capacity, mask=plan.mask), (cost.blocks.B_r, cost.blocks.B_c)
@@ -116,7 +116,7 @@ def _has_form(algorithm: Algorithm) -> bool:
 def forward_errors(run: Run) -> Iterator[Compared]:
     """Yield O, naive attention and the bound, some rows of one head at a time."""
     given, p, shape = run.inputs, run.problem.dropout_p, run.inputs.shape
-    rounded = reference.rounding(run.plan.algorithm, run.blocks)
+    rounded = reference.rounding(run.plan.program, run.blocks)
     for number, head in enumerate(np.ndindex(given.leading)):
         Q, K, V = given.Q[head], given.K[given.kv(head)], given.V[given.kv(head)]
         whole, keep = _whole_masks(run, head, number)
@@ -138,7 +138,7 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
     given, p, shape, g = run.inputs, run.problem.dropout_p, run.inputs.shape, run.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
-    rounded = reference.backward_rounding(found.plan.algorithm, run.blocks, found.blocks)
+    rounded = reference.backward_rounding(found.plan.program, run.blocks, found.blocks)
     sunk = run.plan.mask.sink is not None
     C = 2.0 * g if sunk and run.gqa == "grouped" else 2.0
     heads = list(enumerate(np.ndindex(given.leading)))

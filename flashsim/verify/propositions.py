@@ -9,7 +9,7 @@ import numpy as np
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.masks import patterns
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.verify.shared import Claim, accesses, differs, in_range, largest_N, none_differs, slope, within
 
 

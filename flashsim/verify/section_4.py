@@ -8,7 +8,7 @@ from flashsim.beyond import approximate
 from flashsim.machine.traffic import Traffic
 from flashsim.masks import patterns
 from flashsim.masks.rules import Causal
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.verify.shared import Claim, right_and_counted
 
 

@@ -18,10 +18,10 @@ from flashsim.masks.scores import ALiBi, SoftCap
 from flashsim.masks.sink import Sink
 from flashsim.masks.streaming import Streaming
 from flashsim.reference import attention
-from flashsim.run.api import count, forward
 from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
 from flashsim.serving.theory import mla
+from flashsim.simulate.api import count, forward
 from flashsim.verify.shared import Claim, none_differs
 
 

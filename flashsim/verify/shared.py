@@ -18,8 +18,8 @@ from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Sizes
 from flashsim.reference import of_bound
 from flashsim.reference.operands import naive_programs
-from flashsim.run.api import count
-from flashsim.run.programs import run_program
+from flashsim.simulate.api import count
+from flashsim.simulate.matrices import run_program
 from flashsim.theory import exact_program
 
 Regime = tuple[str, Array, Array, Array]

@@ -10,7 +10,7 @@ from flashsim.algorithms import BACKWARD
 from flashsim.masks.paddings import KeyPadding
 from flashsim.masks.rules import Causal, Dense, Mask, SlidingWindow
 from flashsim.reference import of_bound
-from flashsim.run.api import backward, forward
+from flashsim.simulate.api import backward, forward
 from flashsim.verify.comparison import backward_errors, forward_errors
 from flashsim.verify.shared import Claim, accesses, differs, in_range, largest_N, none_differs, power_laws, within
 

@@ -8,7 +8,7 @@ import numpy as np
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.reference import of_bound
-from flashsim.run.api import count, forward
+from flashsim.simulate.api import count, forward
 from flashsim.tracing.observers import InductionInvariant, InvariantBroken
 from flashsim.verify.comparison import forward_errors
 from flashsim.verify.shared import Claim, accesses, in_range, largest_N, none_differs, power_laws, regimes, within

@@ -22,9 +22,9 @@ Sources: "Attention2D" (Elango), "Mesh-Attention" (Chen et al.). Parts travel in
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
 from flashsim.devices.share import Share
+from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
 
 

@@ -24,9 +24,9 @@ the other: row n·h + r of Q is row r of head h.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
 from flashsim.devices.share import Share
+from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
 
 

@@ -28,9 +28,9 @@ that the chip computes in.
 from typing import Any
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
-from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
 from flashsim.devices.share import Share
+from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
 
 

@@ -25,9 +25,9 @@ in the type that the chip computes in, whatever the number of keys: so words sen
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
 from flashsim.devices.share import Share
+from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
 
 

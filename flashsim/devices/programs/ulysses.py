@@ -20,9 +20,9 @@ heads share it. Heads lie one below the other, so that what goes to a device is 
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.devices.device import Device
 from flashsim.devices.record import DeviceProgram
 from flashsim.devices.share import Share
+from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
 
 

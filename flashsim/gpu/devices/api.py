@@ -7,10 +7,10 @@ from typing import Any
 
 from flashsim.attention.problem import Problem
 from flashsim.devices.api import asked
-from flashsim.devices.device import LinkError
 from flashsim.devices.share import Share
 from flashsim.gpu.devices import ring, ulysses
 from flashsim.gpu.devices.links import Links
+from flashsim.machine.device import LinkError
 from flashsim.problem.arguments import check_choice
 
 PROGRAMS = ("ring", "ulysses")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from flashsim.devices.device import LinkError
 from flashsim.devices.engines import Nccl
+from flashsim.machine.device import LinkError
 
 
 class Captured:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flashsim.devices.device import Link
 from flashsim.devices.engines import Torch, together
 from flashsim.devices.share import Share
 from flashsim.gpu.compiling import import_cupy
+from flashsim.machine.device import Link
 
 
 class Links:

@@ -12,7 +12,7 @@ import numpy as np
 from flashsim.learn.examples.text import CHAPTER, paragraph, table, tiny, wrapped
 from flashsim.problem.inputs import Array
 from flashsim.reference import error_bound, rounding
-from flashsim.run.api import forward
+from flashsim.simulate.api import forward
 
 N, D, SEED = 128, 32, 0
 TILINGS = ((128, 128), (32, 32), (64, 16), (16, 64))

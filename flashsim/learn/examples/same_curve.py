@@ -21,7 +21,7 @@ from flashsim.algorithms.softmax_rows import whole_rows_backward
 from flashsim.learn.examples.text import fixed, paragraph, table, tiny
 from flashsim.learn.examples.transformer import CONTEXT, HEADS, LAYERS, WIDTH, Adam, Attend, Back, initial, loss_and_gradients
 from flashsim.problem.inputs import Array
-from flashsim.run.api import backward, forward
+from flashsim.simulate.api import backward, forward
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.jobs import in_any_order
 from flashsim.tracing.planting import planted

@@ -6,7 +6,7 @@ from flashsim.learn.exercises.judging import WHOLE, explained, is_whole, pair
 from flashsim.learn.exercises.work import Work, Wrong
 from flashsim.machine.memory import SramOverflow
 from flashsim.problem.arguments import shown
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 
 NUMBER, TITLE = 11, "choose blocks for this M"
 TEXT = '''

@@ -2,7 +2,7 @@
 
 from flashsim.learn.exercises.judging import expect_count, pair
 from flashsim.learn.exercises.work import Work
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 
 NUMBER, TITLE = 12, "count by hand"
 TEXT = '''

@@ -14,7 +14,7 @@ from flashsim.learn.exercises.work import Work
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Blocks
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 
 NUMBER, TITLE = 5, "Algorithm 1, lines 9 to 13"
 RIGHT = "flash_basic"

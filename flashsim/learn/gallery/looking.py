@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.run.api import Tally, count
+from flashsim.simulate.api import Tally, count
 from flashsim.tracing import Step, Trace
 
 MOVES = {"read": "load", "write": "store", "initialize": "init"}

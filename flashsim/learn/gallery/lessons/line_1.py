@@ -1,7 +1,7 @@
 """Algorithm 1’s own block sizes fill M, and leave no room for S, ℓ and m."""
 
 from flashsim.learn.gallery.looking import first
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Line 1’s blocks, and M", 35

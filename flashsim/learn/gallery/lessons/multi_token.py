@@ -4,7 +4,7 @@ import numpy as np
 
 import flashsim
 from flashsim.learn.gallery.looking import first, moved
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "Several tokens at once", 81

@@ -6,7 +6,7 @@ import numpy as np
 
 import flashsim
 from flashsim.learn.gallery.looking import every, first, moved, pair, short, value
-from flashsim.run.api import count
+from flashsim.simulate.api import count
 from flashsim.tracing import Trace
 
 TITLE, ORDER = "A sink: weight that goes nowhere", 57

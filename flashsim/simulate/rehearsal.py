@@ -21,15 +21,17 @@ from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.machine.memory import Event, MemoryModelError, NotOnChip
 from flashsim.masks.rules import All, Bools, Causal, Head, Mask
 from flashsim.problem.inputs import Array, check_inputs
-from flashsim.problem.matrices import kind_of
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
-from flashsim.run.gather import gather_gradients
-from flashsim.run.launch import Cost, Outcome, finished, launch, launch_all, returned_nan, stacked
-from flashsim.run.least import least_accesses, moved_too_little
-from flashsim.run.plan import Plan, backward_plan, plan_of
-from flashsim.run.results import Run
-from flashsim.run.shadow import shadow_of
+from flashsim.simulate.attention import AttentionPlan
+from flashsim.simulate.least import least_accesses, moved_too_little
+from flashsim.simulate.outcome import Cost, Outcome
+from flashsim.simulate.pipeline import run_launch, simulate
+from flashsim.simulate.planning import backward_plan, plan_of
+from flashsim.simulate.results import Run
+from flashsim.simulate.shadow import shadow_of
+from flashsim.simulate.stacking import finished, returned_nan, stacked
+from flashsim.simulate.sums import gather_gradients
 
 LARGEST = 2**22
 """Up to how many pairs of query and key an algorithm that fails on small sizes is run at its own."""
@@ -56,13 +58,13 @@ class _Axis:
         return cls(T if T < 3 else 3 + (T + 1) % 2, N % B != 0)
 
 
-def rehearse(algorithm: Algorithm, plan: Plan) -> str:
+def rehearse(algorithm: Algorithm, plan: AttentionPlan) -> str:
     """Run a user's forward pass on small numbers; return which pairs it computes, `ATTENTION` or `SOME_PAIRS`.
 
     Raises MemoryModelError for what `forward` refuses, and where O is not naive attention. What it has passed once is not run
     again, as long as its code and what its closure holds are the same.
     """
-    if not is_own(algorithm) and not is_own(plan.algorithm):
+    if not is_own(algorithm) and not is_own(plan.program):
         return ATTENTION
     key = _key(algorithm, plan)
     if key not in _verdicts:
@@ -70,20 +72,21 @@ def rehearse(algorithm: Algorithm, plan: Plan) -> str:
     return _verdicts[key]
 
 
-def check_on_shapes(plan: Plan) -> None:
+def check_on_shapes(plan: AttentionPlan) -> None:
     """Raise NotOnChip where a user's algorithm uses what an ended turn computed, as a count on a small problem's shapes shows.
 
     There a tile has no numbers that could be kept, wherever the algorithm puts it. An algorithm that cannot be counted, as its
     numbers decide where it goes on, is not refused. Each is counted once, as `rehearse` runs each once.
     """
-    key = _key(plan.algorithm, plan)
+    key = _key(plan.program, plan)
     if key in _passed_on_shapes:
         return
     shape, blocks = next(_problems(plan), (plan.shape, plan.blocks))
     policy = Fixed(blocks.B_r, blocks.B_c, enforced=False)
     try:
         problem = _problem(plan, shape)
-        launch(plan_of(_shadow(plan.algorithm), problem, plan.options, policy, problem.mask, launch))
+        small = plan_of(_shadow(plan.program), problem, plan.options, policy, problem.mask)
+        run_launch(small, small.launch(()))
     except NotOnChip:
         raise
     except Exception:  # it cannot be counted, or not at small sizes; the run says what is wrong, if anything is
@@ -91,13 +94,13 @@ def check_on_shapes(plan: Plan) -> None:
     _passed_on_shapes.add(key)
 
 
-def _key(algorithm: Algorithm, plan: Plan) -> Any:
+def _key(algorithm: Algorithm, plan: AttentionPlan) -> Any:
     """Return what is the same for runs of which one rehearsal is enough."""
-    passes = _identity(algorithm.run), _identity(plan.algorithm.run)
+    passes = _identity(algorithm.run), _identity(plan.program.run)
     return passes, algorithm.name, _Likeness.of(plan), plan.problem.dtype, repr(plan.mask), repr(plan.options)
 
 
-def check_moved(plan: Plan, cost: Cost, O: Sequence[Array]) -> None:
+def check_moved(plan: AttentionPlan, cost: Cost, O: Sequence[Array]) -> None:
     """Raise MemoryModelError where a run moved less than any schedule can, and O is attention all the same.
 
     `O` is what the forward pass left, one matrix for each launch.
@@ -110,7 +113,7 @@ def check_moved(plan: Plan, cost: Cost, O: Sequence[Array]) -> None:
     raise moved_too_little(plan, accesses, peak, least)
 
 
-def check_counted(algorithm: Algorithm, plan: Plan, cost: Cost) -> None:
+def check_counted(algorithm: Algorithm, plan: AttentionPlan, cost: Cost) -> None:
     """Rehearse a pass that is counted, and compare the count, of one launch, with what no schedule moves less than.
 
     `algorithm` is its forward pass. Raises MemoryModelError.
@@ -122,15 +125,15 @@ def check_counted(algorithm: Algorithm, plan: Plan, cost: Cost) -> None:
         raise moved_too_little(plan, accesses, peak, least)
 
 
-def check_gradients(plan: Plan, cost: Cost) -> None:
+def check_gradients(plan: AttentionPlan, cost: Cost) -> None:
     """Raise MemoryModelError where a backward pass moved less than any schedule can."""
-    O = plan.operand("O", kind_of("O", plan.algorithm.matrices), (0,) * len(plan.leading), 0)
+    O = plan.values("O", (0,) * len(plan.leading), 0)
     check_moved(plan, cost, [O])
 
 
-def _is_attention(plan: Plan, head: Head, O: Array) -> bool:
+def _is_attention(plan: AttentionPlan, head: Head, O: Array) -> bool:
     """Return whether the O of one launch is attention over all pairs of its problem, about; False where any average is."""
-    placed = [plan.operand(name, kind_of(name, plan.algorithm.matrices), head, 0) for name in ("Q", "K", "V")]
+    placed = [plan.values(name, head, 0) for name in ("Q", "K", "V")]
     Q, K, V = (each.astype(np.float64) for each in placed)
     whole = None if isinstance(plan.row_mask, All) else plan.row_mask.whole(plan.shape, head)
     with np.errstate(all="ignore"):
@@ -141,7 +144,7 @@ def _is_attention(plan: Plan, head: Head, O: Array) -> bool:
 
 
 def _shadow(algorithm: Algorithm) -> Algorithm:
-    """Return a copy of the algorithm that prints nothing and stops in no debugger (`flashsim.run.shadow`)."""
+    """Return a copy of the algorithm that prints nothing and stops in no debugger (`flashsim.simulate.shadow`)."""
     return replace(algorithm, run=shadow_of(algorithm.run))
 
 
@@ -162,7 +165,7 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _verdict(algorithm: Algorithm, plan: Plan) -> str:
+def _verdict(algorithm: Algorithm, plan: AttentionPlan) -> str:
     failure: Exception | None = None
     is_of_plan = False
     for shape, blocks in _problems(plan):
@@ -188,7 +191,7 @@ class _Likeness:
     is_narrow: bool  # d < 4: the small problem keeps the widths
 
     @classmethod
-    def of(cls, plan: Plan) -> _Likeness:
+    def of(cls, plan: AttentionPlan) -> _Likeness:
         """Return what is to be like a plan."""
         shape, blocks = plan.shape, plan.blocks
         return cls(
@@ -205,7 +208,7 @@ def _order(a: int, b: int) -> int:
     return (a > b) - (a < b)
 
 
-def _problems(plan: Plan) -> Iterator[tuple[Shape, Blocks]]:
+def _problems(plan: AttentionPlan) -> Iterator[tuple[Shape, Blocks]]:
     """Yield a small problem like the plan's, then the plan's own, if that is not large."""
     likeness = _Likeness.of(plan)
     d, d_v = plan.shape.d, plan.shape.d_v
@@ -234,7 +237,7 @@ def _small(rows: _Axis, columns: _Axis, lengths: int, sizes: int) -> tuple[int, 
     return None
 
 
-def _run(algorithm: Algorithm, plan: Plan, shape: Shape, blocks: Blocks) -> str:
+def _run(algorithm: Algorithm, plan: AttentionPlan, shape: Shape, blocks: Blocks) -> str:
     """Run a problem of this shape, with random numbers. Raises MemoryModelError where O is not attention."""
     problem = _problem(plan, shape)
     rng = np.random.default_rng(SEED)
@@ -242,10 +245,8 @@ def _run(algorithm: Algorithm, plan: Plan, shape: Shape, blocks: Blocks) -> str:
     Q, K, V = (rng.normal(size=size).astype(plan.problem.dtype) for size in sizes)
     policy = Fixed(blocks.B_r, blocks.B_c, enforced=False)
     seen = _Seen(shape)
-    small = plan_of(
-        algorithm, problem, plan.options, policy, problem.mask, launch, given=check_inputs(Q, K, V), check_finite=True
-    )
-    outcome: Outcome = launch_all(small, [seen], None)
+    small = plan_of(algorithm, problem, plan.options, policy, problem.mask, given=check_inputs(Q, K, V), check_finite=True)
+    outcome: Outcome = simulate(small, [seen])
     O = stacked(small, "O", outcome.matrices["O"])
     if np.isnan(O).any():
         raise returned_nan(small, "O")
@@ -259,8 +260,8 @@ def _run(algorithm: Algorithm, plan: Plan, shape: Shape, blocks: Blocks) -> str:
         bound = error_bound(Q, K, V, scale=problem.scale, mask=mask, **rounding(algorithm, blocks))
         with np.errstate(all="ignore"):
             if (np.abs(O - attention(Q, K, V, scale=problem.scale, mask=mask)) <= bound).all():
-                if plan.algorithm.direction == "backward":
-                    _run_backward(_shadow(plan.algorithm), finished(small, outcome), mask)
+                if plan.program.direction == "backward":
+                    _run_backward(_shadow(plan.program), finished(small, outcome), mask)
                 return ATTENTION if mask is whole else SOME_PAIRS
     off = float(np.max(np.abs(O - attention(Q, K, V, scale=problem.scale, mask=whole))))
     raise MemoryModelError(
@@ -273,8 +274,8 @@ def _run(algorithm: Algorithm, plan: Plan, shape: Shape, blocks: Blocks) -> str:
 def _run_backward(algorithm: Algorithm, run: Run, mask: Bools | None) -> None:
     """Run a backward pass of a small run. Raises MemoryModelError where its gradients are not attention's."""
     dO = np.random.default_rng(SEED + 1).normal(size=run.O.shape).astype(run.O.dtype)
-    plan = backward_plan(algorithm, run, dO, None, None, None, None, False, launch)
-    result = gather_gradients(plan, launch_all(plan, (), None), ())
+    plan = backward_plan(algorithm, run, dO, None, None, None, None, False)
+    result = gather_gradients(plan, simulate(plan), ())
     inputs, scale = run.inputs, run.scale
     exact = gradients(inputs.Q, inputs.K, inputs.V, dO, scale=scale, mask=mask)
     rounded = backward_rounding(algorithm, run.blocks, result.blocks)
@@ -287,7 +288,7 @@ def _run_backward(algorithm: Algorithm, run: Run, mask: Bools | None) -> None:
             )
 
 
-def _problem(plan: Plan, shape: Shape) -> Problem:
+def _problem(plan: AttentionPlan, shape: Shape) -> Problem:
     mask: Mask = plan.problem.mask
     plain = mask.bias is None and not mask.scores and mask.sink is None and not mask.per_head
     if not plain or mask.dense(()) or mask.tree is not None:

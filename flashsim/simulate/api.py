@@ -1,28 +1,33 @@
-"""`forward`, `backward` and `count`: what users call. The steps behind them are in `flashsim.run`."""
+"""`forward`, `backward` and `count`: what users call. The steps behind them are in `flashsim.simulate`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any, Unpack
 
 from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
-from flashsim.algorithms.own import chosen, forward_of, is_own
+from flashsim.algorithms.own import chosen, forward_of
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer, SramOverflow
 from flashsim.problem.arguments import check_callback, check_flag, check_observers
 from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned, turning
 from flashsim.problem.options import NoOptions, Options, check_how, check_options
-from flashsim.run.gather import gather_gradients, gather_tally
-from flashsim.run.launch import Cost, OnHead, finished, launch, launch_all
-from flashsim.run.plan import backward_plan, check_sizing, count_plan, forward_plan, note_blocks_of_both
-from flashsim.run.results import Gradients as Gradients
-from flashsim.run.results import Run as Run
-from flashsim.run.results import Tally as Tally
-from flashsim.run.results import check_run
+from flashsim.simulate.attention import AttentionPlan
+from flashsim.simulate.pipeline import OnLaunch, simulate
+from flashsim.simulate.planning import backward_plan, check_sizing, count_plan, forward_plan, note_blocks_of_both
+from flashsim.simulate.results import Gradients as Gradients
+from flashsim.simulate.results import Run as Run
+from flashsim.simulate.results import Tally as Tally
+from flashsim.simulate.results import check_run
+from flashsim.simulate.stacking import finished
+from flashsim.simulate.sums import gather_gradients, gather_tally
 from flashsim.support.sizes import Size
+
+OnHead = Callable[[int, int], None]
 
 
 def forward(
@@ -75,14 +80,14 @@ def forward(
     algorithm, policy = chosen(name, "forward"), check_sizing(sizing, blocks, enforce)
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
     planned = partial(
-        forward_plan, algorithm, _own(forward, algorithm, options), policy, check_flag("check_finite", check_finite), launch,
+        forward_plan, algorithm, _own(forward, algorithm, options), policy, check_flag("check_finite", check_finite),
         M=M, scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
     )  # fmt: skip
     plan = planned(Q, K, V) if check_layout(layout) == HEADS_FIRST else turning(layout, planned, Q, K, V)
-    outcome = launch_all(plan, observers, on_head)
+    outcome = simulate(plan, observers, _per_head(plan, on_head))
     run = finished(plan, outcome)
-    if is_own(algorithm) and outcome.matrices:
-        from flashsim.run.rehearsal import check_moved, check_on_shapes
+    if plan.is_user_defined and outcome.cost:
+        from flashsim.simulate.rehearsal import check_moved, check_on_shapes
 
         check_moved(plan, outcome.cost, outcome.matrices["O"])
         check_on_shapes(plan)
@@ -116,15 +121,15 @@ def backward(
     algorithm = chosen(name, "backward")
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
     run = check_run(algorithm, run)
-    plan = backward_plan(algorithm, run, dO, M, sizing, blocks, enforce, check_finite, launch)
+    plan = backward_plan(algorithm, run, dO, M, sizing, blocks, enforce, check_finite)
     try:
-        outcome = launch_all(plan, observers, on_head)
+        outcome = simulate(plan, observers, _per_head(plan, on_head))
     except SramOverflow as error:
-        note_blocks_of_both(plan, launch, error)
+        note_blocks_of_both(plan, error)
         raise
     found = gather_gradients(plan, outcome, observers)
-    if is_own(algorithm) and outcome.matrices:
-        from flashsim.run.rehearsal import check_gradients
+    if plan.is_user_defined and outcome.cost:
+        from flashsim.simulate.rehearsal import check_gradients
 
         check_gradients(plan, outcome.cost)
     by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
@@ -152,13 +157,21 @@ def count(
         problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask,
         dropout_p=dropout_p, gqa=gqa,
     )  # fmt: skip
-    plan = count_plan(algorithm, before, problem, _own(count, before, options), check_sizing(sizing, blocks, enforce), launch)
-    hbm, sram, _ = launch(plan, observers=observers)
-    if is_own(algorithm):
-        from flashsim.run.rehearsal import check_counted
+    plan = count_plan(algorithm, before, problem, _own(count, before, options), check_sizing(sizing, blocks, enforce))
+    outcome = simulate(plan, observers)
+    if plan.is_user_defined and outcome.cost:
+        from flashsim.simulate.rehearsal import check_counted
 
-        check_counted(before, plan, Cost(hbm.traffic, sram.peak))
-    return gather_tally(plan, problem.heads, hbm, sram, observers)
+        check_counted(before, plan, outcome.cost)
+    return gather_tally(plan, problem.heads, outcome, observers)
+
+
+def _per_head(plan: AttentionPlan, on_head: OnHead | None) -> OnLaunch | None:
+    """Return what `simulate` calls after each launch, so that `on_head` learns how many there are in all."""
+    if on_head is None:
+        return None
+    launches = prod(plan.leading)
+    return lambda number: on_head(number, launches)
 
 
 def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> Mapping[str, Any]:

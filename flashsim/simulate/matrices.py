@@ -1,4 +1,4 @@
-"""The same four steps for a `Program`, whose operands are not Q, K, V: check, choose blocks, launch, gather.
+"""A program on matrices of given sizes, as a plan; and the functions that run and count it.
 
 run_program(program, {"X": X, "Z": Z, "V": V}, …)     results by name, and what they cost
 count_program(program, {"N": 1000, …}, …)             what it costs, on shapes alone
@@ -7,19 +7,17 @@ count_program(program, {"N": 1000, …}, …)             what it costs, on shap
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from flashsim.algorithms.blocks import most_rows
 from flashsim.algorithms.program import Program
-from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
+from flashsim.machine.memory import HBM, SRAM, Observer, SramOverflow
 from flashsim.machine.source import PACKAGE, file_of, is_of_package
-from flashsim.machine.traffic import Flops
-from flashsim.machine.turns import Watch, count_alike
+from flashsim.machine.traffic import Flops, Occupancy
 from flashsim.problem.arguments import (
     check_array,
     check_block_sizes,
@@ -31,17 +29,18 @@ from flashsim.problem.arguments import (
 )
 from flashsim.problem.inputs import FLOATS, Array, check_arrays, check_M, check_matrix, chip_dtype, float_dtype, largest
 from flashsim.problem.shapes import Sizes
-from flashsim.run.following import followed
-from flashsim.run.results import Costs
-from flashsim.support.blas import one_blas_thread
+from flashsim.simulate.outcome import Outcome
+from flashsim.simulate.pipeline import simulate
+from flashsim.simulate.plan import Launch, Operand, Plan
+from flashsim.simulate.results import Costs
 from flashsim.support.sizes import Size
 
 SIZINGS = ("fit", "paper")
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A program, what it is run on, and how: all that is known of a run before it is done.
+@dataclass(frozen=True, kw_only=True)
+class MatrixPlan(Plan):
+    """A program on matrices of given sizes.
 
     given    operands by name; for counting, only those that tell it where to go on ("index")
     """
@@ -50,36 +49,27 @@ class Launch:
     given: Mapping[str, Array]
     sizes: Sizes
     blocks: Sizes
-    M: int
-    enforced: bool
-    dtype: np.dtype[Any]
     options: Mapping[str, Any]
-    arithmetic: bool
 
-    def run(self, observers: Sequence[Observer] = ()) -> tuple[HBM, SRAM]:
-        """Run it; return its memory. Raises MemoryModelError where it returned other matrices than its record says."""
-        if self.arithmetic or is_of_package(self.program.run):
-            return self._run(None, observers)
-        return count_alike(self._run, observers)
-
-    def _run(self, watch: Watch | None, observers: Sequence[Observer]) -> tuple[HBM, SRAM]:
-        hbm = HBM(arithmetic=self.arithmetic)
-        chip = chip_dtype(self.dtype)
-        sram = SRAM(hbm, self.M, enforced=self.enforced, dtype=chip, observers=observers, fold=watch is None, watch=watch)
-        placed = []
+    def launches(self, outcome: Outcome) -> Iterator[Launch]:
+        """Yield the one launch."""
+        operands = []
         for name, kind in self.program.operands.items():
             values = self.given.get(name, kind.shape(self.sizes))
-            placed.append(hbm.place(name, values, kind.dtype(self.dtype), index=kind.type == "index"))
-        with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            run = followed(self.program.run, sram)
-            if watch is not None:
-                run = partial(watch.call, run)
-            result = run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
-        found = result if isinstance(result, tuple) else (result,)
-        shapes = {name: kind.shape(self.sizes) for name, kind in self.program.returns.items()}
-        if [(m.name, m.shape) if isinstance(m, Matrix) and hbm.holds(m) else None for m in found] != [*shapes.items()]:
-            raise MemoryModelError(f"{self.program.name!r} returned {shown(found)}; expected matrices in HBM, {shapes}")
-        return hbm, sram
+            operands.append(Operand(name, values, kind.dtype(self.dtype), index=kind.type == "index"))
+        yield Launch(
+            operands=operands,
+            arguments=self._arguments,
+            returns=[tuple(self.program.returns)],
+            folds=not self.is_user_defined or self.arithmetic,
+        )
+
+    def _arguments(self, hbm: HBM, sram: SRAM) -> list[Any]:
+        return [self.blocks, *(self.options[name] for name in self.program.options)]
+
+    def shape_of(self, name: str) -> tuple[int, int]:
+        """Return the shape of a result."""
+        return self.program.returns[name].shape(self.sizes)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -87,16 +77,16 @@ class ProgramCosts(Costs):
     """What a count and a run of a program have in common: `hbm`, accesses by array; `sram`, peak and capacity; `blocks`."""
 
     blocks: Sizes
-    launch: Launch
+    plan: MatrixPlan
 
     @property
     def sizes(self) -> Sizes:
         """The lengths, by symbol."""
-        return self.launch.sizes
+        return self.plan.sizes
 
     def _asked(self) -> dict[str, Any]:
-        options = {name: shown(value) for name, value in self.launch.options.items()}
-        return {"sizes": dict(self.sizes), "dtype": self.launch.dtype.name, "options": options}
+        options = {name: shown(value) for name, value in self.plan.options.items()}
+        return {"sizes": dict(self.sizes), "dtype": self.plan.dtype.name, "options": options}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -142,8 +132,8 @@ def run_program(
     Raises ValueError for operands that do not fit together, are not finite, or overflow; SramOverflow.
     """
     given, sizes, dtype = check_operands(program, operands)
-    launch = _launch(program, given, sizes, dtype, M, blocks, sizing, enforce, options or {}, arithmetic=True)
-    return _gathered(launch, *launch.run(check_observers(observers)))
+    plan = _plan(program, given, sizes, dtype, M, blocks, sizing, enforce, options or {}, arithmetic=True)
+    return _gathered(plan, simulate(plan, check_observers(observers)))
 
 
 def count_program(
@@ -160,9 +150,9 @@ def count_program(
     followed = [name for name, kind in program.operands.items() if kind.type == "index"]
     if set(given) != set(followed):
         raise ValueError(f"index holds {', '.join(given) or 'none'}; expected {', '.join(followed) or 'none'}")
-    launch = _launch(program, given, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
-    hbm, sram = launch.run(check_observers(observers))
-    return ProgramTally(**_cost(launch, hbm, sram), flops=sram.flops)
+    plan = _plan(program, given, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
+    outcome = simulate(plan, check_observers(observers))
+    return ProgramTally(**_cost(plan, outcome), flops=outcome.total.flops)
 
 
 def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[str, Array], Sizes, np.dtype[Any]]:
@@ -190,37 +180,40 @@ def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[
     return arrays, Sizes(**lengths), arrays[numbers[0]].dtype
 
 
-def _launch(
+def _plan(
     program: Program, given: Mapping[str, Array], sizes: Sizes, dtype: np.dtype[Any], M: Any, blocks: Any, sizing: Any,
     enforce: Any, options: Mapping[str, Any], *, arithmetic: bool,
-) -> Launch:  # fmt: skip
+) -> MatrixPlan:  # fmt: skip
     if set(options) != set(program.options):
         raise ValueError(f"options are {', '.join(options) or 'none'}; expected {', '.join(program.options) or 'none'}")
     size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program.blocks, blocks)
     if not is_one_of(sizing, SIZINGS):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")
     enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
-    launch = Launch(program, given, sizes, Sizes(), size, enforced, dtype, options, arithmetic)
+    plan = MatrixPlan(
+        program=program, M=size, enforced=enforced, dtype=dtype, arithmetic=arithmetic,
+        is_user_defined=not is_of_package(program.run), given=given, sizes=sizes, blocks=Sizes(), options=options,
+    )  # fmt: skip
 
     def of(values: Sequence[int]) -> Sizes:
         return sizes.clipped(program.blocks, values)
 
     if fixed is not None:
-        return replace(launch, blocks=of(fixed))
+        return replace(plan, blocks=of(fixed))
     if program.line_1 is None or program.rows is None:
         raise ValueError(f"blocks is None; expected {', '.join(program.blocks)}, as {program.name!r} has no line 1")
     line_1 = program.line_1
     if sizing == "paper":
-        return replace(launch, blocks=of(line_1(program.rows(size, sizes), sizes)))
+        return replace(plan, blocks=of(line_1(program.rows(size, sizes), sizes)))
 
     peak = _peak_of(program)
 
     def fits(rows: int, M: int) -> bool:
         blocks = of(line_1(rows, sizes))
-        return _fits_by_trial(launch, blocks, M) if peak is None else peak(sizes, blocks, options) <= M
+        return _fits_by_trial(plan, blocks, M) if peak is None else peak(sizes, blocks, options) <= M
 
     longest = max(sizes[symbol] for symbol in program.blocks.values())
-    return replace(launch, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes)))
+    return replace(plan, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes)))
 
 
 def _peak_of(program: Program) -> Callable[[Sizes, Sizes, Mapping[str, Any]], int] | None:
@@ -233,31 +226,32 @@ def _peak_of(program: Program) -> Callable[[Sizes, Sizes, Mapping[str, Any]], in
     return program_forms()[program.name].peak
 
 
-def _fits_by_trial(launch: Launch, blocks: Sizes, M: int) -> bool:
+def _fits_by_trial(plan: MatrixPlan, blocks: Sizes, M: int) -> bool:
     """Say whether a run with these blocks stays within M, by running the program's shadow on shapes."""
-    from flashsim.run.shadow import shadow_of
+    from flashsim.simulate.shadow import shadow_of
 
-    shadow = replace(launch.program, run=shadow_of(launch.program.run))
+    shadow = replace(plan.program, run=shadow_of(plan.program.run))
     try:
-        replace(launch, program=shadow, blocks=blocks, M=M, enforced=True, arithmetic=False).run()
+        simulate(replace(plan, program=shadow, blocks=blocks, M=M, enforced=True, arithmetic=False))
     except SramOverflow:
         return False
     return True
 
 
-def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
+def _gathered(plan: MatrixPlan, outcome: Outcome) -> ProgramRun:
     """Return the finished run. Raises ValueError where finite operands overflowed a result's type."""
-    program, results = launch.program, {}
+    program, results = plan.program, {}
     numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
     for name, kind in program.returns.items():
-        found = np.array(hbm.peek(name))
-        bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))
+        result = np.array(outcome.matrices[name][0])
+        bad = np.isnan(result) | (np.isposinf(result) if name in program.logs else np.isinf(result))
         if bad.any():
-            said = f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}"
-            raise ValueError(f"{said}. Scale {' and '.join(numbers)} down, or use a wider dtype")
-        results[name] = found[:, 0] if kind.columns == "1" else found
-    return ProgramRun(**_cost(launch, hbm, sram), results=results)
+            overflow = f"{name} overflows {result.dtype}, which ends at {largest(result.dtype):.3g}"
+            raise ValueError(f"{overflow}. Scale {' and '.join(numbers)} down, or use a wider dtype")
+        results[name] = result[:, 0] if kind.columns == "1" else result
+    return ProgramRun(**_cost(plan, outcome), results=results)
 
 
-def _cost(launch: Launch, hbm: HBM, sram: SRAM) -> dict[str, Any]:
-    return {"algorithm": launch.program.name, "hbm": hbm.traffic, "sram": sram.use, "blocks": launch.blocks, "launch": launch}
+def _cost(plan: MatrixPlan, outcome: Outcome) -> dict[str, Any]:
+    use = Occupancy(outcome.total.peak, plan.M, plan.enforced)
+    return {"algorithm": plan.program.name, "hbm": outcome.total.traffic, "sram": use, "blocks": plan.blocks, "plan": plan}

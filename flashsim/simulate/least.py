@@ -16,7 +16,7 @@ from flashsim.machine.memory import MemoryModelError
 from flashsim.masks.allowed import LONGEST, allowed_pairs
 from flashsim.masks.rules import Head
 from flashsim.problem.arguments import check_tiles
-from flashsim.run.plan import Plan
+from flashsim.simulate.attention import AttentionPlan
 from flashsim.theory.certificate import most_terms
 from flashsim.theory.lower import Phases, lower_bound
 from flashsim.theory.lower_backward import lower_bound_backward
@@ -29,7 +29,7 @@ Pairs = tuple[int, int, int]
 """How many pairs of query and key there are, and how many queries and keys have any."""
 
 
-def least_accesses(plan: Plan, accesses: int, peak: int, heads: Sequence[Head]) -> int | None:
+def least_accesses(plan: AttentionPlan, accesses: int, peak: int, heads: Sequence[Head]) -> int | None:
     """Return what no schedule moves less than, one launch for each of `heads`, if that is more than `accesses`; else None."""
     if plan.problem.dropout_p or not heads:
         return None
@@ -42,24 +42,24 @@ def least_accesses(plan: Plan, accesses: int, peak: int, heads: Sequence[Head]) 
     times = len(heads) if same else 1
     if accesses >= FAR * times * sum(_quick_bound(plan, M, *each) for each in pairs):
         return None
-    least = times * sum(_bound(plan.algorithm.direction, _sizes(plan), M, each) for each in pairs)
+    least = times * sum(_bound(plan.program.direction, _sizes(plan), M, each) for each in pairs)
     return least if accesses < least else None
 
 
-def moved_too_little(plan: Plan, accesses: int, peak: int, least: int) -> MemoryModelError:
+def moved_too_little(plan: AttentionPlan, accesses: int, peak: int, least: int) -> MemoryModelError:
     """Return the error for an algorithm that computes attention with fewer accesses than any schedule makes."""
     return MemoryModelError(
-        f"{plan.algorithm.name!r} ({plan.algorithm.title}) makes {accesses:,} accesses, and no schedule makes fewer than "
+        f"{plan.program.name!r} ({plan.program.title}) makes {accesses:,} accesses, and no schedule makes fewer than "
         f"{least:,} at this problem, with M = {_capacity(plan, peak):,} elements on chip: numbers reached the chip by a way that "
         "is not counted, such as a global, a closure, or a copy that outlived its turn"
     )
 
 
-def _capacity(plan: Plan, peak: int) -> int:
-    return plan.problem.M if plan.sizing.enforced else max(plan.problem.M, _rounded_up(peak))
+def _capacity(plan: AttentionPlan, peak: int) -> int:
+    return plan.M if plan.enforced else max(plan.M, _rounded_up(peak))
 
 
-def _sizes(plan: Plan) -> Sizes:
+def _sizes(plan: AttentionPlan) -> Sizes:
     shape = plan.shape
     return shape.N_q, shape.N_k, shape.d, shape.d_v
 
@@ -70,7 +70,7 @@ def _rounded_up(peak: int) -> int:
     return -(-peak // step) * step
 
 
-def _pairs(plan: Plan, head: Head) -> Pairs:
+def _pairs(plan: AttentionPlan, head: Head) -> Pairs:
     """Return the pairs of one launch. Raises ValueError where they are too many to look at."""
     rule, shape, tiles = plan.row_mask, plan.shape, plan.options.get("block_mask")
     if tiles is None or isinstance(tiles, str):
@@ -82,10 +82,10 @@ def _pairs(plan: Plan, head: Head) -> Pairs:
     return int(allowed.sum()), int(allowed.any(1).sum()), int(allowed.any(0).sum())
 
 
-def _quick_bound(plan: Plan, M: int, pairs: int, queries: int, keys: int) -> int:
+def _quick_bound(plan: AttentionPlan, M: int, pairs: int, queries: int, keys: int) -> int:
     """Return what is read and written once at least; forward, also what the theorem says of a few phases."""
     N_q, N_k, d, d_v = _sizes(plan)
-    if plan.algorithm.direction == "backward":
+    if plan.program.direction == "backward":
         return (queries + keys) * (d + d_v) + N_q * d + N_k * (d + d_v)
     best = queries * d + keys * (d + d_v) + N_q * d_v
     for Y in (M + M // 4 + 1, M + M // 2 + 1, 2 * M, 3 * M):

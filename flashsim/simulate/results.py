@@ -14,7 +14,7 @@ from flashsim.machine.traffic import Flops, Occupancy, Traffic
 from flashsim.problem.arguments import shown
 from flashsim.problem.inputs import HEADS_FIRST, Array, Inputs
 from flashsim.problem.shapes import Blocks
-from flashsim.run.plan import Plan
+from flashsim.simulate.attention import AttentionPlan
 from flashsim.support.exporting import ByArray
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ class Tally(Costs):
 class Finished(Costs):
     """A finished pass: what it cost, as in `Tally`.
 
-    plan   what was asked, and how it was run: with the algorithm's record, `plan.algorithm`
+    plan   what was asked, and how it was run: with the algorithm's record, `plan.program`
     """
 
     blocks: Blocks
-    plan: Plan
+    plan: AttentionPlan
 
     @property
     def sizing(self) -> str:
@@ -98,7 +98,7 @@ class Finished(Costs):
     def _asked(self) -> dict[str, Any]:
         plan, problem, plain = self.plan, self.plan.problem, bool | int | float | str | None
         return {
-            "direction": plan.algorithm.direction, **asdict(problem.shape), "leading": list(problem.leading),
+            "direction": plan.program.direction, **asdict(problem.shape), "leading": list(problem.leading),
             "kv_heads": problem.heads // problem.group, "dtype": problem.dtype.name, "scale": problem.scale,
             "mask": repr(plan.mask), "dropout_p": problem.dropout_p, "seed": problem.seed, "gqa": problem.gqa,
             "options": {name: v if isinstance(v, plain) else shown(v) for name, v in plan.options.items()},

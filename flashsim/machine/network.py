@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from flashsim.devices.device import Device, LinkError, Ticket, said
+from flashsim.machine.device import Device, LinkError, Ticket, said
 from flashsim.machine.memory import HBM, SRAM, Block, Observer, Tile
 from flashsim.machine.source import Site
 
@@ -54,9 +54,15 @@ class Network:
     """
 
     def __init__(
-        self, P: int, M: int, *,
-        dtype: Any = np.float64, enforced: bool = True, arithmetic: bool = True,
-        observers: Sequence[Sequence[Observer]] = (), fold: bool = False,
+        self,
+        P: int,
+        M: int,
+        *,
+        dtype: Any = np.float64,
+        enforced: bool = True,
+        arithmetic: bool = True,
+        observers: Sequence[Sequence[Observer]] = (),
+        fold: bool = False,
     ) -> None:
         self._turn, self._changed = 0, Condition()
         self._error: BaseException | None = None

@@ -1,0 +1,96 @@
+"""What `simulate` runs: a plan, which lists its launches. There is a kind of plan for each kind of problem.
+
+    AttentionPlan   attention with heads, a mask, dropout          flashsim.simulate.attention
+    MatrixPlan      a program on matrices of given sizes           flashsim.simulate.matrices
+    BatchPlan       a ragged batch                                 flashsim.serving.api
+    DevicesPlan     attention that is shared out over devices      flashsim.devices.api
+
+    PassPlan        what follows a backward pass: sums over heads  flashsim.simulate.sums
+
+A plan is data: a program, a problem with its operands, block sizes, and the memory to run in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.simulate.outcome import Outcome
+
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix that is in HBM when a launch begins: its numbers, or, to count, its shape.
+
+    index  whether it holds words that the program reads one by one, to know where to go on: it has them in a count, too
+    """
+
+    name: str
+    values: NDArray[Any] | Shape
+    dtype: np.dtype[Any]
+    index: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One call of a program's function: run(memory, *first, *operands, *arguments).
+
+    operands   what is placed in HBM
+    takes      the names of those that the function takes, in order; None: all of them
+    first      what it takes before its operands
+    arguments  return what it takes behind its operands. Some of it, such as a mask, works on the launch's own memory
+    returns    the names of the matrices that it returns; more than one list where it has a choice; (): not known
+    folds      whether turns of a loop that are known to cost alike are counted at once
+    key        which of `Outcome.sums` it adds to
+    """
+
+    operands: Sequence[Operand]
+    arguments: Callable[[HBM, SRAM], Sequence[Any]]
+    takes: Sequence[str] | None = None
+    first: Sequence[Any] = ()
+    returns: Sequence[tuple[str, ...]] = ()
+    folds: bool = False
+    key: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A program on a problem: all that is known before the run. Each kind of problem has a kind of plan, which adds to this.
+
+    program     the record of what runs: `name`, `title`, and the function, `run`
+    M           SRAM's size in elements
+    enforced    whether to exceed M is an error
+    dtype       the type of the inputs. On chip, numbers of 16 bits are of 32
+    arithmetic  whether there are numbers; otherwise the run only counts, on shapes
+    is_user_defined  whether the function is the user's own: nothing is known of its loops, and it may break rules
+    """
+
+    program: Any
+    M: int
+    enforced: bool = True
+    dtype: np.dtype[Any]
+    arithmetic: bool
+    is_user_defined: bool = False
+
+    side_by_side: ClassVar[bool] = False
+    """Whether launches run side by side, on devices that are joined by links; otherwise one after another."""
+
+    def launches(self, outcome: Outcome) -> Iterable[Launch]:
+        """Yield the launches, each on a memory of its own. `outcome` has what the launches before left."""
+        raise NotImplementedError
+
+    def shape_of(self, name: str) -> Shape | None:
+        """Return the shape of a matrix that a launch returns; None: not known."""
+        return None
+
+    def keep(self, outcome: Outcome, launch: Launch, hbm: HBM, returned: Sequence[Matrix]) -> None:
+        """Keep what a launch left in HBM: its results, and what comes after needs of it."""
+        if self.arithmetic:
+            outcome.add_matrices(hbm, [matrix.name for matrix in returned])
