@@ -12,7 +12,7 @@ from flashsim.algorithms import BACKWARD, FORWARD, PASSES
 from flashsim.algorithms.blocks import by_trial
 from flashsim.algorithms.record import OPERANDS, SERVICES, Algorithm, every_block
 from flashsim.machine.source import note_line
-from flashsim.problem.arguments import check_direction, is_one_of, shown
+from flashsim.problem.arguments import is_one_of, shown
 from flashsim.problem.options import Option
 
 SIGNATURE = "f(hbm, sram, Q, K, V, blocks)"
@@ -42,8 +42,8 @@ def chosen(what: Any, direction: str) -> Algorithm:
 
     Raises ValueError for anything else, and for a record or name of the other direction.
     """
-    passes: dict[str, Algorithm] = PASSES["forward" if check_direction(direction) == "forward" else "backward"]
-    if is_one_of(what, passes):
+    passes: dict[str, Algorithm] = BACKWARD if direction == "backward" else FORWARD
+    if isinstance(what, str) and what in passes:
         return passes[what]
     if isinstance(what, Algorithm):
         if direction == "backward" and what.direction == "forward" and is_own(what):

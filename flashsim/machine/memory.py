@@ -115,15 +115,19 @@ for _attribute in {*dir(np.ndarray)} - {*dir(_InHBM)}:  # a __getattr__ would ma
         setattr(_InHBM, _attribute, property(_InHBM._refuse))
 
 
+@dataclass(slots=True, eq=False)
 class _Storage:
     """One array in HBM with its counters. `values` is None in counting-only mode; `words` are those of an index array."""
 
-    __slots__ = ("dtype", "init_writes", "name", "reads", "role", "shape", "values", "words", "writes")
-
-    def __init__(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any], role: Role, values: Tile | None) -> None:
-        self.name, self.shape, self.dtype, self.role, self.values = name, shape, dtype, role, values
-        self.words: NDArray[np.uint32] | None = None
-        self.reads = self.writes = self.init_writes = 0
+    name: str
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    role: Role
+    values: Tile | None
+    words: NDArray[np.uint32] | None = None
+    reads: int = 0
+    writes: int = 0
+    init_writes: int = 0
 
 
 class Block(_InHBM):
@@ -338,7 +342,7 @@ class HBM:
         An algorithm that has loaded something places no numbers any more, as that would be a write that is not counted; a table
         it may, whose words are numbers of rows or blocks. Raises MemoryModelError otherwise.
         """
-        if self._is_in_algorithm(sys._getframe(1)):
+        if self._chip is not None and self._is_in_algorithm(sys._getframe(1)):
             self._check_placed(name, values, index)
         if index:
             return self._place_words(name, values, dtype, role)

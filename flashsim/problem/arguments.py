@@ -155,9 +155,9 @@ def is_one_of(value: Any, known: Collection[str]) -> TypeGuard[str]:
 
 def check_choice(name: str, value: Any, known: Collection[str]) -> str:
     """Return one of the known names."""
-    if not is_one_of(value, known):
-        raise ValueError(f"{name} is {shown(value)}; expected {' or '.join(map(repr, known))}")
-    return value
+    if isinstance(value, str) and value in known:
+        return value
+    raise ValueError(f"{name} is {shown(value)}; expected {' or '.join(map(repr, known))}")
 
 
 check_direction = partial(check_choice, "direction", known=DIRECTIONS)
@@ -165,7 +165,13 @@ check_gqa = partial(check_choice, "gqa", known=("separate", "grouped"))
 """The schedule of query heads that share a KV head."""
 check_merge = partial(check_choice, "merge", known=("sequence", "tree"))
 """The way to merge splits."""
-check_p = partial(check_number, "dropout_p", expected="a number in [0, 1)", fits=lambda p: 0 <= p < 1)
+
+
+def check_p(dropout_p: Any) -> float:
+    """Return the probability of dropping a weight."""
+    if type(dropout_p) is float and 0 <= dropout_p < 1:
+        return dropout_p
+    return check_number("dropout_p", dropout_p, "a number in [0, 1)", lambda p: 0 <= p < 1)
 
 
 def check_splits(splits: Any) -> int | None:
@@ -221,7 +227,10 @@ def check_block_sizes(names: Collection[str], blocks: Any) -> tuple[int, ...] | 
         values = ()
     if len(values) != len(names):
         raise ValueError(f"blocks is {shown(blocks)}; expected ({', '.join(names)})")
-    return tuple(check_count(f"blocks, {name},", v) for name, v in zip(names, values, strict=True))
+    sizes = []
+    for name, value in zip(names, values, strict=True):
+        sizes.append(check_count(f"blocks, {name},", value))
+    return tuple(sizes)
 
 
 check_blocks = cast("Callable[[Any], tuple[int, int] | None]", partial(check_block_sizes, ("B_r", "B_c")))
@@ -280,8 +289,9 @@ def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.boo
 def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
     """Return functions that are to be called with every event."""
     several = tuple(observers) if np.iterable(observers) else (None,)
-    if not all(_takes(function, 1) for function in several):
-        raise ValueError(f"observers is {shown(observers)}; expected a sequence of functions of an event")
+    for function in several:
+        if not _takes(function, 1):
+            raise ValueError(f"observers is {shown(observers)}; expected a sequence of functions of an event")
     return several
 
 

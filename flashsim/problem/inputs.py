@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flashsim.problem.arguments import broadcasts, check_array, check_booleans, check_choice, check_count, check_real, shown
+from flashsim.problem.arguments import (
+    LARGEST,
+    broadcasts,
+    check_array,
+    check_booleans,
+    check_choice,
+    check_count,
+    check_real,
+    shown,
+)
 from flashsim.problem.dlpack import bfloat16, innermost
 from flashsim.problem.shapes import Shape
 from flashsim.support.install import extra_with
@@ -33,26 +42,20 @@ ALIASES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "fl
 
 @dataclass(frozen=True)
 class Inputs:
-    """Q (..., H_q, N_q, d), K (..., H_kv, N_k, d) and V (..., H_kv, N_k, d_v) of one dtype, H_q a multiple of H_kv."""
+    """Q (..., H_q, N_q, d), K (..., H_kv, N_k, d) and V (..., H_kv, N_k, d_v) of one dtype, H_q a multiple of H_kv.
+
+    shape    one head's problem
+    leading  batch, query heads, …
+    group    how many query heads share a KV head, g = H_q / H_kv
+    """
 
     Q: Array
     K: Array
     V: Array
-
-    @property
-    def shape(self) -> Shape:
-        """One head's problem."""
-        return Shape(self.Q.shape[-2], self.K.shape[-2], self.Q.shape[-1], self.V.shape[-1])
-
-    @property
-    def leading(self) -> tuple[int, ...]:
-        """Batch, query heads, …"""
-        return self.Q.shape[:-2]
-
-    @property
-    def group(self) -> int:
-        """How many query heads share a KV head, g = H_q / H_kv."""
-        return self.Q.shape[-3] // self.K.shape[-3] if self.leading else 1
+    shape: Shape
+    leading: tuple[int, ...]
+    group: int
+    dtype: np.dtype[Any]
 
     def kv(self, head: tuple[int, ...]) -> tuple[int, ...]:
         """Return the index of the KV head that a query head shares: h // g."""
@@ -60,12 +63,7 @@ class Inputs:
 
     def copy(self) -> Inputs:
         """Return copies, which the caller cannot change afterwards."""
-        return Inputs(self.Q.copy(), self.K.copy(), self.V.copy())
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The inputs' common dtype."""
-        return self.Q.dtype
+        return replace(self, Q=self.Q.copy(), K=self.K.copy(), V=self.V.copy())
 
 
 def float_dtype(dtype: Any) -> np.dtype[Any]:
@@ -155,8 +153,12 @@ def said_heads_first(layout: str) -> Iterator[None]:
 
 def check_arrays(given: Mapping[str, Any]) -> dict[str, Array]:
     """Return arrays by name. Lists of numbers have the type of the first that is an array of floats, else float64."""
-    arrays = {name: check_array(name, value) for name, value in given.items()}
-    if all(isinstance(value, np.ndarray) for value in given.values()):
+    arrays = {}
+    only_arrays = True
+    for name, value in given.items():
+        arrays[name] = check_array(name, value)
+        only_arrays = only_arrays and isinstance(value, np.ndarray)
+    if only_arrays:
         return arrays
     first = {name: innermost(value) for name, value in given.items() if isinstance(value, list | tuple)}
     listed = {name for name, one in first.items() if type(one) in (int, float) and arrays[name].dtype.kind in "iuf"}
@@ -193,11 +195,13 @@ def check_inputs(Q: Any, K: Any, V: Any) -> Inputs:
             raise ValueError(f"{name} has shape {a.shape}; every axis must be at least 1")
         if a.dtype != arrays["Q"].dtype:
             raise ValueError(f"Q has dtype {arrays['Q'].dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
-    shapes = Q, K, V = [a.shape for a in arrays.values()]
-    fits = V[:-1] == K[:-1] and len(Q) == len(K) and Q[:-3] == K[:-3] and Q[-1] == K[-1]
-    if not (fits and (len(Q) == 2 or not Q[-3] % K[-3])):
-        raise ValueError(_misfit(*shapes))
-    return Inputs(**arrays)
+    of_Q, of_K, of_V = arrays["Q"].shape, arrays["K"].shape, arrays["V"].shape
+    fits = of_V[:-1] == of_K[:-1] and len(of_Q) == len(of_K) and of_Q[:-3] == of_K[:-3] and of_Q[-1] == of_K[-1]
+    if not (fits and (len(of_Q) == 2 or not of_Q[-3] % of_K[-3])):
+        raise ValueError(_misfit(of_Q, of_K, of_V))
+    shape = Shape(of_Q[-2], of_K[-2], of_Q[-1], of_V[-1])
+    group = of_Q[-3] // of_K[-3] if len(of_Q) > 2 else 1
+    return Inputs(arrays["Q"], arrays["K"], arrays["V"], shape, of_Q[:-2], group, arrays["Q"].dtype)
 
 
 def turning(layout: str, function: Callable[[Any, Any, Any], T], Q: Any, K: Any, V: Any) -> T:
@@ -313,10 +317,10 @@ def check_range(
     score, row, limit = abs(scale) * q * k + bias, max(q, abs(scale) * q), largest(chip)
     total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k / (1 - dropout_p)
     product, in_memory = 0.0 if folded else q * k, chip if stored is None else stored
-    fits = all(number < limit for number in (product, row, 2 * score, 4 * total)) and score < largest(in_memory)
+    fits = product < limit and row < limit and 2 * score < limit and 4 * total < limit and score < largest(in_memory)
     if not (fits and abs(scale) <= limit):
-        for name, array in vars(inputs).items():
-            _check_finite(name, array)
+        for name in ("Q", "K", "V"):
+            _check_finite(name, getattr(inputs, name))
         if not abs(scale) <= limit:
             raise ValueError(f"scale is {scale:.3g}; expected one that {chip.name} holds, which ends at {limit:.3g}")
         for said, most, type_ in (
@@ -344,8 +348,8 @@ def _longest_row(a: Array) -> float:
 
 def check_M(M: Any, itemsize: int) -> int:
     """Return SRAM's size in elements of that item size, given so (25_600, 1e5) or as text ("100KB"); by default 100 KB."""
-    if type(M) is int:
-        return check_count("M", M)
+    if type(M) is int and 1 <= M <= LARGEST:
+        return M
     if M is None:
         return DEFAULT_SRAM_BYTES // itemsize
     if isinstance(M, str):

@@ -13,7 +13,7 @@ from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer, SramOverflow
-from flashsim.problem.arguments import check_callback, check_flag, check_observers
+from flashsim.problem.arguments import check_callback, check_direction, check_flag, check_observers
 from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned, turning
 from flashsim.problem.options import NoOptions, Options, check_how, check_options
 from flashsim.simulate.attention import AttentionPlan
@@ -77,14 +77,17 @@ def forward(
     Raises ValueError for arguments that make no sense, TypeError for unknown ones, `SramOverflow` where an enforced M is
     exceeded.
     """
-    algorithm, policy = chosen(name, "forward"), check_sizing(sizing, blocks, enforce)
-    observers, on_head = check_observers(observers), check_callback("on_head", on_head)
+    algorithm = chosen(name, "forward")
+    policy = check_sizing(sizing, blocks, enforce)
+    observers = check_observers(observers)
+    on_head = check_callback("on_head", on_head)
+    own = _own(forward, algorithm, options) if options or algorithm.options else {}
     planned = partial(
-        forward_plan, algorithm, _own(forward, algorithm, options), policy, check_flag("check_finite", check_finite),
+        forward_plan, algorithm, own, policy, check_flag("check_finite", check_finite),
         M=M, scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
     )  # fmt: skip
     plan = planned(Q, K, V) if check_layout(layout) == HEADS_FIRST else turning(layout, planned, Q, K, V)
-    outcome = simulate(plan, observers, _per_head(plan, on_head))
+    outcome = simulate(plan, observers, None if on_head is None else _per_head(plan, on_head))
     run = finished(plan, outcome)
     if plan.is_user_defined and outcome.cost:
         from flashsim.simulate.rehearsal import check_moved, check_on_shapes
@@ -123,7 +126,7 @@ def backward(
     run = check_run(algorithm, run)
     plan = backward_plan(algorithm, run, dO, M, sizing, blocks, enforce, check_finite)
     try:
-        outcome = simulate(plan, observers, _per_head(plan, on_head))
+        outcome = simulate(plan, observers, None if on_head is None else _per_head(plan, on_head))
     except SramOverflow as error:
         note_blocks_of_both(plan, error)
         raise
@@ -151,13 +154,20 @@ def count(
     own. Counts are those of one head (or group) times their number, so a mask must be one head's. `dtype` matters for bytes
     and for the default M (100 KB); `direction` is "forward" or "backward". Other arguments and errors as in `forward`.
     """
-    algorithm, observers = chosen(name, direction), check_observers(observers)
+    algorithm = chosen(name, check_direction(direction))
+    observers = check_observers(observers)
     before = algorithm if direction == "forward" else forward_of(algorithm)
     problem = Problem.asked(
         problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal, mask=mask,
         dropout_p=dropout_p, gqa=gqa,
     )  # fmt: skip
-    plan = count_plan(algorithm, before, problem, _own(count, before, options), check_sizing(sizing, blocks, enforce))
+    plan = count_plan(
+        algorithm,
+        before,
+        problem,
+        _own(count, before, options) if options or before.options else options,
+        check_sizing(sizing, blocks, enforce),
+    )
     outcome = simulate(plan, observers)
     if plan.is_user_defined and outcome.cost:
         from flashsim.simulate.rehearsal import check_counted
@@ -166,16 +176,12 @@ def count(
     return gather_tally(plan, problem.heads, outcome, observers)
 
 
-def _per_head(plan: AttentionPlan, on_head: OnHead | None) -> OnLaunch | None:
+def _per_head(plan: AttentionPlan, on_head: OnHead) -> OnLaunch:
     """Return what `simulate` calls after each launch, so that `on_head` learns how many there are in all."""
-    if on_head is None:
-        return None
     launches = prod(plan.leading)
     return lambda number: on_head(number, launches)
 
 
 def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the algorithm's own options, checked."""
-    if not options and not algorithm.options:
-        return options
     return check_options(function, options, f"{algorithm.name!r} ({algorithm.title})", algorithm, FORWARD)

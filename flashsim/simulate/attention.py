@@ -20,13 +20,13 @@ from flashsim.masks.dropout import NoDropout, TileDropout
 from flashsim.masks.rules import All, Bools, Head, Mask
 from flashsim.problem.arguments import check_tiles, shown
 from flashsim.problem.inputs import Array, Inputs, chip_dtype
-from flashsim.problem.matrices import Kind, kind_of
+from flashsim.problem.matrices import KINDS, Kind, kind_of
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.simulate.interleaving import interleave
 from flashsim.simulate.live_tiles import CountedSplits, CountedTiles, LiveTiles, TileSplits
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.plan import Launch, Operand, Plan
-from flashsim.simulate.tile_masks import BiasGradient, HeadSink, NoBiasGradient, NoSink, PartialTileMask, TileMask
+from flashsim.simulate.tile_masks import BiasGradient, HeadSink, NoBiasGradient, NoMask, NoSink, PartialTileMask, TileMask
 
 MOST_RUN_ONE_BY_ONE = 2**22
 
@@ -69,11 +69,12 @@ class AttentionPlan(Plan):
     @property
     def needs(self) -> tuple[str, ...]:
         """The matrices in HBM at the beginning. Dropout's are P_dropped and Z for Algorithm 3, R for other backward passes."""
-        if not self.problem.dropout_p:
-            return tuple(name for name in self.program.operands if name != "P_dropped")
-        if self.program.direction == "forward":
-            return self.program.operands
-        return (*self.program.operands, "Z" if "P" in self.program.operands else "R")
+        operands = self.program.operands
+        if self.problem.dropout_p and self.program.direction == "backward":
+            return (*operands, "Z" if "P" in operands else "R")
+        if "P_dropped" in operands and not self.problem.dropout_p:
+            return tuple(name for name in operands if name != "P_dropped")
+        return operands
 
     @property
     def has_parts(self) -> bool:
@@ -102,35 +103,37 @@ class AttentionPlan(Plan):
 
     def launch(self, head: Head, number: int = 0, dB: Array | None = None, key: Head = ()) -> Launch:
         """Return the launch of `head`, the `number`th. `dB`: what heads before it made of the bias's gradient they share."""
-        band = self._band(head)
+        band = None if self.arithmetic or self.is_user_defined else self._band(head)
+        takes = self.program.operands
+        if "P_dropped" in takes and not self.problem.dropout_p:
+            takes = tuple("P" if name == "P_dropped" else name for name in takes)
         return Launch(
-            operands=[self._operand(name, head, number) for name in self.needs],
-            takes=[self._taken(name) for name in self.program.operands],
+            operands=self._operands(head, number),
+            takes=takes,
             arguments=_Arguments(self, head, number, dB, band),
             returns=(self.program.returns,) if self.program.returns else RETURNS,
             folds=band is not None,
             key=key,
         )
 
-    def _taken(self, name: str) -> str:
-        """Return the name of what is taken as an operand: P_dropped is P where nothing is dropped."""
-        return "P" if name == "P_dropped" and not self.problem.dropout_p else name
-
-    def _operand(self, name: str, head: Head, number: int) -> Operand:
-        kind = self.kind(name)
-        dtype = kind.dtype(self.dtype)
-        if not self.arithmetic:
-            return Operand(name, kind.shape(self.shape), dtype)
-        values = self.values(name, head, number)
-        if name == "Q" and "tau" not in self.program.parts:  # without τ among its parts, Q comes scaled
-            values = np.multiply(values, self.problem.scale, dtype=chip_dtype(self.dtype))
-        return Operand(name, values, dtype)
+    def _operands(self, head: Head, number: int) -> list[Operand]:
+        operands = []
+        for name in self.needs:
+            kind = self.program.matrices.get(name) or KINDS[name]
+            dtype = self.dtype if kind.type == "inputs" else kind.dtype(self.dtype)
+            values: Any = self.values(name, head, number) if self.arithmetic else kind.shape(self.shape)
+            if name == "Q" and self.arithmetic and "tau" not in self.program.parts:  # without τ, Q comes scaled
+                values = np.multiply(values, self.problem.scale, dtype=chip_dtype(self.dtype))
+            operands.append(Operand(name, values, dtype))
+        return operands
 
     def values(self, name: str, head: Head, number: int) -> Array:
         """Return a matrix of the launch at `head`, the `number`th: of query heads, or of the KV head that they share."""
         if name in self.saved:
             return self.saved[name][number]
         array: Any = self.more[name] if name in self.more else getattr(self.given, name)
+        if self.problem.group == 1:
+            return cast(Array, array[head])
         by_key = self.kind(name).rows == "N_k"
         if self.together > 1 and not by_key:
             members = slice(self.together * head[-1], self.together * (head[-1] + 1))
@@ -145,8 +148,6 @@ class AttentionPlan(Plan):
 
         Raises ValueError where tile by tile would take too long.
         """
-        if self.arithmetic or self.is_user_defined:
-            return None
         mask = self.row_mask
         if mask.folds:
             band = (mask if self.skips else EVERYTHING).band(self.shape, head)
@@ -201,7 +202,10 @@ class _Arguments:
 
     def __call__(self, hbm: HBM, sram: SRAM) -> list[Any]:
         """Return them, made for the memory of the launch."""
-        return [self.plan.blocks, *(self._part(name, hbm, sram) for name in self.plan.program.parts)]
+        arguments: list[Any] = [self.plan.blocks]
+        for name in self.plan.program.parts:
+            arguments.append(self._part(name, hbm, sram))
+        return arguments
 
     def _part(self, name: str, hbm: HBM, sram: SRAM) -> Any:
         plan, head = self.plan, self.head
@@ -209,6 +213,8 @@ class _Arguments:
         if name == "tau":
             return problem.scale
         if name == "MASK":
+            if isinstance(mask, All):
+                return NoMask()
             kind = PartialTileMask if {"live", "splits"} & {*plan.program.parts} else TileMask
             return kind(mask, hbm, sram, blocks, shape, head, plan.program.gives_dS, self.dB)
         if name == "dropout":

@@ -64,9 +64,9 @@ def run_launch(plan: Plan, launch: Launch, observers: Sequence[Observer] = (), i
 
 def _run_once(plan: Plan, launch: Launch, watch: Watch | None, observers: Sequence[Observer], is_first: bool = True) -> Memory:
     hbm = HBM(arithmetic=plan.arithmetic)
+    placed = place(launch, hbm)
     chip = chip_dtype(plan.dtype)
     sram = SRAM(hbm, plan.M, enforced=plan.enforced, dtype=chip, observers=observers, fold=launch.folds, watch=watch)
-    placed = place(launch, hbm)
     arguments = launch.arguments(hbm, sram)
     if not plan.is_user_defined:
         result = plan.program.run(hbm, sram, *launch.first, *placed, *arguments)
@@ -85,7 +85,7 @@ def place(launch: Launch, hbm: HBM) -> list[Matrix]:
     placed = {}
     for operand in launch.operands:
         placed[operand.name] = hbm.place(operand.name, operand.values, operand.dtype, index=operand.index)
-    if launch.takes is None:
+    if launch.takes is None or len(launch.takes) == len(placed):
         return list(placed.values())
     return [placed[name] for name in launch.takes]
 

@@ -7,14 +7,14 @@ from functools import cache, partial
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, by_keys, by_queries, by_trial, clipped
+from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, by_keys, by_queries, by_trial
 from flashsim.algorithms.own import is_own
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import MemoryModelError, SramOverflow
 from flashsim.masks.rules import All, Head, Mask, as_mask
 from flashsim.masks.scores import cap_of
-from flashsim.problem.arguments import check_blocks, check_flag, is_one_of, shown
+from flashsim.problem.arguments import check_blocks, check_flag, shown
 from flashsim.problem.inputs import Inputs, check_backward_range, check_dO, check_inputs, check_M, check_range, turned
 from flashsim.problem.shapes import Blocks
 from flashsim.simulate.attention import AttentionPlan
@@ -113,20 +113,19 @@ def plan_of(
         leading = (*leading[:-1], leading[-1] // together)
         row_mask = grouped(row_mask, together, shape.N_q)
         shape = replace(shape, N_q=together * shape.N_q)
+    sizes = (sizing.B_r, sizing.B_c) if isinstance(sizing, Fixed) else (1, 1)
     plan = AttentionPlan(
         program=algorithm, M=problem.M, enforced=sizing.enforced, dtype=problem.dtype, arithmetic=given is not None,
         is_user_defined=is_own(algorithm), problem=problem, options=options, sizing=sizing, mask=mask, given=given,
         together=together, shape=shape, leading=leading, row_mask=row_mask,
-        blocks=Blocks(1, 1, N_q=shape.N_q, N_k=shape.N_k), **of_pass,
+        blocks=Blocks(*sizes, N_q=shape.N_q, N_k=shape.N_k), **of_pass,
     )  # fmt: skip
-    return replace(plan, blocks=_blocks_of(plan))
+    return plan if isinstance(sizing, Fixed) else replace(plan, blocks=_choose_blocks(plan))
 
 
-def _blocks_of(plan: AttentionPlan) -> Blocks:
+def _choose_blocks(plan: AttentionPlan) -> Blocks:
     """Return the blocks that the plan's policy chooses."""
     algorithm, policy = plan.program, plan.sizing
-    if isinstance(policy, Fixed):
-        return clipped(plan.shape, policy.B_r, policy.B_c)
     fits = partial(_fits_by_trial, plan) if plan.is_user_defined else _fits_by_form(plan)
     question = SizingProblem(algorithm.name, plan.shape, plan.M, algorithm.line_1, algorithm.rows, fits)
     return _tried(plan, question) if algorithm.line_1 is by_trial else policy(question)
@@ -247,9 +246,10 @@ def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:
 
     `enforce` says whether to exceed M is an error; None: what the policy says.
     """
-    policy = SIZINGS[sizing] if is_one_of(sizing, SIZINGS) else _told(sizing)
-    if (given := check_blocks(blocks)) is not None:
-        policy = Fixed(*given)
+    policy = SIZINGS[sizing] if isinstance(sizing, str) and sizing in SIZINGS else _told(sizing)
+    sizes = check_blocks(blocks)
+    if sizes is not None:
+        policy = Fixed(*sizes)
     return policy if enforce is None else Told(policy, check_flag("enforce", enforce))
 
 

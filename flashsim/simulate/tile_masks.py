@@ -17,11 +17,33 @@ from flashsim.algorithms.notation import exp, finite, gated, maximum, nonzero
 from flashsim.machine.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
 from flashsim.machine.shape_only import ShapeOnly
 from flashsim.masks.bias import Bias
-from flashsim.masks.rules import All, Dense, Head, Mask, allowed_by
+from flashsim.masks.rules import Dense, Head, Mask, allowed_by
 from flashsim.masks.scores import ScoreMod, SoftCap
 from flashsim.masks.tree import WORD, Tree
 from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Blocks, Shape
+
+
+class NoMask:
+    """MASK where every query attends to every key: it changes nothing, and takes no room."""
+
+    def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
+        return S_ij
+
+    def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
+        """Do nothing: there is no bias."""
+
+    def uncapped(self, dS_ij: Tile) -> Tile:
+        return dS_ij
+
+    def divided(self, blocks: Blocks) -> NoMask:
+        return self
+
+    def room(self, rows: int, columns: int) -> int:
+        return 0
+
+    def whole(self, sram: SRAM, S: Matrix) -> None:
+        """Do nothing: no pass."""
 
 
 class TileMask:
@@ -36,8 +58,7 @@ class TileMask:
         learns: bool = False, dB: Array | None = None,
     ) -> None:  # fmt: skip
         self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
-        self._nothing = isinstance(mask, All)
-        self._implicit = not isinstance(mask, All | Dense | Tree | Bias | ScoreMod)
+        self._implicit = not isinstance(mask, Dense | Tree | Bias | ScoreMod)
         self._arrays = [hbm.place(f"mask{n or ''}", array, np.bool_) for n, array in enumerate(mask.dense(head))]
         tree, bias = mask.tree, mask.bias
         self._prefix = shape.N_k - len(tree.parents) if tree else 0
@@ -68,8 +89,6 @@ class TileMask:
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
         """Return S_ij, modified, plus the bias, with −∞ where the mask forbids. Loads what lives in HBM: its block, its words."""
-        if self._nothing:
-            return S_ij
         forbidden = np.asarray(-math.inf, self._sram.dtype)
         if self._position_alone and not self._sram.hbm.arithmetic:  # a tile costs the same wherever it lies
             return np.where(True, S_ij, forbidden)
@@ -123,8 +142,6 @@ class TileMask:
 
     def whole(self, sram: SRAM, S: Matrix) -> None:
         """Mask S in HBM, tile by tile in place: a pass that reads and writes all of it. No pass if nothing is masked."""
-        if self._nothing:
-            return
         held = 1 + len(self._arrays) + (self._bias is not None)
         words = 0 if self._tree is None else self._tree.shape[1]
         rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, words)

@@ -17,7 +17,10 @@ class _Callers:
         self.limit: Any = None
 
     def __enter__(self) -> None:
-        self.add(1)
+        with self.lock:
+            self.inside[get_ident()] += 1
+            if self.limit is None:
+                self.settle()
 
     def __exit__(self, *_: object) -> None:
         self.add(-1)
