@@ -76,12 +76,10 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.optimal.optima import optimum as optimum
     from flashsim.optimal.proving import prove as prove
     from flashsim.problem.shapes import Blocks as Blocks
-    from flashsim.simulate.api import Gradients as Gradients
-    from flashsim.simulate.api import Run as Run
-    from flashsim.simulate.api import Tally as Tally
     from flashsim.simulate.api import backward as backward
     from flashsim.simulate.api import count as count
     from flashsim.simulate.api import forward as forward
+    from flashsim.simulate.results import Result as Result
     from flashsim.sweeping import sweep as sweep
     from flashsim.tracing import load_trace as load_trace
     from flashsim.tracing import observers as observers

@@ -304,7 +304,7 @@ def of_bound(got: Array, want: Array, bound: Array) -> float:
     return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
 
 
-def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: flashsim.Tally | theory.Exact) -> None:
+def same(got: flashsim.Result | flashsim.Result | flashsim.Result, want: flashsim.Result | theory.Exact) -> None:
     """Ask for the same accesses, array by array, the same peak on chip, and the same blocks."""
     assert got.hbm.by_array == want.hbm.by_array
     assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)

@@ -92,7 +92,7 @@ def test_every_algorithm_has_a_log_sum_exp(name: str, options: dict[str, Any], c
     assert run.lse is not None
     assert np.array_equal(np.isneginf(run.lse), want.l == 0)
     rows = want.l > 0
-    reach = score_reach(Q, K, scale=run.scale, mask=case.oracle["mask"])[:, 0][rows]
+    reach = score_reach(Q, K, scale=run.problem.scale, mask=case.oracle["mask"])[:, 0][rows]
     off = 4 * ((2 * case.d + 2 * run.blocks.T_c + 12) * (reach + 1) + case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
     assert (np.abs(run.lse[rows] - want.m[rows] - np.log(want.l[rows])) <= off).all()
 
@@ -125,7 +125,7 @@ def test_scale_multiplies_the_scores() -> None:
     for name in FORWARD:
         for scale in (None, 0.3, -1.0, 0.0, 2):
             run = flashsim.forward(name, Q, K, V, M=128, scale=scale)
-            assert run.scale == (0.5 if scale is None else scale)
+            assert run.problem.scale == (0.5 if scale is None else scale)
             bound = error_bound(Q, K, V, scale=scale, **rounding(name, run.blocks))
             assert of_bound(run.O, attention(Q, K, V, scale=scale), bound) <= 1
 

@@ -20,7 +20,7 @@ POLICIES = ("paper", "fit", "blocks")
 PARTS = ("dQ", "dK", "dV")
 
 
-def both_passes(name: str, case: Case, policy: str) -> tuple[flashsim.Run, flashsim.Gradients] | None:
+def both_passes(name: str, case: Case, policy: str) -> tuple[flashsim.Result, flashsim.Result] | None:
     """Run both; what overflows float16 is refused: scores that standard attention keeps there, and gradients."""
     Q, K, V = case.inputs()
     M = room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)

@@ -144,7 +144,7 @@ def test_grouped_heads_take_it_and_learn_it(name: str, shape: tuple[int, ...]) -
     if len(shape) == 2:
         lengths: dict[str, Any] = {"N_q": 6, "N_k": 7, "d": 3, "heads": 12, "kv_heads": 6, "dtype": "float64"}
         for forth in (run, separate):
-            assert forth.hbm == theory.exact(name, **lengths, **options | {"gqa": forth.gqa}).hbm
+            assert forth.hbm == theory.exact(name, **lengths, **options | {"gqa": forth.problem.gqa}).hbm
         exact = theory.exact(name, direction="backward", **lengths, **options)
         tally = flashsim.count(name, direction="backward", **lengths, **options)
         assert got.hbm == tally.hbm == exact.hbm

@@ -12,7 +12,8 @@ from flashsim.beyond import approximate
 from flashsim.beyond.parts.clusters import homes, sorted_rows
 from flashsim.beyond.programs import programs
 from flashsim.reference import of_bound
-from flashsim.simulate.matrices import ProgramRun, run_program
+from flashsim.simulate.matrices import run_program
+from flashsim.simulate.results import Result
 from flashsim.tracing.planting import planted
 
 from .cases import operands, refused
@@ -147,7 +148,7 @@ def test_rounds_bring_reformer_nearer_to_attention() -> None:
     assert many < few / 2
 
 
-def run_of(program: Any, method: str) -> tuple[ProgramRun, Array, Array]:
+def run_of(program: Any, method: str) -> tuple[Result, Array, Array]:
     """A run of a program as the door would run it, what is right, and its bound."""
     given = *operands(11, 4, 4), *rounds_of(method, 3, 11, different=2)
     if method == "reformer":

@@ -20,7 +20,7 @@ rng = np.random.default_rng(0)
 GIVEN = QKV(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), "a test")
 
 
-def compared(algorithm: Algorithm) -> comparison.Result:
+def compared(algorithm: Algorithm) -> comparison.Comparison:
     with np.errstate(all="ignore"):
         forwards, _ = comparison.run_all(GIVEN, [algorithm], lambda *_: lambda *_: None, both_ways=False, M=100)
     return forwards[algorithm.name]
@@ -61,7 +61,7 @@ def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(gqa: str, monk
     given = QKV(Q, K, V, "a test")
     mask = Sink([3.0, -1.0, -np.inf, 0.5]) & Causal(offset=-1)
 
-    def results() -> list[comparison.Result]:
+    def results() -> list[comparison.Comparison]:
         asked = {"mask": mask, "gqa": gqa, "blocks": (4, 3), "M": 200}
         both = comparison.run_all(given, ["q_outer"], lambda *_: lambda *_: None, both_ways=True, **asked)
         return [found["q_outer"] for found in both]

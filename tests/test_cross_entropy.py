@@ -40,7 +40,7 @@ def test_numbers_are_the_naive_ones_within_their_bounds(
         assert (abs(getattr(run, name) - getattr(want, name)) <= getattr(bound, name)).all(), name
     for to in ("X", "E"):
         back = cross_entropy.gradient(run, g, to=to, blocks=blocks)
-        assert (abs(back.results[f"d{to}"] - getattr(want, f"d{to}")) <= getattr(bound, f"d{to}")).all(), to
+        assert (abs(back.arrays[f"d{to}"] - getattr(want, f"d{to}")) <= getattr(bound, f"d{to}")).all(), to
         assert back.hbm == cross_entropy.exact(N=N, v=v, d=d, of=to, blocks=blocks, dtype=dtype).hbm
     assert run.hbm == cross_entropy.exact(N=N, v=v, d=d, blocks=blocks, dtype=dtype).hbm
 
@@ -53,7 +53,7 @@ def test_bounds_of_gradients_hold_where_products_vanish(sizes: tuple[float, floa
     y = rng.integers(0, 25, 9)
     bound, run = cross_entropy_bounds(X, E, y, g, blocks=25, stored="float32"), cross_entropy.loss(X, E, y)
     for to in ("X", "E"):
-        got = cross_entropy.gradient(run=run, g=g, to=to, blocks=(3, 1)).results[f"d{to}"]
+        got = cross_entropy.gradient(run=run, g=g, to=to, blocks=(3, 1)).arrays[f"d{to}"]
         assert (abs(got - getattr(naive(X, E, y, g), f"d{to}")) <= getattr(bound, f"d{to}")).all()
 
 
@@ -72,7 +72,7 @@ def test_large_logits_rounded_otherwise_than_the_loss_s_have_no_weight_above_1(t
     X, E = (np.random.default_rng(0).normal(scale=1e4, size=(2, 9, 64))).astype(np.float32)
     run = cross_entropy.loss(X, E, np.arange(9), blocks=(9, 9))
     found = cross_entropy.gradient(run, np.ones(9, np.float32), to=to, blocks=(1, 1))
-    assert abs(found.results[f"d{to}"]).max() < 9 * max(abs(X).max(), abs(E).max())
+    assert abs(found.arrays[f"d{to}"]).max() < 9 * max(abs(X).max(), abs(E).max())
 
 
 def test_no_logit_is_in_hbm() -> None:

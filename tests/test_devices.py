@@ -53,7 +53,7 @@ def some_columns(name: str, P: int, arrays: dict[str, Any]) -> int | None:
     return divisors[arrays["Q"].size % len(divisors)] if name == "mesh" else None
 
 
-def agrees(tally: devices.DevicesTally) -> None:
+def agrees(tally: devices.DevicesResult) -> None:
     """What was counted is what theory says, device by device and array by array."""
     for exact, device in zip(devices.exact(tally), tally.devices, strict=True):
         assert exact.words == device.words

@@ -26,10 +26,10 @@ from flashsim.devices.programs import programs
 from flashsim.devices.share import Share
 
 
-def bound_of(tally: devices.DevicesTally, S: int | None = None) -> Any:
+def bound_of(tally: devices.DevicesResult, S: int | None = None) -> Any:
     """The bound for devices that do as much as this program's."""
-    most = most_work(tally.program, tally.share, tally.columns)
-    return lower_words(tally.share, most, at_root=tally.program.at_root, S=S)
+    most = most_work(tally.plan.program, tally.share, tally.plan.columns)
+    return lower_words(tally.share, most, at_root=tally.plan.program.at_root, S=S)
 
 
 @pytest.mark.parametrize("name", sorted(programs()))

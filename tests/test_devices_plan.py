@@ -31,7 +31,7 @@ def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
     share = tally.share
     assert found.words == tally.words
     assert found.most_words == max(one.words for one in tally.devices)
-    assert found.columns == tally.columns
+    assert found.columns == tally.plan.columns
     assert found.room == max(sum(array.size for array in one.hbm.by_array.values()) for one in tally.devices) + 200
     if found.accesses is not None:
         assert found.accesses in [one.hbm.accesses for one in tally.devices]
@@ -46,7 +46,7 @@ def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
                 assert theory.mesh_total(share, C, direction) == sent
             rows = [np.concatenate([*share.where[p : p + C]]) for p in range(0, found.P, C)]
             cols = [np.concatenate([*share.where[c::C]]) for c in range(C)]
-            assert most_work(tally.program, share, C) == g * H_kv * max(allowed(share, r, c) for r in rows for c in cols)
+            assert most_work(tally.plan.program, share, C) == g * H_kv * max(allowed(share, r, c) for r in rows for c in cols)
 
 
 def test_thousands_of_devices_take_a_second() -> None:

@@ -125,7 +125,8 @@ def weights(name: str, p: float, seed: int, **options: Any) -> Array:
     """With Q = 0 and V the identity, O is the dropped weights themselves: Z / N_k."""
     n, k = 7, 11
     run = flashsim.forward(name, np.zeros((n, 2)), np.zeros((k, 2)), np.eye(k), dropout_p=p, seed=seed, **options)
-    return run.O * k
+    O: Array = run.O
+    return O * k
 
 
 @pytest.mark.parametrize("name", DROPPING)

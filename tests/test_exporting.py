@@ -18,7 +18,7 @@ from flashsim.support import exporting, provenance
 LARGE = flashsim.count("flash", N=2**42, d=128, heads=2, M=4096)
 
 
-def run() -> tuple[flashsim.Run, flashsim.Gradients]:
+def run() -> tuple[flashsim.Result, flashsim.Result]:
     Q, K, V = np.random.default_rng(0).normal(size=(3, 2, 12, 4)).astype(np.float32)
     forward = flashsim.forward("flash", Q, K, V, M=120, causal=True)
     return forward, flashsim.backward("flash", forward, np.ones_like(Q))
@@ -29,6 +29,7 @@ def test_a_tally_as_plain_data() -> None:
     found = LARGE.to_dict()
     assert found == {
         "algorithm": "flash",
+        **LARGE.plan.described(),
         "hbm": LARGE.hbm.to_dict(),
         "sram": {"peak": LARGE.sram.peak, "capacity": 4096, "over": 0, "enforced": True},
         "blocks": {"B_r": 7, "B_c": 7, "T_r": -(-(2**42) // 7), "T_c": -(-(2**42) // 7)},

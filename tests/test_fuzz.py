@@ -96,23 +96,23 @@ def inputs(case: Case, heads: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[
     return tuple(a.astype(DTYPES[case.dtype]) for a in (Q, K, v))
 
 
-def oracles(run: flashsim.Run, case: Case, options: dict[str, Any]) -> Any:
+def oracles(run: flashsim.Result, case: Case, options: dict[str, Any]) -> Any:
     """Yield each head's index, its KV head's, and what the reference takes, made of the arguments alone."""
-    (n, k), (B_r, B_c), g = (case.N_q, case.N_k), (run.blocks.B_r, run.blocks.B_c), run.inputs.group
+    (n, k), (B_r, B_c), g = (case.N_q, case.N_k), (run.blocks.B_r, run.blocks.B_c), run.plan.inputs.group
     member_rows = g if options["gqa"] == "grouped" else 1
     array = case.masked()[1]
     allowed = np.broadcast_to(np.True_ if array is None else array, (n, k))
     if options.get("causal", False):
         allowed = allowed & (np.arange(k) <= np.arange(n)[:, None] + k - n)
     p = options.get("dropout_p", 0.0)
-    for number, head in enumerate(np.ndindex(run.inputs.leading)):
+    for number, head in enumerate(np.ndindex(run.plan.inputs.leading)):
         mask, block_mask = allowed, options.get("block_mask")
         if callable(block_mask):
             tiles = np.asarray(block_mask(run.blocks.T_r, run.blocks.T_c), bool)
             whole = tiles.repeat(B_r, 0)[: n * member_rows].repeat(B_c, 1)[:, :k]
             mask = mask & whole[number % member_rows :: member_rows]
         kept = dropout.keep_mask(options["seed"], p, n, k, number) if p else None
-        yield head, run.inputs.kv(head), {"scale": run.scale, "mask": mask, "keep": kept, "dropout_p": p}
+        yield head, run.plan.inputs.kv(head), {"scale": run.problem.scale, "mask": mask, "keep": kept, "dropout_p": p}
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -151,7 +151,7 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
         assert accepted(run), run
     if not accepted(run) or spoiled:
         return
-    K, V = run.inputs.K, run.inputs.V
+    K, V = run.plan.inputs.K, run.plan.inputs.V
     for head, shared, oracle in oracles(run, case, asked):
         bound = reference.error_bound(Q[head], K[shared], V[shared], **reference.rounding(name, run.blocks), **oracle)
         assert of_bound(run.O[head], reference.attention(Q[head], K[shared], V[shared], **oracle), bound) <= 1
@@ -162,7 +162,7 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
                                    "observers": st.just(()), "on_head": st.none()}))  # fmt: skip
         spoiled = how.pop("spoiled")
         got = outcome(flashsim.backward, backward, run, **how)
-        if accepted(got) and not spoiled and run.inputs.group == 1:
+        if accepted(got) and not spoiled and run.plan.inputs.group == 1:
             rounded = reference.backward_rounding(backward, run.blocks, got.blocks)
             for head, _, oracle in oracles(run, case, asked):
                 arrays = (Q[head], K[head], V[head], dO[head])

@@ -197,21 +197,21 @@ def backward_of(name: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ what they compute
 
 
-def of_output(case: Shared, name: str, run: flashsim.Run) -> float:
+def of_output(case: Shared, name: str, run: flashsim.Result) -> float:
     """O's error, as a part of its bound."""
     Q, K, V, _ = case.inputs()
     operands, oracle = (Q, repeated(K, case.g), repeated(V, case.g)), case.oracle(name)
     return of_bound(run.O, attention(*operands, **oracle), error_bound(*operands, **rounding(name, run.blocks), **oracle))
 
 
-def of_gradients(case: Shared, back: str, run: flashsim.Run, got: flashsim.Gradients) -> float:
+def of_gradients(case: Shared, back: str, run: flashsim.Result, got: flashsim.Result) -> float:
     """The worst error of dQ, dK, dV. Grouped, dK and dV are sums over g·N_q queries; else of parts that were stored."""
     Q, K, V, dO = case.inputs()
     g, oracle = case.g, case.oracle(run.algorithm)
     repeats = Q, repeated(K, g), repeated(V, g), dO
     want, rounded = gradients(*repeats, **oracle), backward_rounding(back, run.blocks, got.blocks)
     sums = [over_groups(a, g).sum(axis=-3) for a in (want.dK, want.dV)]
-    if run.gqa == "separate":
+    if run.problem.gqa == "separate":
         bounds = gradient_bounds(*repeats, **rounded, **oracle)
         dQ, parts = bounds.dQ, zip((want.dK, want.dV), (bounds.dK, bounds.dV), strict=True)
         summed = [group_bound(over_groups(a, g), over_groups(b, g), stored=K.dtype) for a, b in parts]

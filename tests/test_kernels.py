@@ -396,7 +396,7 @@ def test_bad_input_of_a_gradient_is_refused_by_name() -> None:
     for arguments, message in (
         ((run, np.ones(7)), r"dY has shape \(7,\); expected that of Y, \(7, 2\)"),
         ((own, run.Y), "derivative is None; expected a function ∂f/∂x"),
-        ((kernels.gradient(run, run.Y), run.Y), "run is ProgramRun.*; expected what flashsim.kernels.product returned"),
+        ((kernels.gradient(run, run.Y), run.Y), "run is Result.*; expected what flashsim.kernels.product returned"),
         ((3, run.Y), "run is 3; expected"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):

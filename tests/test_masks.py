@@ -188,7 +188,7 @@ def test_statistics_are_those_of_the_allowed_scores(case: Case) -> None:
         assert run.l is not None
         assert run.m is not None
         u = float(np.finfo(run.l.dtype).eps) / 2
-        delta = (case.d + 4) * u * score_reach(Q, K, scale=run.scale, mask=allowed)[:, 0]
+        delta = (case.d + 4) * u * score_reach(Q, K, scale=run.problem.scale, mask=allowed)[:, 0]
         live = np.isfinite(want.m)
         assert np.array_equal(live, np.isfinite(run.m))
         assert of_bound(run.m[live], want.m[live], 2 * delta[live]) <= 1
@@ -315,7 +315,7 @@ def test_a_run_keeps_its_own_copies(name: str) -> None:
     """What the caller does to its arrays after the forward pass is nothing to the backward pass."""
     case = Case("gaussian", 9, 11, 4, 3, "float64", 3, 3, 4, "dense", 0.2)
 
-    def gradient(meddle: bool) -> flashsim.Gradients:
+    def gradient(meddle: bool) -> flashsim.Result:
         Q, K, V = case.inputs()
         dense, lengths = np.array(case.masked()[1]), np.array(8)
         mask = Dense(dense) & KeyPadding(lengths)

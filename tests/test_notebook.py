@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,10 @@ def test_results_show_in_a_line() -> None:
     run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 5))
     tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
     costs = f"{run.hbm.accesses:,} HBM accesses, blocks 4 × 5 (given), SRAM peak {run.sram.peak:,} of M = 200)"
-    assert repr(run) == f"Run('flash': O (9, 4) float32, {costs}"
-    assert repr(tally) == f"Tally('flash': {costs}"
+    assert repr(run) == f"Result('flash': O (9, 4) float32, {costs}"
+    assert repr(tally) == f"Result('flash': {costs}"
     gradients = flashsim.backward("flash", run, run.O, M=1000)
-    assert repr(gradients).startswith("Gradients('flash': dQ (9, 4) float32, dK (9, 4) float32, dV (9, 4) float32, ")
+    assert repr(gradients).startswith("Result('flash', backward: dQ (9, 4) float32, dK (9, 4) float32, dV (9, 4) float32, ")
     assert repr(run.hbm).startswith(f"Traffic({run.hbm.accesses:,} accesses, {run.hbm.reads:,} of them reads: Q 72, K 36,")
     traced = flashsim.trace("flash", Q, K, V, blocks=(4, 5))
     assert re.fullmatch(r"Trace\('flash', forward: \d+ events, N_q = 9, N_k = 9, d = 4, d_v = 4, blocks 4 × 5\)", repr(traced))
@@ -76,7 +77,8 @@ def test_results_are_tables_in_a_notebook() -> None:
         assert rows[-1] == ("total", *(f"{n:,}" for n in (traffic.reads, traffic.writes, traffic.accesses, traffic.bytes)))
         assert {row[0]: row[1] for row in rows[:-1]} == {name: f"{a.reads:,}" for name, a in traffic.by_array.items()}
     assert f"peak {run.sram.peak} of M" in run._repr_html_()
-    named = flashsim.Tally("<b>", tally.hbm, tally.sram, tally.blocks, tally.flops)
+    program = replace(tally.plan.program, name="<b>")
+    named = replace(tally, plan=replace(tally.plan, program=program))
     assert "<b>" not in named._repr_html_()
 
 

@@ -252,7 +252,7 @@ def bounds_of(case: Case, sparse: bool, check: str, rounded: tuple[tuple[str, An
 
 
 @cache
-def as_it_is(name: str, case: Case) -> flashsim.Run:
+def as_it_is(name: str, case: Case) -> flashsim.Result:
     """The forward pass before a backward pass, which reads it."""
     back = BACKWARD[name]
     return flashsim.forward(back.forward_pass, *case.inputs(), **how(back, case), seed=case.seed)
@@ -270,7 +270,7 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
     if "exact" in checks and of_bound(run.O, want.O, error_bound(Q, K, V, **rounding(ahead, run.blocks), **oracle)) > 1:
         yield "exact"
     if "statistics" in checks and run.l is not None and run.m is not None:
-        delta = (case.d + 4) * 2**-53 * score_reach(Q, K, scale=run.scale, mask=oracle["mask"])[:, 0]
+        delta = (case.d + 4) * 2**-53 * score_reach(Q, K, scale=run.problem.scale, mask=oracle["mask"])[:, 0]
         relative = 2 * np.expm1(2 * delta) + 2 * (case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
         live = np.isfinite(want.m)
         if (
@@ -283,7 +283,7 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
         with np.errstate(divide="ignore"):
             wanted = want.m + np.log(want.l)
         live = np.isfinite(wanted)
-        reach = score_reach(Q, K, scale=run.scale, mask=oracle["mask"])[:, 0]
+        reach = score_reach(Q, K, scale=run.problem.scale, mask=oracle["mask"])[:, 0]
         off = (2 * (case.d + 4) * reach + 2 * run.blocks.T_c * (reach + 1) + case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
         if not np.array_equal(np.isfinite(run.lse), live) or of_bound(run.lse[live], wanted[live], 4 * off[live]) > 1:
             yield "statistics"

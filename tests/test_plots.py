@@ -248,7 +248,7 @@ def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(monkeypatch: pytest
     """However small M is: line 1's own blocks, and standard attention's, may be single rows."""
     tiles = []
 
-    def followed(*args: Any, **how: Any) -> flashsim.Run:
+    def followed(*args: Any, **how: Any) -> flashsim.Result:
         run = flashsim.forward(*args, **how)
         tiles.append(run.blocks.tiles)
         return run
@@ -512,13 +512,13 @@ def bar_titles(ax: Axes) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def tallies() -> dict[str, flashsim.Run | flashsim.Tally]:
+def tallies() -> dict[str, flashsim.Result | flashsim.Result]:
     return {
         name: flashsim.count(name, N=N, d=D, M=51_200, dtype="float16", sizing="paper") for name in ("standard", "flash_basic")
     }
 
 
-def test_run_draws_every_read_and_write(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:
+def test_run_draws_every_read_and_write(tallies: dict[str, flashsim.Result | flashsim.Result]) -> None:
     ax = plots.plot_run(tallies)
     bars = {bar.get_gid(): bar for bar in ax.patches if isinstance(bar, Rectangle)}
     for name, tally in tallies.items():
@@ -578,7 +578,7 @@ def test_the_main_figure_is_of_one_head() -> None:
     assert re.fullmatch(r"loops exchanged: [\d.]+× fewer HBM accesses", title)
 
 
-def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:
+def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.Result | flashsim.Result]) -> None:
     before = dict(matplotlib.rcParams)
     axes = list(Figure(figsize=(40, 3)).subplots(1, 16))
     assert plot_blocks(blocks_data(N=32, d=8), ax=axes[0]) is axes[0]

@@ -20,7 +20,8 @@ from flashsim.beyond import approximate, cross_entropy, kernels, linear, mlp
 from flashsim.beyond.programs import programs
 from flashsim.machine.memory import Event, MemoryModelError, SramOverflow
 from flashsim.problem.shapes import Sizes
-from flashsim.simulate.matrices import ProgramRun, count_program, run_program
+from flashsim.simulate.matrices import count_program, run_program
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import first
 from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
@@ -157,7 +158,7 @@ def test_each_line_is_labelled_as_in_the_listing(program: Program) -> None:
     assert [line.strip() for line in plain if "on_chip = sram.on_chip" not in line] == []
 
 
-def small(program: Program, **more: Any) -> ProgramRun:
+def small(program: Program, **more: Any) -> Result:
     """A run of a few tiles."""
     sizes, blocks = lengths(program, lambda symbol: 5), (2,) * len(program.blocks)
     operands, options = drawn(program, sizes, blocks)
@@ -208,9 +209,9 @@ def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
 def test_a_run_shows_itself(program: Program) -> None:
     run = small(program)
     assert f"{run.hbm.accesses:,} HBM accesses" in repr(run)
-    assert run.to_dict()["sizes"] == dict(run.sizes)
+    assert run.to_dict()["sizes"] == dict(run.problem)
     assert '"by_array"' in run.to_json()
-    with pytest.raises(AttributeError, match="the run has no 'nothing'"):
+    with pytest.raises(AttributeError, match="the result has no 'nothing'"):
         run.nothing  # noqa: B018
     assert pickle.loads(pickle.dumps(run)).hbm == run.hbm
 

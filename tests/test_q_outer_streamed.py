@@ -18,7 +18,7 @@ from flashsim.theory.problem import Tiles
 from .cases import FEW, same
 
 
-def count(**asked: Any) -> flashsim.Tally:
+def count(**asked: Any) -> flashsim.Result:
     return flashsim.count("q_outer_streamed", direction="backward", **asked)
 
 

@@ -23,6 +23,7 @@ from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import run_launch
+from flashsim.simulate.results import Result
 from flashsim.tracing.planting import mutated
 from tests.ragged import DRAWN, Drawn, in_pages
 
@@ -35,7 +36,7 @@ def drawn(name: str, seed: int) -> Drawn:
     return DRAWN[name](np.random.default_rng(seed))
 
 
-def moved(tally: serving.ServingTally) -> dict[str, tuple[int, int]]:
+def moved(tally: Result) -> dict[str, tuple[int, int]]:
     """Reads and writes of each array."""
     return {name: (a.reads, a.writes) for name, a in tally.hbm.by_array.items()}
 
@@ -96,7 +97,7 @@ def test_what_happens_is_at_a_line_of_the_listing(name: str) -> None:
 # --------------------------------------------------------------------------------------------------------------- pages
 
 
-def one_page(**changed: Any) -> serving.ServingRun:
+def one_page(**changed: Any) -> Result:
     """Two sequences of 3 and 2 keys on pages of 2 rows: 1, 0 and 3."""
     rng = np.random.default_rng(0)
     asked: dict[str, Any] = {
@@ -196,7 +197,7 @@ def test_parts_of_splits_are_of_the_chip_s_type() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_types_are_the_inputs(dtype: str) -> None:
     case = drawn("paged", 3)
-    batch, operands = case.run.batch, case.run.plan.operands
+    batch, operands = case.run.problem, case.run.plan.operands
     of_type = {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in operands.items()}
     plan = case.run.plan
     run = finished(BatchPlan.of(plan.program, replace(batch, dtype=np.dtype(dtype)), plan.options, of_type))
@@ -252,7 +253,7 @@ def test_stream_k_does_each_tile_once_and_evenly() -> None:
     """Over any number of workers, those that have nothing to do included."""
     tally = serving.count("decode", queries=[3, 0, 1, 2], keys=[40, 9, 0, 17], d=2, workers=1, blocks=(2, 3), M=100)
     for workers in range(1, 40):
-        plan = schedule_of(tally.batch, "stream_k", workers, 1)
+        plan = schedule_of(tally.problem, "stream_k", workers, 1)
         done = [tile for mine in plan.workers for one in mine for tile in range(one.first, one.end)]
         tiles = [one[-1].end for one in plan.problems]
         assert len(done) == sum(tiles)
@@ -261,7 +262,7 @@ def test_stream_k_does_each_tile_once_and_evenly() -> None:
         assert {one[0].first for one in plan.problems} == {0}
 
 
-def busiest(run: serving.ServingRun, workers: int) -> int:
+def busiest(run: Result, workers: int) -> int:
     """The most tiles that a worker loads, by the events of its turns, not by what a schedule says."""
     loaded = [0] * workers
 
@@ -296,11 +297,11 @@ def test_the_busiest_worker_of_fixed_splits(name: str, monkeypatch: pytest.Monke
     rng, differs = np.random.default_rng(11), 0
     for P, T, t, G in ((6, 12, 4, 5), (6, 12, 4, 24), (6, 12, 4, 40), (1, 12, 3, 2), (7, 6, 1, 3)):
         tally = serving.count("decode", queries=1, keys=[T * 2] * P, d=1, workers=1, blocks=(1, 2), M=100)
-        differs += schedules.schedule_of(tally.batch, "fixed", G, t).busiest != -(-P * t // G) * T // t
+        differs += schedules.schedule_of(tally.problem, "fixed", G, t).busiest != -(-P * t // G) * T // t
     for workers, splits in ((1, 1), (2, 3), (3, 2), (5, 4)):
         Q, K = ([rng.normal(size=(1, n, 2)) for n in lengths] for lengths in ((3, 1, 0, 2), (17, 9, 4, 2)))
         run = serving.decode(Q, K, K, workers=workers, schedule="fixed", splits=splits, blocks=(2, 2), M=100)
-        differs += schedules.schedule_of(run.batch, "fixed", workers, splits).busiest != busiest(run, workers)
+        differs += schedules.schedule_of(run.problem, "fixed", workers, splits).busiest != busiest(run, workers)
     assert (differs > 0) == (bug is not None)
 
 
@@ -309,7 +310,7 @@ def test_gradients_are_finite_differences() -> None:
     given = {"Q": rng.normal(size=(2, 5, 3)), "K": rng.normal(size=(1, 6, 3)), "V": rng.normal(size=(1, 6, 2))}
     dO = [rng.normal(size=(2, n, 2)) for n in (3, 2)]
 
-    def run(**changed: Any) -> serving.ServingRun:
+    def run(**changed: Any) -> Result:
         return serving.varlen(**given | changed, cu_q=[0, 3, 5], cu_k=[0, 4, 6], M=200, blocks=(2, 2))
 
     found = serving.varlen_backward(run(), dO)
@@ -367,7 +368,7 @@ def test_latents_of_deepseek_fit_in_blocks_of_64() -> None:
         serving.count("mla", **asked, blocks=(128, 1))
 
 
-def latent(**changed: Any) -> serving.ServingRun:
+def latent(**changed: Any) -> Result:
     """2 heads of 3 + 1 columns over 5 latents of 2 + 1."""
     rng = np.random.default_rng(7)
     W_UK, C = rng.normal(size=(2, 3, 2)), [rng.normal(size=(1, 5, 3))]

@@ -111,7 +111,7 @@ def test_gradients_are_differences_of_each_head_s_own_logit(name: str, gqa: str)
     s, h = np.array([0.5, -1.0, 2.0, 0.0]), 1e-5
     scores = SoftCap(3.0) if name != "standard" else ALiBi(0.1)
 
-    def run(Q: Array = Q, K: Array = K, V: Array = V, s: Array = s) -> flashsim.Run:
+    def run(Q: Array = Q, K: Array = K, V: Array = V, s: Array = s) -> flashsim.Result:
         mask = Sink(s) & scores & Causal(offset=-1)  # whose first query has no key
         return flashsim.forward(forward_of(name), Q, K, V, mask=mask, gqa=gqa, blocks=(3, 2), M=300)
 

@@ -26,7 +26,7 @@ from .cases import DTYPES, of_bound
 # ------------------------------------------------------------------------------------------------------ counted by hand
 
 
-def moved(tally: flashsim.Tally | flashsim.Run | theory.Exact) -> dict[str, tuple[int, int]]:
+def moved(tally: flashsim.Result | flashsim.Result | theory.Exact) -> dict[str, tuple[int, int]]:
     return {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()}
 
 

@@ -154,9 +154,9 @@ def directly() -> None:
 
 WAYS: list[tuple[Callable[[], object], str, str, int, int]] = [  # to line 1 of what, in how many calls and files at most
     (directly, "algorithm_1_flash_basic", "flash_basic", 20, 3),
-    (partial(forward, blocks=(4, 3)), "algorithm_2_flash", "flash", 70, 12),
-    (forward, "algorithm_2_flash", "flash", 260, 18),  # and the search for the largest blocks that fit, by the closed form
-    (backward, "algorithm_4_flash_backward", "flash_backward", 105, 16),
+    (partial(forward, blocks=(4, 3)), "algorithm_2_flash", "flash", 76, 12),
+    (forward, "algorithm_2_flash", "flash", 265, 18),  # and the search for the largest blocks that fit, by the closed form
+    (backward, "algorithm_4_flash_backward", "flash_backward", 120, 16),
     (partial(serving.count, "paged", queries=[3, 4], keys=[20, 30], d=4, page=4, M=500), "paged", "paged", 120, 13),
     (partial(devices.count, "ring", P=2, N=12, d=4, M=200), "ring", "ring", 145, 18),
 ]
@@ -189,7 +189,8 @@ def test_an_import_loads_few_modules(module: str, most: int) -> None:
 
 
 FILLED = {  # as something goes on
-    "gpu.launching.Repeated", "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns", "machine.memory._Storage", "machine.network._Message",
+    "gpu.launching.Repeated", "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns", "machine.memory._Storage",
+    "machine.network._Message",
     "machine.network._Posted", "simulate.outcome.Outcome", "testing.running.Survey", "testing.running.Tally",
     "tracing.observers.InductionInvariant", "tracing.observers.Ledger",
 }  # fmt: skip

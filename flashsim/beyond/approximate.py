@@ -21,7 +21,8 @@ from flashsim.beyond.programs import programs
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_array, check_choice, check_count, check_scale, check_seed, shown
 from flashsim.problem.inputs import DEFAULT_DTYPE, Array, float_dtype
-from flashsim.simulate.matrices import ProgramRun, ProgramTally, check_operands, count_program, run_program
+from flashsim.simulate.matrices import check_operands, count_program, run_program
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -46,7 +47,7 @@ def linformer(
     Q: Any, K: Any, V: Any, E: Any, F: Any, *,
     scale: float | None = None, M: Size | None = None, blocks: tuple[int, int, int, int] | None = None,
     sizing: str = "fit", enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return softmax(τ Q (E K)ᵀ) F V of Q, K (N, d), V (N, e), E, F (k, N) as `run.O`, with log-sum-exps `run.L` (N,).
 
     scale    τ; None: 1/√d
@@ -66,7 +67,7 @@ def performer(
     scale: float | None = None, phi: str = "on_chip", M: Size | None = None,
     blocks: tuple[int, int, int, int] | None = None, sizing: str = "fit", enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return φ(Q) (φ(K)ᵀ V), divided by φ(Q) (φ(K)ᵀ 1), of Q, K (N, d), V (N, e), features W (k, d), as `run.O`.
 
     φ(x)_f = e^{w_f · x′ − ‖x′‖²/2}, x′ = √τ x: over random w_f, φ(q) · φ(k) is e^{τ q · k} on average.
@@ -107,7 +108,7 @@ def reformer(
     Q: Any, K: Any, V: Any, buckets: Any, *,
     C: int = 64, scale: float | None = None, M: Size | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return attention of each row of Q (N, d) to those of K (N, d), V (N, e) that it meets in any round, as `run.O`.
 
     In each round rows are sorted by bucket, of equal ones the earlier first, and cut into clusters of C. Two meet if they are in
@@ -130,7 +131,7 @@ def smyrf(
     Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *,
     C: int = 64, scale: float | None = None, M: Size | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return attention of each row of Q (N, d) to each of K (N, d), V (N, e) as often as they meet, as `run.O`.
 
     In each round queries and keys are sorted by hash, of equal ones the earlier first, and cut into clusters of C. The queries of
@@ -188,7 +189,7 @@ def lsh_hashes(Q: Any, K: Any, rounds: int, *, seed: int = 0) -> tuple[Array, Ar
 def count(
     method: str, *, N: int, d: int, k: int | None = None, e: int | None = None, rounds: int | None = None,
     C: int | None = None, **how: Any,
-) -> ProgramTally:
+) -> Result:
     """Count what a method would move, on shapes alone. `e`, V's width, is d by default.
 
     `k`: mixtures, or features. "reformer" and "smyrf" have none, and no `blocks`, but `rounds` of clusters of `C` rows.
@@ -232,7 +233,7 @@ def _asked(
     return name, {**sizes, "h": check_count("rounds", rounds)}, {**how, "blocks": (check_count("C", C),)}
 
 
-def _clustered(name: str, operands: Mapping[str, Any], C: int, scale: Any, M: Any, enforce: Any, observers: Any) -> ProgramRun:
+def _clustered(name: str, operands: Mapping[str, Any], C: int, scale: Any, M: Any, enforce: Any, observers: Any) -> Result:
     program = programs()[name]
     _, sizes, dtype = check_operands(program, operands)
     _check_fits(name, sizes, (C,), M, enforce, dtype)

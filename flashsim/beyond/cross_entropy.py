@@ -18,7 +18,8 @@ from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_array, check_choice, check_count, shown
 from flashsim.problem.inputs import Array
 from flashsim.problem.options import check_how
-from flashsim.simulate.matrices import ProgramRun, ProgramTally, count_program, run_program
+from flashsim.simulate.matrices import count_program, run_program
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -31,7 +32,7 @@ def loss(
     X: Any, E: Any, y: Any, *,
     ignore: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
     enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return each row's loss (N,) of X (N, d) under the classifier E (v, d) and labels y (N,), as `run.loss`; `run.L` (N,).
 
     y        whole numbers from 0 to v − 1
@@ -51,10 +52,10 @@ def loss(
 
 
 def gradient(
-    run: ProgramRun, g: Any, *,
+    run: Result, g: Any, *,
     to: str = "X", M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
     enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return the gradient of Σ g_i · loss_i to X (N, d) as `.dX`, or to E (v, d) as `.dE`, of what `loss` returned.
 
     g   (N,), of X's type: 1/N for the mean
@@ -63,7 +64,7 @@ def gradient(
 
     Raises ValueError as `loss` does.
     """
-    if not isinstance(run, ProgramRun) or run.algorithm != PASSES["loss"]:
+    if not isinstance(run, Result) or run.algorithm != PASSES["loss"]:
         raise ValueError(f"run is {shown(run)}; expected what flashsim.cross_entropy.loss returned")
     program = programs()[PASSES[check_choice("to", to, ("X", "E"))]]
     given = run.plan.given
@@ -73,7 +74,7 @@ def gradient(
     )
 
 
-def count(*, N: int, v: int, d: int, of: str = "loss", **how: Any) -> ProgramTally:
+def count(*, N: int, v: int, d: int, of: str = "loss", **how: Any) -> Result:
     """Count what the loss moves, or a gradient `of` "X" or "E", on shapes alone.
 
     The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks, sizing, enforce, dtype, observers.

@@ -22,7 +22,8 @@ from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_array, check_choice, check_number, is_one_of, shown
 from flashsim.problem.inputs import Array, chip_dtype, largest, smallest_normal
 from flashsim.problem.options import check_how
-from flashsim.simulate.matrices import ProgramRun, ProgramTally, check_operands, count_program, run_program
+from flashsim.simulate.matrices import check_operands, count_program, run_program
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -38,7 +39,7 @@ def product(
     kernel: str | Callable[[Any, Any], Any] = "gaussian", sigma: float = 1.0, reduction: str = "sum",
     order: str = "x_outer", M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
     enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return the kernel product Y (N, e) of X (N, d), Z (n, d), V (n, e) as `run.Y`, with what it cost.
 
     kernel     a name; or f(x, z) of arrays (…, d) that broadcast, returning k, (…)
@@ -66,14 +67,14 @@ def product(
     run = run_program(
         programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k}, observers=observers
     )
-    return replace(run, results={"Y": run.Y[:, 0]}) if flat and run.Y.ndim == 2 else run
+    return replace(run, arrays={"Y": run.Y[:, 0]}) if flat and run.Y.ndim == 2 else run
 
 
 def gradient(
-    run: ProgramRun, dY: Any, *,
+    run: Result, dY: Any, *,
     derivative: Callable[[Any, Any], Any] | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
     sizing: str = "fit", enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return the gradient to X of what `product` returned, dX (N, d), as `.dX`, for the gradient dY, of Y's shape and X's type.
 
     derivative  ∂f/∂x, (…, d), of a kernel function f of one's own: needed there, and only there
@@ -81,7 +82,7 @@ def gradient(
 
     A pair at distance 0 has no part: there the named kernels are flat, or, as "laplace", have no derivative.
     """
-    name = run.algorithm if isinstance(run, ProgramRun) else ""
+    name = run.algorithm if isinstance(run, Result) else ""
     reduction = next((r for r in REDUCTIONS if name in [program_name(r, order) for order in ORDERS]), None)
     if reduction is None:
         raise ValueError(f"run is {shown(run)}; expected what flashsim.kernels.product returned")
@@ -109,7 +110,7 @@ def count(
     *,
     N: int, n: int | None = None, d: int, e: int = 1, reduction: str = "sum", order: str = "x_outer",
     direction: str = "forward", **how: Any,
-) -> ProgramTally:
+) -> Result:
     """Count what a product moves, on lengths alone; or, "backward", its gradient, which has one order. n is N by default.
 
     The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks, sizing, enforce, dtype, observers.

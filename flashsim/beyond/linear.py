@@ -16,7 +16,8 @@ from flashsim.beyond.programs import programs
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_choice, check_count
 from flashsim.problem.options import check_how
-from flashsim.simulate.matrices import ProgramRun, ProgramTally, count_program, run_program
+from flashsim.simulate.matrices import count_program, run_program
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -29,7 +30,7 @@ def attention(
     Q: Any, K: Any, V: Any, *,
     state: str = "on_chip", M: Size | None = None, chunk: int | None = None, enforce: bool | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return causal linear attention O (N, e) of Q, K (N, d), V (N, e) as `run.O`, with what it cost.
 
     state   "on_chip": from chunk to chunk, so that all is read once; "in_hbm": the state before each chunk is written first, so
@@ -45,7 +46,7 @@ def attention(
     )
 
 
-def count(*, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any) -> ProgramTally:
+def count(*, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any) -> Result:
     """Count what `attention` would move, on shapes alone. `e`, the width of V, is d by default. Errors as there.
 
     The rest is `flashsim.simulate.matrices.count_program`'s: M, enforce, dtype, observers.

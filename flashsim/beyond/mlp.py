@@ -15,7 +15,8 @@ from flashsim.beyond.programs import programs
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_choice, check_flag, shown
 from flashsim.problem.options import check_how
-from flashsim.simulate.matrices import ProgramRun, ProgramTally, count_program, run_program
+from flashsim.simulate.matrices import count_program, run_program
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
@@ -28,7 +29,7 @@ def run(
     X: Any, W1: Any, W2: Any, mask1: Any = None, mask2: Any = None, *,
     fused: bool = True, tiles: str = "rows", M: Size | None = None, blocks: tuple[int, int, int, int] | None = None,
     enforce: bool | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:
+) -> Result:
     """Return Y = relu(X W1) W2, (N, o), of X (N, d), W1 (d, f) and W2 (f, o) as `run.Y`, with what it cost.
 
     mask1, mask2  which blocks of W1 and W2 are live, the others count as zeros, whatever they hold: booleans (T_d, T_f) and
@@ -49,7 +50,7 @@ def run(
 def count(
     *, N: int, d: int, f: int, o: int | None = None, mask1: Any = None, mask2: Any = None, fused: bool = True,
     tiles: str = "rows", **how: Any,
-) -> ProgramTally:
+) -> Result:
     """Count what `run` would move, on shapes alone; `o` is d by default.
 
     The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks, enforce, dtype, observers.

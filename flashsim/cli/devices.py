@@ -13,7 +13,7 @@ from flashsim.support.tables import print_paragraphs, print_table, problem, sram
 
 if TYPE_CHECKING:
     from flashsim.attention.problem import Problem
-    from flashsim.devices import DevicesTally
+    from flashsim.devices import DevicesResult
 
 SUMMARY = "Count what attention over several devices sends and moves; under torchrun or mpiexec, run it on real processes."
 EXAMPLES = (
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if agree else 1
 
 
-def _agrees(tally: DevicesTally) -> bool:
+def _agrees(tally: DevicesResult) -> bool:
     from flashsim.devices import exact
 
     both = zip(exact(tally), tally.devices, strict=True)
@@ -91,7 +91,7 @@ def _print_problem(of: Problem, where: str) -> None:
     print(sram(of.M, of.dtype.itemsize, of.dtype.name) + "\n")
 
 
-def _show(tallies: list[DevicesTally]) -> None:
+def _show(tallies: list[DevicesResult]) -> None:
     share = tallies[0].share
     _print_problem(share.problem, f", on {tallies[0].P} devices")
     if len(tallies) > 1:
@@ -177,8 +177,8 @@ def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _named(tally: DevicesTally) -> str:
-    return f"mesh, {tally.P // tally.columns} × {tally.columns}" if tally.program.columns else tally.program.name
+def _named(tally: DevicesResult) -> str:
+    return f"mesh, {tally.P // tally.plan.columns} × {tally.plan.columns}" if tally.plan.program.columns else tally.algorithm
 
 
 def _for_real(options: argparse.Namespace) -> int:

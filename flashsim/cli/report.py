@@ -20,7 +20,7 @@ from flashsim.theory.formulas import evaluated
 if TYPE_CHECKING:
     from flashsim.machine.traffic import Flops, Occupancy
     from flashsim.verify import Claim
-    from flashsim.verify.comparison import Counted, Result
+    from flashsim.verify.comparison import Comparison, Counted
 
 
 SIZED = {"fit": "the largest blocks that fit", "paper": "line 1's blocks", "given": "the blocks given"}
@@ -28,7 +28,7 @@ TRIED = {"fit": "the largest blocks of Algorithm 1's shape, or turned, that fit"
 """The same for a function of the user's, whose line 1 is not known."""
 
 
-def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result]) -> dict[str, Any]:
+def run_numbers(given: QKV, forwards: Mapping[str, Comparison], backwards: Mapping[str, Comparison]) -> dict[str, Any]:
     """Return the results as plain data."""
     shapes = {name: list(array.shape) for name, array in (("Q", given.Q), ("K", given.K), ("V", given.V))}
     return {
@@ -38,7 +38,7 @@ def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[s
     }  # fmt: skip
 
 
-def _numbers(result: Result) -> dict[str, Any]:
+def _numbers(result: Comparison) -> dict[str, Any]:
     return {
         **result.hbm.to_dict(), "sram": result.sram.to_dict(), "blocks": result.blocks.to_dict(), "max_error": result.max_error,
         "error_of_rounding_bound": result.error_of_bound, "equals_theory": result.equals_theory,
@@ -55,7 +55,7 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:
+def print_run(given: QKV, forwards: Mapping[str, Comparison], backwards: Mapping[str, Comparison], asked: str) -> None:
     """Print the comparison. `asked` says what was asked besides, such as "causal, dropout 0.1"."""
     M = next(iter(forwards.values())).sram.capacity
     sizes = problem(given.Q.shape[-2], given.K.shape[-2], given.Q.shape[-1], given.V.shape[-1])
@@ -72,7 +72,7 @@ def _heads(number: int, what: str) -> str:
     return f"{number} {what}" + "s" * (number > 1)
 
 
-def _print_results(results: Mapping[str, Result], d: int) -> None:
+def _print_results(results: Mapping[str, Comparison], d: int) -> None:
     titles = (result.title.replace(", ", ",\n") for result in results.values())
     by_array = [{name: a.accesses for name, a in result.hbm.by_array.items()} for result in results.values()]
     moved = [(array, *(of.get(array) for of in by_array)) for array in dict.fromkeys(chain.from_iterable(by_array))]
@@ -90,7 +90,7 @@ def _print_results(results: Mapping[str, Result], d: int) -> None:
             print()
 
 
-def _costs(result: Result) -> dict[str, int | str | None]:
+def _costs(result: Comparison) -> dict[str, int | str | None]:
     hbm, sram, blocks, share = result.hbm, result.sram, result.blocks, result.error_of_bound
     return {
         "reads": hbm.reads,

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 def _show(tally: Any) -> None:
     from flashsim.cli.report import work
 
-    batch, program = tally.batch, tally.plan.program
+    batch, program = tally.problem, tally.plan.program
     heads = "one head" if batch.heads == 1 else f"{batch.heads} query heads, {batch.kv_heads} KV heads"
     print(f"{program.title}: {len(batch)} sequences, {heads}, d = {batch.d}, {tally.blocks}")
     print(sram(batch.M, batch.dtype.itemsize, batch.dtype.name) + f", at most {tally.sram.peak:,} in use\n")
@@ -82,7 +82,7 @@ def _show(tally: Any) -> None:
 
 def _sizes(tally: Any) -> str:
     """Say in which elements was counted, and which arrays have others: tables of words, and statistics."""
-    dtype = tally.batch.dtype
+    dtype = tally.problem.dtype
     others: dict[int, list[str]] = {}
     for name, array in tally.hbm.by_array.items():
         if array.itemsize != dtype.itemsize:

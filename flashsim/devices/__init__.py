@@ -7,13 +7,13 @@ Device, LinkError   the two verbs, post and wait
 
 from __future__ import annotations
 
-from flashsim.devices.api import DeviceCosts, DevicesGradients, DevicesRun, DevicesTally, backward, count, exact, forward
+from flashsim.devices.api import DeviceCosts, DevicesResult, backward, count, exact, forward
 from flashsim.devices.layouts import positions
 from flashsim.devices.planning import Plan, plan
 from flashsim.machine.device import Device, Engine, Link, LinkError, Ticket
 from flashsim.machine.network import Network
 
 __all__ = [
-    "Device", "DeviceCosts", "DevicesGradients", "DevicesRun", "DevicesTally", "Engine", "Link", "LinkError", "Network",
+    "Device", "DeviceCosts", "DevicesResult", "Engine", "Link", "LinkError", "Network",
     "Plan", "Ticket", "backward", "count", "exact", "forward", "plan", "positions",
 ]

@@ -21,10 +21,11 @@ from flashsim.machine.source import is_of_package
 from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of
 from flashsim.problem.inputs import Array, Inputs, check_dO, check_inputs, check_M, check_range, chip_dtype
+from flashsim.problem.shapes import Sizes
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan
-from flashsim.support.exporting import Exported
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 
 
@@ -53,6 +54,25 @@ class DevicesPlan(Plan):
             program=program, M=share.problem.M, dtype=share.problem.dtype, arithmetic=given is not None,
             is_user_defined=not is_of_package(program.run), share=share, columns=columns, given=given,
         )  # fmt: skip
+
+    @property
+    def blocks(self) -> Sizes:
+        """B_r and B_c."""
+        return Sizes(B_r=self.share.B_r, B_c=self.share.B_c)
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of all devices together."""
+        return self.share.problem
+
+    def described(self) -> dict[str, Any]:
+        """Return what was asked, as plain data."""
+        share, problem = self.share, self.share.problem
+        return {
+            "direction": self.program.direction, "P": len(share.where), **asdict(problem.shape), "heads": problem.heads,
+            "kv_heads": share.H_kv, "dtype": problem.dtype.name, "mask": repr(problem.mask), "M": problem.M,
+            "B_r": share.B_r, "B_c": share.B_c,
+        }  # fmt: skip
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield each device's launch."""
@@ -101,19 +121,27 @@ class DeviceCosts:
         return sum(link.words for link in self.links.values())
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class DevicesTally(Exported):
-    """What a program moves on `P` devices: `devices[p]` is one's. `share` has the problem, the rows of each, and the blocks."""
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class DevicesResult(Result):
+    """What a program moved on P devices, and what it computed. `hbm` and `sram` are of all devices together.
 
-    program: DeviceProgram
-    share: Share
-    columns: int
+    devices  what each moved: `devices[p]`
+
+    Forward, it has O (..., H_q, N, d_v) and lse (..., H_q, N); backward, dQ, dK, dV, of the shapes and the type of Q, K, V.
+    """
+
+    plan: DevicesPlan
     devices: Sequence[DeviceCosts]
 
     @property
     def P(self) -> int:
         """How many devices."""
         return len(self.devices)
+
+    @property
+    def share(self) -> Share:
+        """The problem, the rows of each device, and the blocks."""
+        return self.plan.share
 
     @property
     def words(self) -> int:
@@ -123,47 +151,26 @@ class DevicesTally(Exported):
     @property
     def accesses(self) -> int:
         """The HBM accesses of all devices together, in elements."""
-        return sum(device.hbm.accesses for device in self.devices)
+        return self.hbm.accesses
+
+    def _counted(self) -> tuple[Any, ...]:
+        return *super()._counted(), self.devices
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was asked, and each device's numbers, as plain data."""
-        problem = self.share.problem
-        said = {
-            "program": self.program.name, "direction": self.program.direction, "P": self.P, **asdict(problem.shape),
-            "heads": problem.heads, "kv_heads": self.share.H_kv, "dtype": problem.dtype.name, "mask": repr(problem.mask),
-            "M": problem.M, "B_r": self.share.B_r, "B_c": self.share.B_c,
-        }
-        devices = [
-            {
-                "rows": self.share.rows(p), "words": device.words,
-                "links": {str(to): asdict(link) for to, link in sorted(device.links.items())},
+        data: dict[str, Any] = {"program": self.algorithm, **self.plan.described()}
+        data["devices"] = []
+        for p, device in enumerate(self.devices):
+            links = {str(to): asdict(link) for to, link in sorted(device.links.items())}
+            data["devices"].append({
+                "rows": self.share.rows(p), "words": device.words, "links": links,
                 "hbm": device.hbm.to_dict(), "sram": device.sram.to_dict(),
-            }
-            for p, device in enumerate(self.devices)
-        ]
-        return said | {"devices": devices}
+            })  # fmt: skip
+        return data
 
     def __repr__(self) -> str:
-        said = f"{self.words:,} words sent, {self.accesses:,} HBM accesses, blocks {self.share.B_r} × {self.share.B_c}"
-        return f"{type(self).__name__}({self.program.name!r} on {self.P} devices: {said})"
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class DevicesRun(DevicesTally):
-    """A finished forward pass over devices: O (..., H_q, N, d_v), lse (..., H_q, N), and what it cost."""
-
-    O: Array
-    lse: Array
-    inputs: Inputs
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class DevicesGradients(DevicesTally):
-    """A finished backward pass over devices: dQ, dK, dV, of the shapes and the type of Q, K, V, and what it cost."""
-
-    dQ: Array
-    dK: Array
-    dV: Array
+        costs = f"{self.words:,} words sent, {self.accesses:,} HBM accesses, blocks {self.share.B_r} × {self.share.B_c}"
+        return f"DevicesResult({self.algorithm!r} on {self.P} devices: {costs})"
 
 
 def forward(
@@ -171,7 +178,7 @@ def forward(
     P: int, layout: str | None = None, columns: int | None = None, M: Size | None = None,
     blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None, scale: float | None = None,
     check_finite: bool = True, observers: Sequence[Sequence[Observer]] = (),
-) -> DevicesRun:
+) -> DevicesResult:
     """Run attention over P simulated devices, each with an SRAM of M elements.
 
     Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; N is shared out over the devices.
@@ -189,37 +196,37 @@ def forward(
     """
     given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
     program, share, columns = asked(name, "forward", problem, P, layout, columns, blocks)
-    plan = DevicesPlan.of(program, share, columns, {X: by_rows(getattr(given, X)) for X in "QKV"})
+    plan = DevicesPlan.of(program, share, columns, {X: by_rows(getattr(given, X)).copy() for X in "QKV"})
     outcome = simulate(plan, observers)
     O = _gathered(share, outcome.matrices["0"])
     L = _gathered(share, outcome.matrices["1"], program.whole_heads)
-    return DevicesRun(
-        **_costs(plan, outcome), O=O.reshape(*given.leading, *O.shape[1:]),
-        lse=L.reshape(*given.leading, len(share)), inputs=given.copy(),
-    )
+    arrays = {"O": O.reshape(*given.leading, *O.shape[1:]), "lse": L.reshape(*given.leading, len(share))}
+    return _result(plan, outcome, arrays)
 
 
 def backward(
-    name: str, run: DevicesRun, dO: Any, *,
+    name: str, run: DevicesResult, dO: Any, *,
     columns: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None, check_finite: bool = True,
-) -> DevicesGradients:
+) -> DevicesResult:
     """Run the backward pass of a run, whichever program made it, on the same devices and rows, for dO (..., H_q, N, d_v).
 
     M by default the run's; columns and blocks as in `forward`. Raises ValueError as there.
     """
-    if not isinstance(run, DevicesRun):
+    if not isinstance(run, DevicesResult) or "O" not in run.arrays:
         raise ValueError(f"run is a {type(run).__name__}; expected what flashsim.devices.forward returned")
     gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
     problem = run.share.problem if M is None else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
     program, share, columns = asked(name, "backward", problem, run.P, run.share.where, columns, blocks)
-    matrices = {X: by_rows(getattr(run.inputs, X)) for X in "QKV"} | {"O": by_rows(run.O), "dO": by_rows(gradient)}
+    inputs = {X: cast("Mapping[str, Array]", run.plan.given)[X] for X in "QKV"}
+    matrices = inputs | {"O": by_rows(run.O), "dO": by_rows(gradient)}
     plan = DevicesPlan.of(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
     outcome = simulate(plan)
     gradients: dict[str, Any] = {}
     for X, parts in zip(("dQ", "dK", "dV"), outcome.matrices.values(), strict=True):
-        like = getattr(run.inputs, X[1])
-        gradients[X] = _gathered(share, parts).reshape(like.shape).astype(like.dtype)
-    return DevicesGradients(**_costs(plan, outcome), **gradients)
+        like = inputs[X[1]]
+        gradient = _gathered(share, parts).reshape(like.shape).astype(like.dtype)
+        gradients[X] = gradient.reshape(*run.O.shape[:-3], *like.shape) if run.O.ndim > 2 else gradient[0]
+    return _result(plan, outcome, gradients)
 
 
 def count(
@@ -227,7 +234,7 @@ def count(
     P: int, N: int, d: int, N_q: int | None = None, M: Size | None = None, d_v: int | None = None, heads: int = 1,
     kv_heads: int | None = None, dtype: Any = "float32", direction: str = "forward", layout: str | None = None,
     columns: int | None = None, blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None,
-) -> DevicesTally:
+) -> DevicesResult:
     """Count what `forward` or `backward` would move, by running the same program on lengths alone; arguments as there."""
     problem = Problem.of(
         N_q=N if N_q is None else N_q, N_k=N, d=d, d_v=d_v, M=M, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal,
@@ -235,13 +242,13 @@ def count(
     )
     program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
     plan = DevicesPlan.of(program, share, columns)
-    return DevicesTally(**_costs(plan, simulate(plan)))
+    return _result(plan, simulate(plan))
 
 
-def exact(tally: DevicesTally) -> list[theory.ExactDevice]:
+def exact(tally: DevicesResult) -> list[theory.ExactDevice]:
     """Return the same by formula, for each device: `words` and `hbm`, with which counts agree by `==`."""
-    form = theory.FORMS[tally.program.name, tally.program.direction]
-    return [form.exact(tally.share, p, tally.columns) for p in range(tally.P)]
+    form = theory.FORMS[tally.algorithm, tally.plan.program.direction]
+    return [form.exact(tally.share, p, tally.plan.columns) for p in range(tally.P)]
 
 
 def checked(Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: Any, check_finite: Any) -> tuple[Inputs, Problem]:
@@ -326,6 +333,11 @@ def _gathered(share: Share, parts: Sequence[Array], whole_heads: bool = False) -
     return in_order
 
 
-def _costs(plan: DevicesPlan, outcome: Outcome) -> dict[str, Any]:
+def _result(plan: DevicesPlan, outcome: Outcome, arrays: Mapping[str, Array] | None = None) -> DevicesResult:
     devices = [DeviceCosts(device.hbm.traffic, device.sram.use, device.links) for device in outcome.devices]
-    return {"program": plan.program, "share": plan.share, "columns": plan.columns, "devices": devices}
+    total = outcome.total
+    use = Occupancy(total.peak, plan.M, plan.enforced)
+    operations = total.flops if arrays is None else None
+    return DevicesResult(
+        plan=plan, hbm=total.traffic, sram=use, operations=operations, arrays=arrays or {}, devices=devices
+    )

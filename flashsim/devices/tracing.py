@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from flashsim.devices.api import DevicesRun, exact, forward
+from flashsim.devices.api import DevicesResult, exact, forward
 from flashsim.problem.arguments import check_count
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.tracing.about import trace_of
@@ -56,7 +56,7 @@ def lanes_of(rank: int, traces: Sequence[Recording]) -> Lanes:
     return Lanes(rank, kinds, tuple(sorted(messages, key=lambda message: message[1])))
 
 
-def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:
+def _of(run: DevicesResult, p: int, recorder: Recorder) -> Trace:
     """Return device p's own trace: its queries, and as many keys as it has at a time."""
     share, of = run.share, run.share.problem.shape
     shape = Shape(len(share.queries[p]), share.most_rows, of.d, of.d_v)
@@ -66,7 +66,7 @@ def _of(run: DevicesRun, p: int, recorder: Recorder) -> Trace:
         narrow = {1: "1", of.d: "d"}.get(matrix.shape[1], "d_v")
         kinds[array] = ("N_k" if array[0] in "KV" else "N_q", "d_v" if array[0] in "VO" else narrow)
     return trace_of(
-        recorder, run.program, kinds, shape, SimpleNamespace(hbm=exact(run)[p].hbm, sram=SimpleNamespace(peak=None)),
+        recorder, run.plan.program, kinds, shape, SimpleNamespace(hbm=exact(run)[p].hbm, sram=SimpleNamespace(peak=None)),
         blocks=Blocks(share.B_r, share.B_c, N_q=shape.N_q, N_k=shape.N_k), M=share.problem.M,
         enforced=True, stored=share.problem.dtype.name, options=f"device {p} of {run.P}", follows=FOLLOWS,
     )

@@ -175,6 +175,7 @@ class Watch:
         self.attempt = 0
         self.shared = False  # whether a turn of this attempt could stand for others
         self._open = self._final = self._marked = self._warned = False
+        self._left: list[Site] = []  # loops that ended in a turn that stands for itself
         self._nest: list[list[int]] = []  # of each loop that runs, how many turns have begun, of how many
         self._began = self._loop_began = 0.0
 
@@ -185,12 +186,19 @@ class Watch:
         self.attempt += 1
         self._open, self._final, self._marked, self.shared = True, final, False, False
         self._nest.clear()
+        self._left.clear()
         self._began = time.perf_counter()
 
     def end(self) -> bool:
         """End it; return whether its count is true."""
         self._open = False
         return not self._marked
+
+    def was_left_early(self) -> bool:
+        """Return whether a loop ended in its first turns, before what decides them was looked at. Then its turns run one by one."""
+        for site in self._left:
+            self.unlike.setdefault(site, f"line {site[1]} of {os.path.basename(site[0])}: a turn ends the loop")
+        return bool(self._left)
 
     def call(self, function: Callable[..., Result], hbm: Any, sram: Any, *arguments: Any) -> Result:
         """Call the user's function: what the frames above this one can see is a turn's state."""
@@ -221,11 +229,15 @@ class Watch:
         self._differ()
 
     def left(self, turn: int | Turn) -> None:
-        """Note a turn that was left early. Nothing can be raised where Python ends a generator."""
+        """Note a turn that was left early, before turns were compared. Nothing can be raised where Python ends a generator."""
         if type(turn) is not Turn:
             return
         loop = _loop_of(turn)
-        if self.runs(loop) and _low_of(turn) < _high_of(turn):
+        if not self.runs(loop):
+            return
+        if _low_of(turn) == _high_of(turn):
+            self._left.append(loop.site)
+        else:
             name = f"line {loop.site[1]} of {os.path.basename(loop.site[0])}"
             self.unlike.setdefault(loop.site, f"{name}: a turn ends the loop")
             self._marked = True
@@ -361,7 +373,7 @@ def count_alike(run: Callable[[Watch, Sequence[Any]], Result], observers: Sequen
         watch.begin()
         try:
             result = run(watch, ())
-            true = watch.end()
+            true = watch.end() and not watch.was_left_early()
         except Differs:
             true = watch.end()
             if len(watch.unlike) == known:  # by an index that an earlier attempt left somewhere

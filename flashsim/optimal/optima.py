@@ -26,7 +26,7 @@ from flashsim.problem.arguments import check_array
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.reference.rounding import of_bound
 from flashsim.simulate.api import count, forward
-from flashsim.simulate.results import Run, Tally
+from flashsim.simulate.results import Result
 from flashsim.support.exporting import table
 from flashsim.support.sizes import Size
 
@@ -117,7 +117,7 @@ class Optimum:
         """What no schedule of a larger class moves less than, and the best tiles that flashsim knows."""
         return prove(self.problem)
 
-    def tiles(self, name: str) -> Tally | None:
+    def tiles(self, name: str) -> Result | None:
         """What `q_outer` or `snake`, schedules of the game, move with their best tiles; None where none fit."""
         found = []
         for B_r in range(1, self.shape.N_q + 1):
@@ -138,7 +138,7 @@ class Optimum:
             found.append(total)
         return found
 
-    def replay(self, Q: Any, K: Any, V: Any, *, observers: Sequence[Observer] = ()) -> Run:
+    def replay(self, Q: Any, K: Any, V: Any, *, observers: Sequence[Observer] = ()) -> Result:
         """Run the schedule on Q (N_q, d), K (N_k, d), V (N_k, d_v), with M enforced. Raises ValueError for other shapes."""
         shape = self.shape
         wanted = [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)]
@@ -148,9 +148,9 @@ class Optimum:
         own: dict[str, Any] = {"schedule": self.schedule}
         return forward(REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, observers=observers, **own)
 
-    def off(self, run: Run) -> float:
+    def off(self, run: Result) -> float:
         """Return by how much O of a replay differs from naive attention's, as a part of its error bound."""
-        given = run.inputs.Q, run.inputs.K, run.inputs.V
+        given = run.plan.inputs.Q, run.plan.inputs.K, run.plan.inputs.V
         bound = error_bound(*given, mask=self.allowed, **rounding(REPLAY, run.blocks))
         return of_bound(run.O, attention(*given, mask=self.allowed), bound)
 

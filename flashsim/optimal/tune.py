@@ -34,7 +34,8 @@ from flashsim.masks.rules import All, Causal, Mask
 from flashsim.problem.arguments import check_callback, check_count, check_direction, shown
 from flashsim.problem.options import Options, check_options
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.simulate.api import Tally, count
+from flashsim.simulate.api import count
+from flashsim.simulate.results import Result
 from flashsim.simulate.shadow import trial_of
 from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
@@ -206,7 +207,7 @@ class _Search:
         return all(cut.B_r >= min(least, n) and cut.B_c >= min(least, k) for cut in cuts)
 
 
-def cost(algorithm: str | Algorithm, *, direction: str = "forward", **arguments: Any) -> theory.Exact | Tally:
+def cost(algorithm: str | Algorithm, *, direction: str = "forward", **arguments: Any) -> theory.Exact | Result:
     """Return what a run costs, whether it fits M or not: by the closed form, or, where there is none, by running it on shapes.
 
     Arguments as for `flashsim.count`.

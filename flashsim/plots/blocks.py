@@ -17,7 +17,8 @@ from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
 from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
-from flashsim.simulate.api import Run, Tally, count, forward
+from flashsim.simulate.api import count, forward
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import human_bytes
 from flashsim.theory import Exact, exact
 
@@ -73,10 +74,10 @@ def blocks_data(
         how: dict[str, Any] = {"M": exact_at(B_c).sram.peak, "blocks": (min(B_c, d), B_c)}
         return _numbers(forward("flash_basic", Q, K, V, **how) if as_run else count("flash_basic", **shape, **how))
 
-    def backward_at(B_c: int) -> Tally:
+    def backward_at(B_c: int) -> Result:
         return count("flash", **shape, M=M, direction="backward", sizing=Fixed(min(B_c, d), B_c, enforced=False))
 
-    def one_pass(paper: str, direction: str, at: Callable[[int], Exact | Tally]) -> dict[str, Any]:
+    def one_pass(paper: str, direction: str, at: Callable[[int], Exact | Result]) -> dict[str, Any]:
         how: dict[str, Any] = {**shape, "M": M, "direction": direction}
         try:
             standard = count("standard", **how, sizing="fit")
@@ -105,7 +106,7 @@ def blocks_data(
     }  # fmt: skip
 
 
-def _last_that_fits(at: Callable[[int], Exact | Tally], N: int, M: int) -> int:
+def _last_that_fits(at: Callable[[int], Exact | Result], N: int, M: int) -> int:
     """Return the last B_c up to N that fits M, 0 if none does: the peak grows with B_c."""
     return bisect_right(range(1, N + 1), M, key=lambda B_c: at(B_c).sram.peak)
 
@@ -141,7 +142,7 @@ def _curve(sizes: list[int], costs: Iterable[Any]) -> dict[str, list[int]]:
     return {"B_c": sizes, "accesses": list(accesses), "peak": list(peak)}
 
 
-def _numbers(run: Run | Tally) -> dict[str, Any]:
+def _numbers(run: Result | Result) -> dict[str, Any]:
     costs = {k: getattr(run.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 

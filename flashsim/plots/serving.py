@@ -52,7 +52,7 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
         live = sum(count("q_outer", N=N, d=d, blocks=(64, 64), M=ROOM, mask=KeyPadding(n)).hbm.accesses for n in of)
         moves = (16 * whole, live, document_stream(of, d, 64))
         found["padding"].append((1 - sum(of) / (16 * N), [each / packed for each in moves]))
-    batch = serving.count("decode", queries=1, keys=[4096] * 32, d=d, workers=workers, M=ROOM, blocks=(1, 64)).batch
+    batch = serving.count("decode", queries=1, keys=[4096] * 32, d=d, workers=workers, M=ROOM, blocks=(1, 64)).problem
     best = schedule_of(batch, "stream_k", workers, 1)
     fixed = [(t, schedule_of(batch, "fixed", workers, t)) for t in range(1, 65)]
     found["splits"] = [(t, one.busiest / best.busiest, one.parts) for t, one in ((0, best), *fixed)]

@@ -28,7 +28,8 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from flashsim.drawing.style import BLACK, hang, looks
 from flashsim.machine.memory import Event
 from flashsim.plots.chart import Data, Several, chart
-from flashsim.simulate.api import Tally, count
+from flashsim.simulate.api import count
+from flashsim.simulate.results import Result
 from flashsim.theory.measured import FIGURE_2
 
 _WHAT = "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"
@@ -74,7 +75,7 @@ def _model(name: str, sizing: str) -> dict[str, Any]:
     }
 
 
-def _count(name: str, way: str, sizing: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()) -> Tally:
+def _count(name: str, way: str, sizing: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()) -> Result:
     return count(name, **_SHAPE, **_VARIANT, M=kilobytes * 1024 // 2, direction=way, sizing=sizing, observers=observers)
 
 

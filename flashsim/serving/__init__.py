@@ -11,7 +11,7 @@ count, exact              what a program moves, on lengths alone, and by formula
 
 from __future__ import annotations
 
-from flashsim.serving.api import ServingExact, ServingGradients, ServingRun, ServingTally, count, exact
+from flashsim.serving.api import ServingExact, count, exact
 from flashsim.serving.latents import absorb, mla, mla_expanded, mla_paged
 from flashsim.serving.packing import varlen, varlen_backward
 from flashsim.serving.pages import paged
@@ -20,6 +20,6 @@ from flashsim.serving.quantising import fp8, quantise, quantised, to_fp8
 from flashsim.serving.scheduling import decode
 
 __all__ = [
-    "ServingExact", "ServingGradients", "ServingRun", "ServingTally", "absorb", "cascade", "count", "decode", "exact", "fp8",
+    "ServingExact", "absorb", "cascade", "count", "decode", "exact", "fp8",
     "mla", "mla_expanded", "mla_paged", "paged", "quantise", "quantised", "to_fp8", "varlen", "varlen_backward",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from math import prod
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from flashsim.algorithms.blocks import clipped, most_rows
 from flashsim.machine.memory import HBM, SRAM, Observer
-from flashsim.machine.traffic import ArrayTraffic, Flops, Occupancy, Traffic
+from flashsim.machine.traffic import ArrayTraffic, Occupancy, Traffic
 from flashsim.problem.arguments import (
     check_blocks,
     check_choice,
@@ -34,7 +34,7 @@ from flashsim.simulate.interleaving import by_head, interleave
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan
-from flashsim.simulate.results import Costs
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 from flashsim.tracing.about import trace_of
 from flashsim.tracing.recording import Recorder
@@ -73,6 +73,46 @@ class BatchPlan(Plan):
             shapes[name] = (rows, columns)
         return shapes
 
+    @property
+    def blocks(self) -> Sizes:
+        """B_r and B_c."""
+        return Sizes(B_r=self.batch.B_r, B_c=self.batch.B_c)
+
+    @property
+    def problem(self) -> Batch:
+        """The lengths, heads and widths."""
+        return self.batch
+
+    def described(self) -> dict[str, Any]:
+        """Return what was asked, as plain data."""
+        batch, plain = self.batch, bool | int | float | str | None
+        return {
+            "direction": self.program.direction,
+            **{name: getattr(batch, name) for name in ("heads", "kv_heads", "d", "d_v", "causal")},
+            "queries": list(batch.queries),
+            "keys": list(batch.keys),
+            "dtype": batch.dtype.name,
+            "scale": batch.tau,
+            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in self.options.items()},
+        }
+
+    def traced(self, recorder: Recorder) -> Trace:
+        """Return the trace of the first KV head. Keys are those of the pool, of the prefixes, or latents."""
+        batch, shapes = replace(self.batch, heads=self.batch.group, kv_heads=1), self.shapes
+        first = "p" if "K_p" in shapes else ""
+        keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
+        keys = {"C": ("N_k", "d"), **keys}
+        rows = {"Q": "d", "dQ": "d", **dict.fromkeys(("O", "O_new", "dO"), "d_v"), **dict.fromkeys(("L", "L_new", "D"), "1")}
+        kinds = {**dict.fromkeys(shapes, ("", "")), **keys, **{name: ("N_q", w) for name, w in rows.items()}}
+        shape = Shape(shapes["Q"][0], shapes[next(name for name in keys if name in shapes)][0], batch.d, batch.d_v)
+        follows = ("m", "l", "O", "L") if self.program.direction == "forward" else ("D", "dQ")
+        return trace_of(
+            recorder, self.program, kinds, shape, _exact(replace(self, batch=batch)),
+            blocks=clipped(shape, batch.B_r, batch.B_c), M=batch.M, enforced=True, stored=batch.dtype.name,
+            options=", ".join(f"{name} {shown(value)}" for name, value in self.options.items()),
+            follows=tuple((name, kinds.get(name, ("N_q", "1"))) for name in follows),
+        )  # fmt: skip
+
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield a launch for each KV head; to count, one that stands for all."""
         for head in range(self.batch.kv_heads if self.arithmetic else 1):
@@ -96,69 +136,6 @@ class BatchPlan(Plan):
 
     def _arguments(self, hbm: HBM, sram: SRAM) -> list[Any]:
         return [*self.options.values()]
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ServingTally(Costs):
-    """What a program moves: `hbm`, accesses by array over all KV heads; `sram`, peak and capacity; `blocks`, B_r and B_c.
-
-    flops  its operations over all KV heads, as `count` finds them; None in a run on numbers
-    """
-
-    blocks: Sizes
-    plan: BatchPlan
-    flops: Flops | None = field(default=None, compare=False)
-
-    @property
-    def batch(self) -> Batch:
-        """The lengths, heads and widths."""
-        return self.plan.batch
-
-    def traced(self, recorder: Recorder) -> Trace:
-        """Return the trace of the first KV head. Keys are those of the pool, of the prefixes, or latents."""
-        batch, shapes = replace(self.batch, heads=self.batch.group, kv_heads=1), self.plan.shapes
-        first = "p" if "K_p" in shapes else ""
-        keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
-        keys = {"C": ("N_k", "d"), **keys}
-        rows = {"Q": "d", "dQ": "d", **dict.fromkeys(("O", "O_new", "dO"), "d_v"), **dict.fromkeys(("L", "L_new", "D"), "1")}
-        kinds = {**dict.fromkeys(shapes, ("", "")), **keys, **{name: ("N_q", w) for name, w in rows.items()}}
-        shape = Shape(shapes["Q"][0], shapes[next(name for name in keys if name in shapes)][0], batch.d, batch.d_v)
-        follows = ("m", "l", "O", "L") if self.plan.program.direction == "forward" else ("D", "dQ")
-        return trace_of(
-            recorder, self.plan.program, kinds, shape, exact(replace(self, plan=replace(self.plan, batch=batch))),
-            blocks=clipped(shape, batch.B_r, batch.B_c), M=batch.M, enforced=True, stored=batch.dtype.name,
-            options=", ".join(f"{name} {shown(value)}" for name, value in self.plan.options.items()),
-            follows=tuple((name, kinds.get(name, ("N_q", "1"))) for name in follows),
-        )
-
-    def _asked(self) -> dict[str, Any]:
-        batch, plain = self.batch, bool | int | float | str | None
-        return {
-            "direction": self.plan.program.direction,
-            **{name: getattr(batch, name) for name in ("heads", "kv_heads", "d", "d_v", "causal")},
-            "queries": list(batch.queries),
-            "keys": list(batch.keys),
-            "dtype": batch.dtype.name,
-            "scale": batch.tau,
-            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in self.plan.options.items()},
-        }
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ServingRun(ServingTally):
-    """A finished run: O[s] is (H_q, N_s, d_v), lse[s] is (H_q, N_s), −∞ for a row without a key; and what it cost."""
-
-    O: list[Array]
-    lse: list[Array]
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ServingGradients(ServingTally):
-    """A finished backward pass: dQ[s], dK[s], dV[s], one array a sequence, (heads, length, width); and what it cost."""
-
-    dQ: list[Array]
-    dK: list[Array]
-    dV: list[Array]
 
 
 def plan_of(
@@ -196,12 +173,10 @@ def launched(plan: BatchPlan, observers: Sequence[Observer] = ()) -> tuple[dict[
     batch, outcome = plan.batch, simulate(plan, observers)
     total = outcome.total if plan.arithmetic else outcome.total.times(batch.kv_heads)
     costs = {
-        "algorithm": plan.program.name,
         "hbm": _total(plan, total.traffic),
         "sram": Occupancy(total.peak, batch.M, True),
-        "blocks": Sizes(B_r=batch.B_r, B_c=batch.B_c),
         "plan": plan,
-        "flops": None if plan.arithmetic else total.flops,
+        "operations": None if plan.arithmetic else total.flops,
     }
     return costs, {name: np.stack(heads) for name, heads in outcome.matrices.items()}
 
@@ -212,20 +187,20 @@ def _total(plan: BatchPlan, traffic: Traffic) -> Traffic:
     return Traffic({name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()})
 
 
-def run(name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any) -> ServingRun:
+def run(name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any) -> Result:
     """Run the program of that name, forward, on these operands."""
     return finished(plan_of(programs()[name], batch, blocks, options, lambda _: operands), observers)
 
 
-def finished(plan: BatchPlan, observers: Sequence[Observer] = ()) -> ServingRun:
+def finished(plan: BatchPlan, observers: Sequence[Observer] = ()) -> Result:
     """Run the plan of a forward pass."""
     costs, found = launched(plan, check_observers(observers))
     O, L = (by_sequence(plan.batch, found[name]) for name in ("O", "L"))
     _check_finite(plan, "O", O)
-    return ServingRun(**costs, O=O, lse=[lse[..., 0] for lse in L])
+    return Result(**costs, arrays={"O": O, "lse": [lse[..., 0] for lse in L]})
 
 
-def gradients(plan: BatchPlan, observers: Sequence[Observer] = ()) -> ServingGradients:
+def gradients(plan: BatchPlan, observers: Sequence[Observer] = ()) -> Result:
     """Run the plan of a backward pass."""
     batch, (costs, found) = plan.batch, launched(plan, check_observers(observers))
     keys = [slice(*batch.cols(s)) for s in range(len(batch))]
@@ -233,7 +208,7 @@ def gradients(plan: BatchPlan, observers: Sequence[Observer] = ()) -> ServingGra
     dQ = by_sequence(batch, found["dQ"])
     for name, of in (("dQ", dQ), ("dK", dK), ("dV", dV)):
         _check_finite(plan, name, of)
-    return ServingGradients(**costs, dQ=dQ, dK=dK, dV=dV)
+    return Result(**costs, arrays={"dQ": dQ, "dK": dK, "dV": dV})
 
 
 def _check_finite(plan: BatchPlan, name: str, found: Sequence[Array]) -> None:
@@ -282,7 +257,7 @@ def count(
     queries: Any, keys: Any, d: int, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None,
     dtype: Any = "float32", direction: str = "forward", M: Size | None = None, blocks: tuple[int, int] | None = None,
     causal: bool = True, observers: Sequence[Observer] = (), **options: Any,
-) -> ServingTally:
+) -> Result:
     """Count what a program of this room would move, by running it on lengths alone.
 
     queries, keys  N_s and n_s, a length for each sequence; one number of queries is every sequence's
@@ -303,7 +278,7 @@ def count(
     )
     plan = plan_of(program, batch, blocks, options, lambda found: program.operands(batch, found))
     costs, _ = launched(plan, check_observers(observers))
-    return ServingTally(**costs)
+    return Result(**costs)
 
 
 @dataclass(frozen=True)
@@ -314,11 +289,16 @@ class ServingExact:
     sram: Occupancy
 
 
-def exact(tally: ServingTally) -> ServingExact:
+def exact(tally: Result) -> ServingExact:
     """Return by formula what was counted, with which it agrees by `==`. Raises ValueError for what is not a tally."""
-    if not isinstance(tally, ServingTally):
+    plan = getattr(tally, "plan", None)
+    if not isinstance(plan, BatchPlan):
         raise ValueError(f"tally is {shown(tally)}; expected what flashsim.serving's functions return")
-    plan, batch = tally.plan, tally.batch
+    return _exact(plan)
+
+
+def _exact(plan: BatchPlan) -> ServingExact:
+    batch = plan.batch
     form = forms()[plan.program.name, plan.program.direction]
     chip, shapes, arrays = chip_dtype(batch.dtype).itemsize, plan.shapes, {}
     for name, moved in form.moved(batch, **plan.options).items():

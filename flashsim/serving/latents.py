@@ -11,8 +11,9 @@ import numpy as np
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_count, check_number
 from flashsim.problem.inputs import Array
-from flashsim.serving.api import ServingRun, batch_of, packed, run
+from flashsim.serving.api import batch_of, packed, run
 from flashsim.serving.checks import check_fit, check_packed, check_pages, check_pool, check_sequences
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 
 
@@ -32,7 +33,7 @@ def mla(
     Q: Any, C: Any, *,
     latent: int, scale: float, M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True,
     observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> Result:
     """Run latent attention, absorbed: all heads share the rows of C, which are keys, and values in their first columns.
 
     Q       a list with (H_q, N_s, w) for each sequence, as `absorb` returns it
@@ -58,7 +59,7 @@ def mla_paged(
     Q: Any, C: Any, table: Any, lengths: Any, *,
     latent: int, scale: float, page: int, tail: str = "rows", splits: int = 1, M: Size | None = None,
     blocks: tuple[int, int] | None = None, causal: bool = True, observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> Result:
     """Run latent attention, absorbed, to latents in pages: arguments as of `mla`, and of `flashsim.serving.paged`.
 
     C       a pool (H_kv, pages·page, w), of whole pages; FlashMLA's have 64 rows of 576 columns
@@ -91,7 +92,7 @@ def mla_expanded(
     Q: Any, C: Any, W_UK: Any, W_UV: Any, *,
     M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> Result:
     """Run latent attention, not absorbed: each head makes keys and values of all latents in HBM, and attends to them.
 
     Q     a list with (H_q, N_s, d + r) for each sequence, the columns of rope, r, last

@@ -10,10 +10,11 @@ import numpy as np
 
 from flashsim.machine.memory import Observer
 from flashsim.problem.inputs import Array, check_M
-from flashsim.serving.api import ServingGradients, ServingRun, batch_of, gradients, plan_of, run
+from flashsim.serving.api import batch_of, gradients, plan_of, run
 from flashsim.serving.checks import check_ends, check_fit, check_packed, check_sequences
 from flashsim.serving.programs import programs
 from flashsim.simulate.interleaving import interleave
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 
 
@@ -21,7 +22,7 @@ def varlen(
     Q: Any, K: Any, V: Any, cu_q: Any, cu_k: Any, *,
     M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> Result:
     """Run attention of sequences that lie end to end.
 
     Q, K, V     (H_q, ΣN, d), (H_kv, Σn, d), (H_kv, Σn, d_v)
@@ -44,21 +45,21 @@ def varlen(
 
 
 def varlen_backward(
-    run: ServingRun, dO: Any, *, M: Size | None = None, blocks: tuple[int, int] | None = None, observers: Sequence[Observer] = ()
-) -> ServingGradients:
+    run: Result, dO: Any, *, M: Size | None = None, blocks: tuple[int, int] | None = None, observers: Sequence[Observer] = ()
+) -> Result:
     """Run the backward pass of a run of `varlen`, for dO, a list with (H_q, N_s, d_v) for each sequence, as run.O.
 
     M by default the run's; blocks and errors as in `varlen`. Returns dQ, dK, dV by sequence.
     """
-    if not isinstance(run, ServingRun) or run.algorithm != "varlen":
+    if not isinstance(run, Result) or run.algorithm != "varlen" or "O" not in run.arrays:
         raise ValueError(f"run is {run!r:.80}; expected what flashsim.serving.varlen returned")
-    batch = run.batch if M is None else replace(run.batch, M=check_M(M, run.batch.dtype.itemsize))
+    batch = run.plan.batch if M is None else replace(run.plan.batch, M=check_M(M, run.plan.batch.dtype.itemsize))
     given = check_sequences("dO", dO, ("run.O", run.O))
     for s, (array, O) in enumerate(zip(given, run.O, strict=True)):
         if array.shape != O.shape:
             raise ValueError(f"dO[{s}] has shape {array.shape}; expected that of run.O[{s}], {O.shape}")
     more = {"O": run.O, "dO": given, "L": [lse[..., None] for lse in run.lse]}
-    rows = run.plan.operands["Q"].shape[1]  # type: ignore[union-attr]
+    rows = run.plan.operands["Q"].shape[1]
     operands = {**run.plan.operands, **{name: _among(batch, X, rows) for name, X in more.items()}}
     plan = plan_of(programs("backward")["varlen"], batch, blocks, {}, lambda _: operands)
     return gradients(plan, observers)

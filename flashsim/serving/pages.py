@@ -7,8 +7,9 @@ from typing import Any
 
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_count
-from flashsim.serving.api import ServingRun, batch_of, packed, run
+from flashsim.serving.api import batch_of, packed, run
 from flashsim.serving.checks import check_fit, check_packed, check_pages, check_pool, check_sequences
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 
 
@@ -16,7 +17,7 @@ def paged(
     Q: Any, K: Any, V: Any, table: Any, lengths: Any, *,
     page: int, M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True,
     scale: float | None = None, tail: str = "rows", splits: int | None = None, observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> Result:
     """Run attention of a batch of sequences to keys and values that lie in pages.
 
     Q        a list with (H_q, N_s, d) for each sequence; N_s may be 0

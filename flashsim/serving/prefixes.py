@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from flashsim.machine.memory import Observer
-from flashsim.serving.api import ServingRun, batch_of, packed, run
+from flashsim.serving.api import batch_of, packed, run
 from flashsim.serving.checks import check_fit, check_items, check_levels, check_packed, check_sequences
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 
 
@@ -17,7 +18,7 @@ def cascade(
     Q: Any, suffixes: Any, *,
     prefix: Any = None, levels: Any = (), M: Size | None = None, blocks: tuple[int, int] | None = None,
     causal: bool = True, scale: float | None = None, observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> Result:
     """Run attention of a batch whose sequences share prefixes: to each prefix once for all rows, to each suffix alone; merged.
 
     Q         a list with (H_q, N_s, d) for each sequence

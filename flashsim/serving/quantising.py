@@ -10,10 +10,11 @@ import numpy as np
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_choice, check_count
 from flashsim.problem.inputs import Array, stored_type
-from flashsim.serving.api import ServingRun, batch_of_lists, run
+from flashsim.serving.api import batch_of_lists, run
 from flashsim.serving.checks import check_packed
 from flashsim.serving.programs.fp8 import FORMATS
 from flashsim.serving.programs.quantised import check_options
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size, ceil_div
 
 
@@ -46,7 +47,7 @@ def quantised(
     Q: Any, K: Any, V: Any, *,
     bits: int, group: int, M: Size | None = None, blocks: tuple[int, int] | None = None, causal: bool = True,
     scale: float | None = None, observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> Result:
     """Run attention to keys and values that are first quantised, keys by channel, values by token; that costs nothing here.
 
     Q, K, V  lists with (H_q, N_s, d), (H_kv, n_s, d), (H_kv, n_s, d_v) for each sequence
@@ -91,7 +92,7 @@ def fp8(
     Q: Any, K: Any, V: Any, *,
     dtype: str = "e4m3", group: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
     causal: bool = True, scale: float | None = None, observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> Result:
     """Run attention to keys and values that are first rounded to floats of 8 bits, by `to_fp8`; that costs nothing here.
 
     Q, K, V  lists with (H_q, N_s, d), (H_kv, n_s, d), (H_kv, n_s, d_v) for each sequence

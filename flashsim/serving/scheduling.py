@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from flashsim.machine.memory import Observer
-from flashsim.serving.api import ServingRun, batch_of_lists, run
+from flashsim.serving.api import batch_of_lists, run
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 
 
@@ -17,7 +18,7 @@ def decode(
     workers: int, schedule: str = "stream_k", splits: int = 1, M: Size | None = None,
     blocks: tuple[int, int] | None = None, causal: bool = True, scale: float | None = None,
     observers: Sequence[Observer] = (),
-) -> ServingRun:
+) -> Result:
     """Run attention of a batch, whose tiles are shared out over workers, such as a GPU's multiprocessors.
 
     Q, K, V   lists with (H_q, N_s, d), (H_kv, n_s, d), (H_kv, n_s, d_v) for each sequence

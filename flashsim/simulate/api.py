@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, Unpack
 
-from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer, SramOverflow
 from flashsim.problem.arguments import check_callback, check_direction, check_flag, check_observers
-from flashsim.problem.inputs import HEADS_FIRST, check_layout, turned, turning
+from flashsim.problem.inputs import HEADS_FIRST, check_layout, turning
 from flashsim.problem.options import NoOptions, Options, check_how, check_options
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.pipeline import OnLaunch, simulate
 from flashsim.simulate.planning import backward_plan, check_sizing, count_plan, forward_plan, note_blocks_of_both
-from flashsim.simulate.results import Gradients as Gradients
-from flashsim.simulate.results import Run as Run
-from flashsim.simulate.results import Tally as Tally
-from flashsim.simulate.results import check_run
+from flashsim.simulate.results import Result
 from flashsim.simulate.stacking import finished
 from flashsim.simulate.sums import gather_gradients, gather_tally
 from flashsim.support.sizes import Size
@@ -36,7 +32,7 @@ def forward(
     blocks: tuple[int, int] | None = None, enforce: bool | None = None, causal: bool = False, mask: Any = None,
     dropout_p: float = 0.0, seed: int = 0, gqa: str = "separate", layout: str = HEADS_FIRST, check_finite: bool = True,
     observers: Sequence[Observer] = (), on_head: OnHead | None = None, **options: Unpack[Options],
-) -> Run:  # fmt: skip
+) -> Result:  # fmt: skip
     """Run dropout(softmax(MASK(scale · QKᵀ))) V with the named algorithm on the counted memory.
 
     Q is (..., H_q, N_q, d), K (..., H_kv, N_k, d), V (..., H_kv, N_k, d_v), of one dtype among float16, bfloat16, float32,
@@ -88,21 +84,21 @@ def forward(
     )  # fmt: skip
     plan = planned(Q, K, V) if check_layout(layout) == HEADS_FIRST else turning(layout, planned, Q, K, V)
     outcome = simulate(plan, observers, None if on_head is None else _per_head(plan, on_head))
-    run = finished(plan, outcome)
+    run = finished(plan, outcome, layout)
     if plan.is_user_defined and outcome.cost:
         from flashsim.simulate.rehearsal import check_moved, check_on_shapes
 
         check_moved(plan, outcome.cost, outcome.matrices["O"])
         check_on_shapes(plan)
-    return run if layout == HEADS_FIRST else replace(run, O=turned("O", run.O, layout), layout=layout)
+    return run
 
 
 def backward(
-    name: str | Algorithm, run: Run, dO: Any, *,
+    name: str | Algorithm, run: Result, dO: Any, *,
     M: Size | None = None, sizing: str | Sizing | None = None, blocks: tuple[int, int] | None = None,
     enforce: bool | None = None, check_finite: bool = True, observers: Sequence[Observer] = (),
     on_head: OnHead | None = None, **unknown: Unpack[NoOptions],
-) -> Gradients:  # fmt: skip
+) -> Result:  # fmt: skip
     """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., H_q, N_q, d_v).
 
     name     of its backward pass (`flashsim.algorithms.BACKWARD`): the forward pass's own, or another's that belongs to it,
@@ -130,13 +126,12 @@ def backward(
     except SramOverflow as error:
         note_blocks_of_both(plan, error)
         raise
-    found = gather_gradients(plan, outcome, observers)
+    gradients = gather_gradients(plan, outcome, observers, run.layout)
     if plan.is_user_defined and outcome.cost:
         from flashsim.simulate.rehearsal import check_gradients
 
         check_gradients(plan, outcome.cost)
-    by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
-    return replace(found, **by_layout)
+    return gradients
 
 
 def count(
@@ -146,7 +141,7 @@ def count(
     direction: str = "forward", sizing: str | Sizing = "fit", blocks: tuple[int, int] | None = None,
     enforce: bool | None = None, causal: bool = False, mask: Any = None, dropout_p: float = 0.0, gqa: str = "separate",
     observers: Sequence[Observer] = (), **options: Unpack[Options],
-) -> Tally:  # fmt: skip
+) -> Result:  # fmt: skip
     """Count what `forward` or `backward` would move, by running the same algorithm on shapes alone: no arithmetic.
 
     Give a `flashsim.Problem`, such as `run.problem`; or d, and N, or N_q and N_k where they differ; d_v defaults to d. `heads`
@@ -185,3 +180,18 @@ def _per_head(plan: AttentionPlan, on_head: OnHead) -> OnLaunch:
 def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the algorithm's own options, checked."""
     return check_options(function, options, f"{algorithm.name!r} ({algorithm.title})", algorithm, FORWARD)
+
+
+def check_run(algorithm: Algorithm, run: Any) -> Result:
+    """Return the run whose backward pass is asked for. Raises ValueError for anything else, and for another algorithm's."""
+    if not isinstance(run, Result) or not isinstance(run.plan, AttentionPlan) or "O" not in run.arrays:
+        wanted = f"what flashsim.forward({algorithm.forward_pass!r}, …) returned"
+        raise ValueError(f"run is a {type(run).__name__}; expected {wanted}")
+    if run.algorithm != algorithm.forward_pass:
+        own = f"its backward pass is backward({run.algorithm!r}, …), if any"
+        if run.algorithm in FORWARD.keys() - BACKWARD.keys():
+            own = f"it has no backward pass; run {algorithm.forward_pass!r} forward, too"
+        elif run.algorithm not in FORWARD:
+            own = f"expected the run of {algorithm.forward_pass!r}, or a backward pass, an Algorithm, of={run.algorithm!r}"
+        raise ValueError(f"run was made by {run.algorithm!r}; {own}")
+    return run

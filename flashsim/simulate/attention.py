@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +12,7 @@ from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.notation import logaddexp
 from flashsim.algorithms.own import RETURNS
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live
-from flashsim.algorithms.record import Algorithm
+from flashsim.algorithms.record import GRADIENTS, Algorithm
 from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.masks.band import Band
@@ -39,7 +39,7 @@ class AttentionPlan(Plan):
     options   the algorithm's own, by name
     sizing    the policy that chose `blocks`
     mask      the problem's and the options' together, with its sink, which `row_mask` lacks
-    given     Q, K, V; None: to count on shapes alone
+    inputs    Q, K, V; None: to count on shapes alone
     more      what a backward pass is given besides, (..., H_q, N, width), by name
     saved     what the forward pass left for it, by name: a matrix for each launch
 
@@ -55,7 +55,7 @@ class AttentionPlan(Plan):
     options: Mapping[str, Any]
     sizing: Sizing
     mask: Mask
-    given: Inputs | None = None
+    inputs: Inputs | None = None
     check_finite: bool = False
     more: Mapping[str, Array] = field(default_factory=dict)
     saved: Mapping[str, Sequence[Array]] = field(default_factory=dict)
@@ -65,6 +65,23 @@ class AttentionPlan(Plan):
     row_mask: Mask
     blocks: Blocks
     skips: bool = True
+
+    def described(self) -> dict[str, Any]:
+        """Return what was asked, as plain data."""
+        problem, plain = self.problem, bool | int | float | str | None
+        options = {}
+        for name, value in self.options.items():
+            options[name] = value if isinstance(value, plain) else shown(value)
+        return {
+            "direction": self.program.direction, **asdict(problem.shape), "leading": list(problem.leading),
+            "kv_heads": problem.heads // problem.group, "dtype": problem.dtype.name, "scale": problem.scale,
+            "mask": repr(self.mask), "dropout_p": problem.dropout_p, "seed": problem.seed, "gqa": problem.gqa,
+            "options": options,
+        }  # fmt: skip
+
+    def main_results(self) -> tuple[str, ...]:
+        """Return O, or the gradients of Q, K and V."""
+        return GRADIENTS if self.program.direction == "backward" else ("O",)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -83,7 +100,7 @@ class AttentionPlan(Plan):
 
     def kind(self, name: str) -> Kind:
         """Return the kind of a matrix."""
-        return kind_of(name, self.program.matrices)
+        return self.program.matrices.get(name) or KINDS.get(name) or kind_of(name, self.program.matrices)
 
     def shape_of(self, name: str) -> tuple[int, int]:
         """Return the shape of a launch's matrix."""
@@ -119,7 +136,7 @@ class AttentionPlan(Plan):
     def _operands(self, head: Head, number: int) -> list[Operand]:
         operands = []
         for name in self.needs:
-            kind = self.program.matrices.get(name) or KINDS[name]
+            kind = self.kind(name)
             dtype = self.dtype if kind.type == "inputs" else kind.dtype(self.dtype)
             values: Any = self.values(name, head, number) if self.arithmetic else kind.shape(self.shape)
             if name == "Q" and self.arithmetic and "tau" not in self.program.parts:  # without τ, Q comes scaled
@@ -131,7 +148,7 @@ class AttentionPlan(Plan):
         """Return a matrix of the launch at `head`, the `number`th: of query heads, or of the KV head that they share."""
         if name in self.saved:
             return self.saved[name][number]
-        array: Any = self.more[name] if name in self.more else getattr(self.given, name)
+        array: Any = self.more[name] if name in self.more else getattr(self.inputs, name)
         if self.problem.group == 1:
             return cast(Array, array[head])
         by_key = self.kind(name).rows == "N_k"
@@ -139,8 +156,8 @@ class AttentionPlan(Plan):
             members = slice(self.together * head[-1], self.together * (head[-1] + 1))
             array = interleave(array[head[:-1]][members], self.together)
             return cast(Array, array[0])
-        if by_key and self.has_parts and self.given is not None:
-            head = self.given.kv(head)
+        if by_key and self.has_parts and self.inputs is not None:
+            head = self.inputs.kv(head)
         return cast(Array, array[head])
 
     def _band(self, head: Head) -> Band | None:
@@ -173,14 +190,14 @@ class AttentionPlan(Plan):
     def attended(self, head: Head) -> Bools | None:
         """Return the whole (N_q, N_k) mask of one query head, block mask included, for the reference; None: it attends to all."""
         block_mask, shape = self.options.get("block_mask"), self.problem.shape
-        given = None if isinstance(block_mask, str) else block_mask  # "live" leaves out what is masked
-        if isinstance(self.mask, All) and given is None:
+        chosen = None if isinstance(block_mask, str) else block_mask  # "live" leaves out what is masked
+        if isinstance(self.mask, All) and chosen is None:
             return None
         whole = self.mask.whole(shape, head)
-        if given is None:
+        if chosen is None:
             return whole
         B, member = self.blocks, head[-1] % self.together if head else 0
-        tiles = check_tiles(given, B, self.shape)
+        tiles = check_tiles(chosen, B, self.shape)
         spread = tiles.repeat(B.B_r, axis=0)[: self.shape.N_q].repeat(B.B_c, axis=1)[:, : shape.N_k]
         return np.asarray(whole & spread[member :: self.together])
 

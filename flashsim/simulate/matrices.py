@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from flashsim.algorithms.blocks import most_rows
 from flashsim.algorithms.program import Program
 from flashsim.machine.memory import HBM, SRAM, Observer, SramOverflow
 from flashsim.machine.source import PACKAGE, file_of, is_of_package
-from flashsim.machine.traffic import Flops, Occupancy
+from flashsim.machine.traffic import Occupancy
 from flashsim.problem.arguments import (
     check_array,
     check_block_sizes,
@@ -32,7 +32,7 @@ from flashsim.problem.shapes import Sizes
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan
-from flashsim.simulate.results import Costs
+from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 
 SIZINGS = ("fit", "paper")
@@ -64,6 +64,20 @@ class MatrixPlan(Plan):
             folds=not self.is_user_defined or self.arithmetic,
         )
 
+    def described(self) -> dict[str, Any]:
+        """Return what was asked, as plain data."""
+        options = {name: shown(value) for name, value in self.options.items()}
+        return {"sizes": dict(self.sizes), "dtype": self.dtype.name, "options": options}
+
+    def main_results(self) -> Sequence[str]:
+        """Return all results."""
+        return tuple(self.program.returns)
+
+    @property
+    def problem(self) -> Sizes:
+        """The lengths, by symbol."""
+        return self.sizes
+
     def _arguments(self, hbm: HBM, sram: SRAM) -> list[Any]:
         return [self.blocks, *(self.options[name] for name in self.program.options)]
 
@@ -72,53 +86,11 @@ class MatrixPlan(Plan):
         return self.program.returns[name].shape(self.sizes)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ProgramCosts(Costs):
-    """What a count and a run of a program have in common: `hbm`, accesses by array; `sram`, peak and capacity; `blocks`."""
-
-    blocks: Sizes
-    plan: MatrixPlan
-
-    @property
-    def sizes(self) -> Sizes:
-        """The lengths, by symbol."""
-        return self.plan.sizes
-
-    def _asked(self) -> dict[str, Any]:
-        options = {name: shown(value) for name, value in self.plan.options.items()}
-        return {"sizes": dict(self.sizes), "dtype": self.plan.dtype.name, "options": options}
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ProgramTally(ProgramCosts):
-    """What a program's run costs, with its `flops`."""
-
-    flops: Flops
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ProgramRun(ProgramCosts):
-    """A program's finished run. What it returned is by name, and an attribute: `run.results["Y"]` is `run.Y`."""
-
-    results: Mapping[str, Array] = field(default_factory=dict)
-
-    def __getattr__(self, name: str) -> Array:
-        results = self.__dict__.get("results", {})
-        if name not in results:
-            raise AttributeError(f"the run has no {name!r}; it returned {', '.join(results)}")
-        found: Array = results[name]
-        return found
-
-    @property
-    def _arrays(self) -> Sequence[str]:  # type: ignore[override]
-        return tuple(self.results)
-
-
 def run_program(
     program: Program, operands: Mapping[str, Any], *,
     M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
     options: Mapping[str, Any] | None = None, observers: Sequence[Observer] = (),
-) -> ProgramRun:  # fmt: skip
+) -> Result:  # fmt: skip
     """Run a program on arrays, of two axes each, of one type among float16, bfloat16, float32, float64.
 
     A column (N, 1) may be given as (N,); results that are always columns are returned as such. Lists of numbers have the type of
@@ -141,7 +113,7 @@ def count_program(
     M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
     dtype: Any = "float32", options: Mapping[str, Any] | None = None, index: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
-) -> ProgramTally:  # fmt: skip
+) -> Result:  # fmt: skip
     """Count what `run_program` would move, on lengths alone, by symbol. `index` holds operands that say where to go on.
 
     Arguments and errors as there.
@@ -152,7 +124,7 @@ def count_program(
         raise ValueError(f"index holds {', '.join(given) or 'none'}; expected {', '.join(followed) or 'none'}")
     plan = _plan(program, given, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
     outcome = simulate(plan, check_observers(observers))
-    return ProgramTally(**_cost(plan, outcome), flops=outcome.total.flops)
+    return _result(plan, outcome, operations=outcome.total.flops)
 
 
 def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[str, Array], Sizes, np.dtype[Any]]:
@@ -238,7 +210,7 @@ def _fits_by_trial(plan: MatrixPlan, blocks: Sizes, M: int) -> bool:
     return True
 
 
-def _gathered(plan: MatrixPlan, outcome: Outcome) -> ProgramRun:
+def _gathered(plan: MatrixPlan, outcome: Outcome) -> Result:
     """Return the finished run. Raises ValueError where finite operands overflowed a result's type."""
     program, results = plan.program, {}
     numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
@@ -249,9 +221,9 @@ def _gathered(plan: MatrixPlan, outcome: Outcome) -> ProgramRun:
             overflow = f"{name} overflows {result.dtype}, which ends at {largest(result.dtype):.3g}"
             raise ValueError(f"{overflow}. Scale {' and '.join(numbers)} down, or use a wider dtype")
         results[name] = result[:, 0] if kind.columns == "1" else result
-    return ProgramRun(**_cost(plan, outcome), results=results)
+    return _result(plan, outcome, arrays=results)
 
 
-def _cost(plan: MatrixPlan, outcome: Outcome) -> dict[str, Any]:
-    use = Occupancy(outcome.total.peak, plan.M, plan.enforced)
-    return {"algorithm": plan.program.name, "hbm": outcome.total.traffic, "sram": use, "blocks": plan.blocks, "plan": plan}
+def _result(plan: MatrixPlan, outcome: Outcome, **more: Any) -> Result:
+    cost = outcome.total
+    return Result(plan=plan, hbm=cost.traffic, sram=Occupancy(cost.peak, plan.M, plan.enforced), **more)

@@ -86,6 +86,14 @@ class Plan:
         """Yield the launches, each on a memory of its own. `outcome` has what the launches before left."""
         raise NotImplementedError
 
+    def described(self) -> dict[str, Any]:
+        """Return what was asked, as plain data."""
+        raise NotImplementedError
+
+    def main_results(self) -> Sequence[str]:
+        """Return the names of the results that a short description shows."""
+        return ()
+
     def shape_of(self, name: str) -> Shape | None:
         """Return the shape of a matrix that a launch returns; None: not known."""
         return None

@@ -29,13 +29,13 @@ def forward_plan(
     Q: Any, K: Any, V: Any, **asked: Any,
 ) -> AttentionPlan:  # fmt: skip
     """Return the plan of a forward pass, on copies of Q, K, V. `asked` is what `Problem.checked` takes."""
-    given = check_inputs(Q, K, V)
-    problem = Problem.checked(given.shape, given.leading, given.group, given.dtype, **asked)
-    mask = _mask_of(algorithm, problem, options, given.leading)
+    inputs = check_inputs(Q, K, V)
+    problem = Problem.checked(inputs.shape, inputs.leading, inputs.group, inputs.dtype, **asked)
+    mask = _mask_of(algorithm, problem, options, inputs.leading)
     if check_finite:
         stored, more = problem.dtype if algorithm.stores_scores else None, mask != All() and _added(mask, problem)
-        check_range(given, problem.scale, problem.dropout_p, stored, more, "tau" not in algorithm.parts)
-    return plan_of(algorithm, problem, options, sizing, mask, given=given.copy(), check_finite=check_finite)
+        check_range(inputs, problem.scale, problem.dropout_p, stored, more, "tau" not in algorithm.parts)
+    return plan_of(algorithm, problem, options, sizing, mask, inputs=inputs.copy(), check_finite=check_finite)
 
 
 def backward_plan(
@@ -43,14 +43,14 @@ def backward_plan(
 ) -> AttentionPlan:
     """Return the plan of a run's backward pass."""
     before, check_finite = run.plan, check_flag("check_finite", check_finite)
-    problem, mask, given = before.problem, before.mask, before.given
+    problem, mask, inputs = before.problem, before.mask, before.inputs
     _check_scores(algorithm, mask)
     O = turned("O", run.O, run.layout)
     gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
     problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
     if check_finite:
         stored = problem.dtype if "P" in algorithm.operands else None
-        check_backward_range(given, O, gradient, problem.scale, problem.dropout_p, stored)
+        check_backward_range(inputs, O, gradient, problem.scale, problem.dropout_p, stored)
     chosen = sizing is not None or blocks is not None
     policy = check_sizing(("fit" if sizing is None else sizing) if chosen else before.sizing, blocks, enforce)
     if _keeps_blocks(algorithm, before):
@@ -61,7 +61,7 @@ def backward_plan(
     columns = {name: a[..., None] for name, a in (("l", run.l), ("m", run.m), ("L", run.lse)) if a is not None}
     more = {**columns, "O": O, "dO": gradient}
     plan = plan_of(
-        algorithm, problem, before.options, policy, mask, given=given, check_finite=check_finite, more=more,
+        algorithm, problem, before.options, policy, mask, inputs=inputs, check_finite=check_finite, more=more,
         saved=run.saved,
     )  # fmt: skip
     missing = [name for name in plan.needs if name not in {*OPERANDS, *more, *run.saved}]
@@ -100,11 +100,11 @@ def count_plan(
 
 def plan_of(
     algorithm: Algorithm, problem: Problem, options: Mapping[str, Any], sizing: Sizing, mask: Mask,
-    given: Inputs | None = None, **of_pass: Any,
+    inputs: Inputs | None = None, **of_pass: Any,
 ) -> AttentionPlan:  # fmt: skip
     """Return the plan: each query head on its own, or, "grouped", those that share a KV head; in the blocks of `sizing`.
 
-    `given`, Q, K, V, is None to count on shapes alone. `of_pass` are further fields of the plan.
+    `inputs`, Q, K, V, is None to count on shapes alone. `of_pass` are further fields of the plan.
     """
     together, shape, leading = 1, problem.shape, problem.leading
     row_mask = mask.without_sink() if mask.sink else mask
@@ -115,8 +115,8 @@ def plan_of(
         shape = replace(shape, N_q=together * shape.N_q)
     sizes = (sizing.B_r, sizing.B_c) if isinstance(sizing, Fixed) else (1, 1)
     plan = AttentionPlan(
-        program=algorithm, M=problem.M, enforced=sizing.enforced, dtype=problem.dtype, arithmetic=given is not None,
-        is_user_defined=is_own(algorithm), problem=problem, options=options, sizing=sizing, mask=mask, given=given,
+        program=algorithm, M=problem.M, enforced=sizing.enforced, dtype=problem.dtype, arithmetic=inputs is not None,
+        is_user_defined=is_own(algorithm), problem=problem, options=options, sizing=sizing, mask=mask, inputs=inputs,
         together=together, shape=shape, leading=leading, row_mask=row_mask,
         blocks=Blocks(*sizes, N_q=shape.N_q, N_k=shape.N_k), **of_pass,
     )  # fmt: skip
@@ -165,13 +165,13 @@ def _trial(plan: AttentionPlan) -> Memory:
     from flashsim.simulate.shadow import trial_of
 
     shadow = trial_of(plan.program)
-    trial = replace(plan, program=shadow, is_user_defined=True, given=None, arithmetic=False, skips=False)
+    trial = replace(plan, program=shadow, is_user_defined=True, inputs=None, arithmetic=False, skips=False)
     try:
         return run_launch(trial, trial.launch((0,) * len(plan.leading)))
     except SramOverflow:
         raise
     except Exception as error:
-        if plan.given is not None:
+        if plan.inputs is not None:
             error.add_note("it was tried on shapes, without numbers, to find blocks that fit; blocks=(B_r, B_c) needs no trial")
         raise
 

@@ -28,7 +28,7 @@ from flashsim.simulate.least import least_accesses, moved_too_little
 from flashsim.simulate.outcome import Cost, Outcome
 from flashsim.simulate.pipeline import run_launch, simulate
 from flashsim.simulate.planning import backward_plan, plan_of
-from flashsim.simulate.results import Run
+from flashsim.simulate.results import Result
 from flashsim.simulate.shadow import shadow_of
 from flashsim.simulate.stacking import finished, returned_nan, stacked
 from flashsim.simulate.sums import gather_gradients
@@ -245,7 +245,7 @@ def _run(algorithm: Algorithm, plan: AttentionPlan, shape: Shape, blocks: Blocks
     Q, K, V = (rng.normal(size=size).astype(plan.problem.dtype) for size in sizes)
     policy = Fixed(blocks.B_r, blocks.B_c, enforced=False)
     seen = _Seen(shape)
-    small = plan_of(algorithm, problem, plan.options, policy, problem.mask, given=check_inputs(Q, K, V), check_finite=True)
+    small = plan_of(algorithm, problem, plan.options, policy, problem.mask, inputs=check_inputs(Q, K, V), check_finite=True)
     outcome: Outcome = simulate(small, [seen])
     O = stacked(small, "O", outcome.matrices["O"])
     if np.isnan(O).any():
@@ -271,12 +271,12 @@ def _run(algorithm: Algorithm, plan: AttentionPlan, shape: Shape, blocks: Blocks
     )
 
 
-def _run_backward(algorithm: Algorithm, run: Run, mask: Bools | None) -> None:
+def _run_backward(algorithm: Algorithm, run: Result, mask: Bools | None) -> None:
     """Run a backward pass of a small run. Raises MemoryModelError where its gradients are not attention's."""
     dO = np.random.default_rng(SEED + 1).normal(size=run.O.shape).astype(run.O.dtype)
     plan = backward_plan(algorithm, run, dO, None, None, None, None, False)
     result = gather_gradients(plan, simulate(plan), ())
-    inputs, scale = run.inputs, run.scale
+    inputs, scale = run.plan.inputs, run.problem.scale
     exact = gradients(inputs.Q, inputs.K, inputs.V, dO, scale=scale, mask=mask)
     rounded = backward_rounding(algorithm, run.blocks, result.blocks)
     bound = gradient_bounds(inputs.Q, inputs.K, inputs.V, dO, scale=scale, mask=mask, **rounded)

@@ -1,35 +1,102 @@
-"""What a pass returns: `Run`, `Gradients`, `Tally`."""
+"""`Result`: what a plan's run moved, and what it computed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from flashsim.algorithms import BACKWARD, FORWARD
+import numpy as np
+
 from flashsim.algorithms.blocks import who_chose
-from flashsim.algorithms.record import Algorithm
-from flashsim.attention.problem import Problem
 from flashsim.machine.traffic import Flops, Occupancy, Traffic
-from flashsim.problem.arguments import shown
-from flashsim.problem.inputs import HEADS_FIRST, Array, Inputs
-from flashsim.problem.shapes import Blocks
-from flashsim.simulate.attention import AttentionPlan
+from flashsim.problem.inputs import HEADS_FIRST
 from flashsim.support.exporting import ByArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True, repr=False)
-class Costs(ByArray):
-    """What a tally and a finished pass have in common: how they show, plot, and hand on, what they moved."""
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Result(ByArray):
+    """What a plan's run moved, and what it computed: attention, a program on matrices, a ragged batch.
 
-    _arrays: ClassVar[Sequence[str]] = ()
-    algorithm: str
+    plan    what was run: `plan.program`, its problem, its blocks, its operands
+    hbm     accesses by array, of all launches together
+    sram    the peak on chip, and M
+    operations  as a count finds them: `flops`; None in a run on numbers
+    arrays  what was computed, by name; a count has none. Each is an attribute, too: `run.O`
+    layout  of O and the gradients, as in `flashsim.forward`
+    saved   matrices, by name, one for each launch, that attention's backward pass needs besides
+
+    Attention, forward, has O (..., H_q, N_q, d_v), in the inputs' type; `l` and `m` (..., H_q, N_q), the softmax statistics of
+    the scaled scores, in the type that is computed in, or None where the algorithm keeps none; and `lse` (..., H_q, N_q), their
+    log-sum-exp, m + log ℓ, which is −∞ for a row without a key. Where an algorithm returns neither `lse` nor ℓ and m, it is made
+    of what the run left in HBM, uncounted; for a function that returns O alone it is None.
+
+    Attention, backward, has dQ, dK, dV, shaped and typed as Q, K, V; dB, the gradient of a `flashsim.Bias`, as its array, in the
+    type that is computed in; and dsink (..., H_q), that of a `flashsim.Sink`: where heads share a logit, each has a part of its
+    gradient. dB and dsink are None where there is no bias, or no sink.
+
+    Of a ragged batch, each array is a list with an array for each sequence.
+
+    Two results are equal if they have counted the same, whatever they computed.
+    """
+
+    plan: Any
     hbm: Traffic
     sram: Occupancy
-    blocks: Any
+    operations: Flops | None = None
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = HEADS_FIRST
+    saved: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        arrays = self.__dict__.get("arrays", {})
+        if name in arrays:
+            return arrays[name]
+        if name == "flops":
+            raise AttributeError("flops are counted on shapes alone: flashsim.count(…).flops")
+        known = f"it computed {', '.join(arrays)}" if arrays else "it only counted"
+        raise AttributeError(f"the result has no {name!r}; {known}")
+
+    @property
+    def flops(self) -> Flops:
+        """Operations. Raises AttributeError for a run on numbers, which does not count them."""
+        if self.operations is None:
+            raise AttributeError  # __getattr__ says it
+        return self.operations
+
+    @property
+    def algorithm(self) -> str:
+        """The program's name."""
+        name: str = self.plan.program.name
+        return name
+
+    @property
+    def blocks(self) -> Any:
+        """The block sizes, by name."""
+        return self.plan.blocks
+
+    @property
+    def sizing(self) -> str:
+        """Who chose the blocks: "fit", "paper", "given", or what a policy is called; "" where no policy did."""
+        policy = getattr(self.plan, "sizing", None)
+        return "" if policy is None else who_chose(policy)
+
+    @property
+    def problem(self) -> Any:
+        """What was asked, without numbers: for `flashsim.count`, `flashsim.tune.tune`, `flashsim.prove`, too."""
+        return self.plan.problem
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Result) and self._counted() == other._counted()
+
+    def __hash__(self) -> int:
+        return hash((self.algorithm, self.hbm.accesses))
+
+    def _counted(self) -> tuple[Any, ...]:
+        return self.algorithm, self.blocks, self.hbm, self.sram, self.operations
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the accesses by array as one bar, on `ax` or on a new figure, which a notebook shows; return the axes."""
@@ -39,18 +106,18 @@ class Costs(ByArray):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was asked and what it cost as plain data; the arrays are not in it."""
-        return {
+        data = {
             "algorithm": self.algorithm,
-            **self._asked(),
+            **self.plan.described(),
             "hbm": self.hbm.to_dict(),
             "sram": self.sram.to_dict(),
             "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else self.blocks.to_dict(),
-            **({"sizing": self.sizing} if hasattr(self, "sizing") else {}),
-            **({"flops": asdict(flops)} if (flops := getattr(self, "flops", None)) is not None else {}),
         }
-
-    def _asked(self) -> dict[str, Any]:
-        return {}
+        if self.sizing:
+            data["sizing"] = self.sizing
+        if self.operations is not None:
+            data["flops"] = asdict(self.operations)
+        return data
 
     def _repr_html_(self) -> str:
         return self.hbm.table(f"{self.algorithm}: HBM accesses, in elements", [self._costs()])
@@ -58,122 +125,14 @@ class Costs(ByArray):
     def _costs(self) -> str:
         if isinstance(self.blocks, Mapping):
             return f"{self.blocks}, {self.sram}"
-        who = getattr(self, "sizing", "")
-        return f"blocks {self.blocks.B_r} × {self.blocks.B_c}{f' ({who})' if who else ''}, {self.sram}"
+        chosen_by = f" ({self.sizing})" if self.sizing else ""
+        return f"blocks {self.blocks.B_r} × {self.blocks.B_c}{chosen_by}, {self.sram}"
 
     def __repr__(self) -> str:
-        arrays = {name: getattr(self, name) for name in self._arrays}
-        results = (f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
-        said = ", ".join([*results, f"{self.hbm.accesses:,} HBM accesses", self._costs()])
-        return f"{type(self).__name__}({self.algorithm!r}: {said})"
-
-
-@dataclass(frozen=True, repr=False)
-class Tally(Costs):
-    """What a run costs. `hbm`: accesses by array. `sram`: peak and capacity. `blocks`: B_r, B_c, T_r, T_c. `flops`.
-
-    sizing  who chose the blocks: "fit", "paper", "given", or what a policy is called
-    """
-
-    blocks: Blocks
-    flops: Flops
-    sizing: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Finished(Costs):
-    """A finished pass: what it cost, as in `Tally`.
-
-    plan   what was asked, and how it was run: with the algorithm's record, `plan.program`
-    """
-
-    blocks: Blocks
-    plan: AttentionPlan
-
-    @property
-    def sizing(self) -> str:
-        """Who chose the blocks: "fit", "paper", "given", or what a policy is called."""
-        return who_chose(self.plan.sizing)
-
-    def _asked(self) -> dict[str, Any]:
-        plan, problem, plain = self.plan, self.plan.problem, bool | int | float | str | None
-        return {
-            "direction": plan.program.direction, **asdict(problem.shape), "leading": list(problem.leading),
-            "kv_heads": problem.heads // problem.group, "dtype": problem.dtype.name, "scale": problem.scale,
-            "mask": repr(plan.mask), "dropout_p": problem.dropout_p, "seed": problem.seed, "gqa": problem.gqa,
-            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in plan.options.items()},
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Run(Finished):
-    """A finished forward pass: the result, and what it cost.
-
-    O     (..., H_q, N_q, d_v), in the inputs' dtype; with layout="BNHD", (..., N_q, H_q, d_v). All else is heads first
-    l, m  (..., H_q, N_q), softmax statistics of the scaled scores in the chip's dtype; None where the algorithm keeps none
-    lse   (..., H_q, N_q), the scaled scores' log-sum-exp, m + log ℓ; where an algorithm returns neither it nor ℓ and m, it is
-          made of what the run left in HBM, uncounted. −∞ for a row without a key. None for a function that returns O alone
-    hbm, sram, blocks, plan  as in `Finished`
-    layout  of O, as in `forward`
-    problem, inputs, saved  what was asked; Q, K, V and what else the backward pass needs: copies, independent of the caller's
-    """
-
-    _arrays = ("O",)
-    O: Array
-    l: Array | None
-    m: Array | None
-    lse: Array | None
-    saved: Mapping[str, Sequence[Array]]
-    layout: str = HEADS_FIRST
-
-    @property
-    def problem(self) -> Problem:
-        """What was asked: for `flashsim.count`, `flashsim.tune.tune`, `flashsim.prove`, too."""
-        return self.plan.problem
-
-    @property
-    def inputs(self) -> Inputs:
-        """Q, K, V."""
-        assert self.plan.given is not None
-        return self.plan.given
-
-    @property
-    def scale(self) -> float:
-        """The softmax scale τ."""
-        return self.plan.problem.scale
-
-    @property
-    def gqa(self) -> str:
-        """The schedule of query heads that share a KV head, as in `forward`."""
-        return self.plan.problem.gqa
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Gradients(Finished):
-    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Finished`.
-
-    dB is the gradient of a `flashsim.Bias`, of the shape of its array, in the type that was computed in; None without one.
-    dsink is that of a `flashsim.Sink`, (..., H_q): where heads share a logit, a part of its gradient each.
-    """
-
-    _arrays = ("dQ", "dK", "dV")
-    dQ: Array
-    dK: Array
-    dV: Array
-    dB: Array | None = None
-    dsink: Array | None = None
-
-
-def check_run(algorithm: Algorithm, run: Any) -> Run:
-    """Return the run whose backward pass is asked for. Raises ValueError for anything else, and for another algorithm's."""
-    if not isinstance(run, Run):
-        wanted = f"what flashsim.forward({algorithm.forward_pass!r}, …) returned"
-        raise ValueError(f"run is a {type(run).__name__}; expected {wanted}")
-    if run.algorithm != algorithm.forward_pass:
-        own = f"its backward pass is backward({run.algorithm!r}, …), if any"
-        if run.algorithm in FORWARD.keys() - BACKWARD.keys():
-            own = f"it has no backward pass; run {algorithm.forward_pass!r} forward, too"
-        elif run.algorithm not in FORWARD:
-            own = f"expected the run of {algorithm.forward_pass!r}, or a backward pass, an Algorithm, of={run.algorithm!r}"
-        raise ValueError(f"run was made by {run.algorithm!r}; {own}")
-    return run
+        shown = []
+        for name, array in self.arrays.items():
+            if isinstance(array, np.ndarray) and name in self.plan.main_results():
+                shown.append(f"{name} {array.shape} {array.dtype}")
+        said = ", ".join([*shown, f"{self.hbm.accesses:,} HBM accesses", self._costs()])
+        direction = ", backward" if self.plan.program.direction == "backward" else ""
+        return f"Result({self.algorithm!r}{direction}: {said})"

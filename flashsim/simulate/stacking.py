@@ -11,29 +11,31 @@ from flashsim.algorithms.notation import log
 from flashsim.machine.memory import SRAM, Event, MemoryModelError
 from flashsim.machine.source import at_line
 from flashsim.machine.traffic import Occupancy
-from flashsim.problem.inputs import Array, largest
+from flashsim.problem.inputs import HEADS_FIRST, Array, largest, turned
 from flashsim.problem.matrices import KINDS
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import by_head
 from flashsim.simulate.outcome import Cost, Outcome
 from flashsim.simulate.pipeline import run_launch
-from flashsim.simulate.results import Run
+from flashsim.simulate.results import Result
 
 
-def finished(plan: AttentionPlan, outcome: Outcome) -> Run:
+def finished(plan: AttentionPlan, outcome: Outcome, layout: str = HEADS_FIRST) -> Result:
     """Return the finished forward pass."""
-    left = outcome.matrices
-    found: dict[str, Any] = {name: stacked(plan, name, left[name]) for name in ("O", "l", "m", "lse") if name in left}
-    if "l" in found:
-        found["lse"] = found["m"] + log(found["l"])
-    elif "L" in left:
-        found["lse"] = stacked(plan, "L", left["L"])
+    matrices = outcome.matrices
+    arrays: dict[str, Any] = {name: stacked(plan, name, matrices[name]) for name in ("O", "l", "m", "lse") if name in matrices}
+    if "l" in arrays:
+        arrays["lse"] = arrays["m"] + log(arrays["l"])
+    elif "L" in matrices:
+        arrays["lse"] = stacked(plan, "L", matrices["L"])
     if plan.check_finite and not plan.program.returns:
-        for name, matrix in found.items():
-            if np.isnan(matrix).any():
+        for name, array in arrays.items():
+            if np.isnan(array).any():
                 raise returned_nan(plan, "L" if name == "lse" else name)
-    saved = {name: each for name, each in left.items() if name not in {*found, "L"}}
-    return Run(**{"l": None, "m": None, "lse": None, **found}, **cost_of(plan, outcome.total), plan=plan, saved=saved)
+    saved = {name: each for name, each in matrices.items() if name not in {*arrays, "L"}}
+    arrays = {"O": None, "l": None, "m": None, "lse": None} | arrays
+    arrays["O"] = turned("O", arrays["O"], layout)
+    return Result(**cost_of(plan, outcome.total), arrays=arrays, layout=layout, saved=saved)
 
 
 def returned_nan(plan: AttentionPlan, name: str) -> MemoryModelError:
@@ -72,11 +74,10 @@ def returned_nan(plan: AttentionPlan, name: str) -> MemoryModelError:
 
 
 def cost_of(plan: AttentionPlan, cost: Cost) -> dict[str, Any]:
-    """Return the query heads' cost together, as a run's fields: K and V are as large as they are, once for each KV head."""
+    """Return the query heads' cost together, as a result's fields: K and V are as large as they are, once for each KV head."""
     if plan.has_parts:
         cost = cost.sized(**{name: cost.traffic.by_array[name].size // plan.problem.group for name in ("K", "V")})
-    use = Occupancy(cost.peak, plan.M, plan.enforced)
-    return {"algorithm": plan.program.name, "hbm": cost.traffic, "sram": use, "blocks": plan.blocks}
+    return {"plan": plan, "hbm": cost.traffic, "sram": Occupancy(cost.peak, plan.M, plan.enforced)}
 
 
 def stacked(plan: AttentionPlan, name: str, matrices: Sequence[Array], said: str = "") -> Array:

@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms import GRADIENTS
-from flashsim.algorithms.blocks import who_chose
 from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.algorithms.sink_gradient import sink_gradient
 from flashsim.machine.memory import HBM, SRAM, Observer
 from flashsim.machine.traffic import Traffic
 from flashsim.masks.rules import Head
-from flashsim.problem.inputs import Array, chip_dtype
+from flashsim.problem.inputs import HEADS_FIRST, Array, chip_dtype, turned
 from flashsim.problem.matrices import KINDS
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import by_head, summed_over
 from flashsim.simulate.outcome import Cost, Outcome
 from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan
-from flashsim.simulate.results import Gradients, Tally
+from flashsim.simulate.results import Result
 from flashsim.simulate.stacking import cost_of, refuse_overflow, stacked
 
 Sums = dict[str, Array]
@@ -75,7 +74,7 @@ def _nothing(hbm: HBM, sram: SRAM) -> Sequence[Any]:
     return ()
 
 
-def gather_gradients(plan: AttentionPlan, outcome: Outcome, observers: Sequence[Observer]) -> Gradients:
+def gather_gradients(plan: AttentionPlan, outcome: Outcome, observers: Sequence[Observer], layout: str = HEADS_FIRST) -> Result:
     """Return the finished backward pass; dK and dV of query heads that ran each on its own are summed first."""
     left = {name: f"{name}_parts" if plan.has_parts and name != "dQ" else name for name in GRADIENTS}
     gradients: dict[str, Any] = {name: stacked(plan, name, outcome.matrices[name], left[name]) for name in GRADIENTS}
@@ -94,10 +93,11 @@ def gather_gradients(plan: AttentionPlan, outcome: Outcome, observers: Sequence[
     if plan.mask.sink is not None:
         dsink, summing = sink_gradients(plan, observers)
         cost = cost.with_sums(summing)
-    return Gradients(**gradients, **cost_of(plan, cost), dB=dB, dsink=dsink, plan=plan)
+    by_name = {name: turned(name, gradients[name], layout) for name in GRADIENTS}
+    return Result(**cost_of(plan, cost), arrays={**by_name, "dB": dB, "dsink": dsink}, layout=layout)
 
 
-def gather_tally(plan: AttentionPlan, heads: int, outcome: Outcome, observers: Sequence[Observer]) -> Tally:
+def gather_tally(plan: AttentionPlan, heads: int, outcome: Outcome, observers: Sequence[Observer]) -> Result:
     """Return what `heads` query heads cost, of one problem's launch on shapes alone."""
     group = plan.problem.group
     launches = heads // plan.together
@@ -114,7 +114,7 @@ def gather_tally(plan: AttentionPlan, heads: int, outcome: Outcome, observers: S
     if plan.mask.sink is not None and plan.program.direction == "backward":
         shapes = {name: KINDS[name].shape(plan.problem.shape) for name in _of_sink(plan)}
         cost = cost.with_sums(_sink_pass(plan, [{"sink": (1, 1), **shapes}], observers)[1].times(heads))
-    return Tally(**cost_of(plan, cost), flops=cost.flops, sizing=who_chose(plan.sizing))
+    return Result(**cost_of(plan, cost), operations=cost.flops)
 
 
 def launch_sums(
@@ -136,7 +136,7 @@ def key_gradients(plan: AttentionPlan, parts: Sums, observers: Sequence[Observer
     groups = [a.reshape(-1, plan.problem.group, prod(a.shape[-2:])) for a in parts.values()]
     problems = [dict(zip(parts, group, strict=True)) for group in zip(*groups, strict=True)]
     sums, cost = launch_sums(plan, problems, plan.problem.dtype, observers)
-    shapes = {name: getattr(plan.given, name[1:]).shape for name in parts}
+    shapes = {name: getattr(plan.inputs, name[1:]).shape for name in parts}
     return {name: np.stack([one[name] for one in sums]).reshape(shape) for name, shape in shapes.items()}, cost
 
 
@@ -173,16 +173,16 @@ def bias_gradient(plan: AttentionPlan, sums_by_index: Mapping[Head, Array], obse
 
     And what summing it up cost, if anything.
     """
-    given, ran = plan.mask.bias, plan.row_mask.bias
+    bias, row_bias = plan.mask.bias, plan.row_mask.bias
     N_q, group, dtype, cost = plan.problem.shape.N_q, plan.together, chip_dtype(plan.problem.dtype), Cost()
-    axis = summed_over(given, group, N_q)
+    axis = summed_over(bias, group, N_q)
     matrices = [*sums_by_index.values()]
     if axis is not None:
         parts = [np.moveaxis(matrix.reshape(N_q, group, -1), axis, 0) for matrix in matrices]
         sums, cost = launch_sums(plan, [{"dB": a.reshape(len(a), -1)} for a in parts], dtype, observers)
         matrices = [one["dB"].reshape(a.shape[1:]) for a, one in zip(parts, sums, strict=True)]
     dB = np.stack(matrices)
-    dB = dB.reshape(*ran.leading, *dB.shape[1:])
-    if axis is None and given.matrix[0] > 1:
+    dB = dB.reshape(*row_bias.leading, *dB.shape[1:])
+    if axis is None and bias.matrix[0] > 1:
         dB = by_head(dB, group)
-    return dB.reshape(given.array.shape), cost
+    return dB.reshape(bias.array.shape), cost

@@ -17,7 +17,8 @@ from flashsim.machine.traffic import Occupancy, Traffic
 from flashsim.problem.arguments import check_shape, shown
 from flashsim.problem.inputs import check_M, float_name
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.simulate.api import Tally, count
+from flashsim.simulate.api import count
+from flashsim.simulate.results import Result
 from flashsim.support.entry import one_line
 from flashsim.sweeping import bounds
 from flashsim.sweeping.columns import ARGUMENTS, CERTIFICATE, FOUND, OF_BOUND, is_found
@@ -86,7 +87,7 @@ def by_count(point: Point) -> Outcome:
     algorithm = point.way.algorithm
     assert algorithm is not None
     try:
-        tally: Tally = count(algorithm, **point.arguments)
+        tally: Result = count(algorithm, **point.arguments)
     except SramOverflow as error:
         return Outcome("does not fit", _said(error), "count")
     except (ValueError, TypeError, MemoryModelError) as error:

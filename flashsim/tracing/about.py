@@ -16,8 +16,8 @@ from flashsim.problem.inputs import Array
 from flashsim.problem.matrices import symbols
 from flashsim.problem.shapes import Blocks, Shape
 from flashsim.simulate.attention import AttentionPlan
-from flashsim.simulate.matrices import MatrixPlan, ProgramRun
-from flashsim.simulate.results import Finished
+from flashsim.simulate.matrices import MatrixPlan
+from flashsim.simulate.results import Result
 from flashsim.tracing.data import STANDARD, About, Counts, Kind
 from flashsim.tracing.listing import listing_of, source_of
 from flashsim.tracing.recording import Recorder
@@ -26,23 +26,24 @@ from flashsim.tracing.traces import Trace
 LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by tile
 
 
-class Tells(Protocol):
-    """A run that makes its own trace."""
+class Traced(Protocol):
+    """A plan that makes the traces of its runs itself."""
 
     def traced(self, recorder: Recorder) -> Trace:
-        """Return its trace, which `trace_of` makes."""
+        """Return the trace of a run, which `trace_of` makes."""
 
 
-def traced(recorder: Recorder, run: Finished | ProgramRun | Tells) -> Trace:
+def traced(recorder: Recorder, run: Result) -> Trace:
     """Return the trace of a run that the recorder was an observer of, with what there is to say of it.
 
     Raises ValueError where the recorder saw nothing of it.
     """
     if recorder.sram is None:
         raise ValueError(f"the run has no head number {recorder.head}, counted from 0")
-    if isinstance(run, ProgramRun):
-        return _traced_program(recorder, run.plan)
-    return _traced(recorder, run.plan) if isinstance(run, Finished) else run.traced(recorder)
+    plan: AttentionPlan | MatrixPlan | Traced = run.plan
+    if isinstance(plan, AttentionPlan):
+        return _traced(recorder, plan)
+    return _traced_program(recorder, plan) if isinstance(plan, MatrixPlan) else plan.traced(recorder)
 
 
 def _traced(recorder: Recorder, plan: AttentionPlan) -> Trace:

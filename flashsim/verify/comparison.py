@@ -17,8 +17,9 @@ from flashsim.masks.dropout import keep_mask
 from flashsim.problem.inputs import Array
 from flashsim.problem.qkv import QKV
 from flashsim.problem.shapes import Blocks
-from flashsim.simulate.api import Gradients, Run, Tally, backward, count, forward
+from flashsim.simulate.api import backward, count, forward
 from flashsim.simulate.interleaving import interleave
+from flashsim.simulate.results import Result
 from flashsim.tracing.observers import Ledger
 
 OnHead = Callable[[int, int], None]
@@ -31,7 +32,7 @@ LARGEST_GRADIENT = 2**25  # elements of that matrix up to which gradients are co
 
 
 @dataclass(frozen=True)
-class Result:
+class Comparison:
     """One pass over all heads: its cost, its error (None: naive attention is too large to form), whether theory agrees."""
 
     title: str
@@ -51,7 +52,7 @@ class Result:
 
 def run_all(
     given: QKV, algorithms: Sequence[Any], watch: Watch, *, both_ways: bool, **options: Any
-) -> tuple[dict[str, Result], dict[str, Result]]:
+) -> tuple[dict[str, Comparison], dict[str, Comparison]]:
     """Run each algorithm forward, and backward for a random dO if `both_ways`; return the results of each direction, by name.
 
     `watch(title, heads)` is called before each pass, and what it returns after each head, as `flashsim.forward`'s `on_head`.
@@ -90,12 +91,12 @@ def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mappi
     return asked | {"sizing": Fixed(fitting.B_r, fitting.B_c)}
 
 
-def _result(run: Run, cost: Run | Gradients, compared: Iterable[Compared], seconds: float) -> Result:
+def _result(run: Result, cost: Result, compared: Iterable[Compared], seconds: float) -> Comparison:
     worst, of_bound = _worst(compared) or (None, None)
-    return Result(cost.plan.program.title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, _agrees(run, cost), seconds)
+    return Comparison(cost.plan.program.title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, _agrees(run, cost), seconds)
 
 
-def _agrees(run: Run, cost: Run | Gradients) -> bool | None:
+def _agrees(run: Result, cost: Result) -> bool | None:
     """Whether theory says the same; None for an algorithm without a form, and for masks by head."""
     algorithm, plan = cost.plan.program, run.plan
     if plan.mask.per_head or not _has_form(algorithm):
@@ -113,9 +114,9 @@ def _has_form(algorithm: Algorithm) -> bool:
     return True
 
 
-def forward_errors(run: Run) -> Iterator[Compared]:
+def forward_errors(run: Result) -> Iterator[Compared]:
     """Yield O, naive attention and the bound, some rows of one head at a time."""
-    given, p, shape = run.inputs, run.problem.dropout_p, run.inputs.shape
+    given, p, shape = run.plan.inputs, run.problem.dropout_p, run.plan.inputs.shape
     rounded = reference.rounding(run.plan.program, run.blocks)
     for number, head in enumerate(np.ndindex(given.leading)):
         Q, K, V = given.Q[head], given.K[given.kv(head)], given.V[given.kv(head)]
@@ -123,24 +124,24 @@ def forward_errors(run: Run) -> Iterator[Compared]:
         for top in range(0, shape.N_q, ROWS_AT_ONCE):
             rows = slice(top, top + ROWS_AT_ONCE)
             mask, kept = (None if a is None else a[rows] for a in (whole, keep))
-            parts: dict[str, Any] = {"scale": run.scale, "mask": mask, "keep": kept, "dropout_p": p}
+            parts: dict[str, Any] = {"scale": run.problem.scale, "mask": mask, "keep": kept, "dropout_p": p}
             parts["sink"] = _sink(run, head)
             bound = reference.error_bound(Q[rows], K, V, **rounded, **parts)
             yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
 
 
-def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
+def backward_errors(run: Result, found: Result, dO: Array) -> Iterator[Compared]:
     """Yield dQ, dK, dV and dsink, with what they should be and the bound, one KV head with its query heads at a time.
 
     Heads of a group may have different sinks, so the oracle takes them apart. Where they ran as one, a sum over a head's rows
     was one over g times as many, and first-order terms are taken so much more often.
     """
-    given, p, shape, g = run.inputs, run.problem.dropout_p, run.inputs.shape, run.inputs.group
+    given, p, shape, g = run.plan.inputs, run.problem.dropout_p, run.plan.inputs.shape, run.plan.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
     rounded = reference.backward_rounding(found.plan.program, run.blocks, found.blocks)
     sunk = run.plan.mask.sink is not None
-    C = 2.0 * g if sunk and run.gqa == "grouped" else 2.0
+    C = 2.0 * g if sunk and run.problem.gqa == "grouped" else 2.0
     heads = list(enumerate(np.ndindex(given.leading)))
     for first in range(0, len(heads), g):
         sharing = heads[first : first + g]
@@ -149,11 +150,11 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
         whole, keep = (None if of[0] is None else np.stack(of) for of in zip(*masks, strict=True))
         Q, dO_h, dQ = (np.stack([a[head] for _, head in sharing]) for a in (given.Q, dO, found.dQ))
         sinks = np.stack([_sink(run, head) for _, head in sharing]) if sunk else None
-        if run.gqa == "grouped" and not sunk:
+        if run.problem.gqa == "grouped" and not sunk:
             whole, keep = (None if a is None else interleave(a, g) for a in (whole, keep))
             Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
         operands = Q, given.K[shared], given.V[shared], dO_h
-        parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": p, "sink": sinks}
+        parts: dict[str, Any] = {"scale": run.problem.scale, "mask": whole, "keep": keep, "dropout_p": p, "sink": sinks}
         want = reference.gradients(*operands, **parts)
         bound = reference.gradient_bounds(*operands, **rounded, **parts, C=C)
         yield dQ, want.dQ, bound.dQ
@@ -165,11 +166,11 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
             yield np.stack([found.dsink[head] for _, head in sharing]), reference.sink_gradient(*operands, **parts), off
 
 
-def _sink(run: Run, head: tuple[int, ...]) -> Any:
+def _sink(run: Result, head: tuple[int, ...]) -> Any:
     return None if run.plan.mask.sink is None else run.plan.mask.sink.of(head, 1)[0, 0]
 
 
-def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:
+def _whole_masks(run: Result, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:
     shape, p = run.problem.shape, run.problem.dropout_p
     return run.plan.attended(head), keep_mask(run.problem.seed, p, shape.N_q, shape.N_k, number) if p else None
 
@@ -189,7 +190,7 @@ class Counted:
     """A tally with its line-by-line ledger, and whether the closed form agrees: None where there is none."""
 
     algorithm: Algorithm
-    tally: Tally
+    tally: Result
     ledger: Ledger
     arguments: Mapping[str, Any]
     agrees: bool | None

@@ -22,6 +22,7 @@ from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
 from flashsim.serving.theory import mla
 from flashsim.simulate.api import count, forward
+from flashsim.simulate.results import Result
 from flashsim.verify.shared import Claim, none_differs
 
 
@@ -161,8 +162,8 @@ def stream_k(full: bool) -> Claim:
     parts."""
     workers = 108
     tally = serving.count("decode", queries=1, keys=[4096] * 32, d=64, workers=workers, M=10**6, blocks=(1, 64))
-    best = schedule_of(tally.batch, "stream_k", workers, 1)
-    fixed = {t: schedule_of(tally.batch, "fixed", workers, t) for t in range(1, 65)}
+    best = schedule_of(tally.problem, "stream_k", workers, 1)
+    fixed = {t: schedule_of(tally.problem, "fixed", workers, t) for t in range(1, 65)}
     ratios = {t: one.busiest / best.busiest for t, one in fixed.items()}
     even = next(t for t, one in fixed.items() if one.busiest == best.busiest)
     few = min((t for t, one in fixed.items() if one.parts <= best.parts), key=ratios.__getitem__)
@@ -210,8 +211,8 @@ def mla_intensity(full: bool) -> Claim:
     run = serving.mla([Q], [C], latent=512, scale=192**-0.5, M="227KB", blocks=(64, 64), observers=[l2])
     l2.flush()
     found["two of 4,096 by an L2"] = 2 * 128 * 4096 * (576 + 512) / l2.dram_bytes(run.hbm)
-    by_one = replace(run.batch, B_c=1)
-    most = most_rows(lambda rows, M: mla.peak(replace(by_one, B_r=rows)) <= M, run.batch.M, 128, "mla", "")
+    by_one = replace(run.problem, B_c=1)
+    most = most_rows(lambda rows, M: mla.peak(replace(by_one, B_r=rows)) <= M, run.problem.M, 128, "mla", "")
     one, short, two, cached = found.values()
     said = f"{one:.1f} in one pass, {short:.1f} if n = 4,096; {two:.1f} in two passes, {cached:.1f} if n = 4,096 with an L2"
     holds = abs(found["one pass"] - exact) < 0.01 and exact < ridge and abs(found["two passes"] - exact / 2) < 0.01
@@ -268,7 +269,7 @@ def float_bits(full: bool) -> Claim:
     Q, K, V = ([rng.normal(size=(1, n, 128)).astype("float32")] for n in (16, 1024, 1024))
     how: dict[str, Any] = {"M": 10**6, "blocks": (16, 64)}
     want = serving.decode(Q, K, V, workers=1, **how).O[0]
-    runs: dict[str, serving.ServingRun] = {
+    runs: dict[str, Result] = {
         f"{name}, {said}": serving.fp8(Q, K, V, dtype=name, group=group, **how)
         for name in ("e4m3", "e5m2") for said, group in (("one scale", None), ("of 64 keys", 64))
     } | {"integers, G = 128": serving.quantised(Q, K, V, bits=8, group=128, **how)}  # fmt: skip

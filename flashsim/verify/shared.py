@@ -154,7 +154,7 @@ def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) 
         return np.inf, False
     given = {name: x.astype(np.float64) if x.dtype.kind == "f" else x for name, x in operands.items()}
     right = naive_programs()[program.name]({**given, **options}, run.blocks)
-    errors = [of_bound(run.results[name].reshape(want.shape), want, bound) for name, (want, bound) in right.items()]
+    errors = [of_bound(run.arrays[name].reshape(want.shape), want, bound) for name, (want, bound) in right.items()]
     exact = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype="float64", options=options)
     return max(errors), (run.hbm, run.sram) == (exact.hbm, exact.sram)
 

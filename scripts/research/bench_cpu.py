@@ -107,7 +107,8 @@ def inputs(N: int, d: int) -> tuple[Array, Array, Array]:
 
 def simulate(Q: Array, K: Array, V: Array, M: int | None) -> Array:
     """Run the simulator, counting; return O."""
-    return flashsim.forward("flash_basic", Q, K, V, M=M, sizing="paper").O
+    O: Array = flashsim.forward("flash_basic", Q, K, V, M=M, sizing="paper").O
+    return O
 
 
 def pallas_lowered(Q: Array, K: Array, V: Array) -> Call:
@@ -224,7 +225,7 @@ def work_backward(sizes: Sizes, _: str) -> Record:
     Q, K, V = inputs(sizes.backward_N, sizes.d)
     dO = np.random.default_rng(1).standard_normal(V.shape, dtype=np.float32)
     run = flashsim.forward("flash", Q, K, V, M=sizes.M, sizing="paper")
-    S = Q @ K.T * Q.dtype.type(run.scale)
+    S = Q @ K.T * Q.dtype.type(run.problem.scale)
     P = np.exp(S - S.max(axis=1, keepdims=True))
     P /= P.sum(axis=1, keepdims=True)
 

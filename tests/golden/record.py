@@ -255,7 +255,7 @@ def programs() -> Iterator[tuple[str, str]]:
 
 def _results(function: Callable[..., Any], *operands: Any, **how: Any) -> str:
     run = function(*operands, **how)
-    return f"{of_costs(run)} | {of_results(run.results)}"
+    return f"{of_costs(run)} | {of_results(run.arrays)}"
 
 
 def _costs(function: Callable[..., Any], *names: Any, **how: Any) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.simulate.api import Tally, count
+from flashsim.simulate.api import count
+from flashsim.simulate.results import Result
 from flashsim.tracing import Step, Trace
 
 MOVES = {"read": "load", "write": "store", "initialize": "init"}
@@ -72,7 +73,7 @@ def moved(trace: Trace, *names: str) -> int:
     return sum(a.reads + a.writes for a in trace.about.arrays if not names or a.name in names)
 
 
-def counted(name: str, trace: Trace, **changed: Any) -> Tally:
+def counted(name: str, trace: Trace, **changed: Any) -> Result:
     """Return the count of an algorithm with a trace's sizes, but for those `changed`."""
     about, blocks = trace.about, trace.about.blocks
     same = {"N": about.shape.N_q, "d": about.shape.d, "M": about.M, "dtype": about.stored}
