@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.machine.lifetimes import PAUSES
 from flashsim.machine.memory import SRAM, NotOnChip
 from flashsim.machine.source import PACKAGE, at_line, file_of
 
@@ -38,12 +39,17 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
     running: _Statement | None = None
     of_tiles, made_at, events = False, 0, count()
 
+    def enter(frame: FrameType, _event: str, _: Any) -> Any:
+        if next(events) == EVENTS:
+            sys.settrace(None)
+        return follow if frame.f_code is code else None
+
     def follow(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal running, of_tiles, made_at
         if next(events) == EVENTS:
             sys.settrace(None)
-        if event in ("call", "exception"):
-            return follow if frame.f_code is code else None
+        if event == "exception":
+            return follow
         statement = statements.get(frame.f_lineno) if event == "line" else None
         if statement and turns[statement.line] == TURNS:
             statement = None
@@ -71,7 +77,8 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
         return follow
 
     def run(*arguments: Any) -> Any:
-        sys.settrace(follow)
+        setattr(enter, PAUSES, True)
+        sys.settrace(enter)
         try:
             return function(*arguments)
         except NotOnChip as error:
@@ -79,7 +86,7 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
                 error.__notes__ = [at_line(file_of(code), made_at)]
             raise
         finally:
-            if sys.gettrace() is follow:  # and no debugger has begun
+            if sys.gettrace() is enter:  # and no debugger has begun
                 sys.settrace(None)
 
     return run
