@@ -7,6 +7,7 @@ agree, and reports each operation's FLOPs to the memory it lives on.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NoReturn
 
@@ -126,6 +127,15 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             raise ValueError(f"{ufunc.__name__}: out has shape {target.shape}, the result {shape}")
         return target
 
+    def _with(self, other: ShapeOnly) -> ShapeOnly:
+        """Return what `+`, `−`, `×` or `/` makes of this and another tile: the same as by NumPy, but sooner."""
+        for tile in (self, other):
+            if tile.lifespan.ended:
+                tile._check_lifespan()
+        shape = _broadcast(self.shape, other.shape)
+        self._counter.count_flops(other=math.prod(shape))
+        return ShapeOnly(shape, self._counter)
+
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take part in the few functions that algorithms use besides ufuncs: `np.where`, `np.ones_like`, `np.sum`, `np.max`."""
         if function is np.sum:
@@ -193,6 +203,19 @@ for _method, _use in {
 for _attribute in {*dir(np.ndarray)} - {*dir(ShapeOnly)}:  # a __getattr__ would make every attribute slow
     if not _attribute.startswith("_"):
         setattr(ShapeOnly, _attribute, property(partial(_refuse, _attribute)))
+
+
+def _sooner(by_numpy: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator between two tiles that does not take NumPy's way, which takes longer than all else in a count."""
+
+    def operate(tile: ShapeOnly, other: Any) -> Any:
+        return tile._with(other) if type(other) is ShapeOnly else by_numpy(tile, other)
+
+    return operate
+
+
+for _operator in ("__add__", "__sub__", "__mul__", "__truediv__"):
+    setattr(ShapeOnly, _operator, _sooner(getattr(ShapeOnly, _operator)))
 
 
 class Ones:
