@@ -55,7 +55,7 @@ PART_OF_TIME = 0.03
 EVERY = 64
 """Looks that go deep: the first, then one of so many."""
 MOST_DEATHS = 1000
-PAUSES = "pauses"
+SKIPS_LOOKS = "skips_looks"
 """An attribute of a function that traces Python, for which looks need not be traced."""
 Looked = TypeVar("Looked")
 
@@ -144,17 +144,17 @@ class Lifetimes:
         """Look, and set `wait`. Meanwhile the lines of the user's function are not followed: each call would take twice as long."""
         start = perf_counter()
         tracer = sys.gettrace()
-        pauses = getattr(tracer, PAUSES, False)
-        if pauses:
+        skips = getattr(tracer, SKIPS_LOOKS, False)
+        if skips:
             sys.settrace(None)
         try:
             return look(*arguments)
         finally:
-            if pauses:
+            if skips:
                 sys.settrace(tracer)
-            self._set_wait(start)
+            self._pause(start)
 
-    def _set_wait(self, start: float) -> None:
+    def _pause(self, start: float) -> None:
         """Set `wait`, after a look that began at `start`, so that looks take up their part of the time."""
         now = perf_counter()
         self._spent += now - start

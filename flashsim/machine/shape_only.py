@@ -110,7 +110,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
                     x._check_lifespan()
                 shapes.append(x.shape)
             else:
-                shapes.append(np.shape(x))
+                shapes.append(() if type(x) is float else np.shape(x))
         if ufunc is np.matmul:
             a, b = shapes
             if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
