@@ -56,7 +56,7 @@ EVERY = 64
 """Looks that go deep: the first, then one of so many."""
 MOST_DEATHS = 1000
 SKIPS_LOOKS = "skips_looks"
-"""An attribute of a function that traces Python, for which looks need not be traced."""
+"""The attribute of a trace function that need not see what looks do."""
 Looked = TypeVar("Looked")
 
 
@@ -141,7 +141,10 @@ class Lifetimes:
         return self._look(self._end, known, frame)
 
     def _look(self, look: Callable[..., Looked], *arguments: Any) -> Looked:
-        """Look, and set `wait`. Meanwhile the lines of the user's function are not followed: each call would take twice as long."""
+        """Look, and set `wait`.
+
+        Meanwhile nothing follows the user's lines: a look would take twice as long.
+        """
         start = perf_counter()
         tracer = sys.gettrace()
         skips = getattr(tracer, SKIPS_LOOKS, False)

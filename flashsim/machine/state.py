@@ -93,7 +93,7 @@ class State:
 
     def add(self, value: Any) -> None:
         """Add a value, and all that it holds."""
-        kind = type(value)
+        kind: type = type(value)
         if kind in PLAIN:
             self.tokens.append((kind, value))
             return

@@ -42,6 +42,10 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
     def is_on_chip(value: Any) -> bool:
         return isinstance(value, np.ndarray) and sram.holds(value)
 
+    def is_suspect(value: Any) -> bool:
+        is_of_numbers = isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 1
+        return is_of_numbers and not sram.holds(value)
+
     def enter(frame: FrameType, _event: str, _: Any) -> Any:
         if next(events) == EVENTS:
             sys.settrace(None)
@@ -60,24 +64,22 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
             statement = None
         if statement is running:
             return follow
-        variables = frame.f_locals
+        variables: Any = frame.f_locals
         if running is not None:
             turns[running.line] += 1
             for name in running.targets:
                 suspects.pop(name, None)
-                value = variables.get(name)
-                if of_tiles and isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 1:
-                    if not sram.holds(value):
-                        suspects[name] = value, running.line
+                if of_tiles and is_suspect(variables.get(name)):
+                    suspects[name] = variables[name], running.line
         running = statement
         if statement is not None:
             of_tiles = statement.brings or any(is_on_chip(variables.get(name)) for name in statement.uses)
             for name in statement.uses & suspects.keys():
-                value, line = suspects[name]
-                if variables.get(name) is value and not sram.holds(value):
+                suspect, line = suspects[name]
+                if variables.get(name) is suspect and not sram.holds(suspect):
                     made_at = line
                     raise NotOnChip(
-                        f"{name} ({'×'.join(map(str, value.shape))}) was not put on chip, and line {statement.line} computes "
+                        f"{name} ({'×'.join(map(str, suspect.shape))}) was not put on chip, and line {statement.line} computes "
                         f"with it: SRAM's peak would be too low. Expected {name} = on_chip(…), or the expression itself in "
                         f"place of {name}"
                     )
