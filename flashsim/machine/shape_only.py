@@ -127,8 +127,8 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             raise ValueError(f"{ufunc.__name__}: out has shape {target.shape}, the result {shape}")
         return target
 
-    def _with(self, other: ShapeOnly) -> ShapeOnly:
-        """Return what `+`, `−`, `×` or `/` makes of this and another tile: the same as by NumPy, but sooner."""
+    def _element_wise(self, other: ShapeOnly) -> ShapeOnly:
+        """Return what `+`, `−`, `×` or `/` makes of this and another tile, as NumPy would, but sooner."""
         for tile in (self, other):
             if tile.lifespan.ended:
                 tile._check_lifespan()
@@ -205,17 +205,17 @@ for _attribute in {*dir(np.ndarray)} - {*dir(ShapeOnly)}:  # a __getattr__ would
         setattr(ShapeOnly, _attribute, property(partial(_refuse, _attribute)))
 
 
-def _sooner(by_numpy: Callable[..., Any]) -> Callable[..., Any]:
+def _operator_of_tiles(by_numpy: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator between two tiles that does not take NumPy's way, which takes longer than all else in a count."""
 
     def operate(tile: ShapeOnly, other: Any) -> Any:
-        return tile._with(other) if type(other) is ShapeOnly else by_numpy(tile, other)
+        return tile._element_wise(other) if type(other) is ShapeOnly else by_numpy(tile, other)
 
     return operate
 
 
 for _operator in ("__add__", "__sub__", "__mul__", "__truediv__"):
-    setattr(ShapeOnly, _operator, _sooner(getattr(ShapeOnly, _operator)))
+    setattr(ShapeOnly, _operator, _operator_of_tiles(getattr(ShapeOnly, _operator)))
 
 
 class Ones:
