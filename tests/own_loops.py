@@ -2,6 +2,7 @@
 
 # mypy: ignore-errors
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -390,6 +391,49 @@ def by_record(hbm, sram, Q, K, V, blocks):
         record.number += 1
         sram.load(K[j])
         if record.number > 4:
+            sram.load(Q[0])
+
+
+def by_bound_method(hbm, sram, Q, K, V, blocks):
+    is_late = Counter().late
+    for j in sram.loop(len(K)):
+        sram.load(K[j])
+        if is_late():
+            sram.load(Q[0])
+
+
+def append_and_count(numbers):
+    numbers.append(0)
+    return len(numbers)
+
+
+def by_partial(hbm, sram, Q, K, V, blocks):
+    count = functools.partial(append_and_count, [])
+    for j in sram.loop(len(K)):
+        sram.load(K[j])
+        if count() > 4:
+            sram.load(Q[0])
+
+
+def by_bytes(hbm, sram, Q, K, V, blocks):
+    counter = bytearray(1)
+    for j in sram.loop(len(K)):
+        counter[0] += 1
+        sram.load(K[j])
+        if counter[0] > 4:
+            sram.load(Q[0])
+
+
+class Number(int):
+    pass
+
+
+def by_class_of_numbers(hbm, sram, Q, K, V, blocks):
+    number = Number(0)
+    for j in sram.loop(len(K)):
+        number = Number(number + 1)
+        sram.load(K[j])
+        if number > 4:
             sram.load(Q[0])
 
 

@@ -333,6 +333,40 @@ def test_equal_turns_are_folded_and_counted_as_often_as_they_occur() -> None:
         assert list(sram.loop(5, where=np.isin(range(5), taken))) == stand
 
 
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "x + y": operator.add,
+    "x - y": operator.sub,
+    "x * y": operator.mul,
+    "x / y": operator.truediv,
+    "x @ y": operator.matmul,
+    "x ** y": operator.pow,
+    "x * 2 + y * 2": lambda x, y: x * 2.0 + y * 2.0,
+    "np.exp": lambda x, y: (np.exp(x), np.exp(y)),
+    "np.maximum": np.maximum,
+    "np.where": lambda x, y: np.where(True, x, y),
+    "sums": lambda x, y: (x.sum(axis=1), y.sum(axis=1)),
+    "maxima": lambda x, y: (x.max(axis=1), y.max(axis=1)),
+}
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_without_numbers_no_operation_takes_what_an_ended_turn_made(operation: Callable[[Any, Any], Any], left: bool) -> None:
+    hbm = HBM(arithmetic=False)
+    sram = SRAM(hbm, 1000)
+    K = hbm.place("K", (4, 2), "float64").divide(2)
+    kept: Any = None
+    for j in sram.loop(2):
+        K_j = sram.load(K[j])
+        operation(K_j, K_j)
+        if kept is None:
+            kept = K_j * K_j
+            operation(kept, K_j)
+            continue
+        with pytest.raises(NotOnChip, match="was made in a turn that has ended"):
+            operation(*((kept, K_j) if left else (K_j, kept)))
+
+
 def test_shapes_must_agree_without_numbers_too() -> None:
     hbm = HBM(arithmetic=False)
     sram = SRAM(hbm, 100)

@@ -541,13 +541,6 @@ class SRAM:
     it is tested. With a `watch`, turns are run once that are shown to be alike (`flashsim.machine.turns`).
     """
 
-    _loads = False  # whether anything was loaded yet
-    _calls = False  # whether a user's algorithm is running
-    _lifetimes: Lifetimes | None = None  # of what a user's code computes
-    _known: Known | None = None  # what its variables held when the current turn began
-    _skipped = False  # whether something may be left over from a tile that was evicted before the first loop
-    _escape: Escape | None = None  # from a turn that was left early
-
     def __init__(
         self, hbm: HBM, capacity: int, *,
         enforced: bool = True, dtype: DTypeLike = np.float64, observers: Sequence[Observer] = (), fold: bool = False,
@@ -567,6 +560,12 @@ class SRAM:
         self._flops_matmul = self._flops_other = 0
         self.lifespan = Lifespan()  # in counting-only mode, that of what is computed now
         self._maker = sys._getframe(1).f_code
+        self._loads = False  # whether anything was loaded yet
+        self._calls = False  # whether a user's algorithm is running
+        self._lifetimes: Lifetimes | None = None  # of what a user's code computes
+        self._known: Known | None = None  # what its variables held when the current turn began
+        self._skipped = False  # whether something may be left over from a tile that was evicted before the first loop
+        self._escape: Escape | None = None  # from a turn that was left early
         hbm._chip = ref(self)
 
     # ------------------------------------------------------------------------------------------------ the five verbs

@@ -184,11 +184,10 @@ class Reach:
         if self._fields.get(id(value)) == len(fields):
             return
         own = holders.fields_of(cast(Any, type(value)))
-        foreign = {key: each for key, each in fields.items() if key not in own}
-        if foreign:
-            yield from _fields(foreign, name)
-        else:
+        if fields.keys() <= own:
             self._fields[id(value)] = len(fields)
+        else:
+            yield from _fields({key: each for key, each in fields.items() if key not in own}, name)
 
 
 def _is_same(value: Any, arrays: Mapping[int, tuple[Any, int | None]]) -> bool:

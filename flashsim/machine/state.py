@@ -12,6 +12,7 @@ import os
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
@@ -48,7 +49,7 @@ class State:
         self.tokens: list[Any] = []
         self.unseen = ""
         self._sram = sram
-        self._numbers: dict[int, int] = {}
+        self._numbers = {id(sram): 0, id(sram.hbm): 1}  # what these hold is added apart
         self._kept: list[Any] = []  # so that no other object gets the identity of one that is gone
         self._codes: set[tuple[int, int]] = set()
         try:
@@ -92,7 +93,7 @@ class State:
 
     def add(self, value: Any) -> None:
         """Add a value, and all that it holds."""
-        kind = type(value)
+        kind: type = type(value)
         if kind in PLAIN:
             self.tokens.append((kind, value))
             return
@@ -107,27 +108,14 @@ class State:
         self._kept.append(value)
         if len(self._kept) > MOST_OBJECTS:
             raise Unseen("there is too much to compare")
-        self._add_new(kind, value)
+        _adder_of(kind)(self, kind, value)
 
-    def _add_new(self, kind: type, value: Any) -> None:
-        of_memory = getattr(kind, "_turn_state", None)
-        if of_memory is not None:
-            self.tokens.append(of_memory(value))
-        elif value is self._sram or value is self._sram.hbm:
-            self.tokens.append("memory")
-        elif kind is ShapeOnly:
-            self.tokens.append(("tile", value.shape, id(value) in self._sram._resident))
-            self.add(value.base)
-        elif issubclass(kind, np.ndarray | np.generic):
-            self._add_array(kind, value)
-        elif issubclass(kind, types.ModuleType):
-            self._add_module(value)
-        elif issubclass(kind, type):
-            self._add_class(value)
-        elif kind is types.FunctionType:
-            self._add_function(value)
-        elif not self._add_callable(kind, value):
-            self._add_object(kind, value)
+    def _add_of_memory(self, kind: Any, value: Any) -> None:
+        self.tokens.append(kind._turn_state(value))
+
+    def _add_tile(self, _: type, tile: ShapeOnly) -> None:
+        self.tokens.append(("tile", tile.shape, id(tile) in self._sram._resident))
+        self.add(tile.base)
 
     def _add_array(self, kind: type, value: Any) -> None:
         if kind is not np.ndarray and not isinstance(value, np.generic):
@@ -144,7 +132,7 @@ class State:
             elif value.base is not None:
                 raise Unseen("an array is part of what cannot be compared")
 
-    def _add_module(self, module: types.ModuleType) -> None:
+    def _add_module(self, _: type, module: types.ModuleType) -> None:
         name = module.__name__.partition(".")[0]
         self.tokens.append(id(module))
         if name.lstrip("_") in STATELESS:
@@ -154,9 +142,10 @@ class State:
             raise Unseen(f"module {name} cannot be looked into")
         self._add_variables(vars(module))
 
-    def _add_class(self, kind: type) -> None:
+    def _add_class(self, _: type, kind: type) -> None:
         self.tokens.append(id(kind))
-        if _is_stateless(kind):
+        room = _room_of(kind.__module__)
+        if room in STATELESS or room in sys.stdlib_module_names:
             return
         self.add(type(kind))
         for base in kind.__bases__:
@@ -171,14 +160,15 @@ class State:
             self._name(name)
             self.add(value)
 
-    def _add_function(self, function: types.FunctionType) -> None:
-        self.tokens.append((id(function.__code__), id(function.__globals__)))
+    def _add_function(self, _: type, function: types.FunctionType) -> None:
+        code, variables = function.__code__, function.__globals__
+        self.tokens.append((id(code), id(variables)))
         for value in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self.add(value)
         for cell in function.__closure__ or ():
             self.add(cell)
-        if not _is_stateless(function) and not function.__code__.co_filename.startswith(PACKAGE):
-            self._add_code(function.__code__, function.__globals__)
+        if _room_of(variables.get("__name__", "")) not in STATELESS and not code.co_filename.startswith(PACKAGE):
+            self._add_code(code, variables)
 
     def _add_code(self, code: CodeType, variables: dict[str, Any]) -> None:
         """Add the globals that a user's code names."""
@@ -194,62 +184,53 @@ class State:
                 self._name(name)
                 self.add(variables[name])
 
-    def _add_callable(self, kind: type, value: Any) -> bool:
-        """Add what can be called, or describes an attribute; return whether it is such."""
-        parts: tuple[Any, ...]
-        if kind is types.CellType:
-            parts = _contents(value)
-        elif kind is types.MethodType:
-            parts = value.__func__, value.__self__
-        elif kind is slice:
-            parts = value.start, value.stop, value.step
-        elif kind is functools.partial:
-            parts = value.func, value.args, value.keywords
-        elif kind is property:
-            parts = value.fget, value.fset, value.fdel
-        elif kind in (staticmethod, classmethod):
-            parts = (value.__func__,)
-        elif kind is types.BuiltinFunctionType:
-            owner = value.__self__
-            parts = value.__name__, owner
-        elif kind is types.MethodWrapperType:
-            parts = value.__name__, value.__self__
-        elif kind in DESCRIPTORS or _is_stateless(value):
-            self.tokens.append(id(value))
-            return True
-        else:
-            return False
+    def _add_parts(self, kind: type, value: Any) -> None:
+        """Add what a callable, a cell, a slice or a property is made of."""
+        parts = PARTS[kind](value)
         self.tokens.append((kind.__name__, len(parts)))
         for part in parts:
             self.add(part)
-        return True
+
+    def _add_identity(self, _: type, value: Any) -> None:
+        self.tokens.append(id(value))
+
+    def _add_library_function(self, kind: type, value: Any) -> None:
+        if _room_of(value.__module__) in STATELESS:
+            self.tokens.append(id(value))
+        else:
+            self._add_object(kind, value)
 
     def _add_object(self, kind: type, value: Any) -> None:
         container, members = _layout(kind)
         if members is None:
             raise Unseen(f"a {kind.__name__} cannot be looked into")
         self.add(kind)
-        if container is dict:
-            self.tokens.append(len(value))
-            for key, each in dict.items(value):
-                self.add(key)
-                self.add(each)
-        elif container in (list, tuple, set, frozenset, deque):
-            self.tokens.append(len(value))
-            for each in container.__iter__(value):
-                self.add(each)
-            if container is deque:
-                self.add(value.maxlen)
-        elif container is bytearray:
-            self.tokens.append(bytes(value))
-        elif container is not object:
-            self.tokens.append(container.__repr__(value))  # type: ignore[call-arg]
+        if container is not object:
+            self._add_contents(container, value)
         if hasattr(kind, "default_factory"):  # a defaultdict
             self.add(value.default_factory)
         if kind.__dictoffset__:
             self.add(object.__getattribute__(value, "__dict__"))
         for member in members:
             self._add_slot(member, value)
+
+    def _add_contents(self, container: Any, value: Any) -> None:
+        """Add what a container holds, be it a builtin's or of a class that is made from it."""
+        if container is dict:
+            self.tokens.append((dict, len(value)))
+            for key, each in dict.items(value):
+                self.add(key)
+                self.add(each)
+        elif container in (list, tuple, set, frozenset, deque):
+            self.tokens.append((container, len(value)))
+            for each in container.__iter__(value):
+                self.add(each)
+            if container is deque:
+                self.add(value.maxlen)
+        elif container is bytearray:
+            self.tokens.append((container, bytes(value)))
+        else:
+            self.tokens.append((container, container.__repr__(value)))
 
     def _add_slot(self, member: Any, value: Any) -> None:
         self._name(member.__name__)
@@ -263,6 +244,8 @@ DESCRIPTORS = (
     types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.ClassMethodDescriptorType, types.CodeType, np.ufunc, np.dtype, types.GenericAlias,
 )  # fmt: skip
+DISPATCHER = type(np.where)
+"""The class of NumPy's functions that are no ufuncs."""
 
 
 def _contents(cell: types.CellType) -> tuple[Any, ...]:
@@ -272,21 +255,47 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
         return ()
 
 
-def _is_stateless(value: Any) -> bool:
-    """Return whether a function or class is of a module that keeps nothing; a class, also of Python's own library."""
-    if isinstance(value, types.FunctionType):
-        module = value.__globals__.get("__name__", "")
-    elif isinstance(value, type | functools._lru_cache_wrapper) or _is_of_numpy(value):
-        module = value.__module__
-    else:
-        return False
-    room = module.partition(".")[0]
-    return room in STATELESS or (isinstance(value, type) and room in sys.stdlib_module_names)
+PARTS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    types.CellType: _contents,
+    types.MethodType: lambda method: (method.__func__, method.__self__),
+    slice: lambda part: (part.start, part.stop, part.step),
+    functools.partial: lambda function: (function.func, function.args, function.keywords),
+    property: lambda each: (each.fget, each.fset, each.fdel),
+    staticmethod: lambda method: (method.__func__,),
+    classmethod: lambda method: (method.__func__,),
+    types.BuiltinFunctionType: lambda function: (function.__name__, function.__self__),
+    types.MethodWrapperType: lambda method: (method.__name__, method.__self__),
+}
 
 
-def _is_of_numpy(value: Any) -> bool:
-    """Return whether NumPy made it: `np.where` is an object of a class of its own."""
-    return type(value).__module__.partition(".")[0] == "numpy" and type(value).__name__ == "_ArrayFunctionDispatcher"
+@cache
+def _adder_of(kind: type) -> Callable[[State, type, Any], None]:
+    """Return the method by which objects of a class are added."""
+    if hasattr(kind, "_turn_state"):
+        return State._add_of_memory
+    if kind is ShapeOnly:
+        return State._add_tile
+    if kind is types.FunctionType:
+        return State._add_function
+    if issubclass(kind, np.ndarray | np.generic):
+        return State._add_array
+    if issubclass(kind, types.ModuleType):
+        return State._add_module
+    if issubclass(kind, type):
+        return State._add_class
+    if kind in PARTS:
+        return State._add_parts
+    if kind in DESCRIPTORS:
+        return State._add_identity
+    if kind in CONTAINERS:
+        return State._add_contents
+    if kind is functools._lru_cache_wrapper or kind is DISPATCHER:
+        return State._add_library_function
+    return State._add_object
+
+
+def _room_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
 @cache

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.machine.lifetimes import SKIPS_LOOKS
 from flashsim.machine.memory import SRAM, NotOnChip
 from flashsim.machine.source import PACKAGE, at_line, file_of
 
@@ -38,40 +39,54 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
     running: _Statement | None = None
     of_tiles, made_at, events = False, 0, count()
 
+    def is_on_chip(value: Any) -> bool:
+        return isinstance(value, np.ndarray) and sram.holds(value)
+
+    def is_suspect(value: Any) -> bool:
+        is_of_numbers = isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 1
+        return is_of_numbers and not sram.holds(value)
+
+    def enter(frame: FrameType, _event: str, _: Any) -> Any:
+        if next(events) == EVENTS:
+            sys.settrace(None)
+        return follow if frame.f_code is code else None
+
+    setattr(enter, SKIPS_LOOKS, True)
+
     def follow(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal running, of_tiles, made_at
         if next(events) == EVENTS:
             sys.settrace(None)
-        if event in ("call", "exception"):
-            return follow if frame.f_code is code else None
+        if event == "exception":
+            return follow
         statement = statements.get(frame.f_lineno) if event == "line" else None
         if statement and turns[statement.line] == TURNS:
             statement = None
         if statement is running:
             return follow
-        values = {name: value for name, value in frame.f_locals.items() if isinstance(value, np.ndarray)}
-        absent = {name: value for name, value in values.items() if not sram.holds(value)}
+        variables: Any = frame.f_locals
         if running is not None:
             turns[running.line] += 1
             for name in running.targets:
                 suspects.pop(name, None)
-                if of_tiles and name in absent and values[name].dtype.kind == "f" and values[name].size > 1:
-                    suspects[name] = values[name], running.line
+                if of_tiles and is_suspect(variables.get(name)):
+                    suspects[name] = variables[name], running.line
         running = statement
         if statement is not None:
-            of_tiles = statement.brings or any(name in values and name not in absent for name in statement.uses)
-            for name in statement.uses & suspects.keys() & absent.keys():
-                if absent[name] is suspects[name][0]:
-                    value, made_at = suspects[name]
+            of_tiles = statement.brings or any(is_on_chip(variables.get(name)) for name in statement.uses)
+            for name in statement.uses & suspects.keys():
+                suspect, line = suspects[name]
+                if variables.get(name) is suspect and not sram.holds(suspect):
+                    made_at = line
                     raise NotOnChip(
-                        f"{name} ({'×'.join(map(str, value.shape))}) was not put on chip, and line {statement.line} computes "
+                        f"{name} ({'×'.join(map(str, suspect.shape))}) was not put on chip, and line {statement.line} computes "
                         f"with it: SRAM's peak would be too low. Expected {name} = on_chip(…), or the expression itself in "
                         f"place of {name}"
                     )
         return follow
 
     def run(*arguments: Any) -> Any:
-        sys.settrace(follow)
+        sys.settrace(enter)
         try:
             return function(*arguments)
         except NotOnChip as error:
@@ -79,7 +94,7 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
                 error.__notes__ = [at_line(file_of(code), made_at)]
             raise
         finally:
-            if sys.gettrace() is follow:  # and no debugger has begun
+            if sys.gettrace() is enter:  # and no debugger has begun
                 sys.settrace(None)
 
     return run
