@@ -23,8 +23,9 @@ from flashsim.algorithms.program import Program
 from flashsim.algorithms.record import Algorithm
 from flashsim.cli import main
 from flashsim.machine import turns
+from flashsim.machine.alike import count_alike
 from flashsim.machine.memory import HBM, SRAM, Event, Matrix
-from flashsim.machine.turns import FEW, Differs, SlowCountWarning, Turn, Watch, count_alike
+from flashsim.machine.turns import FEW, Differs, SlowCountWarning, Turn, Watch
 from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Blocks, Sizes
 from flashsim.simulate.matrices import count_program, run_program

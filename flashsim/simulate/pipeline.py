@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.machine.alike import count_alike
 from flashsim.machine.device import Device
 from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
 from flashsim.machine.network import Network
 from flashsim.machine.shape_only import ShapeOnly
-from flashsim.machine.turns import TooManyTurns, Watch, count_alike
+from flashsim.machine.turns import TooManyTurns, Watch
 from flashsim.problem.inputs import chip_dtype
 from flashsim.simulate.following import followed
 from flashsim.simulate.outcome import Outcome
