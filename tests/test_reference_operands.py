@@ -17,7 +17,6 @@ labels, buckets = np.arange(7) % 5, np.arange(14).reshape(2, 7) % 3
 KERNELS = (reference.kernel_product, reference.kernel_product_bounds)
 GRADIENTS = (reference.kernel_gradient, reference.kernel_gradient_bounds)
 LOGITS = (reference.cross_entropy, reference.cross_entropy_bounds)
-LINEAR = (reference.linear_attention, reference.linear_attention_bounds)
 MLP = (reference.sparse_mlp, reference.sparse_mlp_bounds)
 LINFORMER = (reference.linformer, reference.linformer_bounds)
 PERFORMER = (reference.performer, reference.performer_bounds)
@@ -28,7 +27,6 @@ GIVEN: list[tuple[tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     (KERNELS, {"X": X, "Z": Z, "V": V}),
     (GRADIENTS, {"X": X, "Z": Z, "V": V, "dY": values}),
     (LOGITS, {"X": X, "E": Z, "y": labels}),
-    (LINEAR, {"Q": Q, "K": K, "V": values}),
     (MLP, {"X": X, "W1": HIDDEN, "W2": OUT}),
     (LINFORMER, {"Q": Q, "K": K, "V": values, "E": E, "F": E}),
     (PERFORMER, {"Q": Q, "K": K, "V": values, "W": W}),

@@ -116,7 +116,6 @@ STREAMED = SimpleNamespace(  # the best at every size
         (chapter.tree_masks, chapter, "forward", off),
         (chapter.what_is_optimal, chapter, "tune", lambda _: lambda **sizes: STREAMED),
         (beyond_attention.cut_cross_entropy, shared, "exact_program", tenfold),
-        (beyond_attention.linear_attention, shared, "exact_program", tenfold),
         (serving.counts, room, "exact", tenfold),
         (serving.block_table, room, "count", lambda of: lambda *args, page, **rest: of(*args, page=1, **rest)),
         (serving.page_waste, room, "count", lambda of: lambda *args, page, **rest: of(*args, page=2 * page, **rest)),
