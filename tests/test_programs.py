@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from flashsim import load_trace
 from flashsim.algorithms.program import Bug, Program
-from flashsim.beyond import approximate, cross_entropy, kernels, mlp
+from flashsim.beyond import approximate, kernels, mlp
 from flashsim.beyond.parts.kernel_functions import Radial
 from flashsim.beyond.programs import programs
 from flashsim.machine.memory import Event, MemoryModelError, SramOverflow
@@ -101,12 +101,10 @@ def test_blocks_that_are_given_are_enforced_whatever_sizing_says(blocks: Any, en
 
 
 A = np.random.default_rng(0).normal(size=(5, 5))
-KERNEL, CROSS = kernels.product(A, A, A, M=99), cross_entropy.loss(A, A, [0, 1, 2, 3, 4], M=99)
+KERNEL = kernels.product(A, A, A, M=99)
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "product": (partial(kernels.product, A, A, A), {"blocks": (2, 2)}),
     "its gradient": (partial(kernels.gradient, KERNEL, A), {"blocks": (2, 2)}),
-    "loss": (partial(cross_entropy.loss, A, A, [0, 1, 2, 3, 4]), {"blocks": (2, 2)}),
-    "its gradient to X": (partial(cross_entropy.gradient, CROSS, A[0]), {"blocks": (2, 2)}),
     "MLP": (partial(mlp.run, A, A, A), {"blocks": (2, 2, 2, 2)}),
     "Linformer": (partial(approximate.linformer, A, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
     "Performer": (partial(approximate.performer, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
@@ -124,7 +122,7 @@ def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
         call(M=7, **blocks)
     if call.func is not mlp.run:
         assert not call(M=7, sizing="paper").sram.enforced
-    if name.startswith("its gradient"):
+    if name == "its gradient":
         assert call().sram.capacity == 99  # the M of what it is of
 
 
@@ -304,11 +302,7 @@ def test_in_a_notebook_a_run_is_a_table() -> None:
 @pytest.mark.parametrize("asked", ["count", "exact"])
 @pytest.mark.parametrize(
     ("module", "sizes", "wrong"),
-    [
-        (kernels, {"N": 4, "d": 2}, ("size", "options", "index")),
-        (cross_entropy, {"N": 4, "v": 5, "d": 2}, ("size", "options", "index")),
-        (mlp, {"N": 4, "d": 2, "f": 3}, ("size", "sizing", "options")),
-    ],
+    [(kernels, {"N": 4, "d": 2}, ("size", "options", "index")), (mlp, {"N": 4, "d": 2, "f": 3}, ("size", "sizing", "options"))],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_an_argument_that_there_is_not_is_named(module: Any, sizes: dict[str, int], wrong: Sequence[str], asked: str) -> None:

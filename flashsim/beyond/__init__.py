@@ -1,1 +1,1 @@
-"""What else the tiling does: kernel products, MLPs, cross-entropy, approximations."""
+"""What else the tiling does: kernel products, MLPs, approximations."""

@@ -54,7 +54,7 @@ def roundoffs(stored: DTypeLike) -> Roundoffs:
 def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Give a function its operands in float64, checked, and its other arguments as `BY_NAME`, or `checks`, says of each.
 
-    `shapes` is "X (N, d), E (v, d)", the operands and their shapes in symbols; of one column, (N,) will do. The function raises
+    `shapes` is "X (N, d), Z (n, d)", the operands and their shapes in symbols; of one column, (N,) will do. The function raises
     ValueError where something does not fit, and where finite operands have a result that float64 does not hold.
     """
     other = {**BY_NAME, **checks}
@@ -98,17 +98,6 @@ def for_each_row(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
     array = real(name, value)
     if array.shape not in ((), (1,), (lengths["N"],), (lengths["N"], 1)):
         raise ValueError(f"{name} has shape {array.shape}; expected a number, or (N,) with N = {lengths['N']}")
-    return array
-
-
-def labels(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
-    """Return N labels, whole numbers below v; those below 0 leave their rows out."""
-    array, (N, v) = check_array(name, value), (lengths["N"], lengths["v"])
-    if array.shape != (N,) or array.dtype.kind not in "iu":
-        got = f"{name} has shape {array.shape}, dtype {array.dtype}"
-        raise ValueError(f"{got}; expected whole numbers, (N,) with N = {N}")
-    if array.max() >= v:
-        raise ValueError(f"{name} holds {array.max()}; expected labels up to v − 1 = {v - 1}, or below 0")
     return array
 
 

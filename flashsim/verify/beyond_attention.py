@@ -3,22 +3,10 @@
 from collections.abc import Iterator
 
 from flashsim.algorithms.program import Program
-from flashsim.beyond import cross_entropy
 from flashsim.beyond.programs import programs
 from flashsim.problem.shapes import Sizes
 from flashsim.tracing.planting import planted
-from flashsim.verify.shared import Claim, attempt, right_and_counted
-
-
-def cut_cross_entropy(full: bool) -> Claim:
-    """Cut cross-entropy (Wijmans et al., 2024). FlashAttention's softmax without values gives a language model's loss. The
-    loss and its gradients, in tiles, equal the naive ones, and no logit is in HBM."""
-    extra = sum(cross_entropy.count(N=8192, v=256_000, d=2304, M=10**6, of=of).hbm.extra for of in cross_entropy.PASSES)
-    return right_and_counted(
-        cross_entropy.PASSES.values(),
-        300 if full else 60,
-        "losses and gradients to X and E, N, v, d < 40, rows left out; extra memory at N = 8,192, v = 256,000",
-    ).also(f"extra memory {extra}", extra == 0, extra=extra)
+from flashsim.verify.shared import Claim, attempt
 
 
 def unnoticed(program: Program, seeds: range = range(4)) -> Iterator[str]:

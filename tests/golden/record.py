@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 import flashsim
-from flashsim import approximate, cross_entropy, devices, kernels, mlp
+from flashsim import approximate, devices, kernels, mlp
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import COMMANDS
 from flashsim.learn.gallery.lessons import pages
@@ -282,8 +282,6 @@ def _calls_of_programs() -> Iterator[tuple[str, Callable[[], str]]]:
                 lengths = {"N": 41, "d": 6, "e": V_of.shape[1]}
                 yield f"{key} | count", partial(_costs, kernels.count, **lengths, **arguments)
         yield f"kernels gradient | {how}", partial(_gradient, X, Z, V, dY, **how)
-        labels = np.arange(41) % 7
-        yield f"cross_entropy | {how}", partial(_results, cross_entropy.loss, X, Z, labels, **how)
     live1 = rng.random((2, 3)) < 0.7
     live2 = rng.random((3, 2)) < 0.7
     W1 = rng.normal(size=(6, 9))
