@@ -76,7 +76,7 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
             with np.errstate(over="ignore", invalid="ignore"):
                 result = function(*given.args, **given.kwargs)
             for array in result if isinstance(result, tuple) else (result,):
-                if not (np.asarray(array) < np.inf).all():  # −∞ is the logarithm of no weight
+                if not np.isfinite(np.asarray(array)).all():
                     raise ValueError(f"{function.__name__} overflows float64. Scale {', '.join(wanted)} down")
             return result
 
@@ -91,14 +91,6 @@ def real(name: str, value: Any) -> Array:
     if not np.isfinite(wide).all():
         raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
     return wide
-
-
-def for_each_row(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
-    """Return a real number for each of N rows: one for all, (N,) or (N, 1)."""
-    array = real(name, value)
-    if array.shape not in ((), (1,), (lengths["N"],), (lengths["N"], 1)):
-        raise ValueError(f"{name} has shape {array.shape}; expected a number, or (N,) with N = {lengths['N']}")
-    return array
 
 
 def of_rounds(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
@@ -156,7 +148,7 @@ def _stored(name: str, value: Any, _: Mapping[str, int]) -> np.dtype[Any]:
 BY_NAME: dict[str, Check] = {
     "scale": lambda _, value, __: None if value is None else check_scale(value, 1),
     **dict.fromkeys(("sigma", "C", "factor"), positive),
-    **dict.fromkeys(("chunks", "blocks"), whole),
+    "blocks": whole,
     "phi": lambda name, value, _: check_choice(name, value, ("on_chip", "in_hbm")),
     "stored": _stored,
     "fused": lambda name, value, _: check_flag(name, value),
