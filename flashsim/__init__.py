@@ -44,9 +44,7 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
     from flashsim.algorithms.blocks import Paper as Paper
     from flashsim.attention.problem import Problem as Problem
     from flashsim.beyond import approximate as approximate
-    from flashsim.beyond import cross_entropy as cross_entropy
     from flashsim.beyond import kernels as kernels
-    from flashsim.beyond import linear as linear
     from flashsim.beyond import mlp as mlp
     from flashsim.hardware import cache as cache
     from flashsim.hardware import machines as machines

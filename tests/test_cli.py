@@ -444,7 +444,7 @@ def test_an_offset_moves_the_causal_mask(capsys: pytest.CaptureFixture[str], tmp
     tally = flashsim.count("block_sparse", **shape, mask=flashsim.Causal(offset=-3), block_mask="live")
     assert (counted["reads"], counted["equals_theory"]) == (tally.hbm.reads, True)
     assert counted["arguments"]["mask"] == "Causal(offset=-3)"
-    trace = tmp_path / "step.npz"
+    trace = tmp_path / "step.json.gz"
     assert main(["step", "--n", "6", "--d", "2", "--causal", "--offset", "2", "-o", str(trace)]) == 0
     about = flashsim.load_trace(trace).about
     assert about.options == "Causal(offset=2)"

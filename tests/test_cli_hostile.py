@@ -376,10 +376,10 @@ REFUSED = {  # command line: what is said
     "step --backward --algorithm snake": "backward",
     "step flash --algorithm q_outer": "an algorithm is given twice: leave out NAME or --algorithm",
     "step --text --open": "--text prints one run",
-    "step --open -o x.npz": "--open shows a page",
+    "step --open -o x.json.gz": "--open shows a page",
     "step -o nowhere/x.html": "--output: nowhere/x.html cannot be written",
     "step -o x.txt": "argument -o/--output: x.txt has no suffix that says a trace's format",
-    "step --vs q_outer -o x.npz": "expected .html",
+    "step --vs q_outer -o x.json.gz": "expected .html",
     "step -o folder": "--output: folder is a folder",
     # debug, of T_r = 6 and T_c = 3
     **{

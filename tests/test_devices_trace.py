@@ -56,14 +56,13 @@ def test_messages_are_in_flight_while_the_ring_computes() -> None:
         assert any(found.lanes.kinds[0][t] == "compute" for t in range(posted, arrived))
 
 
-@pytest.mark.parametrize("suffix", ["json.gz", "npz"])
-def test_a_saved_trace_has_its_lanes_when_it_is_read(suffix: str, ring: Trace, tmp_path: Path) -> None:
-    read = flashsim.load_trace(ring.save(tmp_path / f"ring.{suffix}"))
+def test_a_saved_trace_has_its_lanes_when_it_is_read(ring: Trace, tmp_path: Path) -> None:
+    read = flashsim.load_trace(ring.save(tmp_path / "ring.json.gz"))
     assert ring.lanes is not None
     assert read.lanes == ring.lanes
     assert read.html() == ring.html()
     alone = flashsim.trace("q_outer", *operands(), M=100)
-    assert flashsim.load_trace(alone.save(tmp_path / f"alone.{suffix}")).lanes is None
+    assert flashsim.load_trace(alone.save(tmp_path / "alone.json.gz")).lanes is None
 
 
 @pytest.mark.parametrize(

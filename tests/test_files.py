@@ -151,7 +151,7 @@ def trace() -> Trace:
     return flashsim.trace("flash", Q, Q, Q, M=64)
 
 
-@pytest.mark.parametrize("name", ["run.html", "run.npz", "run.json.gz", "run.perfetto.json"])
+@pytest.mark.parametrize("name", ["run.html", "run.json.gz"])
 def test_a_trace_is_written_whole(trace: Trace, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("old")
     with little_room(100), pytest.raises(OSError, match="File too large"):

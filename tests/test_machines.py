@@ -19,7 +19,6 @@ from flashsim.cli import main
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine, kv_tile, predict, roofline
 from flashsim.hardware.reading import machine_of, read_machine
-from flashsim.hardware.sharing import SharedL2
 from flashsim.plots.l2 import l2_data, plot_l2
 from flashsim.plots.roofline import _APART, _point, plot_roofline, roofline_data
 
@@ -266,7 +265,6 @@ def test_the_documented_file_is_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
     on = read_machine(tmp_path / "mine.toml")
     assert (on.M("float16"), on.sms, on.l2, on.hbm) == (96 * 1024 // 2, 40, 32 * 2**20, 24 * 2**30)
     assert (on.bandwidth, on.peak) == (6e11, {"float16": 1.2e14, "float32": 3e13})
-    assert SharedL2.of(on, "float16").size == 16 * 2**20
     monkeypatch.chdir(tmp_path)
     mine = ["--machine", "mine.toml"]
     assert main(["plot", "roofline", *mine, "--dtype", "float16", "--N", "32", "--d", "8", "-o", "r"]) == 0

@@ -297,6 +297,5 @@ def test_a_trace_knows_windows_words_and_gathered_rows(tmp_path: Path) -> None:
     trace = flashsim.trace(first_keys, Q, Q, Q, M=100)
     loaded = {event.name: (event.array, event.indices) for event in trace.events if event.kind == "load"}
     assert loaded == {"Q[0]": ("Q", (0,)), "count[0]": ("count", (0,)), "K[0:3]": ("K", ()), "V[[2, 0, 1]]": ("V", ())}
-    for file in ("t.json.gz", "t.npz"):
-        again = flashsim.load_trace(trace.save(tmp_path / file))
-        assert [event.name for event in again.events] == [event.name for event in trace.events]
+    again = flashsim.load_trace(trace.save(tmp_path / "t.json.gz"))
+    assert [event.name for event in again.events] == [event.name for event in trace.events]

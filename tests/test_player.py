@@ -25,7 +25,7 @@ from PIL import Image, ImageSequence
 import flashsim
 from flashsim import Fixed
 from flashsim.algorithms import Algorithm
-from flashsim.beyond import cross_entropy, linear, mlp
+from flashsim.beyond import mlp
 from flashsim.cli import main
 from flashsim.learn.gallery.lessons import online_softmax
 from flashsim.masks import patterns
@@ -1009,17 +1009,11 @@ def test_a_formula_s_numbers_give_its_result(open_page: Opener, name: str, direc
 def test_formulas_of_programs_hold_too(open_page: Opener) -> None:
     """Of one tile of several, X_i[c], and of their functions."""
     X, W1, W2 = np.random.default_rng(0).normal(size=(3, 4, 4))
-    traces = (
-        flashsim.trace(mlp.run, X, W1, W2, blocks=(2, 2, 2, 4)),
-        flashsim.trace(linear.attention, X, W1, W2, chunk=3),
-        flashsim.trace(cross_entropy.loss, X, W1, [3, 0, -1, 2], blocks=(2, 2), ignore=-1),
-    )
-    of_a_loss = {*range(8, 14), 15, 16}  # 4 tiles of 6, two of them with a −∞ twice, and 2 losses
-    for trace, lines, all_of_them in zip(traces, ({10, 12, 15}, {6, 7, 9}, of_a_loss), (16, 6, 22), strict=True):
-        page = open_page(trace)
-        assert formulas_that_hold(page, trace) == all_of_them
-        spelled = {s.label for s, said in zip(trace.steps, page.evaluate(SAID), strict=True) if said}
-        assert spelled == {f"line {line}" for line in lines}
+    trace = flashsim.trace(mlp.run, X, W1, W2, blocks=(2, 2, 2, 4))
+    page = open_page(trace)
+    assert formulas_that_hold(page, trace) == 16
+    spelled = {s.label for s, said in zip(trace.steps, page.evaluate(SAID), strict=True) if said}
+    assert spelled == {"line 10", "line 12", "line 15"}
 
 
 def test_dropout_by_row_and_by_key_is_a_factor_by_position_too(open_page: Opener) -> None:

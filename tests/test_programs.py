@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from flashsim import load_trace
 from flashsim.algorithms.program import Bug, Program
-from flashsim.beyond import approximate, cross_entropy, kernels, linear, mlp
+from flashsim.beyond import approximate, kernels, mlp
+from flashsim.beyond.parts.kernel_functions import Radial
 from flashsim.beyond.programs import programs
 from flashsim.machine.memory import Event, MemoryModelError, SramOverflow
 from flashsim.problem.shapes import Sizes
@@ -56,7 +57,8 @@ def test_records_and_forms_are_of_the_same_programs() -> None:
         assert {*program.plane} <= {*program.symbols}
     found = programs()["linformer"]  # what a record leaves out follows from the rest
     assert (found.name, found.options, found.by, found.plane) == ("linformer", ("tau",), ("B_r", "B_k"), ("N", "k"))
-    assert (programs()["linear_attention"].plane, found.follows) == (("N", "N"), ("O", "L"))
+    assert found.follows == ("O", "L")
+    assert programs()["reformer"].plane == ("N", "N")
     assert programs()["sparse_mlp_fused"].plane == ("N", "f")
 
 
@@ -80,32 +82,30 @@ def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject
         run_program(program, operands, M=want.sram.peak - 1, blocks=blocks, options=options)
 
 
-@pytest.mark.parametrize("instead", ["None", "Q", "(O, O)", 'HBM().empty("O", (5, 5), float)'])
+@pytest.mark.parametrize("instead", ["None", "X", "(Y, Y)", 'HBM().empty("Y", (5, 5), float)'])
 def test_what_is_returned_must_be_what_the_record_says(instead: str) -> None:
-    program = planted(programs()["linear_attention"], ("return O  # line 11", f"return {instead}  # line 11"))
-    with pytest.raises(MemoryModelError, match=r"'linear_attention' .* returned .*; expected "):
+    program = planted(programs()["kernel_x_outer"], ("return Y  # line 13", f"return {instead}  # line 13"))
+    with pytest.raises(MemoryModelError, match=r"'kernel_x_outer' .* returned .*; expected "):
         small(program)
 
 
 @pytest.mark.parametrize(
     ("blocks", "enforce", "enforced"),
-    [((2,), None, True), ((2,), True, True), ((2,), False, False), (None, None, False), (None, True, True)],
+    [((2, 2), None, True), ((2, 2), True, True), ((2, 2), False, False), (None, None, False), (None, True, True)],
 )
 def test_blocks_that_are_given_are_enforced_whatever_sizing_says(blocks: Any, enforce: Any, enforced: bool) -> None:
     how: dict[str, Any] = {"M": 10**4, "blocks": blocks, "sizing": "paper", "enforce": enforce}
-    sizes = {"N": 5, "d": 2, "e": 2}
-    assert count_program(programs()["linear_attention"], sizes, **how).sram.enforced == enforced
-    assert exact_program("linear_attention", sizes, **how).sram.enforced == enforced
+    how["options"] = {"k": Radial("gaussian")}
+    sizes = {"N": 5, "n": 5, "d": 2, "e": 2}
+    assert count_program(programs()["kernel_x_outer"], sizes, **how).sram.enforced == enforced
+    assert exact_program("kernel_x_outer", sizes, **how).sram.enforced == enforced
 
 
 A = np.random.default_rng(0).normal(size=(5, 5))
-KERNEL, CROSS = kernels.product(A, A, A, M=99), cross_entropy.loss(A, A, [0, 1, 2, 3, 4], M=99)
+KERNEL = kernels.product(A, A, A, M=99)
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "product": (partial(kernels.product, A, A, A), {"blocks": (2, 2)}),
     "its gradient": (partial(kernels.gradient, KERNEL, A), {"blocks": (2, 2)}),
-    "loss": (partial(cross_entropy.loss, A, A, [0, 1, 2, 3, 4]), {"blocks": (2, 2)}),
-    "its gradient to X": (partial(cross_entropy.gradient, CROSS, A[0]), {"blocks": (2, 2)}),
-    "linear attention": (partial(linear.attention, A, A, A), {"chunk": 2}),
     "MLP": (partial(mlp.run, A, A, A), {"blocks": (2, 2, 2, 2)}),
     "Linformer": (partial(approximate.linformer, A, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
     "Performer": (partial(approximate.performer, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
@@ -121,9 +121,9 @@ def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
     assert len(trace.events) == len(events) > 0
     with pytest.raises(SramOverflow):
         call(M=7, **blocks)
-    if call.func not in (linear.attention, mlp.run):
+    if call.func is not mlp.run:
         assert not call(M=7, sizing="paper").sram.enforced
-    if name.startswith("its gradient"):
+    if name == "its gradient":
         assert call().sram.capacity == 99  # the M of what it is of
 
 
@@ -303,12 +303,7 @@ def test_in_a_notebook_a_run_is_a_table() -> None:
 @pytest.mark.parametrize("asked", ["count", "exact"])
 @pytest.mark.parametrize(
     ("module", "sizes", "wrong"),
-    [
-        (kernels, {"N": 4, "d": 2}, ("size", "options", "index")),
-        (cross_entropy, {"N": 4, "v": 5, "d": 2}, ("size", "options", "index")),
-        (linear, {"N": 4, "d": 2}, ("size", "blocks", "sizing", "options")),
-        (mlp, {"N": 4, "d": 2, "f": 3}, ("size", "sizing", "options")),
-    ],
+    [(kernels, {"N": 4, "d": 2}, ("size", "options", "index")), (mlp, {"N": 4, "d": 2, "f": 3}, ("size", "sizing", "options"))],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_an_argument_that_there_is_not_is_named(module: Any, sizes: dict[str, int], wrong: Sequence[str], asked: str) -> None:

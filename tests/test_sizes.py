@@ -17,7 +17,7 @@ import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD, PASSES, Algorithm
 from flashsim.algorithms.own import forward_of
-from flashsim.beyond import approximate, cross_entropy, kernels
+from flashsim.beyond import approximate, kernels
 from flashsim.cli import main
 from flashsim.cli.shared import DEFAULT_SIZING
 from flashsim.masks.rules import Mask
@@ -36,7 +36,7 @@ def callers() -> Iterator[Callable[..., Any]]:
     """Whatever takes `sizing`."""
     yield from (flashsim.forward, flashsim.count, theory.exact, theory.exact_program)
     yield from (matrices.run_program, matrices.count_program)
-    for room in (kernels, cross_entropy, approximate, flashsim.plots):
+    for room in (kernels, approximate, flashsim.plots):
         for name in getattr(room, "__all__", dir(room)):
             function = getattr(room, name)
             if callable(function) and "sizing" in _parameters(function):
@@ -239,7 +239,7 @@ def test_a_form_with_a_wrong_peak_is_noticed(off: int, monkeypatch: pytest.Monke
 COUNTED: list[Callable[[int], Any]] = [
     lambda M: kernels.count(N=30, n=20, d=3, e=2, M=M),
     lambda M: kernels.count(N=30, d=3, M=M, order="z_outer"),
-    lambda M: cross_entropy.count(N=9, d=4, v=30, M=M),
+    lambda M: kernels.count(N=9, d=4, n=30, M=M),
     lambda M: approximate.count("linformer", N=40, d=4, k=3, M=M),
 ]
 

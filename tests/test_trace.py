@@ -27,7 +27,6 @@ from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 from flashsim.tracing.listing import label_of, listing_of
 from flashsim.tracing.observers import Ledger
 from flashsim.tracing.spelled import spelled
-from flashsim.tracing.writing import as_perfetto
 
 from .cases import with_trace
 
@@ -432,19 +431,17 @@ def test_operands_are_checked_before_a_head_is_taken() -> None:
 # ----------------------------------------------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("suffix", ["json.gz", "npz"])
 @pytest.mark.parametrize("name", ["standard", "split_kv", "flash, backward"])
-def test_a_file_brings_the_trace_back(name: str, suffix: str, tmp_path: Path) -> None:
+def test_a_file_brings_the_trace_back(name: str, tmp_path: Path) -> None:
     name, _, backward = name.partition(", ")
     trace = recorded_backward(name, causal=True, dropout_p=0.3) if backward else recorded(name, causal=True, n_k=17)
-    path = trace.save(tmp_path / f"run.{suffix}")
+    path = trace.save(tmp_path / "run.json.gz")
     back = flashsim.load_trace(path)
     assert same(back, trace)
     for mine, read in zip(trace.steps, back.steps, strict=True):
         assert replace(mine, pairs={}) == replace(read, pairs={})
         np.testing.assert_equal(dict(mine.pairs), dict(read.pairs))
-    again = back.save(tmp_path / f"again.{suffix}")
-    assert suffix == "npz" or path.read_bytes() == again.read_bytes()
+    assert path.read_bytes() == back.save(tmp_path / "again.json.gz").read_bytes()
 
 
 def test_float64_and_bfloat16_values_survive(tmp_path: Path) -> None:
@@ -455,14 +452,11 @@ def test_float64_and_bfloat16_values_survive(tmp_path: Path) -> None:
         assert same(flashsim.load_trace(trace.save(tmp_path / "x.json.gz")), trace)
 
 
-@pytest.mark.parametrize("suffix", ["json.gz", "npz", "html", "perfetto.json"])
+@pytest.mark.parametrize("suffix", ["json.gz", "html"])
 def test_files_say_nothing_of_the_machine(suffix: str, tmp_path: Path) -> None:
     content = recorded().save(tmp_path / f"run.{suffix}").read_bytes()
     if suffix == "json.gz":
         content = gzip.decompress(content)
-    if suffix == "npz":
-        with np.load(tmp_path / "run.npz") as found:
-            content = found["header"].tobytes()
     assert str(Path(flashsim.__file__).parent.parent).encode() not in content
     assert suffix == "html" or b"flashsim/algorithms/algorithm_2_flash.py" in content
 
@@ -472,7 +466,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="suffix"):
         trace.save(tmp_path / "run.txt")
     with pytest.raises(ValueError, match="one trace"):
-        trace.save(tmp_path / "run.npz", versus=trace)
+        trace.save(tmp_path / "run.json.gz", versus=trace)
     good = json.loads(gzip.decompress(trace.save(tmp_path / "run.json.gz").read_bytes()))
     bad = {
         "newer": gzip.compress(json.dumps(good | {"version": 3}).encode()),
@@ -490,26 +484,8 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{name}\.json\.gz cannot be read as a trace"):
             flashsim.load_trace(path)
-    (tmp_path / "x.npz").write_bytes(b"PK not a zip")
-    with pytest.raises(ValueError, match="cannot be read"):
-        flashsim.load_trace(tmp_path / "x.npz")
-    with pytest.raises(ValueError, match=r"expected \.json\.gz or \.npz"):
+    with pytest.raises(ValueError, match=r"expected \.json\.gz$"):
         flashsim.load_trace(tmp_path / "run.html")
-
-
-def test_perfetto_has_a_slice_a_step_and_says_what_its_time_is() -> None:
-    trace = recorded()
-    data = as_perfetto(trace)
-    slices = [event for event in data["traceEvents"] if event["ph"] == "X"]
-    assert [event["ts"] for event in slices] == list(range(len(trace.steps)))
-    assert [event["name"] for event in slices] == [step.label for step in trace.steps]
-    assert slices[2]["args"]["line"].startswith("9 ")
-    counters = {event["name"]: event["args"] for event in data["traceEvents"] if event["ph"] == "C"}
-    assert counters["HBM reads so far, elements"] == {"reads": trace.events[-1].reads}
-    assert counters["HBM writes so far, elements"] == {"writes": trace.events[-1].writes}
-    assert "not performance" in data["otherData"]["time"]
-    assert "not performance" in data["traceEvents"][0]["args"]["name"]
-    json.dumps(data, allow_nan=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ page
@@ -543,7 +519,7 @@ def test_the_command_says_when_values_are_left_out(tmp_path: Path, capsys: pytes
     assert main(many) == 0
     out = capsys.readouterr().out
     assert "Values of tiles are left out: 2,065 steps are more than 2,000" in out
-    assert "All values: -o FILE.json.gz or .npz" in out
+    assert "All values: -o FILE.json.gz;" in out
 
 
 def test_a_large_page_drops_values_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -716,7 +692,7 @@ def test_step_prints_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
         (["--algorithm", "q_outer_two_pass"], "is a backward pass only, of 'q_outer'"),
         (["--head", "3"], "--head goes with --qkv"),
         (["--n", "0"], "--n"),
-        (["--open", "-o", "x.npz"], "--open shows a page"),
+        (["--open", "-o", "x.json.gz"], "--open shows a page"),
         (["--blocks", "3", "4", "--M", "20"], "does not fit"),
     ],
 )
@@ -733,7 +709,7 @@ def test_what_cannot_be_saved_is_refused_before_it_is_recorded(
     monkeypatch.setattr("flashsim.cli.step.recorded", lambda options: pytest.fail("recorded"))
     assert main(["step", "-o", "x.txt"]) == 2
     assert "x.txt has no suffix that says a trace's format" in capsys.readouterr().err
-    assert main(["step", "-o", "x.npz", "--vs", "q_outer"]) == 2
+    assert main(["step", "-o", "x.json.gz", "--vs", "q_outer"]) == 2
     assert "the comparison of two is a page: expected .html" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from flashsim.beyond import approximate
 from flashsim.machine.traffic import Traffic
 from flashsim.theory import certificate, lower_bound
 from flashsim.tracing.planting import planted
-from flashsim.verify import appendices, beyond_attention, chapter, optimality, section_4, serving, shared, theorem_5, theorems_1_2
+from flashsim.verify import appendices, chapter, optimality, section_4, serving, shared, theorem_5, theorems_1_2
 from flashsim.verify.shared import Check
 
 
@@ -115,8 +115,6 @@ STREAMED = SimpleNamespace(  # the best at every size
         (chapter.grouped_heads, chapter, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
         (chapter.tree_masks, chapter, "forward", off),
         (chapter.what_is_optimal, chapter, "tune", lambda _: lambda **sizes: STREAMED),
-        (beyond_attention.cut_cross_entropy, shared, "exact_program", tenfold),
-        (beyond_attention.linear_attention, shared, "exact_program", tenfold),
         (serving.counts, room, "exact", tenfold),
         (serving.block_table, room, "count", lambda of: lambda *args, page, **rest: of(*args, page=1, **rest)),
         (serving.page_waste, room, "count", lambda of: lambda *args, page, **rest: of(*args, page=2 * page, **rest)),

@@ -57,7 +57,6 @@ class Program(Record):
     words      what those rows and columns are called there, "queries" and "keys" in attention
     follows    what the player follows from tile to tile, as in `flashsim.algorithms.Algorithm`; (): what is returned
     direction  "forward", or "backward" for gradients
-    logs       those of its operands and results that are logarithms, in which −∞ is a number
     bugs       mistakes to plant in it, each of which its tests must notice, by its numbers or its counts
     example    (random numbers, lengths, block sizes) -> operands and options to try it with; an operand left out is normal
     """
@@ -80,7 +79,6 @@ class Program(Record):
     words: tuple[str, str]
     follows: tuple[str, ...] = ()
     direction: str = "forward"
-    logs: tuple[str, ...] = ()
     bugs: tuple[Bug, ...] = field(default=(), repr=False)
     example: Callable[[np.random.Generator, Sizes, Sizes], Example] = normal
 

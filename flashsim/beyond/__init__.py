@@ -1,1 +1,1 @@
-"""What else the tiling does: kernel products, MLPs, cross-entropy, linear attention, approximations."""
+"""What else the tiling does: kernel products, MLPs, approximations."""

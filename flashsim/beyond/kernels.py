@@ -27,26 +27,22 @@ from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
-ORDERS = {"x_outer": "", "z_outer": "_z_outer", "materialised": "_materialised"}
-REDUCTIONS = ("sum", "logsumexp")
-GRADIENTS = {"sum": "kernel_gradient", "logsumexp": "kernel_logsumexp_gradient"}
+ORDERS = ("x_outer", "z_outer", "materialised")
 HOW = ("M", "blocks", "sizing", "enforce", "dtype")
 """What `count` and `exact` take besides lengths."""
 
 
 def product(
     X: Any, Z: Any, V: Any, *,
-    kernel: str | Callable[[Any, Any], Any] = "gaussian", sigma: float = 1.0, reduction: str = "sum",
-    order: str = "x_outer", M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit",
-    enforce: bool | None = None, observers: Sequence[Observer] = (),
+    kernel: str | Callable[[Any, Any], Any] = "gaussian", sigma: float = 1.0, order: str = "x_outer",
+    M: Size | None = None, blocks: tuple[int, int] | None = None, sizing: str = "fit", enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Result:
     """Return the kernel product Y (N, e) of X (N, d), Z (n, d), V (n, e) as `run.Y`, with what it cost.
 
-    kernel     a name; or f(x, z) of arrays (…, d) that broadcast, returning k, (…)
-    sigma      the named kernels' width
-    reduction  "sum"; or "logsumexp", Y_i = log Σ_j k(x_i, z_j) v_j, (N,): V is then one column of weights, not negative, and
-               a function f returns log k
-    order      "x_outer": Y_i stays on chip; "z_outer": Y is added up in HBM; "materialised": K is written to HBM and read
+    kernel  a name; or f(x, z) of arrays (…, d) that broadcast, returning k, (…)
+    sigma   the named kernels' width
+    order   "x_outer": Y_i stays on chip; "z_outer": Y is added up in HBM; "materialised": K is written to HBM and read
     M, blocks, sizing, enforce, observers  as in `flashsim.forward`, but that sizing is "fit" by default
 
     X and Z may be (N,) and (n,), points on a line, and V (n,): Y then is (N,). Arrays are of one type; 16-bit ones are computed
@@ -54,16 +50,13 @@ def product(
 
     Raises ValueError for arguments that make no sense, and for inputs so large that a result would overflow; SramOverflow.
     """
-    name = program_name(reduction, order)
+    name = program_name(order)
     operands, flat = {"X": X, "Z": Z, "V": V}, check_array("V", V).ndim == 1
     given, _, stored = check_operands(programs()[name], operands)
     chip = chip_dtype(stored)
-    dtype = stored if order == "materialised" else chip
-    k = _kernel(kernel, sigma, chip, largest(dtype))
+    k = _kernel(kernel, sigma, chip, largest(stored if order == "materialised" else chip))
     if isinstance(k, Radial):
-        _check_distances(given, k, chip, dtype if reduction == "logsumexp" else None)
-    if reduction == "logsumexp" and (given["V"] < 0).any():
-        raise ValueError(f"V has {given['V'].min():g}; expected weights of at least 0, as reduction is 'logsumexp'")
+        _check_distances(given, k, chip)
     run = run_program(
         programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k}, observers=observers
     )
@@ -83,8 +76,7 @@ def gradient(
     A pair at distance 0 has no part: there the named kernels are flat, or, as "laplace", have no derivative.
     """
     name = run.algorithm if isinstance(run, Result) else ""
-    reduction = next((r for r in REDUCTIONS if name in [program_name(r, order) for order in ORDERS]), None)
-    if reduction is None:
+    if name not in [program_name(order) for order in ORDERS]:
         raise ValueError(f"run is {shown(run)}; expected what flashsim.kernels.product returned")
     plan = run.plan
     k: Any = plan.options["k"]
@@ -97,58 +89,47 @@ def gradient(
         k = replace(k, gradient=derivative)
     if (shape := check_array("dY", dY).shape) != run.Y.shape:
         raise ValueError(f"dY has shape {shape}; expected that of Y, {run.Y.shape}")
-    operands = {**plan.given, "dY": dY}
-    if reduction == "logsumexp":
-        operands["Y"] = run.Y
     return run_program(
-        programs()[GRADIENTS[reduction]], operands, M=plan.M if M is None else M, blocks=blocks, sizing=sizing,
+        programs()["kernel_gradient"], {**plan.given, "dY": dY}, M=plan.M if M is None else M, blocks=blocks, sizing=sizing,
         enforce=enforce, options={"k": k}, observers=observers,
     )
 
 
 def count(
     *,
-    N: int, n: int | None = None, d: int, e: int = 1, reduction: str = "sum", order: str = "x_outer",
-    direction: str = "forward", **how: Any,
+    N: int, n: int | None = None, d: int, e: int = 1, order: str = "x_outer", direction: str = "forward", **how: Any,
 ) -> Result:
     """Count what a product moves, on lengths alone; or, "backward", its gradient, which has one order. n is N by default.
 
     The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
     """
     check_how(count, how, (*HOW, "observers"))
-    name, sizes = _asked(reduction, order, direction, N, n, d, e)
+    name, sizes = _asked(order, direction, N, n, d, e)
     return count_program(programs()[name], sizes, options={"k": Radial("gaussian")}, **how)
 
 
 def exact(
     *,
-    N: int, n: int | None = None, d: int, e: int = 1, reduction: str = "sum", order: str = "x_outer",
-    direction: str = "forward", **how: Any,
+    N: int, n: int | None = None, d: int, e: int = 1, order: str = "x_outer", direction: str = "forward", **how: Any,
 ) -> ExactProgram:
     """Return the same by formula, with which `count` agrees by `==`."""
     check_how(exact, how, HOW)
-    name, sizes = _asked(reduction, order, direction, N, n, d, e)
+    name, sizes = _asked(order, direction, N, n, d, e)
     return exact_program(name, sizes, **how)
 
 
-def program_name(reduction: Any, order: Any) -> str:
-    """Return which program computes a reduction in an order. Raises ValueError for other words."""
-    known = check_choice("order", order, ORDERS)
-    if check_choice("reduction", reduction, REDUCTIONS) == "sum":
-        return f"kernel_{known}"
-    return f"kernel_logsumexp{ORDERS[known]}"
+def program_name(order: Any) -> str:
+    """Return which program computes a product in an order. Raises ValueError for other words."""
+    return f"kernel_{check_choice('order', order, ORDERS)}"
 
 
-def _asked(reduction: Any, order: Any, direction: Any, N: Any, n: Any, d: Any, e: Any) -> tuple[str, Mapping[str, Any]]:
-    name = program_name(reduction, order)
+def _asked(order: Any, direction: Any, N: Any, n: Any, d: Any, e: Any) -> tuple[str, Mapping[str, Any]]:
+    name = program_name(order)
     if check_choice("direction", direction, ("forward", "backward")) == "backward":
         if order != "x_outer":
             raise ValueError(f"order is {order!r}; expected 'x_outer', the gradient's only one")
-        name = GRADIENTS[reduction]
-    if reduction == "logsumexp" and e != 1:
-        raise ValueError(f"e is {shown(e)}; expected 1 under a log-sum-exp")
-    sizes = {"N": N, "d": d, "n": N if n is None else n, "e": e}
-    return name, {symbol: sizes[symbol] for symbol in programs()[name].symbols}
+        name = "kernel_gradient"
+    return name, {"N": N, "d": d, "n": N if n is None else n, "e": e}
 
 
 def _kernel(kernel: Any, sigma: Any, chip: np.dtype[Any], limit: float) -> KernelFunction:
@@ -163,17 +144,15 @@ def _kernel(kernel: Any, sigma: Any, chip: np.dtype[Any], limit: float) -> Kerne
     return Own(kernel, limit)
 
 
-def _check_distances(given: Mapping[str, Array], k: Radial, chip: np.dtype[Any], logs: np.dtype[Any] | None) -> None:
-    """Refuse clouds so far apart that a distance would overflow the chip's type, or a logarithm the type that holds it."""
+def _check_distances(given: Mapping[str, Array], k: Radial, chip: np.dtype[Any]) -> None:
+    """Refuse clouds so far apart that a distance would overflow the chip's type."""
     X, Z = given["X"].astype(float), given["Z"].astype(float)
     with np.errstate(over="ignore"):
         reach = np.hypot.reduce(np.maximum(X.max(0) - Z.min(0), Z.max(0) - X.min(0)), keepdims=True)
-        most = {"‖x − z‖": (reach, chip), "‖x − z‖/σ": (reach / k.sigma, chip)}
-        if logs is not None:
-            most["|log k|"] = (-PROFILES[k.name].log(reach / k.sigma), logs)
-    for what, ((size,), dtype) in most.items():
-        if not size < largest(dtype) / 4:
+        most = {"‖x − z‖": reach, "‖x − z‖/σ": reach / k.sigma}
+    for what, (size,) in most.items():
+        if not size < largest(chip) / 4:
             raise ValueError(
-                f"X and Z are too far apart: {what} could reach {size:.3g}, and {dtype} ends at {largest(dtype):.3g}. "
+                f"X and Z are too far apart: {what} could reach {size:.3g}, and {chip} ends at {largest(chip):.3g}. "
                 f"Take {'X and Z closer' if what == '‖x − z‖' else 'a larger sigma'}, or a wider dtype"
             )

@@ -27,7 +27,7 @@ EXAMPLES = (
     "flashsim step --backward --algorithm q_outer --vs q_outer_two_pass\n"
     "flashsim step --N 8 --d 2 --blocks 4 4 --text | less\n"
     "flashsim step --gif 20:40 -o tile.gif\n"
-    "flashsim step --N 64 --d 16 -o run.perfetto.json"
+    "flashsim step --N 64 --d 16 -o run.json.gz"
 )
 BLOCKS = (3, 4)  # of an exercise's file
 
@@ -45,7 +45,7 @@ def add_options(parser: Any) -> None:
     gif = "write steps A to B as an animated GIF, flashsim-step.gif or -o FILE.gif"
     add(parser, "--gif", metavar="A:B", type=_range, help=gif)
     add(parser, "--open")
-    kinds = "FILE.html: the page; .json.gz, .npz or .perfetto.json: the trace"
+    kinds = "FILE.html: the page; .json.gz: the trace"
     add(parser, "--output", metavar="FILE", help=f"{kinds}. Default: flashsim-step.html")
 
 
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         trace.save(output, versus=versus)
     saved(output, f", {steps:,} steps")
     if note:
-        print(f"{note} All values: -o FILE.json.gz or .npz; fewer steps: larger --blocks.")
+        print(f"{note} All values: -o FILE.json.gz; fewer steps: larger --blocks.")
     if options.open:
         opened(output)
     return 0

@@ -20,7 +20,6 @@ only the compulsory traffic through: the first read of each input element, and o
 
 Heads run one after another here, each with arrays of its own, and what earlier heads left in the cache is replaced in time. A GPU
 runs about as many heads at once as it has SMs, and they share the L2: one head then has about an SM's share, l2 / sms.
-`flashsim.hardware.sharing` has an L2 that plays them side by side.
 """
 
 from __future__ import annotations

@@ -24,11 +24,6 @@ from flashsim.reference.kernels import kernel_gradient as kernel_gradient
 from flashsim.reference.kernels import kernel_gradient_bounds as kernel_gradient_bounds
 from flashsim.reference.kernels import kernel_product as kernel_product
 from flashsim.reference.kernels import kernel_product_bounds as kernel_product_bounds
-from flashsim.reference.linear import linear_attention as linear_attention
-from flashsim.reference.linear import linear_attention_bounds as linear_attention_bounds
-from flashsim.reference.logits import CrossEntropy as CrossEntropy
-from flashsim.reference.logits import cross_entropy as cross_entropy
-from flashsim.reference.logits import cross_entropy_bounds as cross_entropy_bounds
 from flashsim.reference.mlp import sparse_mlp as sparse_mlp
 from flashsim.reference.mlp import sparse_mlp_bounds as sparse_mlp_bounds
 from flashsim.reference.oracle import Attention as Attention

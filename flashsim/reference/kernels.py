@@ -24,106 +24,68 @@ from numpy.typing import DTypeLike
 
 from flashsim.problem.arguments import check_choice
 from flashsim.problem.inputs import Array
-from flashsim.reference.operands import Found, for_each_row, oracle, roundoffs
+from flashsim.reference.operands import Found, oracle, roundoffs
 
 KERNELS = ("gaussian", "laplace", "cauchy")
-REDUCTIONS = ("sum", "logsumexp")
 OPERANDS = "X (N, d), Z (n, d), V (n, e)"
 
 
 @oracle(OPERANDS)
-def kernel_product(X: Any, Z: Any, V: Any, *, kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum") -> Array:
-    """Return Y_i = Σ_j k(x_i, z_j) v_j, (N, e); or, "logsumexp", log Σ_j k(x_i, z_j) v_j, (N, 1). Raises ValueError."""
-    log_k = _log(kernel, _distances(X, Z) / sigma)
-    if check_choice("reduction", reduction, REDUCTIONS) == "sum":
-        return np.asarray(np.exp(log_k) @ V)
-    return _logsumexp(log_k + _log_weights(V))
+def kernel_product(X: Any, Z: Any, V: Any, *, kernel: str = "gaussian", sigma: float = 1.0) -> Array:
+    """Return Y_i = Σ_j k(x_i, z_j) v_j, (N, e). Raises ValueError."""
+    return np.asarray(np.exp(_log(kernel, _distances(X, Z) / sigma)) @ V)
 
 
 @oracle(f"{OPERANDS}, dY (N, e)")
-def kernel_gradient(
-    X: Any, Z: Any, V: Any, dY: Any, *, kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum"
-) -> Array:
+def kernel_gradient(X: Any, Z: Any, V: Any, dY: Any, *, kernel: str = "gaussian", sigma: float = 1.0) -> Array:
     """Return the gradient to X of the same, (N, d), for dY of its shape. A pair at distance 0 has no part. Raises ValueError."""
     s, along = _distances(X, Z) / sigma, _directions(X, Z)
-    log_k = _log(kernel, s)
-    summed = check_choice("reduction", reduction, REDUCTIONS) == "sum"
-    weights = (dY @ V.T) * np.exp(log_k) if summed else dY * _softmax(log_k, V)
+    weights = (dY @ V.T) * np.exp(_log(kernel, s))
     return np.asarray(np.einsum("ij,ijc->ic", -weights * _steepness(kernel, s) / sigma, along))
 
 
 @oracle(OPERANDS)
 def kernel_product_bounds(
     X: Any, Z: Any, V: Any, *,
-    kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum", order: str = "x_outer", blocks: int = 1,
-    stored: DTypeLike = "float64", C: float = 2.0,
+    kernel: str = "gaussian", sigma: float = 1.0, order: str = "x_outer", blocks: int = 1, stored: DTypeLike = "float64",
+    C: float = 2.0,
 ) -> Array:  # fmt: skip
     """Return how far each element of Y may lie from exact arithmetic, (N, e).
 
     `blocks` is T_c, in how many blocks Z comes; `stored` the operands' type. "z_outer" rounds Y to it in each block, and
-    "materialised" K, once. Under a log-sum-exp S = log k + log v is off by Δ = δ + 4u(|log v| + |S|), and Y by merging and by
-    log Σ_j p_j e^{Δ_j}, p the softmax of S.
+    "materialised" K, once.
     """
     rounded = {"x_outer": (1, 0), "z_outer": (blocks + 1, 0), "materialised": (1, 1)}
     stores, stored_K = rounded[check_choice("order", order, rounded)]
     (u, u_s, least, step), n = roundoffs(stored), len(V)
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
     terms = (n + 2 * blocks + 8) * u
-    if check_choice("reduction", reduction, REDUCTIONS) == "sum":
-        k = np.exp(log_k)
-        off = np.exp(log_k + C * delta) - k + k * (terms + stores * u_s + stored_K * u_s)
-        steps = least + stored_K * step  # of what is too small for full precision
-        return np.asarray(C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * step))
-    log_v = _log_weights(V)
-    with np.errstate(invalid="ignore"):
-        S = log_k + log_v
-        size = np.where(log_v > -np.inf, np.abs(S) + np.abs(log_v), 0.0)
-    Delta = delta + size * (4 * u + stored_K * u_s)
-    Y = _logsumexp(S)
-    with np.errstate(invalid="ignore"):
-        shift = np.where(-np.inf < Y, _logsumexp(S + C * Delta) - Y, 0.0)
-    return shift + C * (terms + 8 * (blocks + 1) * u * (1 + np.where(-np.inf < Y, np.abs(Y), 0.0)))
+    k = np.exp(log_k)
+    off = np.exp(log_k + C * delta) - k + k * (terms + stores * u_s + stored_K * u_s)
+    steps = least + stored_K * step  # of what is too small for full precision
+    return np.asarray(C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * step))
 
 
-@oracle(f"{OPERANDS}, dY (N, e)", off=for_each_row)
+@oracle(f"{OPERANDS}, dY (N, e)")
 def kernel_gradient_bounds(
     X: Any, Z: Any, V: Any, dY: Any, *,
-    kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum", blocks: int = 1, stored: DTypeLike = "float64",
-    off: Any = 0.0, C: float = 2.0,
+    kernel: str = "gaussian", sigma: float = 1.0, blocks: int = 1, stored: DTypeLike = "float64", C: float = 2.0,
 ) -> Array:  # fmt: skip
     """Return how far each element of dX may lie from exact arithmetic, (N, d).
 
     A pair adds |dY_i · v_j| times the slope of k, of which dY·v is off by (e + 2)u of |dY|·|v|, k as above, s by ρ, and the
-    direction (x − z)/r by (2d + 4)u. Under a log-sum-exp, `off` is by how much the given Y may be off, (N, 1).
+    direction (x − z)/r by (2d + 4)u.
     """
     (u, u_s, least, step), (n, e), d = roundoffs(stored), V.shape, X.shape[1]
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
     s, along = _distances(X, Z) / sigma, np.abs(_directions(X, Z))
-    if check_choice("reduction", reduction, REDUCTIONS) == "sum":
-        weight, k, more = np.abs(dY) @ np.abs(V).T, np.exp(log_k), np.exp(log_k + C * delta)
-    else:
-        log_v = _log_weights(V)
-        S = log_k + log_v
-        size = np.where(-np.inf < S, np.abs(S) + np.abs(log_v), 0.0)
-        weight, k = np.abs(dY), _softmax(log_k, V)
-        more = k * np.exp(np.minimum(C * (delta + 4 * u * size + off + u), 700.0))
+    weight, k, more = np.abs(dY) @ np.abs(V).T, np.exp(log_k), np.exp(log_k + C * delta)
     slopes = _steepness(kernel, s)
     relative = (e + 2 + 4 * d + 16 + n + 2 * blocks) * u + u_s
     times = {"cauchy": 3}.get(kernel, 1)  # k, s and 1 + s² are each off in its slope
     pairs = weight * slopes * ((more - k) * times + k * relative) / sigma
     steps = n * least * ((1 + weight.max()) * (1 + slopes.max()) / sigma + 1) + step
     return np.asarray(C * (np.einsum("ij,ijc->ic", pairs, along) + steps))
-
-
-def _log_weights(V: Array) -> Array:
-    """Return log v of the one column under a log-sum-exp. Raises ValueError for more columns, and for v < 0."""
-    if V.shape[1] != 1 or (V < 0).any():
-        raise ValueError(
-            f"V has shape {V.shape}, and {V.min():g} at least; expected one column of weights of at least 0, as reduction is "
-            "'logsumexp'"
-        )
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(V[:, 0]))
 
 
 def _distances(X: Array, Z: Array) -> Array:
@@ -162,41 +124,23 @@ def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[A
             return log_k, (2 * rho + 2 * u) * (s / np.hypot(1, s)) ** 2 - 4 * u * log_k + 8 * u
 
 
-def _logsumexp(S: Array) -> Array:
-    top = S.max(axis=1, keepdims=True)
-    top = np.where(top > -np.inf, top, 0.0)
-    with np.errstate(divide="ignore"):
-        return np.asarray(top + np.log(np.exp(S - top).sum(axis=1, keepdims=True)))
-
-
-def _softmax(log_k: Array, V: Array) -> Array:
-    """Return p_ij, in which a row without weights is 0."""
-    with np.errstate(invalid="ignore"):
-        S = log_k + _log_weights(V)
-        return np.asarray(np.nan_to_num(np.exp(S - _logsumexp(S))))
-
-
-def _product(order: str, reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
+def _product(order: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, k = (given["X"], given["Z"], given["V"]), given["k"]
-    how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma, "reduction": reduction}
+    how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma}
     bound = kernel_product_bounds(*operands, **how, order=order, blocks=-(-len(operands[1]) // blocks["B_c"]))
     return {"Y": (kernel_product(*operands, **how), bound)}
 
 
-def _gradient(reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
+def _gradient(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, k = (given["X"], given["Z"], given["V"], given["dY"]), given["k"]
-    how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma, "reduction": reduction}
-    parts, off = -(-len(operands[1]) // blocks["B_c"]), 2.0**-49 * (1 + np.abs(given.get("Y", 0.0)))
-    return {"dX": (kernel_gradient(*operands, **how), kernel_gradient_bounds(*operands, **how, blocks=parts, off=off))}
+    how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma}
+    bound = kernel_gradient_bounds(*operands, **how, blocks=-(-len(operands[1]) // blocks["B_c"]))
+    return {"dX": (kernel_gradient(*operands, **how), bound)}
 
 
 NAIVE = {
-    "kernel_x_outer": partial(_product, "x_outer", "sum"),
-    "kernel_z_outer": partial(_product, "z_outer", "sum"),
-    "kernel_materialised": partial(_product, "materialised", "sum"),
-    "kernel_logsumexp": partial(_product, "x_outer", "logsumexp"),
-    "kernel_logsumexp_z_outer": partial(_product, "z_outer", "logsumexp"),
-    "kernel_logsumexp_materialised": partial(_product, "materialised", "logsumexp"),
-    "kernel_gradient": partial(_gradient, "sum"),
-    "kernel_logsumexp_gradient": partial(_gradient, "logsumexp"),
+    "kernel_x_outer": partial(_product, "x_outer"),
+    "kernel_z_outer": partial(_product, "z_outer"),
+    "kernel_materialised": partial(_product, "materialised"),
+    "kernel_gradient": _gradient,
 }

@@ -54,7 +54,7 @@ def roundoffs(stored: DTypeLike) -> Roundoffs:
 def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Give a function its operands in float64, checked, and its other arguments as `BY_NAME`, or `checks`, says of each.
 
-    `shapes` is "X (N, d), E (v, d)", the operands and their shapes in symbols; of one column, (N,) will do. The function raises
+    `shapes` is "X (N, d), Z (n, d)", the operands and their shapes in symbols; of one column, (N,) will do. The function raises
     ValueError where something does not fit, and where finite operands have a result that float64 does not hold.
     """
     other = {**BY_NAME, **checks}
@@ -76,7 +76,7 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
             with np.errstate(over="ignore", invalid="ignore"):
                 result = function(*given.args, **given.kwargs)
             for array in result if isinstance(result, tuple) else (result,):
-                if not (np.asarray(array) < np.inf).all():  # −∞ is the logarithm of no weight
+                if not np.isfinite(np.asarray(array)).all():
                     raise ValueError(f"{function.__name__} overflows float64. Scale {', '.join(wanted)} down")
             return result
 
@@ -91,25 +91,6 @@ def real(name: str, value: Any) -> Array:
     if not np.isfinite(wide).all():
         raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
     return wide
-
-
-def for_each_row(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
-    """Return a real number for each of N rows: one for all, (N,) or (N, 1)."""
-    array = real(name, value)
-    if array.shape not in ((), (1,), (lengths["N"],), (lengths["N"], 1)):
-        raise ValueError(f"{name} has shape {array.shape}; expected a number, or (N,) with N = {lengths['N']}")
-    return array
-
-
-def labels(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
-    """Return N labels, whole numbers below v; those below 0 leave their rows out."""
-    array, (N, v) = check_array(name, value), (lengths["N"], lengths["v"])
-    if array.shape != (N,) or array.dtype.kind not in "iu":
-        got = f"{name} has shape {array.shape}, dtype {array.dtype}"
-        raise ValueError(f"{got}; expected whole numbers, (N,) with N = {N}")
-    if array.max() >= v:
-        raise ValueError(f"{name} holds {array.max()}; expected labels up to v − 1 = {v - 1}, or below 0")
-    return array
 
 
 def of_rounds(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
@@ -167,7 +148,7 @@ def _stored(name: str, value: Any, _: Mapping[str, int]) -> np.dtype[Any]:
 BY_NAME: dict[str, Check] = {
     "scale": lambda _, value, __: None if value is None else check_scale(value, 1),
     **dict.fromkeys(("sigma", "C", "factor"), positive),
-    **dict.fromkeys(("chunks", "blocks"), whole),
+    "blocks": whole,
     "phi": lambda name, value, _: check_choice(name, value, ("on_chip", "in_hbm")),
     "stored": _stored,
     "fused": lambda name, value, _: check_flag(name, value),

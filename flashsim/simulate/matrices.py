@@ -147,7 +147,7 @@ def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[
         elif array.dtype != (wanted := chip_dtype(first) if kind.type == "chip" else first):
             other = f"{name} has dtype {array.dtype}"
             raise ValueError(f"{numbers[0]} has dtype {first} and {other}; expected {wanted} for {name}")
-        elif not np.isfinite(array[array > -np.inf] if name in program.logs else array).all():
+        elif not np.isfinite(array).all():
             raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
     return arrays, Sizes(**lengths), arrays[numbers[0]].dtype
 
@@ -216,8 +216,7 @@ def _gathered(plan: MatrixPlan, outcome: Outcome) -> Result:
     numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
     for name, kind in program.returns.items():
         result = np.array(outcome.matrices[name][0])
-        bad = np.isnan(result) | (np.isposinf(result) if name in program.logs else np.isinf(result))
-        if bad.any():
+        if not np.isfinite(result).all():
             overflow = f"{name} overflows {result.dtype}, which ends at {largest(result.dtype):.3g}"
             raise ValueError(f"{overflow}. Scale {' and '.join(numbers)} down, or use a wider dtype")
         results[name] = result[:, 0] if kind.columns == "1" else result

@@ -1,14 +1,10 @@
 """Kernel products: their forms, and Theorem 2 carried over, with constants derived.
 
-Throughout w = d + e, the width of a row of X and Y together, or of Z and V; e is 1 under a log-sum-exp. The peaks:
+Throughout w = d + e, the width of a row of X and Y together, or of Z and V. The peaks:
 
-    x_outer, z_outer        (b_r + b_c)w + b_r·b_c                        X_i Y_i Z_j V_j, K_ij
-    materialised            (b_r + b_c)·max(d, e) + b_r·b_c               K_ij with X_i Z_j, and then with Y_i V_j
-    gradient                b_r(2d + e) + b_c·w + b_r·b_c                 X_i dX_i dY_i, Z_j V_j, dK_ij
-    logsumexp               b_r·d + b_c(d + 1) + b_r·b_c + 3b_r           X_i, Z_j V_j, S_ij, ℓ_i m_i m_i^new
-    logsumexp_z_outer       (b_r + b_c)(d + 1) + b_r·b_c                  X_i Y_i Z_j V_j, S_ij
-    logsumexp_materialised  b_r·d + b_c(d + 1) + b_r·b_c                  X_i Z_j V_j, S_ij; S_ij with Y_i is no more
-    logsumexp_gradient      2b_r(d + 1) + b_c(d + 1) + b_r·b_c            X_i dX_i Y_i dY_i, Z_j V_j, S_ij
+    x_outer, z_outer  (b_r + b_c)w + b_r·b_c            X_i Y_i Z_j V_j, K_ij
+    materialised      (b_r + b_c)·max(d, e) + b_r·b_c   K_ij with X_i Z_j, and then with Y_i V_j
+    gradient          b_r(2d + e) + b_c·w + b_r·b_c     X_i dX_i dY_i, Z_j V_j, dK_ij
 """
 
 from __future__ import annotations
@@ -24,23 +20,20 @@ from flashsim.theory.program import Array, ProgramForm, between, given, returned
 
 def kernel_rows(M: int, p: Sizes) -> int:
     """Return ⌈M/2w⌉."""
-    return ceil_div(M, 2 * (p.d + p.get("e", 1)))
+    return ceil_div(M, 2 * (p.d + p.e))
 
 
 def z_line_1(rows: int, p: Sizes) -> tuple[int, int]:
     """Return (B_r, B_c), Z stationary."""
-    return min(rows, ceil_div(p.d + p.get("e", 1), 2)), rows
+    return min(rows, ceil_div(p.d + p.e, 2)), rows
 
 
 BY_X = {"X": given("N", "d"), "Z": given("n", "d", reads="T_r"), "V": given("n", "e", reads="T_r")}
 BY_Z = {"X": given("N", "d", reads="T_c"), "Z": given("n", "d"), "V": given("n", "e")}
-WEIGHTS = {"V": given("n", "1", reads="T_r")}
-"""V under a log-sum-exp, one column."""
-LOGS = {"Y": returned("N", "1", "chip")}
 
 X_OUTER = ProgramForm(
     name="kernel_x_outer", blocks={"B_r": "N", "B_c": "n"},
-    line_1=lambda rows, p: (rows, min(rows, ceil_div(p.d + p.get("e", 1), 2))), rows=kernel_rows,
+    line_1=lambda rows, p: (rows, min(rows, ceil_div(p.d + p.e, 2))), rows=kernel_rows,
     arrays={**BY_X, "Y": returned("N", "e")},
     peak=lambda p, b, options: (b.B_r + b.B_c) * (p.d + p.e) + b.B_r * b.B_c,
     matmul=lambda p, b, options: 2 * p.N * p.n * p.e,
@@ -56,25 +49,6 @@ MATERIALISED = replace(
 GRADIENT = replace(
     X_OUTER, name="kernel_gradient", arrays={**BY_X, "dY": given("N", "e"), "dX": returned("N", "d")},
     peak=lambda p, b, options: b.B_r * (2 * p.d + p.e) + b.B_c * (p.d + p.e) + b.B_r * b.B_c,
-)
-LOGSUMEXP = replace(
-    X_OUTER, name="kernel_logsumexp", arrays={**BY_X, **WEIGHTS, **LOGS},
-    peak=lambda p, b, options: b.B_r * (p.d + 3) + b.B_c * (p.d + 1) + b.B_r * b.B_c, matmul=lambda p, b, options: 0,
-)
-LOGSUMEXP_Z_OUTER = replace(
-    LOGSUMEXP, name="kernel_logsumexp_z_outer",
-    arrays={**BY_Z, "V": given("n", "1"), "Y": Array("output", Kind("N", "1", "chip"), "T_c", "T_c + 1", initial=True)},
-    line_1=z_line_1, peak=lambda p, b, options: (b.B_r + b.B_c) * (p.d + 1) + b.B_r * b.B_c,
-)
-LOGSUMEXP_MATERIALISED = replace(
-    LOGSUMEXP, name="kernel_logsumexp_materialised", arrays={**LOGSUMEXP.arrays, "S": between("N", "n")},
-    peak=lambda p, b, options: b.B_r * p.d + b.B_c * (p.d + 1) + b.B_r * b.B_c,
-)
-LOGSUMEXP_GRADIENT = replace(
-    LOGSUMEXP,
-    name="kernel_logsumexp_gradient",
-    arrays={**BY_X, **WEIGHTS, "Y": given("N", "1", "chip"), "dY": given("N", "1"), "dX": returned("N", "d")},
-    peak=lambda p, b, options: (2 * b.B_r + b.B_c) * (p.d + 1) + b.B_r * b.B_c,
 )
 
 

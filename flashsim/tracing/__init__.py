@@ -2,7 +2,7 @@
 
 trace = flashsim.trace("flash", Q, K, V, blocks=(3, 4))
 trace = flashsim.trace("flash", Q, K, V, dO=dO, M=64)       # its backward pass
-trace.save("run.html")                                      # the player; also .json.gz, .npz, .perfetto.json
+trace.save("run.html")                                      # the player; or .json.gz, which load_trace reads
 flashsim.load_trace("run.json.gz")
 """
 

@@ -65,9 +65,6 @@ class Speller {
     const [one, two] = args.map((argument) => this.element(argument, r, c));
     if (name === "maximum") return this.largest([one, two]);
     if (name === "relu") return this.largest([one, ZERO]);
-    if (name === "tril") return c > r ? ZERO : one;
-    if (name === "unless_none" && two.x !== null) return two.x === 2 ** 32 - 1 ? ZERO : one;
-    if (name === "at_label" && two.x !== null) return two.x === this.element(args[2], r, c).x + c ? one : ZERO;
     if (name === "exp") return this.exponential(one);
     if (name.startsWith("dropout")) return { x: null, say: ["dropout"], tight: 3 }; // a factor by position
     if (name in GUARDS) return this.guarded(GUARDS[name], one);

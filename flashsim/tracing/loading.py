@@ -12,8 +12,6 @@ import io
 import json
 import os
 import re
-import warnings
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from itertools import accumulate
@@ -45,24 +43,18 @@ BLOCK = re.compile(
 LINE = re.compile(r"(?!line )|line [0-9]{1,18}( of .*)?\Z", re.DOTALL)
 
 
-class _Refused(ValueError):
-    """An error in flashsim's own words, unlike those of the readers of a damaged file."""
-
-
 def load_trace(path: str | os.PathLike[str], *, max_bytes: int = LARGEST_FILE) -> Trace:
-    """Read a trace from the .json.gz or .npz file that `Trace.save` wrote.
+    """Read a trace from the .json.gz file that `Trace.save` wrote.
 
     Raises ValueError, with the file's name and what is wrong, for any other file, for a newer version, and for one that
     is, or unpacks to, more than `max_bytes`; OSError for a file that cannot be opened.
     """
     path, most = path_of(path), check_count("max_bytes", max_bytes)
     try:
-        if path.name.endswith(".json.gz"):
-            data = _unzipped(path, most)
-            return trace_of(data, _values(data))
-        if path.name.endswith(".npz"):
-            return trace_of(*_arrays(path, most))
-        raise ValueError("expected .json.gz or .npz")
+        if not path.name.endswith(".json.gz"):
+            raise ValueError("expected .json.gz")
+        data = _unzipped(path, most)
+        return trace_of(data, _values(data))
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as a trace: {error}") from error
 
@@ -79,7 +71,7 @@ def _content(path: Path, most: int) -> bytes:
 
 def _check_size(size: int, most: int, what: str) -> None:
     if size > most:
-        raise _Refused(f"{what} more than {most:,} bytes; load(path, max_bytes=…) reads more")
+        raise ValueError(f"{what} more than {most:,} bytes; load(path, max_bytes=…) reads more")
 
 
 def _unzipped(path: Path, most: int) -> dict[str, Any]:
@@ -107,55 +99,6 @@ def _parsed(text: bytes) -> dict[str, Any]:
     if type(data.get("version")) is not int or data["version"] != VERSION:
         raise ValueError(f"its version is {shown(data.get('version'))}; this flashsim reads version {VERSION}")
     return data
-
-
-def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
-    content, names = _content(path, most), ("header", "values")
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as file:
-            held = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
-            missing = [name for name in names if name not in held]
-            if missing:
-                raise _Refused(f"it has no array {missing[0]!r}")
-            if "kind" in held:
-                raise _Refused("its events are arrays, as an older flashsim wrote them; save the trace again")
-            _check_size(sum(held[name].file_size for name in names), most, "it says that it unpacks to")
-            packed = {held[name].compress_type for name in names} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-            if packed:
-                raise _Refused(f"it is packed by method {min(packed)}; expected zip's own, deflate")
-            members = {name: _member(file, held[name]) for name in names}
-    except _Refused:
-        raise
-    except Exception as error:  # whatever a reader says of a damaged file
-        raise ValueError(f"it is not a .npz file, or a damaged one: {error}") from error
-    return _parsed(_array("header", members["header"], "u1")), _array("values", members["values"], "f")
-
-
-def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Return a member, up to the length that it claims: `zipfile`, asked for all of it, would unpack more before it looks."""
-    with file.open(info) as member:
-        return member.read(info.file_size + 1)
-
-
-def _array(name: str, member: bytes, kind: str) -> bytes:
-    """Return the numbers in a .npy file, which must be of that kind, in one row, and as many as its shape says."""
-    file = io.BytesIO(member)
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            shape, _, dtype = read(file)
-    except Exception as error:
-        raise ValueError(f"its array {name!r} is damaged: {error}") from error
-    if dtype.hasobject:
-        raise ValueError(f"its array {name!r} holds pickled Python objects, which flashsim never loads")
-    if not dtype.str[1:].startswith(kind):
-        raise ValueError(f"its array {name!r} is of {dtype}; expected {'uint8' if kind == 'u1' else 'floats'}")
-    rest = member[file.tell() :]
-    if len(shape) != 1 or shape[0] * dtype.itemsize != len(rest):
-        raise ValueError(f"its array {name!r} has {len(rest):,} bytes; expected {shape} of {dtype}, a row")
-    return rest
 
 
 def _values(data: dict[str, Any]) -> bytes:

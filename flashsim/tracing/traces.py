@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,28 +10,25 @@ from flashsim.support.files import path_of, write_whole
 from flashsim.tracing.lesson import Lesson
 from flashsim.tracing.page import page_of
 from flashsim.tracing.steps import Recording
-from flashsim.tracing.writing import as_json, as_npz, as_perfetto, zipped
+from flashsim.tracing.writing import as_json, zipped
 
 
 @dataclass(frozen=True, repr=False)
 class Trace(Recording):
     """A recorded run of one head: `events`, and `steps` to go through them.
 
-    `save(path)` writes it in the format that the suffix says: .html, the player; .json.gz or .npz, which
-    `flashsim.load_trace` reads; .perfetto.json, for ui.perfetto.dev.
+    `save(path)` writes it in the format that the suffix says: .html, the player; .json.gz, which `flashsim.load_trace` reads.
     """
 
     def save(self, path: str | Path, *, versus: Trace | None = None, lesson: Lesson | None = None) -> Path:
         """Write the trace; return the path. `versus` is a second trace for the page's compare mode, `lesson` its text.
 
-        Raises ValueError for any suffix but .html, .json.gz, .npz and .perfetto.json.
+        Raises ValueError for any suffix but .html and .json.gz.
         """
         path = check_suffix(path, "the comparison of two" if versus else "a lesson" if lesson else "")
         if path.name.endswith(".html"):
             return write_whole(path, self.html(versus=versus, lesson=lesson))
-        if path.name.endswith(".perfetto.json"):
-            return write_whole(path, json.dumps(as_perfetto(self), ensure_ascii=False))
-        return write_whole(path, zipped(as_json(self)) if path.name.endswith(".json.gz") else as_npz(as_json(self)))
+        return write_whole(path, zipped(as_json(self)))
 
     def html(self, *, versus: Trace | None = None, lesson: Lesson | None = None) -> str:
         """Return the player as one self-contained page. It drops values where there are more than it can take.
@@ -62,7 +58,6 @@ def check_suffix(path: str | Path, only_as_a_page: str = "") -> Path:
     path = path_of(path)
     if only_as_a_page and path.suffix != ".html":
         raise ValueError(f"{path.name} holds one trace; {only_as_a_page} is a page: expected .html")
-    if not path.name.endswith((".html", ".json.gz", ".npz", ".perfetto.json")):
-        expected = "expected .html, .json.gz, .npz or .perfetto.json"
-        raise ValueError(f"{path.name} has no suffix that says a trace's format; {expected}")
+    if not path.name.endswith((".html", ".json.gz")):
+        raise ValueError(f"{path.name} has no suffix that says a trace's format; expected .html or .json.gz")
     return path

@@ -1,4 +1,4 @@
-"""A trace as a file that `flashsim.load_trace` reads again: JSON, gzipped, or NumPy's .npz; and as one for Perfetto.
+"""A trace as a file that `flashsim.load_trace` reads again: JSON, gzipped.
 
 The JSON is versioned: {"format": "flashsim trace", "version": 2, …}. Events are columns of equal length. What repeats, names,
 lines of source, sets of residents and values, is kept once and referred to by index. Values are one base64 string of
@@ -7,7 +7,6 @@ little-endian floats of the chip's dtype, and `shapes` cuts it into tiles.
 
 import base64
 import gzip
-import io
 import json
 from collections.abc import Hashable
 from dataclasses import asdict
@@ -16,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from flashsim.tracing.data import Resident
-from flashsim.tracing.listing import label_of, short
+from flashsim.tracing.listing import short
 from flashsim.tracing.steps import Recording
 
 FORMAT, VERSION = "flashsim trace", 2
-LOGICAL_TIME = "logical time: one step of the algorithm = 1 µs; not performance"
 COLUMNS = ("kind", "name", "elements", "loops", "place", "where", "resident", "value")
 
 
@@ -79,33 +77,3 @@ def zipped(data: Any) -> bytes:
     """Return JSON, gzipped: the same bytes for the same trace, as no time is written into it."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return gzip.compress(text.encode("utf-8"), mtime=0)
-
-
-def as_npz(data: dict[str, Any]) -> bytes:
-    """Return what `as_json` returned as an .npz file: the values as an array, all else as JSON in the array `header`."""
-    text = json.dumps({key: value for key, value in data.items() if key != "values"}, ensure_ascii=False)
-    header, dtype = np.frombuffer(text.encode("utf-8"), np.uint8), np.dtype(data["about"]["dtype"])
-    values = np.frombuffer(base64.b64decode(data["values"]), dtype.newbyteorder("<"))
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, header=header, values=values)
-    return buffer.getvalue()
-
-
-def as_perfetto(trace: Recording) -> dict[str, Any]:
-    """Return the trace in Chrome's trace event format, for ui.perfetto.dev: a slice for each step; counters for HBM and SRAM."""
-    found: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{trace.about.title} ({LOGICAL_TIME})"}},
-        {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "lines of the algorithm"}},
-    ]
-    listing = {label_of(line): line.strip() for line in trace.about.listing}
-    for step in trace.steps:
-        last = trace.events[step.last]
-        about = {"loops": ", ".join(f"{variable} = {index}" for variable, index in step.loops)}
-        about |= {"line": listing.get(step.label, ""), "source": f"{short(last.site[0])}:{last.site[1]}"}
-        about["events"] = ", ".join(f"{e.kind} {e.name}" for e in trace.of(step))
-        common = {"pid": 1, "ts": step.number}
-        found.append({**common, "ph": "X", "tid": 1, "dur": 1, "name": step.label, "args": about})
-        for name, value in (("reads", last.reads), ("writes", last.writes)):
-            found.append({**common, "ph": "C", "name": f"HBM {name} so far, elements", "args": {name: value}})
-        found.append({**common, "ph": "C", "name": "SRAM in use, elements", "args": {"elements": last.occupancy}})
-    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"time": LOGICAL_TIME, "M": trace.about.M}}

@@ -129,7 +129,7 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
 
 def kernel_products_right(full: bool) -> Claim:
     """Appendix D.2. Kernel products and their gradients, in tiles, equal the naive ones."""
-    names = [*(kernels.program_name("sum", order) for order in kernels.ORDERS), kernels.GRADIENTS["sum"]]
+    names = [*map(kernels.program_name, kernels.ORDERS), "kernel_gradient"]
     tried = "runs, products in three orders and gradients, three kernels, N, n < 40, d, e < 7"
     return right_and_counted(names, 600 if full else 120, tried, d=7, e=7)
 

@@ -1,46 +1,12 @@
 """Programs that are not attention, as their records say: on random shapes, against NumPy and closed forms; with their bugs."""
 
-import itertools
 from collections.abc import Iterator
 
 from flashsim.algorithms.program import Program
-from flashsim.beyond import cross_entropy, linear
 from flashsim.beyond.programs import programs
 from flashsim.problem.shapes import Sizes
 from flashsim.tracing.planting import planted
-from flashsim.verify.shared import Claim, attempt, right_and_counted
-
-
-def cut_cross_entropy(full: bool) -> Claim:
-    """Cut cross-entropy (Wijmans et al., 2024). FlashAttention's softmax without values gives a language model's loss. The
-    loss and its gradients, in tiles, equal the naive ones, and no logit is in HBM."""
-    extra = sum(cross_entropy.count(N=8192, v=256_000, d=2304, M=10**6, of=of).hbm.extra for of in cross_entropy.PASSES)
-    return right_and_counted(
-        cross_entropy.PASSES.values(),
-        300 if full else 60,
-        "losses and gradients to X and E, N, v, d < 40, rows left out; extra memory at N = 8,192, v = 256,000",
-    ).also(f"extra memory {extra}", extra == 0, extra=extra)
-
-
-def linear_attention(full: bool) -> Claim:
-    """Linear attention (Yang et al., 2024). Without a softmax, d·e numbers hold the past. With this state on chip, each
-    array moves once, at any N. With the state in HBM and chunks C ≥ d, at most twice as much moves."""
-    lengths, compulsory, shares = [2**p for p in range(8, 21 if full else 17, 2)], True, []
-    for N, C in itertools.product(lengths, (64, 128, 256)):
-        kept, through = (linear.exact(N=N, d=64, M=10**6, chunk=C, state=state).hbm.accesses for state in ("on_chip", "in_hbm"))
-        compulsory &= kept == 4 * N * 64
-        shares.append(through / kept)
-    return right_and_counted(
-        linear.STATES.values(),
-        200 if full else 40,
-        f"runs in chunks, N, d, e < 40; N {lengths[0]} … {lengths[-1]:,} at d = e = 64, C = 64, 128, 256",
-    ).also(
-        f"each array {'once' if compulsory else 'MORE THAN ONCE'}; through HBM {min(shares):.2f} to {max(shares):.2f} times that",
-        compulsory and max(shares) <= 2,
-        lengths=lengths,
-        compulsory=compulsory,
-        through_hbm=shares,
-    )
+from flashsim.verify.shared import Claim, attempt
 
 
 def unnoticed(program: Program, seeds: range = range(4)) -> Iterator[str]:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 import flashsim
-from flashsim import approximate, cross_entropy, devices, kernels, linear, mlp
+from flashsim import approximate, devices, kernels, mlp
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import COMMANDS
 from flashsim.learn.gallery.lessons import pages
@@ -272,20 +272,13 @@ def _calls_of_programs() -> Iterator[tuple[str, Callable[[], str]]]:
     X, Z, W = rng.normal(size=(3, 41, 6))
     V = rng.normal(size=(41, 2))
     dY = rng.normal(size=(41, 2))
-    weights = {"sum": V, "logsumexp": np.abs(V[:, :1])}
     for how in ({"M": 300}, {"M": 900, "blocks": (7, 5)}):
         for order in ("x_outer", "z_outer", "materialised"):
-            for reduction, V_of in weights.items():
-                arguments: dict[str, Any] = {"order": order, "reduction": reduction, **how}
-                key = f"kernels {order} {reduction} | {how}"
-                yield key, partial(_results, kernels.product, X, Z, V_of, **arguments)
-                lengths = {"N": 41, "d": 6, "e": V_of.shape[1]}
-                yield f"{key} | count", partial(_costs, kernels.count, **lengths, **arguments)
+            arguments: dict[str, Any] = {"order": order, **how}
+            key = f"kernels {order} sum | {how}"
+            yield key, partial(_results, kernels.product, X, Z, V, **arguments)
+            yield f"{key} | count", partial(_costs, kernels.count, N=41, d=6, e=2, **arguments)
         yield f"kernels gradient | {how}", partial(_gradient, X, Z, V, dY, **how)
-        labels = np.arange(41) % 7
-        yield f"cross_entropy | {how}", partial(_results, cross_entropy.loss, X, Z, labels, **how)
-    for state in ("on_chip", "in_hbm"):
-        yield f"linear {state}", partial(_results, linear.attention, X, Z, W, state=state, M=400)
     live1 = rng.random((2, 3)) < 0.7
     live2 = rng.random((3, 2)) < 0.7
     W1 = rng.normal(size=(6, 9))

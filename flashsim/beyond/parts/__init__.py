@@ -1,1 +1,1 @@
-"""What programs take besides matrices: kernel functions, labels, clusters, block patterns of weights."""
+"""What programs take besides matrices: kernel functions, clusters, block patterns of weights."""

@@ -1,9 +1,7 @@
 """Kernel functions k(x, z) on tiles: the named ones, which are radial, and any other.
 
     k(X_i, Z_j)            K_ij, one element-wise pass: distances by differences, a column after another
-    k.log(X_i, Z_j)        log K_ij
-    k.pull(G_ij, X_i, Z_j)      Σ_j G_ij ∂k(x_i, z_j)/∂x_i, (rows of X, d)
-    k.pull_log(G_ij, X_i, Z_j)  the same of log k
+    k.pull(G_ij, X_i, Z_j) Σ_j G_ij ∂k(x_i, z_j)/∂x_i, (rows of X, d)
 
 Distances are r = ‖x − z‖, by hypot: no square overflows or vanishes on the way, and nothing cancels.
 """
@@ -25,12 +23,10 @@ from flashsim.problem.shapes import Sizes
 
 @dataclass(frozen=True)
 class Profile:
-    """A radial kernel as functions of s = ‖x − z‖/σ: k, log k, and how steeply these two fall, −k′ and −(log k)′."""
+    """A radial kernel as functions of s = ‖x − z‖/σ: k, and how steeply it falls, −k′."""
 
     k: Callable[[Tile], Tile]
-    log: Callable[[Tile], Tile]
     slope: Callable[[Tile], Tile]
-    log_slope: Callable[[Tile], Tile]
 
 
 def twice_over(h: Tile, x: Any) -> Tile:
@@ -40,13 +36,11 @@ def twice_over(h: Tile, x: Any) -> Tile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "gaussian": Profile(lambda s: np.exp(-0.5 * s * s), lambda s: -0.5 * s * s, lambda s: s * np.exp(-0.5 * s * s), lambda s: s),
-    "laplace": Profile(lambda s: np.exp(-s), lambda s: -s, lambda s: np.exp(-s), np.ones_like),
+    "gaussian": Profile(lambda s: np.exp(-0.5 * s * s), lambda s: s * np.exp(-0.5 * s * s)),
+    "laplace": Profile(lambda s: np.exp(-s), lambda s: np.exp(-s)),
     "cauchy": Profile(
         lambda s: twice_over(np.hypot(1.0, s), 1.0),
-        lambda s: -2.0 * np.log(np.hypot(1.0, s)),
         lambda s: twice_over(np.hypot(1.0, s), twice_over(np.hypot(1.0, s), 2.0 * s)),
-        lambda s: twice_over(np.hypot(1.0, s), 2.0 * s),
     ),
 }
 """By name: e^{−s²/2}, e^{−s}, 1/(1 + s²)."""
@@ -65,21 +59,14 @@ class Radial:
     def __call__(self, X: Tile, Z: Tile) -> Tile:
         return PROFILES[self.name].k(distances(X, Z) / self.sigma)
 
-    def log(self, X: Tile, Z: Tile) -> Tile:
-        return PROFILES[self.name].log(distances(X, Z) / self.sigma)
-
     def pull(self, G: Tile, X: Tile, Z: Tile) -> Tile:
         r = distances(X, Z)
         return along(-G * PROFILES[self.name].slope(r / self.sigma) / self.sigma, r, X, Z)
 
-    def pull_log(self, G: Tile, X: Tile, Z: Tile) -> Tile:
-        r = distances(X, Z)
-        return along(-G * PROFILES[self.name].log_slope(r / self.sigma) / self.sigma, r, X, Z)
-
 
 @dataclass(frozen=True)
 class Own:
-    """A function of the user's own, f(x, z) of arrays (…, d) that broadcast: k itself, or, under a log-sum-exp, log k.
+    """A function of the user's own, f(x, z) of arrays (…, d) that broadcast.
 
     `gradient` is ∂f/∂x of the same arrays, (…, d), and `limit` the largest value that the run can hold. Without numbers neither
     is called, and each value counts as one operation.
@@ -99,8 +86,6 @@ class Own:
             return X.made(shape, other=shape[0] * shape[1])
         return _checked("kernel", self.f(X[:, None, :], Z[None, :, :]), shape, X, self.limit)
 
-    log = __call__
-
     def pull(self, G: Tile, X: Tile, Z: Tile) -> Tile:
         """Return Σ_j G_ij ∂f/∂x_i. Raises ValueError as above."""
         assert self.gradient is not None
@@ -110,8 +95,6 @@ class Own:
         slopes = _checked("derivative", self.gradient(X[:, None, :], Z[None, :, :]), shape, X, self.limit)
         result: Tile = (G[:, :, None] * slopes).sum(axis=1)
         return result
-
-    pull_log = pull
 
 
 KernelFunction = Radial | Own
@@ -153,31 +136,24 @@ def along(W: Tile, r: Tile, X: Tile, Z: Tile) -> Tile:
 
 
 def kernel_rows(M: int, p: Sizes) -> int:
-    """Return ⌈M/2w⌉, w = d + e, where e is 1 under a log-sum-exp. ValueError below M = max(d, e)."""
-    return paper_rows(M, p.d, p.get("e", 1))
+    """Return ⌈M/2w⌉, w = d + e. ValueError below M = max(d, e)."""
+    return paper_rows(M, p.d, p.e)
 
 
 def x_line_1(rows: int, p: Sizes) -> tuple[int, int]:
     """Return (B_r, B_c) where X is stationary, w/2 rows of Z a block: K_ij then takes M/4."""
-    return rows, min(rows, ceil_div(p.d + p.get("e", 1), 2))
+    return rows, min(rows, ceil_div(p.d + p.e, 2))
 
 
 def z_line_1(rows: int, p: Sizes) -> tuple[int, int]:
     """Return (B_r, B_c) where Z is stationary."""
-    return min(rows, ceil_div(p.d + p.get("e", 1), 2)), rows
+    return min(rows, ceil_div(p.d + p.e, 2)), rows
 
 
 def example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a kernel function to try a program with, and weights that are not negative."""
+    """Return a kernel function to try a program with."""
     name = (*PROFILES,)[int(rng.integers(len(PROFILES)))]
-    return {"V": rng.exponential(size=(sizes.n, sizes.get("e", 1)))}, {"k": Radial(name, float(rng.uniform(0.5, 3)))}
-
-
-def gradient_example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the same, with the log-sum-exps that the product would have returned."""
-    (X, Z), (given, options) = (rng.normal(size=(n, sizes.d)) for n in (sizes.N, sizes.n)), example(rng, sizes, blocks)
-    Y = np.logaddexp.reduce(options["k"].log(X, Z) + np.log(given["V"].T), axis=1, keepdims=True)
-    return {"X": X, "Z": Z, "Y": Y, **given}, options
+    return {}, {"k": Radial(name, float(rng.uniform(0.5, 3)))}
 
 
 PRODUCT: dict[str, Any] = {
@@ -186,8 +162,3 @@ PRODUCT: dict[str, Any] = {
     "blocks": {"B_r": "N", "B_c": "n"}, "rows": kernel_rows, "words": ("rows of X", "rows of Z"), "example": example,
 }
 """What the records of kernel products share."""
-LOG_SUM_EXP: dict[str, Any] = {
-    **PRODUCT, "operands": {**PRODUCT["operands"], "V": Kind("n", "1")}, "returns": {"Y": Kind("N", "1", "chip")},
-    "logs": ("Y",),
-}
-"""What those of log-sum-exps share."""

@@ -49,5 +49,8 @@ def kernel_gradient(
 PROGRAM = Program(
     **PRODUCT | {"operands": {**PRODUCT["operands"], "dY": Kind("N", "e")}, "returns": {"dX": Kind("N", "d")}},
     title="Gradient of a kernel product", run=kernel_gradient, line_1=x_line_1, direction="backward",
-    bugs=(Bug("dX of the last block alone", "dX_i + k.pull", "k.pull"), Bug("the slope of log k", "k.pull(", "k.pull_log(")),
+    bugs=(
+        Bug("dX of the last block alone", "dX_i + k.pull", "k.pull"),
+        Bug("the slope of log k", "k.pull(dK_ij", "k.pull(dK_ij / k(X_i, Z_j)"),
+    ),
 )
