@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 import flashsim
 from flashsim import approximate, devices, kernels, mlp
@@ -411,6 +412,7 @@ def machine() -> dict[str, str]:
         "python": platform.python_version().rpartition(".")[0],
         "numpy": np.__version__,
         "blas": f"{blas['name']} {blas['version']}",
+        "kernels": ", ".join(sorted(str(pool.get("architecture")) for pool in threadpool_info())),
         "simd": ", ".join(config["SIMD Extensions"].get("found", [])),
     }
 
