@@ -1,6 +1,16 @@
 """The site: `sphinx-build -W --keep-going -c docs . build/site`, from the repository's root; or `sphinx-build docs out`.
 
 README.md is its first page, so pages link to each other, to files and to figures as they do in the repository.
+
+To add a page:
+
+1. `docs/x.md`, whose title is a question. `pytest tests/test_docs.py -k x` runs its Python sessions, and compares what commands
+   in `console` blocks (`$ flashsim …`) print. It checks that the options of other commands exist, and that links lead somewhere.
+2. Its question in README's table, and its place in `SECTIONS`, without which the build fails. A page of `docs/reference/` shows
+   the docstring of each public name.
+
+Sphinx builds it, with MyST for Markdown and furo as the theme: it builds strictly, needs no network, and lets a small hook read
+docstrings as they are.
 """
 
 import sys

@@ -1,6 +1,8 @@
 """The pages that people read, README and docs/, as tests take them apart."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -37,3 +39,22 @@ def table(page: str, name: str) -> list[list[str]]:
     """Return the cells of a table between markers, its head left out."""
     inside = text_of(ROOT / page).partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in inside.splitlines()[2:]]
+
+
+def paragraphs(text: str) -> list[str]:
+    """Return a page's paragraphs; an item of a list is one, and a row of a table."""
+    return re.split(r"\n\s*\n|\n(?=\s*(?:[*|-]|\d+\.) )", text)
+
+
+def has_numbers(parts: Iterable[str], text: str, about: str = "") -> bool:
+    """Say whether one of these paragraphs has all numbers of a text, in whatever words and order.
+
+    `about` is a name that the paragraph must have too, where the numbers alone are common ones.
+    """
+    numbers = _numbers(text)
+    assert numbers, f"no number in {text!r}"
+    return any(about in part and numbers <= _numbers(part) for part in parts)
+
+
+def _numbers(text: str) -> Counter[str]:
+    return Counter(number.replace(",", "") for number in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?", text))

@@ -26,7 +26,7 @@ from flashsim.testing.mutants import ALL, SERVING
 from flashsim.theory.measured import FIGURE_2
 
 from .implementations import IMPLEMENTATIONS
-from .pages import OWN, PAGES, README, ROOT, blocks, links, pictures, said, table, text_of
+from .pages import OWN, PAGES, README, ROOT, blocks, has_numbers, links, paragraphs, pictures, table, text_of
 
 KNOWN = parsers()
 COMMANDS = [pytest.param(page, block, id=block.splitlines()[0]) for page in PAGES for block in blocks(page, "console")]
@@ -241,35 +241,33 @@ def test_what_is_set_beside_the_papers_figure_2_is_counted() -> None:
 
 def test_what_is_wrong_with_the_papers_gflops_is_counted() -> None:
     """Six and seven products of 2N²d each for each head; the paper's numbers are of something else."""
-    page, head = said("docs/paper.md"), 2 * 1024**2 * 64
+    page, head = paragraphs(text_of(ROOT / "docs" / "paper.md")), 2 * 1024**2 * 64
     counted = {}
     for name, products in (("standard", 6), ("flash", 7)):
         ways = [flashsim.count(name, N=1024, d=64, heads=1024, direction=way).flops.matmul for way in ("forward", "backward")]
         counted[name] = sum(ways)
         assert counted[name] == products * head * 1024 == FIGURES["traffic"].data()["model"][name]["flops"]["matmul"]
         if name == "standard":
-            assert "those of the forward pass, {:.1f}, and with `--backward` {:.1f}".format(*(n / 1e9 for n in ways)) in page
+            assert has_numbers(page, "{:.1f} {:.1f}".format(*(n / 1e9 for n in ways)))
     standard, flash = (counted[name] / 1e9 for name in ("standard", "flash"))
     printed = {name: FIGURE_2[name]["GFLOPs"] for name in ("standard", "flash")}
-    assert "prints {standard} for standard attention and {flash} for FlashAttention".format(**printed) in page
-    assert f"are {standard:.1f} and {flash:.1f} GFLOPs (`flashsim plot traffic --json -`)" in page
-    assert f"is {standard / printed['standard']:.1f} and {flash / printed['flash']:.1f} times less" in page
-    assert f"The difference, {printed['flash'] - printed['standard']:.1f}, is one product of 64 heads" in page
+    assert has_numbers(page, f"{printed['standard']} {printed['flash']} {standard:.1f} {flash:.1f}")
+    assert has_numbers(page, f"{standard / printed['standard']:.1f} {flash / printed['flash']:.1f}")
+    assert has_numbers(page, f"{printed['flash'] - printed['standard']:.1f} 64")
     assert f"{64 * head / 1e9:.1f}" == "8.6"
-    assert f"six products of 64 heads are {6 * 64 * head / 1e9:.1f} GFLOPs, not {printed['standard']}" in page
-    assert f"{flash / standard:.2f} counted and {printed['flash'] / printed['standard']:.2f} printed" in page
+    assert has_numbers(page, f"64 {6 * 64 * head / 1e9:.1f} {printed['standard']}")
+    assert has_numbers(page, f"{flash / standard:.2f} {printed['flash'] / printed['standard']:.2f}")
 
 
 def test_what_is_saved_follows_M_over_d2_as_is_said() -> None:
-    page = said("docs/run.md")
+    page = paragraphs(text_of(ROOT / "docs" / "run.md"))
     saved = FIGURES["saved"].data()
     near, far = (saved["marks"][name] for name in ("reference", "figure_2"))
-    words = "M/d² is {:.3g} and the factor {:.3g}"
     for mark in (near, far):
         factor = count("standard", mark["M"]) / count("flash", mark["M"])
         assert mark["factor"] == pytest.approx(factor, abs=1e-4)
-        assert words.format(mark["M"] / REFERENCE_D**2, factor) in page
-    assert f"measured {saved['paper']:.1f} there" in page
+        assert has_numbers(page, f"{mark['M'] / REFERENCE_D**2:.3g} {factor:.3g}")
+    assert has_numbers(page, f"{saved['paper']:.1f}", about="measured")
     for curve in saved["curves"][:2]:  # forward, at d and d/2
         at = dict(zip(curve["M"], curve["factor"], strict=True))
         for M in (8 * curve["d"] ** 2, 16 * curve["d"] ** 2):
@@ -283,7 +281,7 @@ def count(name: str, M: int) -> int:
 def test_what_grouped_heads_save_with_queries_outermost_is_counted() -> None:
     asked: dict[str, Any] = {"N": 1024, "d": 64, "heads": 32, "kv_heads": 8, "sizing": "fit"}
     separate, grouped = (flashsim.count("q_outer", **asked, gqa=way).hbm.accesses for way in ("separate", "grouped"))
-    assert f"{1 - grouped / separate:.1%} at N = 1,024, d = 64" in said("docs/paper.md")
+    assert has_numbers(paragraphs(text_of(ROOT / "docs" / "paper.md")), f"{1 - grouped / separate:.1%} 1,024 64")
 
 
 def record(name: str) -> Any:
@@ -301,39 +299,37 @@ def test_speeds_are_the_benchmarked_ones() -> None:
 
 
 def test_numbers_about_real_data_are_the_measured_ones() -> None:
-    statistics, page = record("qkv_statistics")["statistics"], said("docs/real-data.md")
+    statistics, page = record("qkv_statistics")["statistics"], paragraphs(text_of(ROOT / "docs" / "real-data.md"))
     first, gaussian = statistics["layer 0"], statistics["gaussian"]
-    assert f"from −{-first['score_min']:.0f} to +{first['score_max']:.0f}" in page
-    assert f"by up to {first['by_key_block']['32']['largest_rise']:.0f} from one block of 32 keys" in page
-    assert f"within ±{max(-gaussian['score_min'], gaussian['score_max']) + 0.05:.1f}" in page
-    assert f"jump by at most {gaussian['by_key_block']['32']['largest_rise']:.1f}" in page
+    assert has_numbers(page, f"{-first['score_min']:.0f} {first['score_max']:.0f}")
+    assert has_numbers(page, f"{first['by_key_block']['32']['largest_rise']:.0f} 32")
+    assert has_numbers(page, f"{max(-gaussian['score_min'], gaussian['score_max']) + 0.05:.1f}")
+    assert has_numbers(page, f"{gaussian['by_key_block']['32']['largest_rise']:.1f}")
     layers = [statistics[f"layer {n}"] for n in range(6)]
-    assert f"All but one of the {sum(layer['rows'] for layer in layers):,} row maxima are positive" in page
+    assert has_numbers(page, f"{sum(layer['rows'] for layer in layers):,}")
     assert sum(layer["rows_with_negative_max"] for layer in layers) == 1
     shares = [round(100 * layer["rows_with_max_at_first_token"] / layer["rows"]) for layer in layers]
-    assert f"in {shares[0]}% of rows in layer 0 and in {', '.join(map(str, shares[1:-1]))} and {shares[-1]}% in" in page
+    assert has_numbers(page, " ".join(map(str, shares)))
     rising = gaussian["by_key_block"]["32"]["mean_rising_blocks"]
     assert all(layer["by_key_block"]["32"]["mean_rising_blocks"] < rising for layer in layers[1:])
 
 
 def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
-    data, page = record("kit_matrix")["data"], said("docs/kernels.md")
+    data, page = record("kit_matrix")["data"], paragraphs(text_of(ROOT / "docs" / "kernels.md"))
     late = [row["name"] for row in data["mutants"] if row["written"] == "after"]
     own = [row for row in data["mutants"] if row["part"] != "serving"]
     assert [row["name"] for row in own] == [mutant.name for mutant in ALL]
     assert {row["name"] for row in data["mutants"]} - {row["name"] for row in own} <= {mutant.name for mutant in SERVING}
     assert all(None not in row["first"] for row in data["mutants"]), "a bug that some seed does not show"
     assert all(any(row["failed"].get(check) for row in data["mutants"]) for check in CHECKS), "a check that never fails"
-    assert f"[{len(ALL)} small attentions]" in page
-    assert f"shape notices {sum(row['textbook'] for row in own)}." in page
-    assert f"{len(late)} of them were written after" in page
-    assert f"the kit noticed {len(late) - len(data['missed_when_frozen'])} of these" in page
+    assert has_numbers(page, f"{len(ALL)} {sum(row['textbook'] for row in own)}")
+    assert has_numbers(page, f"{len(late)} {len(late) - len(data['missed_when_frozen'])}")
 
     kit = record("kit_conformance")
     subjects = kit["implementations"]
     assert set(IMPLEMENTATIONS) - set(FORWARD) <= set(subjects) <= set(IMPLEMENTATIONS)  # a new algorithm may come later
     assert all(subject["ok"] for subject in subjects.values())
-    assert f"with {kit['examples']:,} examples each" in page
+    assert has_numbers(page, f"{kit['examples']:,}", about="examples")
     fewer = [name for name, subject in subjects.items() if subject["examples"] < kit["examples"]]
     assert set(fewer) == set(kit["fewer_examples"]) == {"jax_pallas", "triton"}
     assert {subjects[name]["examples"] for name in fewer} == {200}
@@ -347,7 +343,8 @@ def test_numbers_about_usual_tests_are_the_recorded_ones() -> None:
         [what, *(f"{of[at]:.2f}" for at in ("rms", "largest_median", "largest")), str(of["beyond_2"])]
         for what, of in data["errors"].items()
     ]
-    assert f"N = {data['N']:,}, d = {data['d']}, B_r = {data['B_r']}, in {data['draws']} draws" in said("docs/kernels.md")
+    shown = f"{data['N']:,} {data['d']} {data['B_r']} {data['draws']}"
+    assert has_numbers(paragraphs(text_of(ROOT / "docs" / "kernels.md")), shown)
 
 
 @pytest.mark.slow

@@ -190,7 +190,7 @@ def article(name: str) -> str:
 
 
 def broken(page: Page) -> list[str]:
-    """The rules of CONTRIBUTING.md that a lesson breaks, in words."""
+    """The rules of `flashsim/learn/gallery/page.py` that a lesson breaks, in words."""
     lesson, steps = page.lesson, [moment.step for moment in page.lesson.moments]
     rules = {
         f"its docstring has {len(page.about)} characters; expected at least 20, for the index": len(page.about) >= 20,

@@ -12,7 +12,7 @@ import pytest
 import flashsim
 from flashsim import serving, theory
 
-from .pages import ROOT
+from .pages import ROOT, has_numbers, paragraphs, text_of
 
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "referee.py"))
 NEAR, POINTS, STREAMED, best, statistic = (SCRIPT[name] for name in ("NEAR", "POINTS", "STREAMED", "best", "statistic"))
@@ -156,8 +156,8 @@ def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
         assert row["accesses"] == sum(row["moved"].values())
 
 
-def test_the_page_says_what_is_recorded() -> None:
-    page = " ".join((ROOT / "docs" / "prove.md").read_text(encoding="utf-8").split())
+def test_the_pages_numbers_are_the_recorded_ones() -> None:
+    page = paragraphs(text_of(ROOT / "docs" / "prove.md"))
     forward = [row for row in recorded() if row["direction"] == "forward"]
     nearest = min(
         accesses / least.accesses
@@ -166,9 +166,9 @@ def test_the_page_says_what_is_recorded() -> None:
         for least in [bound(front["N"], front["d"], "forward", M)]
         if least.accesses > least.compulsory
     )
-    assert f"the nearest makes {nearest:.3f} times as many" in page
+    assert has_numbers(page, f"{nearest:.3f}")
     fewer = sum(row["ours"] is not None and row["ours"] < row["accesses"] for row in forward)
-    assert f"move less at {fewer} of 80 points" in page
+    assert has_numbers(page, f"{fewer} 80")
 
 
 def test_calculators_differ_as_the_page_says() -> None:
@@ -185,4 +185,4 @@ def test_calculators_differ_as_the_page_says() -> None:
     assert in_its_blocks.by_array["K"].reads == 32 * N * d
     page = (ROOT / "docs" / "calculators.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| .* \| ([\d,]+) \| .* \|$", page, re.MULTILINE) == [f"{number:,}" for number in numbers]
-    assert f"every schedule moves at least {proof.bound.accesses / genz:.1f} times that" in " ".join(page.split())
+    assert has_numbers(paragraphs(page), f"{proof.bound.accesses / genz:.1f}")

@@ -1,4 +1,22 @@
-"""`Algorithm`: all that is known of an algorithm besides its lines. Each algorithm's file ends in its record."""
+"""`Algorithm`: all that is known of an algorithm besides its lines. Each algorithm's file ends in its record.
+
+To add an algorithm, as `small_cache` is one, whose files are the whole change:
+
+1. `flashsim/algorithms/x.py`: a docstring with the listing, a function whose lines are labelled, and at the end
+   `ALGORITHM = Algorithm(…)`. Name the algorithm as its function. Its line 1 is `by_queries` of `blocks.py` if the outer loop
+   goes over blocks of queries, and `by_keys` if it goes over blocks of keys. If the loops are those of another algorithm under a
+   mask, write only a record: `sliding_window` runs `q_outer`.
+2. If it has an option of its own, add an `Option` to the record. A value that is a mask joins the run's mask; give `examples`
+   for the tests.
+3. `flashsim/theory/x.py`: `FORM = Form(…)`, with what each array moves as `formulas`, the same line 1 and the same options; the
+   docstring derives the peak. Its function has only assignments and one `return`, because the playground translates it.
+4. `flashsim/algorithms/x_backward.py` and `flashsim/theory/x_backward.py`: the same with `direction="backward"`.
+5. `tests/test_x.py`: tests of its own, such as counts by hand and a planted bug. The tests that range over all algorithms find
+   it by themselves: `pytest -k x`.
+6. A lesson (`flashsim/learn/gallery/page.py`).
+7. `python scripts/docs_tables.py` adds it to README's table, the only other file that changes. The records of figures that show
+   every algorithm are made anew before a release.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""A rung of the ladder is a `Kernel`. Each rung's file ends with its record, KERNEL, and `ladder` collects them."""
+"""A rung of the ladder is a `Kernel`. Each rung's file ends with its record, KERNEL, and `ladder` collects them.
+
+To add a rung:
+
+1. `flashsim/gpu/kernels/x.cu`, and `flashsim/gpu/x.py`, which launches it and ends in `KERNEL = Kernel(…)`. It may share the
+   headers `scalar.cuh`, `mma.cuh` and `hopper.cuh`.
+2. `pip install -e ".[test,gpu]"`, also without a GPU. Then `pytest -k x tests/test_gpu_compile.py` compiles it for every
+   architecture; without CuPy or NVRTC it skips. With `nvidia-cuda-nvdisasm` it also looks in the SASS for exponentials that the
+   compiler moved. On a GPU, run `pytest tests/test_gpu.py`, whose tests range over the ladder.
+3. On a GPU: `flashsim bench --json figures/gpu_bench.json`, then `python scripts/gpu_figures.py`, `python
+   scripts/docs_tables.py`, and for Hopper's kernels `python scripts/header_tables.py`.
+4. Has a change made a kernel slower? On a GPU, `python scripts/research/bench_against.py` times it by turns with its state at an
+   older commit, and says how much one build differs from itself (`figures/gpu_bench_against.json`).
+"""
 
 from __future__ import annotations
 

@@ -47,6 +47,16 @@ class Mask(ABC):
     """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others make counts smaller.
 
     Where `band` is given, `live`, `full`, `keys` and `queries` follow from it.
+
+    To add a mask:
+
+    1. A subclass of `Mask` in a file of its own in `flashsim/masks/`, with `allows`. This is enough for every algorithm that
+       takes masks, and nothing else has to name the file.
+    2. `live` for fewer accesses, `full` for less masking, `keys` and `queries` for padding at the end. If the mask is one band,
+       write only `band`, as a subclass of `BandMask` does: the others follow from it, counting is quick, and theory derives the
+       live tiles from it. Only a mask with `band` has a closed form for algorithms that skip tiles.
+    3. `tests/masks/x.py`, like `tests/masks/dilated.py`, with the mask and its meaning in plain words. The tests of masks,
+       gradients, grouped heads and theory find it there.
     """
 
     __array_ufunc__ = None  # so that `array & mask` asks the mask

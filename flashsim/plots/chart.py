@@ -1,4 +1,13 @@
-"""`Chart`: a figure, made of the function that draws it; and the setting of one head's counts, which figures have in common."""
+"""`Chart`: a figure, made of the function that draws it; and the setting of one head's counts, which figures have in common.
+
+To add a figure:
+
+1. `flashsim/plots/x.py`: `x_data(…)` counts, `plot_x(data, ax)` draws on the axes; `@chart(…)` above it makes it the figure.
+   `shown=` has the documentation's arguments if they are not the defaults.
+2. `flashsim plot x -o figures/x` with these arguments, and look at the picture. Commit its JSON, from which the site draws it
+   again. Commit the PNG only if README or a page shows it; else add its name to `.gitignore`.
+3. `tests/test_plots.py`: its numbers against counts, and what the picture shows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""What an exercise is."""
+"""What an exercise is.
+
+To add an exercise:
+
+1. A file in `flashsim/learn/exercises/` with NUMBER and TITLE, the student's text with holes `...` (at most a screen of 80
+   columns), hints, `grade`, which raises `Wrong`, and typical mistakes, each with the numbers that it leads to.
+2. A solution in `scripts/exercise_solutions.py`, and at least two mistakes with their hints in `tests/exercise_solutions.py`.
+3. Its line in `docs/exercises.md`.
+"""
 
 import json
 import re

@@ -1,4 +1,17 @@
-"""A lesson's page: how its traces are made, what there is to say of them, and how it all is shown."""
+"""A lesson's page: how its traces are made, what there is to say of them, and how it all is shown.
+
+To add a lesson:
+
+1. `flashsim/learn/gallery/lessons/x.py` with TITLE and ORDER, its place among the others. RUN has the options of `flashsim step`
+   that make its traces; or `record` returns the traces, and the page shows its lines of Python. `teach` returns the text, with
+   moments and questions marked as `parts_of` reads them; it looks up all the numbers in its text. The index shows the docstring.
+2. The text has at least 80 words, at least three moments, each at another step, and at least one question, which has at least
+   two choices and is not at the first step. A run has at most 2,000 steps.
+3. `holds` in `tests/test_gallery.py` tests the events of its moments, which are words. Add a new kind of event there and in
+   `looking.py`, with which lessons find their steps.
+4. `flashsim lessons x --open`, to look at the page, and `pytest tests/test_gallery.py`. Of the other pages only `index.html`
+   changes, because only the index knows the order.
+"""
 
 import ast
 import inspect
