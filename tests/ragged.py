@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flashsim import serving
 from flashsim.serving.api import BatchPlan, finished, gradients
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 
 Array = NDArray[Any]
 
@@ -54,7 +54,7 @@ class Drawn:
     asked: Mapping[str, Any]
     given: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
-    def again(self, program: ServingProgram | None = None, **batch: Any) -> Any:
+    def again(self, program: BatchProgram | None = None, **batch: Any) -> Any:
         """Run the same with another program, or with a batch of which something else is so."""
         plan = self.run.plan
         changed = BatchPlan.of(program or plan.program, replace(plan.batch, **batch), plan.options, plan.operands)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import MatrixProgram
 from flashsim.algorithms.record import Algorithm
 from flashsim.cli import main
 from flashsim.machine import turns
@@ -459,8 +459,8 @@ def test_observers_hear_of_a_count_once_and_as_often_as_it_happens(name: str) ->
     assert {event.sram for event in events} == {sram}
 
 
-def program_of(function: Callable[..., Any]) -> Program:
-    return Program(
+def program_of(function: Callable[..., Any]) -> MatrixProgram:
+    return MatrixProgram(
         name="mine", title="mine", source="mine", run=function, operands={"X": Kind("N", "d")}, returns={"Y": Kind("N", "d")},
         blocks={"B": "N"}, by=("B", "B"), plane=("N", "N"), words=("rows", "columns"),
     )  # fmt: skip

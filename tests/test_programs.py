@@ -15,7 +15,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flashsim import load_trace
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond import approximate, kernels, mlp
 from flashsim.beyond.parts.kernel_functions import Radial
 from flashsim.beyond.programs import programs
@@ -37,12 +38,12 @@ NAMES = sorted(programs())
 every = pytest.mark.parametrize("program", [programs()[name] for name in NAMES], ids=NAMES)
 
 
-def lengths(program: Program, pick: Any) -> Sizes:
+def lengths(program: MatrixProgram, pick: Any) -> Sizes:
     """A length for each symbol."""
     return Sizes(**{symbol: pick(symbol) for symbol in program.symbols})
 
 
-def index_of(program: Program, operands: dict[str, Any]) -> dict[str, Any]:
+def index_of(program: MatrixProgram, operands: dict[str, Any]) -> dict[str, Any]:
     """The operands that say where to go on."""
     return {name: operands[name] for name, kind in program.operands.items() if kind.type == "index"}
 
@@ -64,7 +65,7 @@ def test_records_and_forms_are_of_the_same_programs() -> None:
 
 @every
 @given(data=st.data())
-def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject) -> None:
+def test_counts_are_theorys_array_by_array(program: MatrixProgram, data: st.DataObject) -> None:
     sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 16), label=symbol))
     blocks = tuple(data.draw(st.integers(1, 16), label=name) for name in program.blocks)
     operands, options = drawn(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
@@ -129,7 +130,7 @@ def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
 
 @every
 @given(data=st.data())
-def test_the_blocks_that_are_chosen_are_theorys(program: Program, data: st.DataObject) -> None:
+def test_the_blocks_that_are_chosen_are_theorys(program: MatrixProgram, data: st.DataObject) -> None:
     if program.line_1 is None:
         pytest.skip("its blocks must be given")
     sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 40), label=symbol))
@@ -148,7 +149,7 @@ def test_the_blocks_that_are_chosen_are_theorys(program: Program, data: st.DataO
 
 
 @every
-def test_each_line_is_labelled_as_in_the_listing(program: Program) -> None:
+def test_each_line_is_labelled_as_in_the_listing(program: MatrixProgram) -> None:
     source, listing = inspect.getsource(program.run), sys.modules[program.run.__module__].__doc__ or ""
     numbers = {int(n) for n in re.findall(r"^    (\d+) ", listing, re.MULTILINE)}
     labels = {int(n) for n in re.findall(r"# line (\d+)", source)}
@@ -158,7 +159,7 @@ def test_each_line_is_labelled_as_in_the_listing(program: Program) -> None:
     assert [line.strip() for line in plain if "on_chip = sram.on_chip" not in line] == []
 
 
-def small(program: Program, **more: Any) -> Result:
+def small(program: MatrixProgram, **more: Any) -> Result:
     """A run of a few tiles."""
     sizes, blocks = lengths(program, lambda symbol: 5), (2,) * len(program.blocks)
     operands, options = drawn(program, sizes, blocks)
@@ -166,7 +167,7 @@ def small(program: Program, **more: Any) -> Result:
 
 
 @every
-def test_its_bugs_are_noticed_and_nothing_without_one(program: Program) -> None:
+def test_its_bugs_are_noticed_and_nothing_without_one(program: MatrixProgram) -> None:
     assert program.bugs, "none to plant"
     assert [*unnoticed(program)] == []
 
@@ -181,7 +182,7 @@ def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @every
-def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
+def test_it_can_be_stepped_through(program: MatrixProgram, tmp_path: Any) -> None:
     ledger = Ledger()
     _, trace = with_trace(small, program, observers=[ledger])
     about = trace.about
@@ -206,7 +207,7 @@ def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
 
 
 @every
-def test_a_run_shows_itself(program: Program) -> None:
+def test_a_run_shows_itself(program: MatrixProgram) -> None:
     run = small(program)
     assert f"{run.hbm.accesses:,} HBM accesses" in repr(run)
     assert run.to_dict()["sizes"] == dict(run.problem)
@@ -218,7 +219,7 @@ def test_a_run_shows_itself(program: Program) -> None:
 
 @every
 @pytest.mark.parametrize("how", ["missing", "shape", "axes", "empty", "NaN", "dtype", "text"])
-def test_operands_that_do_not_fit_are_refused(program: Program, how: str) -> None:
+def test_operands_that_do_not_fit_are_refused(program: MatrixProgram, how: str) -> None:
     sizes, blocks = lengths(program, lambda symbol: 5), (2,) * len(program.blocks)
     operands, options = drawn(program, sizes, blocks)
     floats = [name for name, kind in program.operands.items() if kind.type == "inputs"]
@@ -239,7 +240,7 @@ def test_operands_that_do_not_fit_are_refused(program: Program, how: str) -> Non
 
 
 @every
-def test_sizes_that_are_none_are_refused(program: Program) -> None:
+def test_sizes_that_are_none_are_refused(program: MatrixProgram) -> None:
     sizes = lengths(program, lambda symbol: 5)
     blocks = (2,) * len(program.blocks)
     options = drawn(program, sizes, blocks)[1]

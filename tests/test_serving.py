@@ -13,7 +13,7 @@ import pytest
 
 import flashsim
 from flashsim import serving
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.cli import main
 from flashsim.cli import serve as command
 from flashsim.machine.memory import Event, MemoryModelError

@@ -7,9 +7,7 @@ Each file in this folder that ends in a record, `ALGORITHM`, is one: nothing els
 
 from __future__ import annotations
 
-import pkgutil
 import sys
-from importlib import import_module
 from types import ModuleType
 
 from flashsim.algorithms.record import GRADIENTS as GRADIENTS
@@ -17,15 +15,14 @@ from flashsim.algorithms.record import Algorithm as Algorithm
 from flashsim.algorithms.record import Direction
 from flashsim.algorithms.rows import Row, Table
 from flashsim.problem.options import Option
+from flashsim.support.modules import records_of
 
 FORWARD: dict[str, Algorithm] = {}
 BACKWARD: dict[str, Algorithm] = {}
 PASSES: dict[Direction, dict[str, Algorithm]] = {"forward": FORWARD, "backward": BACKWARD}
 
-for _file in pkgutil.iter_modules(__path__):
-    _found = getattr(import_module(f"{__name__}.{_file.name}"), "ALGORITHM", None)
-    if isinstance(_found, Algorithm):
-        PASSES[_found.direction][_found.name] = _found
+for _record in records_of(__name__, "ALGORITHM", Algorithm):
+    PASSES[_record.direction][_record.name] = _record
 
 
 def backward_passes(name: str) -> list[str]:

@@ -1,11 +1,8 @@
-"""`Program`: all that is known, besides its lines, of what runs on the same memory and is not attention over Q, K, V.
-
-Its operands, their symbols and its block sizes are its own. Each program's file, in `beyond/programs`, `devices/programs` or
-`serving/programs`, ends in its record.
+"""`MatrixProgram`: a program on matrices, whose operands, their symbols and block sizes are its own.
 
 To add a program, as `kernel_x_outer` is one, with operands, symbols and block sizes of its own:
 
-1. `flashsim/beyond/programs/x.py`: the listing, a function with labelled lines, and at the end `PROGRAM = Program(…)`. Give
+1. `flashsim/beyond/programs/x.py`: the listing, a function with labelled lines, and at the end `PROGRAM = MatrixProgram(…)`. Give
    `example=` if operands are not just random numbers, and `bugs=`, mistakes that somebody could make, each as a change to its
    text.
 2. `flashsim/theory/x.py`: its closed form, a `ProgramForm(…)`; those of a family share a file.
@@ -20,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.record import Record
+from flashsim.algorithms.record import Program
 from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
@@ -39,21 +36,11 @@ def normal(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> Example:
     return {}, {}
 
 
-class Bug(NamedTuple):
-    """What is wrong, and the text of the function that is changed to make it so."""
-
-    what: str
-    before: str
-    after: str
-
-
 @dataclass(frozen=True, kw_only=True)
-class Program(Record):
+class MatrixProgram(Program):
     """One pass: `run(hbm, sram, *operands, blocks, *options)` returns a matrix in HBM, or several.
 
-    name       what it is called; "": as its function
-    title      in the words of its source
-    source     where it comes from
+    name       "": as its function
     operands   matrices it takes, by name, each with its kind: shape in the program's own symbols, and type
     returns    matrices it returns, in order
     extras     other matrices that it makes in HBM
@@ -67,16 +54,10 @@ class Program(Record):
     across     where these are one symbol: the matrices whose rows are columns there
     words      what those rows and columns are called there, "queries" and "keys" in attention
     follows    what the player follows from tile to tile, as in `flashsim.algorithms.Algorithm`; (): what is returned
-    direction  "forward", or "backward" for gradients
-    bugs       mistakes to plant in it, each of which its tests must notice, by its numbers or its counts
     example    (random numbers, lengths, block sizes) -> operands and options to try it with; an operand left out is normal
     """
 
-    called: ClassVar[str] = "PROGRAM"
-    name: str = ""
-    title: str
     source: str
-    run: Callable[..., Any]
     operands: Mapping[str, Kind] = field(hash=False)
     returns: Mapping[str, Kind] = field(hash=False)
     extras: Mapping[str, Kind] = field(default_factory=dict, hash=False)
@@ -89,8 +70,6 @@ class Program(Record):
     across: tuple[str, ...] = ()
     words: tuple[str, str]
     follows: tuple[str, ...] = ()
-    direction: str = "forward"
-    bugs: tuple[Bug, ...] = field(default=(), repr=False)
     example: Callable[[np.random.Generator, Sizes, Sizes], Example] = normal
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from flashsim.algorithms.blocks import paper_rows
 from flashsim.machine.memory import HBM, Matrix, Tile
@@ -66,18 +66,40 @@ def never(T_c: int) -> int:
     return 0
 
 
-class Record:
-    """What is known of a function `run` besides its lines; its module, its function's or `module`, calls it as `called` says.
+class Bug(NamedTuple):
+    """What is wrong, and the text of the function that is changed to make it so."""
 
-    It is pickled by the module's name; one that the module does not call so, by its fields.
+    what: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Whatever runs on the counted memory: a function, and what is known of it besides its lines. Its file ends in it.
+
+    There is a kind of program for each kind of problem: `Algorithm` (attention), and `MatrixProgram`, `BatchProgram` and
+    `DevicesProgram`. Each adds what its problem needs.
+
+    name       what users call it
+    title      in the words of its source
+    source     where it comes from
+    run        the function
+    direction  "forward", or "backward" for gradients
+    bugs       mistakes that somebody could make or has made, each as a change to its text; tests plant them, and must notice
+    module     `__name__` of the file that it stands in, where it runs another file's function
+
+    Its module calls it as `called` says. It is pickled by that name; one that no module calls so, by its fields.
     """
 
-    called: ClassVar[str]
-    module: str = ""
-    name: str
+    called: ClassVar[str] = "PROGRAM"
+    name: str = ""
     title: str
-    direction: Any
+    source: str = ""
     run: Callable[..., Any]
+    direction: str = "forward"
+    bugs: tuple[Bug, ...] = field(default=(), repr=False)
+    module: str = ""
 
     def __reduce__(self) -> Any:
         if getattr(sys.modules.get(self.home), self.called, None) is self:
@@ -100,7 +122,7 @@ def _of_module(name: str, called: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm(Record):
+class Algorithm(Program):
     """One pass: `run(hbm, sram, *operands, blocks, *parts)` returns matrices in HBM.
 
     name           what users call it; a backward pass has its forward pass's name, or one of its own and `of`
@@ -149,7 +171,6 @@ class Algorithm(Record):
     called: ClassVar[str] = "ALGORITHM"
     name: str
     direction: Direction = "forward"
-    title: str
     run: Callable[..., tuple[Matrix, ...]]
     operands: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
@@ -157,7 +178,6 @@ class Algorithm(Record):
     saves: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
     of: str | Algorithm = ""
-    module: str = ""
     options: tuple[Option, ...] = ()
     matrices: Mapping[str, Kind] = field(default_factory=dict, hash=False)
     line_1: Callable[[int, int], tuple[int, int]]

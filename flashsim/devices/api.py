@@ -13,7 +13,7 @@ from flashsim.attention.problem import Problem
 from flashsim.devices import theory
 from flashsim.devices.layouts import positions
 from flashsim.devices.programs import programs
-from flashsim.devices.record import DIRECTIONS, DeviceProgram
+from flashsim.devices.record import DIRECTIONS, DevicesProgram
 from flashsim.devices.share import CountedShare, Share
 from flashsim.machine.device import Link, whole
 from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
@@ -38,7 +38,7 @@ class DevicesPlan(Plan):
     given    (heads, N, width) by name; None: to count on lengths alone
     """
 
-    program: DeviceProgram
+    program: DevicesProgram
     share: Share
     columns: int
     given: Mapping[str, Array] | None = None
@@ -47,7 +47,7 @@ class DevicesPlan(Plan):
 
     @classmethod
     def of(
-        cls, program: DeviceProgram, share: Share, columns: int, given: Mapping[str, Array] | None = None
+        cls, program: DevicesProgram, share: Share, columns: int, given: Mapping[str, Array] | None = None
     ) -> DevicesPlan:
         """Return the plan."""
         return cls(
@@ -174,7 +174,7 @@ class DevicesResult(Result):
 
 
 def forward(
-    name: str | DeviceProgram, Q: Any, K: Any, V: Any, *,
+    name: str | DevicesProgram, Q: Any, K: Any, V: Any, *,
     P: int, layout: str | None = None, columns: int | None = None, M: Size | None = None,
     blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None, scale: float | None = None,
     check_finite: bool = True, observers: Sequence[Sequence[Observer]] = (),
@@ -266,10 +266,10 @@ def checked(Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: An
 
 def asked(
     name: Any, direction: Any, problem: Problem, P: Any, layout: Any, columns: Any, blocks: Any
-) -> tuple[DeviceProgram, Share, int]:
+) -> tuple[DevicesProgram, Share, int]:
     """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises ValueError."""
     known = programs(check_choice("direction", direction, DIRECTIONS))
-    if isinstance(name, DeviceProgram):
+    if isinstance(name, DevicesProgram):
         known, name = {name.name: name}, name.name
     if is_one_of(name, programs()) and name not in known:
         raise ValueError(f"{name!r} has no backward pass over devices; {', '.join(map(repr, known))} have one")
@@ -304,7 +304,7 @@ def asked(
     return program, share, columns
 
 
-def own_rows(program: DeviceProgram, share: Share, rank: int, given: Mapping[str, Array] | None) -> dict[str, Any]:
+def own_rows(program: DevicesProgram, share: Share, rank: int, given: Mapping[str, Array] | None) -> dict[str, Any]:
     """Return a device's own rows of what is given, (heads, N, width) by name; None: their shapes."""
     shape, found = share.problem.shape, dict[str, Any]()
     widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}

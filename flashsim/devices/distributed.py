@@ -20,7 +20,7 @@ import numpy as np
 
 from flashsim.devices.api import DeviceCosts, DevicesPlan, asked, by_rows, checked, own_rows, values_of
 from flashsim.devices.engines import Processes, engine, started_by
-from flashsim.devices.record import DeviceProgram
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.machine.device import Device, LinkError
 from flashsim.machine.memory import HBM, SRAM
@@ -54,7 +54,7 @@ class Part(Costs):
     program, share, inputs  what was run, and Q, K, V, whole, (heads, N, width)
     """
 
-    program: DeviceProgram
+    program: DevicesProgram
     share: Share
     columns: int
     inputs: Mapping[str, Array]
@@ -120,10 +120,10 @@ def backward(
     return Gradients(**costs, dQ=dQ, dK=dK, dV=dV)
 
 
-def _agreed(engine: Processes, agreed: Callable[[], Any]) -> tuple[DeviceProgram, Share, int, dict[str, Array]]:
+def _agreed(engine: Processes, agreed: Callable[[], Any]) -> tuple[DevicesProgram, Share, int, dict[str, Array]]:
     """Return what a call checks its arguments to be, if all processes find the same. Raises ValueError, and LinkError."""
     try:
-        found: tuple[DeviceProgram, Share, int, dict[str, Array]] = agreed()
+        found: tuple[DevicesProgram, Share, int, dict[str, Array]] = agreed()
     except ValueError:
         engine.everyone_s("an error of its own")
         raise
@@ -134,7 +134,7 @@ def _agreed(engine: Processes, agreed: Callable[[], Any]) -> tuple[DeviceProgram
     return found
 
 
-def _word(program: DeviceProgram, share: Share, columns: int, inputs: Mapping[str, Array]) -> str:
+def _word(program: DevicesProgram, share: Share, columns: int, inputs: Mapping[str, Array]) -> str:
     """Return what all processes must agree on, as a line."""
     problem, sums = share.problem, hashlib.sha256()
     for array in (*inputs.values(), *share.where):
@@ -146,7 +146,7 @@ def _word(program: DeviceProgram, share: Share, columns: int, inputs: Mapping[st
 
 
 def _run(
-    engine: Processes, program: DeviceProgram, share: Share, columns: int, own: Mapping[str, Array]
+    engine: Processes, program: DevicesProgram, share: Share, columns: int, own: Mapping[str, Array]
 ) -> tuple[dict[str, Any], list[Array]]:
     """Run a program on own rows; return what it cost, and what it returned."""
     hbm, handed, received = HBM(), engine.handed, engine.received

@@ -48,7 +48,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.attention.problem import EVERYTHING
-from flashsim.devices.record import DeviceProgram
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.masks.rules import Causal
 from flashsim.theory.lower import spread
@@ -132,7 +132,7 @@ def allowed(share: Share, rows: Any = None, cols: Any = None) -> int:
     return sum(int(mask.allows(rows[i : i + 256], cols, shape, ()).sum()) for i in range(0, len(rows), 256))
 
 
-def most_work(program: DeviceProgram, share: Share, columns: int) -> int:
+def most_work(program: DevicesProgram, share: Share, columns: int) -> int:
     """Return the most pairs of heads' rows that a device does under a program."""
     P, everyone, mask = len(share.where), range(len(share.where)), share.problem.mask
     if program.name == "ulysses":

@@ -1,31 +1,22 @@
 """What a program over devices is: a record at the end of its file, as an algorithm's is."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from flashsim.algorithms.record import Record
+from flashsim.algorithms.record import Program
 
 DIRECTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceProgram(Record):
+class DevicesProgram(Program):
     """A function of a `Device`, a `Share` and matrices in the device's HBM.
 
-    title     as pictures and tables say it
-    run       the function
     columns   whether it takes the number of columns of a mesh, too
     layout    of rows, unless one is asked for
     whole_heads  whether L is of whole heads, and not of own rows
     at_root   whether device 0 has all queries, which may be fewer than the keys
     """
 
-    called: ClassVar[str] = "PROGRAM"
-    name: str
-    title: str
-    run: Callable[..., Any]
-    direction: str = "forward"
     columns: bool = False
     layout: str = "contiguous"
     whole_heads: bool = False

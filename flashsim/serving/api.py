@@ -28,7 +28,7 @@ from flashsim.problem.shapes import Shape, Sizes
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.checks import check_by_sequence, check_fit, check_sequences
 from flashsim.serving.programs import programs
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 from flashsim.serving.theory import forms
 from flashsim.simulate.interleaving import by_head, interleave
 from flashsim.simulate.outcome import Outcome
@@ -45,13 +45,13 @@ from flashsim.tracing.traces import Trace
 class BatchPlan(Plan):
     """A program on a ragged batch in its blocks, with the program's options, and its operands: arrays, or lengths alone."""
 
-    program: ServingProgram
+    program: BatchProgram
     batch: Batch
     options: Mapping[str, Any]
     operands: Operands
 
     @classmethod
-    def of(cls, program: ServingProgram, batch: Batch, options: Mapping[str, Any], operands: Operands) -> BatchPlan:
+    def of(cls, program: BatchProgram, batch: Batch, options: Mapping[str, Any], operands: Operands) -> BatchPlan:
         """Return the plan. Words alone, which say where to go on, are not numbers to compute with."""
         arithmetic = any(isinstance(values, np.ndarray) and values.ndim == 3 for values in operands.values())
         return cls(
@@ -139,7 +139,7 @@ class BatchPlan(Plan):
 
 
 def plan_of(
-    program: ServingProgram, batch: Batch, blocks: Any, options: Mapping[str, Any], given: Callable[[Mapping[str, Any]], Operands]
+    program: BatchProgram, batch: Batch, blocks: Any, options: Mapping[str, Any], given: Callable[[Mapping[str, Any]], Operands]
 ) -> BatchPlan:
     """Return the plan of a program in blocks (B_r, B_c), or, None, in the largest of its proportions that fit M.
 

@@ -3,7 +3,7 @@
 To add one:
 
 1. `flashsim/serving/programs/x.py`: the listing, a function of one KV head with labelled lines, and at the end
-   `PROGRAM = ServingProgram(…)`, with `bugs=` that tests plant.
+   `PROGRAM = BatchProgram(…)`, with `bugs=` that tests plant.
 2. `flashsim/serving/theory/x.py`: `FORM = ServingForm(…)`, what each array moves, and the exact peak.
 3. A function that users call, in a module of `flashsim/serving/`. In `tests/ragged.py`, a function that draws a batch for it, and
    the expected results. `tests/test_serving.py` finds all else: numbers, counts, the peak, labels, bugs.
@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashsim.algorithms.blocks import by_queries
-from flashsim.algorithms.program import Bug
-from flashsim.algorithms.record import Record
+from flashsim.algorithms.record import Program
 from flashsim.serving.batch import Batch, Operands
 
 
@@ -27,29 +26,20 @@ def one_line_1(rows: int, batch: Batch, **options: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingProgram(Record):
+class BatchProgram(Program):
     """A function `run(hbm, sram, batch, *operands, *options)` of one KV head, with the query heads that share it as its rows.
 
-    title      as pictures and tables say it
-    direction  "forward" or "backward"
     options    (batch, its own options by name) -> all of them, checked, in the order in which `run` takes them
     operands   (batch, options) -> each on lengths alone, in order: its shape; or, of an index array, its words
     shared     those that are not words and that all KV heads share nevertheless
     stored     the types of those that are not of the batch's, by name
     returns    the matrices in HBM that it returns
     line_1     (rows, batch, options by name) -> (B_r, B_c): the proportions of blocks, where none are asked for
-    bugs       mistakes that somebody could make or has made, each as a change to its text; tests plant them
     """
 
-    called = "PROGRAM"
-    name: str
-    title: str
-    run: Callable[..., Any]
-    direction: str = "forward"
     options: Callable[..., Mapping[str, Any]] = lambda batch: {}
     operands: Callable[[Batch, Mapping[str, Any]], Operands]
     shared: tuple[str, ...] = ()
     stored: Mapping[str, str] = field(default_factory=dict)
     returns: tuple[str, ...] = ("O", "L")
     line_1: Callable[..., tuple[int, int]] = one_line_1
-    bugs: tuple[Bug, ...] = field(default=(), repr=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.blocks import most_rows
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import MatrixProgram
 from flashsim.machine.memory import HBM, SRAM, Observer, SramOverflow
 from flashsim.machine.source import PACKAGE, file_of, is_of_package
 from flashsim.machine.traffic import Occupancy
@@ -45,7 +45,7 @@ class MatrixPlan(Plan):
     given    operands by name; for counting, only those that tell it where to go on ("index")
     """
 
-    program: Program
+    program: MatrixProgram
     given: Mapping[str, Array]
     sizes: Sizes
     blocks: Sizes
@@ -87,7 +87,7 @@ class MatrixPlan(Plan):
 
 
 def run_program(
-    program: Program, operands: Mapping[str, Any], *,
+    program: MatrixProgram, operands: Mapping[str, Any], *,
     M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
     options: Mapping[str, Any] | None = None, observers: Sequence[Observer] = (),
 ) -> Result:  # fmt: skip
@@ -109,7 +109,7 @@ def run_program(
 
 
 def count_program(
-    program: Program, sizes: Mapping[str, Any], *,
+    program: MatrixProgram, sizes: Mapping[str, Any], *,
     M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
     dtype: Any = "float32", options: Mapping[str, Any] | None = None, index: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
@@ -127,7 +127,7 @@ def count_program(
     return _result(plan, outcome, operations=outcome.total.flops)
 
 
-def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[str, Array], Sizes, np.dtype[Any]]:
+def check_operands(program: MatrixProgram, operands: Mapping[str, Any]) -> tuple[dict[str, Array], Sizes, np.dtype[Any]]:
     """Return copies of the operands, the lengths that they have, and their type. Raises ValueError."""
     if set(operands) != set(program.operands):
         raise ValueError(f"operands are {', '.join(operands)}; expected {', '.join(program.operands)}")
@@ -153,7 +153,7 @@ def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[
 
 
 def _plan(
-    program: Program, given: Mapping[str, Array], sizes: Sizes, dtype: np.dtype[Any], M: Any, blocks: Any, sizing: Any,
+    program: MatrixProgram, given: Mapping[str, Array], sizes: Sizes, dtype: np.dtype[Any], M: Any, blocks: Any, sizing: Any,
     enforce: Any, options: Mapping[str, Any], *, arithmetic: bool,
 ) -> MatrixPlan:  # fmt: skip
     if set(options) != set(program.options):
@@ -188,7 +188,7 @@ def _plan(
     return replace(plan, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes)))
 
 
-def _peak_of(program: Program) -> Callable[[Sizes, Sizes, Mapping[str, Any]], int] | None:
+def _peak_of(program: MatrixProgram) -> Callable[[Sizes, Sizes, Mapping[str, Any]], int] | None:
     """Return the closed form of a program's peak; None where it is not flashsim's own, or has none."""
     from flashsim.theory.program import program_forms
 

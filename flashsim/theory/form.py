@@ -14,7 +14,7 @@ from flashsim.machine.traffic import Role
 from flashsim.problem.arguments import check_direction, checked, is_one_of, shown
 from flashsim.problem.options import Option
 from flashsim.problem.shapes import Blocks
-from flashsim.support.modules import modules_of
+from flashsim.support.modules import records_of
 from flashsim.theory.formulas import Mean, common_symbols, evaluated
 from flashsim.theory.problem import Arrays, Kept, NoClosedForm, OneHead, Tiles, ceil_div
 
@@ -154,12 +154,10 @@ class Form:
 @cache
 def forms() -> dict[str, dict[str, Form]]:
     """Return every `FORM` of this folder, by direction and then by name."""
-    found: dict[str, dict[str, Form]] = {"forward": {}, "backward": {}}
-    for file in modules_of("flashsim.theory"):
-        form = getattr(file, "FORM", None)
-        if isinstance(form, Form):
-            found[form.direction][form.name] = form
-    return found
+    by_direction: dict[str, dict[str, Form]] = {"forward": {}, "backward": {}}
+    for form in records_of("flashsim.theory", "FORM", Form):
+        by_direction[form.direction][form.name] = form
+    return by_direction
 
 
 def form_of(what: Any, direction: str) -> Form:

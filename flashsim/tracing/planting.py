@@ -19,17 +19,16 @@ from types import FunctionType
 from typing import Any, TypeVar
 from zlib import crc32
 
-from flashsim.algorithms.program import Program
-from flashsim.algorithms.record import Algorithm
+from flashsim.algorithms.record import Program
 
 Change = tuple[str, str]
 """(before, after)."""
-Record = TypeVar("Record", Algorithm, Program)
+AnyProgram = TypeVar("AnyProgram", bound=Program)
 
 
 def planted(
-    algorithm: Record, *changes: Change, within: Callable[..., Any] | None = None, what: str = "", name: str = ""
-) -> Record:
+    algorithm: AnyProgram, *changes: Change, within: Callable[..., Any] | None = None, what: str = "", name: str = ""
+) -> AnyProgram:
     """Return the algorithm with changes to the text of its function, or of a function `within` that this one calls.
 
     what  what is wrong, for the title

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import MatrixProgram
 from flashsim.beyond.programs import programs
 from flashsim.problem.shapes import Sizes
 from flashsim.tracing.planting import planted
 from flashsim.verify.shared import Claim, attempt
 
 
-def unnoticed(program: Program, seeds: range = range(4)) -> Iterator[str]:
+def unnoticed(program: MatrixProgram, seeds: range = range(4)) -> Iterator[str]:
     """Yield the bugs of a program's record that change neither counts nor numbers; "none" if something is seen without one."""
     divided = {*program.blocks.values()}
     sizes = Sizes(**{symbol: 11 if symbol in divided else 6 for symbol in program.symbols})
     blocks = (4, 3, 2, 3)[: len(program.blocks)]  # ragged, and each its own
 
-    def seen(tried: Program) -> bool:
+    def seen(tried: MatrixProgram) -> bool:
         return any(error > 1 or not same for error, same in (attempt(tried, sizes, blocks, seed) for seed in seeds))
 
     if seen(program):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import MatrixProgram
 from flashsim.beyond.programs import programs
 from flashsim.machine.memory import MemoryModelError
 from flashsim.problem.inputs import Array
@@ -137,7 +137,7 @@ def none_differs(tried: str, unequal: Sequence[str], data: Mapping[str, int]) ->
     return Claim(tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})
 
 
-def drawn(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+def drawn(program: MatrixProgram, sizes: Sizes, blocks: tuple[int, ...], seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return operands and options to try a program with: its example's, and else normal numbers."""
     rng = np.random.default_rng(seed)
     clipped = {n: min(b, sizes[s]) for (n, s), b in zip(program.blocks.items(), blocks, strict=True)}
@@ -145,7 +145,7 @@ def drawn(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int = 0
     return {**{name: rng.normal(size=kind.shape(sizes)) for name, kind in program.operands.items()}, **given}, dict(options)
 
 
-def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) -> tuple[float, bool]:
+def attempt(program: MatrixProgram, sizes: Sizes, blocks: tuple[int, ...], seed: int) -> tuple[float, bool]:
     """Run a program; return its largest error as a share of the bound, ∞ if it fails, and whether counts are the form's."""
     operands, options = drawn(program, sizes, blocks, seed)
     try:

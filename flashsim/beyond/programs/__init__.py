@@ -2,12 +2,11 @@
 
 from functools import cache
 
-from flashsim.algorithms.program import Program
-from flashsim.support.modules import modules_of
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.support.modules import records_of
 
 
 @cache
-def programs() -> dict[str, Program]:
+def programs() -> dict[str, MatrixProgram]:
     """Return all of them, by name: imported when they are asked for."""
-    found = [record for file in modules_of(__name__) if isinstance(record := getattr(file, "PROGRAM", None), Program)]
-    return {record.name: record for record in found}
+    return {program.name: program for program in records_of(__name__, "PROGRAM", MatrixProgram)}

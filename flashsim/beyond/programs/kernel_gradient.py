@@ -18,7 +18,8 @@
 The listing is ours. K is not kept: line 9 computes its slopes anew, as Algorithm 4 computes S.
 """
 
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.matrices import Kind
@@ -46,7 +47,7 @@ def kernel_gradient(
     return dX  # line 13
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     **PRODUCT | {"operands": {**PRODUCT["operands"], "dY": Kind("N", "e")}, "returns": {"dX": Kind("N", "d")}},
     title="Gradient of a kernel product", run=kernel_gradient, line_1=x_line_1, direction="backward",
     bugs=(

@@ -24,7 +24,8 @@
 The listing is ours, after Algorithm 0: it is what a program does that forms the matrix.
 """
 
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.matrices import Kind
@@ -57,7 +58,7 @@ def kernel_materialised(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, b
     return Y  # line 19
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     **PRODUCT, title="Kernel product, its matrix in HBM", run=kernel_materialised,
     extras={"K": Kind("N", "n")},
     line_1=x_line_1,

@@ -20,7 +20,8 @@ its tiling extends to. Without a softmax nothing is rescaled. Line 8 is one elem
 x − z, which lose nothing where clouds lie far from the origin; ‖x‖² + ‖z‖² − 2x·z would cancel.
 """
 
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Sizes
@@ -45,7 +46,7 @@ def kernel_x_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
     return Y  # line 13
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     **PRODUCT, title="Kernel product, rows outermost", run=kernel_x_outer,
     line_1=x_line_1,
     bugs=(

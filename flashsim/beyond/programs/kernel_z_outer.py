@@ -17,7 +17,8 @@
 The listing is ours. It is the order of Algorithm 1: what is read of Z and V once is paid for with Y, read and written T_c times.
 """
 
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.kernel_functions import PRODUCT, KernelFunction, z_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Sizes
@@ -41,7 +42,7 @@ def kernel_z_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
     return Y  # line 12
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     **PRODUCT, title="Kernel product, rows of Z outermost", run=kernel_z_outer,
     line_1=z_line_1,
     bugs=(Bug("Y read, and not added to", "Y_i + K_ij @ V_j", "K_ij @ V_j"),),

@@ -44,7 +44,8 @@ mixture holds late keys too.
 
 from flashsim.algorithms.blocks import ceil_div
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import QKV, Bug, Program
+from flashsim.algorithms.program import QKV, MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.kernel_functions import kernel_rows
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.matrices import Kind
@@ -107,7 +108,7 @@ def linformer(
     return returned  # line 34
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     title="Linformer", source="Wang et al. 2020", run=linformer,
     operands={**QKV, "E": Kind("k", "N"), "F": Kind("k", "N")},
     returns={"O": Kind("N", "e"), "L": Kind("N", "1", "chip")},

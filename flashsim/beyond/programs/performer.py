@@ -43,7 +43,8 @@ It cannot be causal, as a feature holds late keys too.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import QKV, Bug, Program
+from flashsim.algorithms.program import QKV, MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.kernel_functions import kernel_rows
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.matrices import Kind
@@ -103,7 +104,7 @@ def performer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, 
     return O  # line 33
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     title="Performer", source="Choromanski et al. 2021", run=performer,
     operands={**QKV, "W": Kind("k", "d")}, returns={"O": Kind("N", "e")},
     extras={"S": Kind("k", "e"), "z": Kind("k", "1", "chip")}, words=("queries", "features"),

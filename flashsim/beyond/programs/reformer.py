@@ -46,7 +46,8 @@ to the last. Hashing and sorting come before, and are not counted.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import QKV, Bug, Program
+from flashsim.algorithms.program import QKV, MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.clusters import CLUSTERED, example_buckets, places, shared_out
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.matrices import Kind
@@ -107,7 +108,7 @@ def reformer(
     return O  # line 35
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     **CLUSTERED, title="Reformer", source="Kitaev et al. 2020", run=reformer,
     operands={**QKV, "order": Kind("h", "N", "index"), "home": Kind("N", "h", "words")},
     example=example_buckets,

@@ -35,7 +35,8 @@ and are not counted.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import QKV, Bug, Program
+from flashsim.algorithms.program import QKV, MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.clusters import CLUSTERED, example_orders, places
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.matrices import Kind
@@ -86,7 +87,7 @@ def smyrf(
     return O  # line 25
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     **CLUSTERED, title="SMYRF", source="Daras et al. 2020", run=smyrf,
     operands={**QKV, "order_Q": Kind("h", "N", "index"), "order_K": Kind("h", "N", "index")},
     example=example_orders,

@@ -30,7 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.mlp import SPARSE_MLP, fused_rows, live, relu, row_line_1
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Sizes
@@ -66,7 +67,7 @@ def sparse_mlp_fused(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, bl
     return Y  # line 20
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     **SPARSE_MLP, title="Sparse MLP, fused", run=sparse_mlp_fused,
     line_1=row_line_1, rows=fused_rows,
     bugs=(

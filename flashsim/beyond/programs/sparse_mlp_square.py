@@ -32,7 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.mlp import SPARSE_MLP, live, relu, square_line_1, square_rows
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.matrices import Kind
@@ -74,7 +75,7 @@ def sparse_mlp_square(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, b
     return Y  # line 21
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     **SPARSE_MLP, title="Sparse MLP, in square tiles", run=sparse_mlp_square,
     extras={"H": Kind("N", "f")}, follows=("H", "Y"),
     line_1=square_line_1, rows=square_rows,

@@ -34,7 +34,8 @@ Y_i is on chip at a time, not both: B_r is larger, for d = o twice.
 
 from typing import Any
 
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.record import Bug
 from flashsim.beyond.parts.mlp import SPARSE_MLP, live, relu, row_line_1, unfused_rows
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.matrices import Kind
@@ -78,7 +79,7 @@ def sparse_mlp_unfused(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, 
     return Y  # line 25
 
 
-PROGRAM = Program(
+PROGRAM = MatrixProgram(
     **SPARSE_MLP, title="Sparse MLP, unfused", run=sparse_mlp_unfused,
     extras={"H": Kind("N", "f")}, follows=("H", "Y"),
     line_1=row_line_1, rows=unfused_rows,

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from functools import cache
 
-from flashsim.devices.record import DeviceProgram
-from flashsim.support.modules import modules_of
+from flashsim.devices.record import DevicesProgram
+from flashsim.support.modules import records_of
 
 
 @cache
-def programs(direction: str = "forward") -> Mapping[str, DeviceProgram]:
+def programs(direction: str = "forward") -> Mapping[str, DevicesProgram]:
     """Return the programs of one direction, by name."""
-    found = [module.PROGRAM for module in modules_of(__name__)]
-    return {program.name: program for program in found if program.direction == direction}
+    known = records_of(__name__, "PROGRAM", DevicesProgram)
+    return {program.name: program for program in known if program.direction == direction}

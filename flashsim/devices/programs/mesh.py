@@ -22,7 +22,7 @@ Sources: "Attention2D" (Elango), "Mesh-Attention" (Chen et al.). Parts travel in
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.devices.record import DeviceProgram
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
@@ -107,4 +107,4 @@ def _part(device: Device, share: Share, x: int, name: str, d_v: int) -> tuple[Ma
     return O, l, m
 
 
-PROGRAM = DeviceProgram(name="mesh", title="Mesh of devices", run=mesh, columns=True, layout="striped")
+PROGRAM = DevicesProgram(name="mesh", title="Mesh of devices", run=mesh, columns=True, layout="striped")

@@ -25,7 +25,7 @@ that the chip computes in.
 """
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
-from flashsim.devices.record import DeviceProgram
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
@@ -107,6 +107,6 @@ def mesh_backward(
     return sums[0], sums[1], sums[2]
 
 
-PROGRAM = DeviceProgram(
+PROGRAM = DevicesProgram(
     name="mesh", title="Mesh of devices, backward", run=mesh_backward, layout="striped", direction="backward", columns=True
 )

@@ -24,7 +24,7 @@ the other: row n·h + r of Q is row r of head h.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.devices.record import DeviceProgram
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
@@ -88,4 +88,4 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     return O, L
 
 
-PROGRAM = DeviceProgram(name="ring", title="Ring attention", run=ring, layout="zigzag")
+PROGRAM = DevicesProgram(name="ring", title="Ring attention", run=ring, layout="zigzag")

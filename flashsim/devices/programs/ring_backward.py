@@ -28,7 +28,7 @@ that the chip computes in.
 from typing import Any
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
-from flashsim.devices.record import DeviceProgram
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
@@ -105,4 +105,4 @@ def ring_backward(
     return dQ, acc[0], acc[1]
 
 
-PROGRAM = DeviceProgram(name="ring", direction="backward", title="Ring attention, backward", run=ring_backward, layout="zigzag")
+PROGRAM = DevicesProgram(name="ring", direction="backward", title="Ring attention, backward", run=ring_backward, layout="zigzag")

@@ -25,7 +25,7 @@ in the type that the chip computes in, whatever the number of keys: so words sen
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.devices.record import DeviceProgram
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
@@ -93,4 +93,4 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     return O, L
 
 
-PROGRAM = DeviceProgram(name="tree", title="Tree decoding", run=tree, at_root=True)
+PROGRAM = DevicesProgram(name="tree", title="Tree decoding", run=tree, at_root=True)

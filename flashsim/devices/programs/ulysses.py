@@ -20,7 +20,7 @@ heads share it. Heads lie one below the other, so that what goes to a device is 
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.devices.record import DeviceProgram
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
@@ -85,4 +85,4 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
     return O, L
 
 
-PROGRAM = DeviceProgram(name="ulysses", title="Ulysses", run=ulysses, whole_heads=True)
+PROGRAM = DevicesProgram(name="ulysses", title="Ulysses", run=ulysses, whole_heads=True)

@@ -24,7 +24,7 @@ that the chip computes in.
 """
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
-from flashsim.devices.record import DeviceProgram
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
@@ -117,4 +117,4 @@ def ulysses_backward(
     return dQ, dK, dV
 
 
-PROGRAM = DeviceProgram(name="ulysses", direction="backward", title="Ulysses, backward", run=ulysses_backward, whole_heads=True)
+PROGRAM = DevicesProgram(name="ulysses", direction="backward", title="Ulysses, backward", run=ulysses_backward, whole_heads=True)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from functools import cache
 
-from flashsim.serving.record import ServingProgram
-from flashsim.support.modules import modules_of
+from flashsim.serving.record import BatchProgram
+from flashsim.support.modules import records_of
 
 
 @cache
-def programs(direction: str = "forward") -> Mapping[str, ServingProgram]:
+def programs(direction: str = "forward") -> Mapping[str, BatchProgram]:
     """Return the programs of one direction, by name."""
-    found = [module.PROGRAM for module in modules_of(__name__)]
-    return {program.name: program for program in found if program.direction == direction}
+    known = records_of(__name__, "PROGRAM", BatchProgram)
+    return {program.name: program for program in known if program.direction == direction}

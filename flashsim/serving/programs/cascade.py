@@ -33,11 +33,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.checks import Levels, check_levels
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 
 
 def cascade(
@@ -109,7 +109,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     return dict([Q, ("K_p", (n, batch.d)), ("V_p", (n, batch.d_v)), K, V])
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="cascade", title="Shared prefixes, merged", run=cascade, options=check_options, operands=operands,
     bugs=(
         Bug("parts are merged unweighted", "exp(L_n - finite(m_i)) * O_n", "O_n"),

@@ -30,11 +30,11 @@ from itertools import accumulate
 from typing import Any
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.arguments import check_choice, check_count
 from flashsim.serving.batch import Batch
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 from flashsim.serving.schedules import SCHEDULES, Segment, schedule_of
 
 
@@ -116,7 +116,7 @@ def check_options(batch: Batch, *, schedule: Any = "stream_k", workers: Any, spl
     return {"schedule": schedule, "workers": check_count("workers", workers), "splits": splits}
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="decode", title="Decoding by a schedule", run=decode, options=check_options,
     operands=lambda batch, options: batch.shapes(),
     bugs=(

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
 from flashsim.machine.shape_only import ShapeOnly
 from flashsim.problem.arguments import check_count
 from flashsim.serving.batch import Batch, Operands
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 from flashsim.support.sizes import ceil_div
 
 FORMATS = {"e4m3": ("float8_e4m3fn", 448.0), "e5m2": ("float8_e5m2", 57344.0)}
@@ -99,7 +99,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     return {"Q": batch.shapes()["Q"], "K": (n, batch.d), "k_scale": scales, "V": (n, batch.d_v), "v_scale": scales}
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="fp8", title="Keys and values in floats of 8 bits", run=fp8, options=check_options, operands=operands,
     stored={"K": "float8_e4m3fn", "V": "float8_e4m3fn", "k_scale": "float32", "v_scale": "float32"},  # e5m2 is as large
     bugs=(

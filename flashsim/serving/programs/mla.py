@@ -24,10 +24,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.serving.batch import Batch, Operands
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 
 
 def mla(hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, C: Matrix) -> tuple[Matrix, Matrix]:
@@ -73,7 +73,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     return {"Q": shapes["Q"], "C": shapes["K"]}
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="mla", title="Latent attention, absorbed", run=mla, options=check_options, operands=operands,
     bugs=(
         Bug("the scale is that of C's columns", "tau * (Q_i", "Q_i.shape[1] ** -0.5 * (Q_i"),

@@ -31,11 +31,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.arguments import check_count
 from flashsim.serving.batch import Batch, Operands
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 
 
 def mla_expanded(
@@ -95,7 +95,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     return {"Q": shapes["Q"], "C": (shapes["K"][0], u + rope), "W_UK": (batch.d - rope, u), "W_UV": (batch.d_v, u)}
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="mla_expanded", title="Latent attention, not absorbed", run=mla_expanded, options=check_options,
     operands=operands,
     shared=("C",),

@@ -10,11 +10,11 @@ Source: FlashMLA, whose cache has pages of 64 rows, which splits share out. The 
 from collections.abc import Mapping
 from typing import Any
 
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.programs import mla, paged, paged_split
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 
 
 def mla_paged(
@@ -37,7 +37,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     return {"Q": found["Q"], "C": found["K"], "table": found["table"], "lengths": found["lengths"]}
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="mla_paged", title="Latent attention in pages", run=mla_paged, options=check_options, operands=operands,
     line_1=paged.line_1,
     bugs=(

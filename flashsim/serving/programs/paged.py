@@ -38,12 +38,12 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Block, Matrix, Tile
 from flashsim.problem.arguments import check_choice, check_count
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.checks import check_word
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 from flashsim.support.sizes import ceil_div
 
 TAILS = ("rows", "page")
@@ -139,7 +139,7 @@ def line_1(rows: int, batch: Batch, page: int = 0, **_: Any) -> tuple[int, int]:
     return rows, page
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="paged", title="Paged attention", run=paged, options=check_options, operands=operands, line_1=line_1,
     bugs=(
         Bug("the last page's tail is not masked", "batch.mask(S_ic, s, i, j * page + c * B_c, n)", "S_ic"),

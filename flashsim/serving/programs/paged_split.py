@@ -30,13 +30,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.arguments import MOST_SPLITS, check_count
 from flashsim.serving.batch import Batch
 from flashsim.serving.checks import check_word
 from flashsim.serving.programs import paged
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 from flashsim.support.sizes import ceil_div
 
 
@@ -116,7 +116,7 @@ def check_options(batch: Batch, *, page: Any, tail: Any = "rows", splits: Any) -
     return {**paged.check_options(batch, page=page, tail=tail), "splits": check_count("splits", splits, most=MOST_SPLITS)}
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="paged_split", title="Paged attention in splits", run=paged_split, options=check_options,
     operands=paged.operands, line_1=paged.line_1,
     bugs=(

@@ -33,12 +33,12 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
 from flashsim.machine.shape_only import ShapeOnly
 from flashsim.problem.arguments import check_count
 from flashsim.serving.batch import Batch, Operands
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 from flashsim.support.sizes import ceil_div
 
 
@@ -111,7 +111,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     return {"Q": batch.shapes()["Q"], "K": K, "k_scale": k, "k_zero": k, "V": V, "v_scale": v, "v_zero": v}
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="quantised", title="Quantised keys and values", run=quantised, options=check_options, operands=operands,
     stored={"K": "uint8", "V": "uint8"},
     bugs=(

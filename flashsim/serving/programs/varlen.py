@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.serving.batch import Batch, Operands
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 from flashsim.support.sizes import ceil_div
 
 
@@ -81,7 +81,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     return {**batch.shapes(), **words}
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="varlen", title="Packed batches", run=varlen, operands=operands,
     bugs=(
         Bug("positions counted from the first sequence", "s, i, j * B_c, n), over", "s, i, c + j * B_c, n), over"),

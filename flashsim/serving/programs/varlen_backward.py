@@ -40,11 +40,11 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
-from flashsim.algorithms.program import Bug
+from flashsim.algorithms.record import Bug
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.programs import varlen
-from flashsim.serving.record import ServingProgram
+from flashsim.serving.record import BatchProgram
 from flashsim.support.sizes import ceil_div
 
 
@@ -125,7 +125,7 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     return {**forward, "O": (R, batch.d_v), "dO": (R, batch.d_v), "L": (R, 1)}
 
 
-PROGRAM = ServingProgram(
+PROGRAM = BatchProgram(
     name="varlen", direction="backward", title="Packed batches, backward", run=varlen_backward, operands=operands,
     line_1=lambda rows, batch: (rows, rows),
     returns=("dQ", "dK", "dV"),

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from functools import cache
 
 from flashsim.serving.theory.form import ServingForm
-from flashsim.support.modules import modules_of
+from flashsim.support.modules import records_of
 
 
 @cache
 def forms() -> Mapping[tuple[str, str], ServingForm]:
     """Return the forms, by name and direction."""
-    found = [module.FORM for module in modules_of(__name__) if hasattr(module, "FORM")]
-    return {(form.name, form.direction): form for form in found}
+    return {(form.name, form.direction): form for form in records_of(__name__, "FORM", ServingForm)}
