@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pygments.lexers.special import TextLexer
+
 import flashsim
 
 sys.path[:0] = [str(Path(__file__).parent / "_site"), str(Path(__file__).parent.parent / "scripts")]
@@ -88,3 +90,4 @@ def setup(app: Any) -> None:
     here = Path(__file__).parent
     if app.srcdir == here:
         app.srcdir = type(app.srcdir)(here.parent)
+    app.add_lexer("mermaid", TextLexer)  # GitHub draws it; here it is text

@@ -180,7 +180,7 @@ def test_modules_are_short() -> None:
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 15), ("flashsim.simulate.api", 63)])
+@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 15), ("flashsim.simulate.api", 64)])
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
     """Algorithms' own files are not counted: another one costs nothing here."""
     code = (
