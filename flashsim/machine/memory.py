@@ -354,8 +354,10 @@ class HBM:
         return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values if self.arithmetic else None)
 
     def _is_in_algorithm(self, frame: FrameType) -> bool:
-        chip = self._chip() if self._chip is not None and is_users(frame) else None
-        return chip is not None and chip.is_in_algorithm(frame)
+        chip = None if self._chip is None else self._chip()
+        if chip is None or not chip.runs_algorithm:
+            return False
+        return is_users(frame) and chip.is_in_algorithm(frame)
 
     def _check_placed(self, name: str, values: Any, index: bool) -> None:
         end = max((max(storage.shape) for storage in self._arrays.values()), default=0)
@@ -853,6 +855,11 @@ class SRAM:
         finally:
             self._calls = False
 
+    @property
+    def runs_algorithm(self) -> bool:
+        """Whether an algorithm that was called, or that loops, has begun to load."""
+        return bool((self._calls and self._loads) or self._loops)
+
     def is_in_algorithm(self, frame: FrameType) -> bool:
         """Return whether a frame is an algorithm's of the user's that has loaded something: not an observer's or a debugger's."""
         if is_prompt(frame):
@@ -862,7 +869,7 @@ class SRAM:
             current = cast(FrameType, current).f_back
         if current is not None and current.f_code is SRAM._tell.__code__:
             return False
-        return (self._calls and self._loads) or bool(self._loops)
+        return self.runs_algorithm
 
     def death_at(self, site: Site) -> Death | None:
         """Return what is mentioned in a line and was overwritten when its turn ended, as it was not on chip; None for nothing."""
