@@ -249,3 +249,12 @@ def test_a_sink_that_is_wrong_is_noticed(
     assert wrong() < 1e-12
     swap(function, before, after, monkeypatch)
     assert wrong() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "statistics"), [("flash", 2), ("q_outer", 1), ("standard", 1)])
+def test_an_m_too_small_for_the_gradient_of_a_sink_is_refused_before_the_run(name: str, statistics: int) -> None:
+    least = 2 + 2 * 7 + statistics
+    how: dict[str, Any] = {"N": 3, "d": 1, "d_v": 7, "mask": Sink(0.5), "direction": "backward", "blocks": (1, 1)}
+    with pytest.raises(ValueError, match=f"too small for the gradient of a sink: with d_v = 7 it needs at least M = {least}"):
+        flashsim.count(name, M=least - 1, **how)
+    assert flashsim.count(name, M=least - 1, enforce=False, **how).sram.peak >= least

@@ -116,7 +116,7 @@ def test_docs_named_as_the_source_is_the_repository() -> None:
     """`sphinx-build docs out`: what it then builds, the strict build above does."""
     conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
     for source in (ROOT / "docs", ROOT):
-        app = SimpleNamespace(srcdir=source)
+        app = SimpleNamespace(srcdir=source, add_lexer=lambda name, lexer: None)
         conf["setup"](app)
         assert app.srcdir == ROOT
 

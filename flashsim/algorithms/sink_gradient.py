@@ -30,6 +30,11 @@ WEIGHTS: dict[tuple[str, ...], Callable[..., Tile]] = {
 """P_sink of a row block, by what it is made of besides s."""
 
 
+def least_room(d_v: int, statistics: int) -> int:
+    """Return the least M: s, ds, and one row of O, dO and the statistics, of which there are so many."""
+    return 2 + 2 * d_v + statistics
+
+
 def sink_gradient(hbm: HBM, sram: SRAM, s: Matrix, O: Matrix, dO: Matrix, *statistics: Matrix) -> Matrix:
     """Return ds (1, 1), in HBM, of O, dO (N, d_v) and columns (N, 1), those of one query head, whose logit is s (1, 1)."""
     on_chip = sram.on_chip

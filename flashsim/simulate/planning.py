@@ -10,6 +10,7 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, by_keys, by_queries, by_trial
 from flashsim.algorithms.own import is_own
 from flashsim.algorithms.record import OPERANDS, Algorithm
+from flashsim.algorithms.sink_gradient import least_room
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import MemoryModelError, SramOverflow
 from flashsim.masks.rules import All, Head, Mask, as_mask
@@ -20,6 +21,7 @@ from flashsim.problem.shapes import Blocks
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import grouped
 from flashsim.simulate.pipeline import Memory, run_launch
+from flashsim.simulate.sums import matrices_of_sink
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 
@@ -120,7 +122,20 @@ def plan_of(
         together=together, shape=shape, leading=leading, row_mask=row_mask,
         blocks=Blocks(*sizes, N_q=shape.N_q, N_k=shape.N_k), **of_pass,
     )  # fmt: skip
+    if mask.sink is not None and algorithm.direction == "backward":
+        _check_sink_pass(plan)
     return plan if isinstance(sizing, Fixed) else replace(plan, blocks=_choose_blocks(plan))
+
+
+def _check_sink_pass(plan: AttentionPlan) -> None:
+    """Raise ValueError where the pass that follows a backward pass, for a sink's gradient, does not fit an enforced M."""
+    names = matrices_of_sink(plan)
+    least = least_room(plan.shape.d_v, len(names) - 2)  # all but O and dO
+    if plan.enforced and least > plan.M:
+        raise ValueError(
+            f"M = {plan.M:,} elements is too small for the gradient of a sink: with d_v = {plan.shape.d_v} it needs at least "
+            f"M = {least:,}"
+        )
 
 
 def _choose_blocks(plan: AttentionPlan) -> Blocks:

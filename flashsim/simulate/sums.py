@@ -112,7 +112,7 @@ def gather_tally(plan: AttentionPlan, heads: int, outcome: Outcome, observers: S
             shapes, stored = {"dB": (plan.together, prod(bias.matrix))}, chip_dtype(plan.problem.dtype)
             cost = cost.with_sums(launch_sums(plan, [shapes], stored, observers)[1])
     if plan.mask.sink is not None and plan.program.direction == "backward":
-        shapes = {name: KINDS[name].shape(plan.problem.shape) for name in _of_sink(plan)}
+        shapes = {name: KINDS[name].shape(plan.problem.shape) for name in matrices_of_sink(plan)}
         cost = cost.with_sums(_sink_pass(plan, [{"sink": (1, 1), **shapes}], observers)[1].times(heads))
     return Result(**cost_of(plan, cost), operations=cost.flops)
 
@@ -140,7 +140,7 @@ def key_gradients(plan: AttentionPlan, parts: Sums, observers: Sequence[Observer
     return {name: np.stack([one[name] for one in sums]).reshape(shape) for name, shape in shapes.items()}, cost
 
 
-def _of_sink(plan: AttentionPlan) -> tuple[str, ...]:
+def matrices_of_sink(plan: AttentionPlan) -> tuple[str, ...]:
     """Return what a sink's gradient is made of: O, dO, and what the backward pass has of its weights."""
     own = plan.program.operands
     return "O", "dO", *(["L"] if "L" in own else ["l", "m"] if "l" in own else ["P_sink"])
@@ -156,13 +156,13 @@ def _sink_pass(plan: AttentionPlan, problems: Sequence[Parts], observers: Sequen
 
 def sink_gradients(plan: AttentionPlan, observers: Sequence[Observer]) -> tuple[Array, Cost]:
     """Return the gradient of each query head's logit, (..., H_q), and what the passes that make it cost."""
-    saved = {name: stacked(plan, name, plan.saved[name])[..., None] for name in _of_sink(plan) if name in plan.saved}
+    saved = {name: stacked(plan, name, plan.saved[name])[..., None] for name in matrices_of_sink(plan) if name in plan.saved}
     matrices = {**saved, **plan.more}
     chip = chip_dtype(plan.problem.dtype)
     problems: list[Parts] = []
     for head in np.ndindex(plan.problem.leading):
         logit = plan.mask.sink.of(head, 1).astype(chip)
-        problems.append({"sink": logit, **{name: matrices[name][head] for name in _of_sink(plan)}})
+        problems.append({"sink": logit, **{name: matrices[name][head] for name in matrices_of_sink(plan)}})
     outcome, cost = _sink_pass(plan, problems, observers)
     gradients = np.array([dsink[0, 0] for dsink in outcome.matrices["dsink"]], chip)
     return gradients.reshape(plan.problem.leading), cost
