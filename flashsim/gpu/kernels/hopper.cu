@@ -50,21 +50,9 @@ struct Problem {
     void* O;
 };
 
-struct RowBlock {  // the i-th of query head h of batch entry b; none if i < 0
-    int i, h, b;
-};
-
 struct Sequence {  // a row block's sequence: where its queries and keys begin among all, and how many there are
     int q, N_q, k, N_k;
 };
-
-// The n-th row block. Sections of heads come one after the other; in each, the blocks of all heads that see the most keys come
-// first.
-template <bool longest> __device__ inline RowBlock in_order(const Problem& p, int n) {
-    const int whole = p.section * p.T_r, first = n / whole * p.section, within = n % whole;
-    const int heads = min(p.section, p.row_blocks / p.T_r - first), head = first + within % heads;
-    return {longest ? p.T_r - 1 - within / heads : within / heads, head % p.H, head / p.H};
-}
 
 // Row r of a block whose first query is `top` sees keys before min(N_k, end_of + r), and in a window only from begin_of + r on.
 template <Kind kind> __device__ inline int end_of(const Problem& p, const Sequence& s, int top) {

@@ -87,6 +87,8 @@ __device__ inline void come(int name, int threads) {
 __device__ inline void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void show_hbm() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
+struct TensorMap;
+
 // A ring of `stages` tiles of `bytes` bytes. Each has a barrier that opens when the tile has come, and one for when it is free.
 // `n` counts tiles from 0 on. It takes `left` arrivals to free a tile, and `came` arrivals to say that it has come.
 template <int stages, int bytes> struct Ring {
@@ -102,6 +104,10 @@ template <int stages, int bytes> struct Ring {
     __device__ void wait_there(Word n) const { there(n).wait(n / stages & 1); }
     __device__ bool is_there(Word n) const { return there(n).is_open(n / stages & 1); }
     __device__ void wait_free(Word n) const { free(n).wait(~(n / stages) & 1); }
+    // The verbs of the simulator's memory: load the n-th tile as soon as its place is free; a warp says that it is done with it.
+    // `more` bytes come with the tile.
+    __device__ void load(Word n, const TensorMap& X, int row, int head, int batch, int more = 0) const;
+    __device__ void evict(Word n) const { free(n).arrive_once_a_warp(); }
 };
 
 // --------------------------------------------------------------------------------------------------------------- copies
@@ -121,6 +127,13 @@ __device__ inline void load(Word tile, const TensorMap& X, int row, int head, in
         "[%6];" ::"r"(tile),
         "l"(&X), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(there.at)
         : "memory");
+}
+
+template <int stages, int bytes>
+__device__ void Ring<stages, bytes>::load(Word n, const TensorMap& X, int row, int head, int batch, int more) const {
+    wait_free(n);
+    there(n).arrive_and_expect(bytes + more);
+    ::load(tile(n), X, row, head, batch, there(n));
 }
 
 // Start copying a tile of a mask's bytes, from row `row` and column `column` on. Bytes past the ends become 0.

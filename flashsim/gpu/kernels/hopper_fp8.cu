@@ -44,10 +44,6 @@ struct Problem {
     float c, sign;  // c = |τ| log₂e, capped to be finite, and τ's sign; or 1 and 0 if τ log₂e is 0 in fp32
 };
 
-struct RowBlock {  // the i-th of query head h of batch entry b; none if i < 0
-    int i, h, b;
-};
-
 // The n-th row block. Sections of heads come one after the other; the last has more heads if V is transposed. In each, the blocks
 // that take longest come first. Causally, these are the blocks of all heads that see the most keys. Otherwise, the blocks of head
 // after head come first, and then each head's last block, which may be short.

@@ -3,6 +3,18 @@
 
 #include "hopper.cuh"
 
+struct RowBlock {  // the i-th of query head h of batch entry b; none if i < 0
+    int i, h, b;
+};
+
+// The n-th row block. Sections of heads come one after the other; in each, the blocks of all heads that see the most keys come
+// first.
+template <bool longest = true, typename Problem> __device__ inline RowBlock in_order(const Problem& p, int n) {
+    const int whole = p.section * p.T_r, first = n / whole * p.section, within = n % whole;
+    const int heads = min(p.section, p.row_blocks / p.T_r - first), head = first + within % heads;
+    return {longest ? p.T_r - 1 - within / heads : within / heads, head % p.H, head / p.H};
+}
+
 constexpr int LAZY = 8;               // log₂ of how far P̃ may exceed 1
 constexpr float EXACT = 16777216.0f;  // 2^24: from here on, m c has no fraction
 constexpr float HUGE = 1.2676506e30f;  // 2^100
@@ -171,6 +183,46 @@ __device__ __forceinline__ bool mend(Word (&P)[B_c / 16][4], const float (&S)[B_
             }
         }
     return true;
+}
+
+// P̃ of the next tile by sums: with the old m; if that will not do, mended or, at worst, computed again with maxima. P is rounded
+// to T. Returns whether m has grown, so that O must be multiplied by α.
+template <typename T, int B_c, bool mends>
+__device__ __forceinline__ bool softmax_by_sums(Word (&P)[B_c / 16][4], float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2],
+                                                float c) {
+    float sum[2];
+    if (softmax_as_before<T, B_c>(P, S, rows, sum, c)) return false;
+    if (mends && mend<T, B_c>(P, S, rows, alpha, sum, c)) return true;
+    const bool grown = softmax<B_c, true>(S, rows, alpha, c);
+    round_to_operands<T, B_c>(P, S);
+    return grown;
+}
+
+// P_next takes P's place. The compiler would leave out a plain copy, and write P while P V runs. `zero` is 0, but the compiler
+// cannot know.
+template <int B_c> __device__ __forceinline__ void replace(Word (&P)[B_c / 16][4], const Word (&P_next)[B_c / 16][4], Word zero) {
+#pragma unroll
+    for (int t = 0; t < B_c / 16; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
+}
+
+template <int n> __device__ __forceinline__ void fill(float (&C)[n][4], float x) {
+#pragma unroll
+    for (int t = 0; t < n; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) C[t][e] = x;
+}
+
+// Multiply a warpgroup's 64 rows of Q by the sign, so that c is positive for any τ. `barrier` is a named one of its own.
+template <int B_r, int d> __device__ __forceinline__ void apply_sign(Word Q_w, float sign, int barrier) {
+#pragma unroll 1
+    for (int at = thread_index(); at < d / HALF * 2048; at += WARPGROUP) {
+        const Word place = Q_w + at / 2048 * (B_r * 128) + at % 2048 * 4;
+        store_word(place, sign == 0.0f ? 0 : load_word(place) ^ 0x80008000);
+    }
+    show_writes();
+    meet(barrier, WARPGROUP);
 }
 
 template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const float (&alpha)[2]) {

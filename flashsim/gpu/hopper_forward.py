@@ -1,0 +1,86 @@
+"""FlashAttention, forward, full and causal, on Hopper: launches kernels/hopper_forward.cu, the kernel to read first.
+
+`hopper` runs it where there is neither another mask nor dropout.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.kernel import Options
+from flashsim.gpu.launching import ELEMENTS, Launch, Prepared, counter, ready, section_of, totals
+from flashsim.gpu.tensor_core import factor_and_sign
+from flashsim.gpu.tensor_maps import contiguous, tensor_map
+from flashsim.support.sizes import ceil_div
+
+FILE = "hopper_forward.cu"
+ARRAYS = ("Q", "K", "V", "O", "L")
+BLOCKS = {64: (256, 64), 128: (128, 128), 256: (128, 64)}  # (B_r, B_c) by d
+STAGES = {64: (2, 8), 128: (1, 2), 256: (1, 2)}  # by d: how many Q_i, and how many K_j and V_j, are on chip
+ROWS, O_ROWS, O_COLUMNS = 64, 16, 128  # rows of Q_i of a warpgroup; rows and columns of O_i that a warp stores at a time
+PROBLEM = np.dtype(
+    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L")]
+    + [("c", "f4"), ("sign", "f4")]
+)
+
+
+def function(dtype: str, d: int, causal: bool) -> str:
+    """Return the kernel's name for one case."""
+    return f"hopper_forward<{ELEMENTS[dtype]}, {d}, {str(causal).lower()}>"
+
+
+def shared_bytes(d: int) -> int:
+    """Return the bytes for Q_i, K_j, V_j, O_i, pairs of barriers, and the row blocks' numbers."""
+    B_r, B_c = BLOCKS[d]
+    Q_stages, stages = STAGES[d]
+    tiles = 2 * (d * (Q_stages * B_r + 2 * stages * B_c) + min(d, O_COLUMNS) * B_r)
+    return tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12
+
+
+def prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
+    """Return what fills o and lse for arrays of these shapes, strides and dtypes."""
+    strides = q.strides, k.strides, v.strides
+    counting = options.counters is not None
+    start = _launch(device, q.shape, k.shape, strides, q.dtype, wants_L, options.causal, options.scale, counting)
+
+    def run(stream: int, _: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
+        start(stream, Q, K, V, O, L, counter(device, stream), totals(options, ARRAYS))
+
+    return Prepared(run)
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, wants_L: bool,
+    causal: bool, scale: float, counting: bool,
+) -> Launch:  # fmt: skip
+    """Return the launch, to be called with the addresses of Q, K, V, O, L, the counter and totals."""
+    (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
+    B_r, B_c = BLOCKS[d]
+    attributes = import_cupy().cuda.Device(device).attributes
+    problem = np.zeros((), PROBLEM)
+    problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
+    problem["T_r"] = ceil_div(N_q, B_r)
+    row_blocks = B * H * ceil_div(N_q, B_r)
+    problem["row_blocks"], problem["wants_L"] = row_blocks, wants_L
+    bytes_a_head = 4 * N_k * d * H_kv / H
+    problem["section"] = section_of(bytes_a_head, attributes["L2CacheSize"], B * H) if causal else 1
+    problem["c"], problem["sign"] = factor_and_sign(scale)
+    name, shared = function(dtype.name, d, causal), shared_bytes(d)
+    (kernel,) = ready(device, FILE, (name,), name, shared, counting)
+    blocks, threads = min(attributes["MultiProcessorCount"], row_blocks), 128 * (B_r // ROWS + 1)
+    shapes, by_side = (q, k, k, q), (*strides, contiguous(q, dtype.itemsize))
+    boxes = (B_r,), (B_c,), (B_c,), (O_ROWS, O_COLUMNS)
+    sides = tuple(zip("qkvo", shapes, by_side, boxes, strict=True))
+    by_value = np.void(problem.tobytes())
+
+    def arguments(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
+        each = zip(sides, (Q, K, V, O), strict=True)
+        maps = [tensor_map(name, at, shape, stride, dtype.name, *box) for (name, shape, stride, box), at in each]
+        return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
+
+    return Launch(kernel, blocks, threads, shared, arguments)
