@@ -104,20 +104,17 @@ constexpr int TOGETHER = 8;
 
 // Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | the mask's tiles, which come with K_j | barriers | the row block of Q_i. If d = B_c =
 // 64, there are 2 Q_i, 8 K_j, 8 V_j, or 2, 4, 4 for each of two teams, whose barriers come after both teams' tiles.
-template <int d, int B_r, int B_c, bool masks> struct Memory {
+template <int d, int B_r, int B_c, bool masks>
+struct Memory : KeysAndValues<d == 64 && B_c == 64 ? B_r / 32 : 2, B_c * d * 2, d == 64 && B_c == 64> {
     static constexpr int O_COLUMNS = d < 128 || (d > 128 && masks) ? 64 : 128;  // columns that are stored at a time
     static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2, O_BYTES = B_r * O_COLUMNS * 2;
     static constexpr int MASK_BYTES = masks ? B_r * B_c : 0;
-    static constexpr bool JOINT = d == 64 && B_c == 64;  // K_j and V_j come, and become free, together, so they share barriers
+    static constexpr bool JOINT = d == 64 && B_c == 64;
     static constexpr int TEAMS = JOINT ? 4 / consumers : 1;  // each has its own row blocks, and all of this
-    static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 2 * consumers : 2;  // at least 4 if they are joint
-    static_assert(!JOINT || STAGES > 2, "a tile is awaited before the one two before it is free");
+    static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 2 * consumers : 2;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
     static constexpr int MASK_AT = O_AT + O_BYTES, END = MASK_AT + STAGES * MASK_BYTES, BARRIERS = (Q_STAGES + 2 * STAGES) * 16, NUMBERS = (Q_STAGES + 1) * 12;
-    typedef Ring<Q_STAGES, Q_BYTES> RingQ;
-    typedef Ring<STAGES, KV_BYTES> RingKV;
-    RingQ Q_i;
-    RingKV K_j, V_j;
+    Ring<Q_STAGES, Q_BYTES> Q_i;
     RowBlock* row_blocks;
     Sequence* sequences;
     int team;
@@ -126,8 +123,7 @@ template <int d, int B_r, int B_c, bool masks> struct Memory {
         const Word all = __cvta_generic_to_shared(shared), base = all + team * END;
         const Word barriers = all + TEAMS * END + team * BARRIERS;
         Q_i = {base, barriers};
-        K_j = {base + K_AT, barriers + RingQ::BARRIER_BYTES};
-        V_j = {base + V_AT, barriers + RingQ::BARRIER_BYTES + (JOINT ? 0 : RingKV::BARRIER_BYTES)};
+        this->place(base + K_AT, base + V_AT, barriers + Q_i.BARRIER_BYTES);
         row_blocks = reinterpret_cast<RowBlock*>(shared + TEAMS * (END + BARRIERS) + team * NUMBERS);
         sequences = reinterpret_cast<Sequence*>(shared + TEAMS * (END + BARRIERS + NUMBERS)) + team * (Q_STAGES + 1);
     }
@@ -138,27 +134,13 @@ template <int d, int B_r, int B_c, bool masks> struct Memory {
     // Called by the threads that copy: the first thread of a warp for each team.
     __device__ static bool copies() { return threadIdx.x % 32 == 0 && threadIdx.x / 32 < TEAMS; }
     __device__ void init() const {
-        if (copies()) {
-            Q_i.init(4 * consumers), K_j.init(4 * consumers);  // each warp arrives once
-            if (!JOINT) V_j.init(4 * consumers);
-        }
+        if (copies()) Q_i.init(4 * consumers), this->init_barriers(4 * consumers);  // each warp arrives once
         publish_barriers();
     }
 
     __device__ Word mask(Word kv) const { return Q_i.tiles + MASK_AT + kv % STAGES * MASK_BYTES; }
-    // The consumers wait for these and free them.
-    __device__ __forceinline__ void wait_K(Word kv) const { K_j.wait_there(kv); }
-    __device__ __forceinline__ void wait_V(Word kv) const {
-        if (!JOINT) V_j.wait_there(kv);
-    }
     // Each stage has an address of its own. One that depends on q would stay in a register from tile to tile.
-    __device__ __forceinline__ void free_Q(Word q) const {
-        q % Q_STAGES ? Q_i.free(1).arrive_once_a_warp() : Q_i.free(0).arrive_once_a_warp();
-    }
-    __device__ __forceinline__ void free_K(Word kv) const {
-        if (!JOINT) K_j.free(kv).arrive_once_a_warp();
-    }
-    __device__ __forceinline__ void free_V(Word kv) const { V_j.free(kv).arrive_once_a_warp(); }
+    __device__ __forceinline__ void evict_Q(Word q) const { q % Q_STAGES ? Q_i.evict(1) : Q_i.evict(0); }
 };
 
 // -------------------------------------------------------------------------------------------------------------- producer
@@ -167,7 +149,6 @@ template <int d, int B_r, int B_c, bool masks> struct Memory {
 template <Kind kind, bool longest, bool varlen, int d, int B_r, int B_c>
 __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>& sram, const TensorMap& Q, const TensorMap& K,
                                         const TensorMap& V, const TensorMap& M, Word* counter, const Problem& p, Total* totals) {
-    constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
     Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4), mask_reads(totals + 10);
     Tally cu_q_reads(totals + 12), cu_k_reads(totals + 14), order_reads(totals + 16);
     int n = blockIdx.x + sram.team * gridDim.x;
@@ -187,18 +168,11 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>
         }
         const int h_kv = at.h / p.group;
         const auto load_V = [&](int j, Word kv) {
-            if (!sram.JOINT) {
-                sram.V_j.wait_free(kv);
-                sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
-            }
-            load(sram.V_j.tile(kv), V, of.k + j * B_c, h_kv, at.b, sram.V_j.there(kv));
+            sram.load_V(kv, V, of.k + j * B_c, h_kv, at.b);
             V_reads.add(min(B_c, of.N_k - j * B_c), d);
         };
         const auto load_K = [&](int j, Word kv) {
-            sram.K_j.wait_free(kv);
-            const int mask_bytes = kind == ARRAY ? (p.mask.rows ? B_r : 1) * B_c : 0;
-            sram.K_j.there(kv).arrive_and_expect((sram.JOINT ? 2 * KV_BYTES : KV_BYTES) + mask_bytes);
-            load(sram.K_j.tile(kv), K, of.k + j * B_c, h_kv, at.b, sram.K_j.there(kv));
+            sram.load_K(kv, K, of.k + j * B_c, h_kv, at.b, kind == ARRAY ? (p.mask.rows ? B_r : 1) * B_c : 0);
             if (kind == ARRAY) {
                 const int top = at.i * B_r * p.mask.rows;
                 load_mask(sram.mask(kv), M, j * B_c, top, p.mask.matrix(at.h, at.b), sram.K_j.there(kv));
@@ -213,8 +187,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c, kind == ARRAY>
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
         if (varlen) sram.sequences[q % (sram.Q_STAGES + 1)] = of;  // not earlier: consumers may still use the one that was here
-        sram.Q_i.there(q).arrive_and_expect(Q_BYTES);
-        load(sram.Q_i.tile(q), Q, of.q + at.i * B_r, at.h, at.b, sram.Q_i.there(q));
+        sram.Q_i.start(q, Q, of.q + at.i * B_r, at.h, at.b);
         Q_reads.add(min(B_r, of.N_q - at.i * B_r), d);
 #pragma unroll 1
         for (; t >= live.begin; --t, ++kv) {
@@ -308,7 +281,7 @@ struct Consumer {
                     if (two < 0x100) S_ij[x][2 * r + 1] = -INFINITY;
                 }
             __syncwarp();
-            sram.free_K(kv);  // the mask came with K
+            sram.evict_K(kv);  // the mask came with K
         }
     }
 
@@ -331,26 +304,17 @@ struct Consumer {
             }
     }
 
-    // P̃ of the next tile takes P_ij's place. The compiler would leave out a plain copy, and write P_ij while P_ij V_j runs.
-    __device__ __forceinline__ void move(Word (&P)[B_c / 16][4], const Word (&P_next)[B_c / 16][4]) {
-        const Word zero = p.wants_L >> 1;  // 0, which the compiler cannot know
-#pragma unroll
-        for (int t = 0; t < B_c / 16; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
-    }
-
     // S_ij and P̃_ij of the last tile, the warpgroup's t-th.
     __device__ __forceinline__ void begin(int t, bool masked, bool last) {
         sram.wait_K(kv);
 #pragma unroll 1
-        for (; passed > 0; --passed) sram.free_V(kv - passed);
+        for (; passed > 0; --passed) sram.evict_V(kv - passed);
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
         turn.pass();
         finish<0>(S_ij);
-        if (kind != ARRAY) sram.free_K(kv);
-        if (last) sram.free_Q(q);
+        if (kind != ARRAY) sram.evict_K(kv);
+        if (last) sram.evict_Q(q);
         if (masked) mask(t, kv);
         float alpha[2];
         softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
@@ -367,8 +331,8 @@ struct Consumer {
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
         finish<1>(S_ij);
-        if (kind != ARRAY) sram.free_K(kv + 1);
-        if (last) sram.free_Q(q);
+        if (kind != ARRAY) sram.evict_K(kv + 1);
+        if (last) sram.evict_Q(q);
         if (masked) mask(t, kv + 1);
         constexpr bool quick = sums && (!masked || begun);  // without maxima, since each row has seen a key
         float alpha[2], sum[2];
@@ -385,8 +349,8 @@ struct Consumer {
         if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never happens; it keeps the exponentials above the wait for O_i
         if (!last) sram.wait_K(kv + 2);
         finish<0>(O_i);
-        sram.free_V(kv);
-        quick ? move(P_ij, P_next) : round_to_operands<T, B_c>(P_ij, S_ij);
+        sram.evict_V(kv);
+        quick ? replace<B_c>(P_ij, P_next, p.wants_L >> 1) : round_to_operands<T, B_c>(P_ij, S_ij);
         if (grown) rescale<d>(O_i, alpha);
         ++kv;
     }
@@ -398,7 +362,7 @@ struct Consumer {
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
         finish<0>(O_i);
-        sram.free_V(kv);
+        sram.evict_V(kv);
         ++kv;
     }
 
@@ -412,8 +376,8 @@ struct Consumer {
         tiles += passed, kv -= passed, passed = 0;
 #pragma unroll 1
         for (; tiles > 0; --tiles, ++kv) {
-            sram.wait_K(kv), sram.free_K(kv);
-            sram.wait_V(kv), sram.free_V(kv);
+            sram.wait_K(kv), sram.evict_K(kv);
+            sram.wait_V(kv), sram.evict_V(kv);
         }
     }
 
@@ -492,10 +456,7 @@ struct Consumer {
             if (i < 0) break;
             const int rows_left = varlen ? sequence().N_q - i * B_r - 64 * w : 64;
             if (p.sign != 1.0f || rows_left < 64) apply_sign(rows_left);
-#pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
+            fill(O_i, 0.0f);
             rows.init();
 
             constexpr bool apart_from_masks = split && kind != ARRAY;  // an array masks every tile
@@ -523,7 +484,7 @@ struct Consumer {
                     pass_by(its_tiles(i).begin - live_tiles<kind, B_r, B_c>(p, sequence(), i).begin);
                 }
             } else {
-                sram.free_Q(q);
+                sram.evict_Q(q);
                 if (apart) skip(live.end - live.begin);
             }
             write(O, L, totals);

@@ -105,8 +105,12 @@ template <int stages, int bytes> struct Ring {
     __device__ bool is_there(Word n) const { return there(n).is_open(n / stages & 1); }
     __device__ void wait_free(Word n) const { free(n).wait(~(n / stages) & 1); }
     // The verbs of the simulator's memory: load the n-th tile as soon as its place is free; a warp says that it is done with it.
-    // `more` bytes come with the tile.
-    __device__ void load(Word n, const TensorMap& X, int row, int head, int batch, int more = 0) const;
+    // `more` bytes come with the tile. `start` is `load` to a place that is known to be free.
+    __device__ void start(Word n, const TensorMap& X, int row, int head, int batch, int more = 0) const;
+    __device__ void load(Word n, const TensorMap& X, int row, int head, int batch, int more = 0) const {
+        wait_free(n);
+        start(n, X, row, head, batch, more);
+    }
     __device__ void evict(Word n) const { free(n).arrive_once_a_warp(); }
 };
 
@@ -130,11 +134,39 @@ __device__ inline void load(Word tile, const TensorMap& X, int row, int head, in
 }
 
 template <int stages, int bytes>
-__device__ void Ring<stages, bytes>::load(Word n, const TensorMap& X, int row, int head, int batch, int more) const {
-    wait_free(n);
+__device__ void Ring<stages, bytes>::start(Word n, const TensorMap& X, int row, int head, int batch, int more) const {
     there(n).arrive_and_expect(bytes + more);
     ::load(tile(n), X, row, head, batch, there(n));
 }
+
+// K_j and V_j. As `pairs`, they come and go together, with half as many barriers; that takes more than two stages, as a tile is
+// awaited before the one two before it is free.
+template <int stages, int bytes, bool pairs> struct KeysAndValues {
+    static_assert(!pairs || stages > 2, "there must be room for a tile while two are in use");
+    Ring<stages, bytes> K_j, V_j;
+
+    __device__ void place(Word K, Word V, Word barriers) {
+        K_j = {K, barriers}, V_j = {V, barriers + (pairs ? 0 : K_j.BARRIER_BYTES)};
+    }
+    __device__ void init_barriers(int left) const {
+        K_j.init(left);
+        if (!pairs) V_j.init(left);
+    }
+    __device__ __forceinline__ void load_K(Word n, const TensorMap& K, int row, int head, int batch, int more = 0) const {
+        K_j.load(n, K, row, head, batch, more + (pairs ? bytes : 0));
+    }
+    __device__ __forceinline__ void load_V(Word n, const TensorMap& V, int row, int head, int batch) const {
+        pairs ? load(V_j.tile(n), V, row, head, batch, V_j.there(n)) : V_j.load(n, V, row, head, batch);
+    }
+    __device__ __forceinline__ void wait_K(Word n) const { K_j.wait_there(n); }
+    __device__ __forceinline__ void wait_V(Word n) const {
+        if (!pairs) V_j.wait_there(n);
+    }
+    __device__ __forceinline__ void evict_K(Word n) const {
+        if (!pairs) K_j.evict(n);
+    }
+    __device__ __forceinline__ void evict_V(Word n) const { V_j.evict(n); }
+};
 
 // Start copying a tile of a mask's bytes, from row `row` and column `column` on. Bytes past the ends become 0.
 __device__ inline void load_mask(Word tile, const TensorMap& X, int column, int row, int matrix, Barrier there) {

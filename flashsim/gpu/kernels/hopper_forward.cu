@@ -43,24 +43,24 @@ template <bool causal, int d> __device__ inline int tiles_seen(const Problem& p,
 }
 
 // Shared memory: Q_i | K_j, K_{j-1}, … | V_j, V_{j-1}, … | O_i | barriers | the row blocks of Q_i
-template <int d> struct Sram {
+template <int d> struct Sram : KeysAndValues<d == 64 ? 8 : 2, B_c<d> * d * 2, d == 64> {
     static constexpr int Q_STAGES = d == 64 ? 2 : 1, STAGES = d == 64 ? 8 : 2, O_COLUMNS = d < 128 ? d : 128;
     static constexpr int Q_BYTES = B_r<d> * d * 2, KV_BYTES = B_c<d> * d * 2, O_BYTES = B_r<d> * O_COLUMNS * 2;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
-    static constexpr int END = O_AT + O_BYTES, K_BARRIERS = END + Q_STAGES * 16, V_BARRIERS = K_BARRIERS + STAGES * 16;
+    static constexpr int END = O_AT + O_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
     Ring<Q_STAGES, Q_BYTES> Q_i;
-    Ring<STAGES, KV_BYTES> K_j, V_j;
     Word O_i;
     RowBlock* row_blocks;
 
-    __device__ explicit Sram(char* shared) : row_blocks(reinterpret_cast<RowBlock*>(shared + V_BARRIERS + STAGES * 16)) {
+    __device__ explicit Sram(char* shared) : row_blocks(reinterpret_cast<RowBlock*>(shared + NUMBERS_AT)) {
         const Word at = __cvta_generic_to_shared(shared);
-        Q_i = {at, at + END}, K_j = {at + K_AT, at + K_BARRIERS}, V_j = {at + V_AT, at + V_BARRIERS}, O_i = at + O_AT;
+        Q_i = {at, at + END}, O_i = at + O_AT;
+        this->place(at + K_AT, at + V_AT, at + END + Q_STAGES * 16);
     }
     __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }
     __device__ void init() const {
         constexpr int WARPS = 4 * CONSUMERS<d>;  // each evicts each tile once
-        if (threadIdx.x == 0) Q_i.init(WARPS), K_j.init(WARPS), V_j.init(WARPS);
+        if (threadIdx.x == 0) Q_i.init(WARPS), this->init_barriers(WARPS);
         publish_barriers();
     }
 };
@@ -80,15 +80,15 @@ __device__ __forceinline__ void produce(const Sram<d>& sram, const TensorMap& Q,
         r = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // drawn early, and as often as there are row blocks
         const int h_kv = at.h / p.group;
         int j = tiles_seen<causal, d>(p, at.i * B_r + B_r - 1) - 1;
-        if (j >= 0) sram.K_j.load(n, K, j * B_c, h_kv, at.b);  // line 8
+        if (j >= 0) sram.load_K(n, K, j * B_c, h_kv, at.b);  // line 8
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
-        sram.Q_i.load(q, Q, at.i * B_r, at.h, at.b);  // line 5
+        sram.Q_i.start(q, Q, at.i * B_r, at.h, at.b);  // line 5
         Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
 #pragma unroll 1
         for (; j >= 0; --j, ++n) {  // line 7
-            if (j > 0) sram.K_j.load(n + 1, K, (j - 1) * B_c, h_kv, at.b);  // line 8
-            sram.V_j.load(n, V, j * B_c, h_kv, at.b);  // line 8
+            if (j > 0) sram.load_K(n + 1, K, (j - 1) * B_c, h_kv, at.b);  // line 8
+            sram.load_V(n, V, j * B_c, h_kv, at.b);  // line 8
             K_reads.add(min(B_c, p.N_k - j * B_c), d), V_reads.add(min(B_c, p.N_k - j * B_c), d);
         }
     }
@@ -128,10 +128,10 @@ template <typename T, int d, bool causal> struct Consumer {
     // S_ij and P̃_ij of the n-th tile, while the tensor cores also add the tile before it, P̃_ij V_j, to O_i.
     template <bool first> __device__ __forceinline__ void step(int j, bool masked) {
         start_scores<T, d, B_c>(S_ij, sram.Q_i.tile(q) + w * 64 * 128, B_r, sram.K_j.tile(n));  // line 9
-        if (!first) sram.V_j.wait_there(n - 1);
+        if (!first) sram.wait_V(n - 1);
         if (!first) start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(n - 1));  // line 15
         finish<first ? 0 : 1>(S_ij);
-        sram.K_j.evict(n);
+        sram.evict_K(n);
         if (j == 0) evict_Q();
         if (masked) mask(j);  // line 10
         const bool maxima = first || masked;
@@ -139,9 +139,9 @@ template <typename T, int d, bool causal> struct Consumer {
         Word P_next[B_c / 16][4];
         const bool grown = maxima ? softmax<B_c, true>(S_ij, rows, alpha, p.c)                       // lines 11, 12, 13, 16
                                   : softmax_by_sums<T, B_c, true>(P_next, S_ij, rows, alpha, p.c);  // lines 11, 12, 13, 16
-        if (j > 0) sram.K_j.wait_there(n + 1);
+        if (j > 0) sram.wait_K(n + 1);
         if (!first) finish<0>(O_i);
-        if (!first) sram.V_j.evict(n - 1);
+        if (!first) sram.evict_V(n - 1);
         maxima ? round_to_operands<T, B_c>(P_ij, S_ij) : replace<B_c>(P_ij, P_next, p.wants_L >> 1);
         if (!first && grown) rescale<d>(O_i, alpha);  // line 15
         ++n;
@@ -189,21 +189,21 @@ template <typename T, int d, bool causal> struct Consumer {
             const int whole = keys_seen<causal>(p, top) / B_c;  // tiles of which all rows see all keys
 #pragma unroll 1
             for (int j = loaded; j > seen; --j, ++n) {  // of these, this warpgroup's rows see nothing
-                sram.K_j.wait_there(n), sram.K_j.evict(n);
-                sram.V_j.wait_there(n), sram.V_j.evict(n);
+                sram.wait_K(n), sram.evict_K(n);
+                sram.wait_V(n), sram.evict_V(n);
             }
             if (seen > 0) {
                 int j = seen - 1;
-                sram.K_j.wait_there(n);
+                sram.wait_K(n);
                 step<true>(j, j >= whole);
 #pragma unroll 1
                 for (--j; j >= whole; --j) step<false>(j, true);  // line 7
 #pragma unroll 1
                 for (; j >= 0; --j) step<false>(j, false);  // line 7
-                sram.V_j.wait_there(n - 1);
+                sram.wait_V(n - 1);
                 start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(n - 1));  // line 15
                 finish<0>(O_i);
-                sram.V_j.evict(n - 1);
+                sram.evict_V(n - 1);
             } else {
                 evict_Q();
             }

@@ -191,10 +191,14 @@ template <typename T, int B_c, bool mends>
 __device__ __forceinline__ bool softmax_by_sums(Word (&P)[B_c / 16][4], float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2],
                                                 float c) {
     float sum[2];
-    if (softmax_as_before<T, B_c>(P, S, rows, sum, c)) return false;
-    if (mends && mend<T, B_c>(P, S, rows, alpha, sum, c)) return true;
-    const bool grown = softmax<B_c, true>(S, rows, alpha, c);
-    round_to_operands<T, B_c>(P, S);
+    bool grown = false;
+    if (!softmax_as_before<T, B_c>(P, S, rows, sum, c)) {
+        grown = mends && mend<T, B_c>(P, S, rows, alpha, sum, c);
+        if (!grown) {
+            grown = softmax<B_c, true>(S, rows, alpha, c);
+            round_to_operands<T, B_c>(P, S);
+        }
+    }
     return grown;
 }
 
