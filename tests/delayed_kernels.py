@@ -75,6 +75,14 @@ def backward(d: int) -> Cases:
         yield f"{name}, dropout {p}", partial(gpu.backward, q, k, v, o, lse, do, **given)
 
 
+def to_read() -> Cases:
+    """Yield the kernel to read."""
+    for d, causal in product((64, 128, 256), (False, True)):
+        q, k, v, _ = wholes(d)
+        call = partial(gpu.forward, q, k, v, kernel="hopper_forward", causal=causal, return_lse=True)
+        yield f"d = {d}, causal = {causal}", call
+
+
 def decoding() -> Cases:
     """Yield decoding, of whole heads, split ones, and by pairs of blocks; and of pages."""
     lengths, page = np.array([300, 0, 1, 3100], np.int32), 16
@@ -103,6 +111,7 @@ def eight_bits() -> Cases:
 GROUPS: dict[str, Callable[[], Cases]] = {
     **{f"forward-{d}": partial(forward, d) for d in (64, 128, 256)},
     **{f"backward-{d}": partial(backward, d) for d in (64, 128, 256)},
+    "to-read": to_read,
     "decoding": decoding,
     "8-bits": eight_bits,
 }

@@ -40,8 +40,14 @@ RACES = {  # a group of kernels, its file, and what is to happen before those wh
     "V_j is free before O_i's product is done": (
         "forward-128",
         "hopper.cu",
-        "finish<0>(O_i);\n        sram.free_V(kv);\n        quick ?",
-        "sram.free_V(kv);\n        finish<0>(O_i);\n        quick ?",
+        "finish<0>(O_i);\n        sram.evict_V(kv);\n        quick ?",
+        "sram.evict_V(kv);\n        finish<0>(O_i);\n        quick ?",
+    ),
+    "of the kernel to read, V_j is free before O_i's product is done": (
+        "to-read",
+        "hopper_forward.cu",
+        "if (!first) finish<0>(O_i);\n        if (!first) sram.evict_V(n - 1);",
+        "if (!first) sram.evict_V(n - 1);\n        if (!first) finish<0>(O_i);",
     ),
     "of a cache, V_j is free before O_i's product is done": (
         "decoding",

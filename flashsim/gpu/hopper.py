@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.gpu import hopper_backward, hopper_backward_wide, hopper_forward, tensor_core, tensor_core_backward
+from flashsim.gpu import hopper_backward, hopper_backward_wide, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, hopper_variants
-from flashsim.gpu.launching import DROPOUT, Launch, Prepared, counter, dropout, ready, section_of, totals, warn
+from flashsim.gpu.launching import DROPOUT, Launch, Prepared, counter, dropout, ready, section, totals, warn
 from flashsim.gpu.masking import in_tiles
 from flashsim.gpu.tensor_maps import contiguous, mask_map, tensor_map
 from flashsim.gpu.tile_lists import computed, live_tiles, to_gpu
@@ -32,6 +32,7 @@ HEAD_DIMS = (64, 128, 256)  # of the kernel; the rung takes tensor_core's too
 WIDEST = 256  # this d has a backward pass of its own
 ROWS, O_ROWS = 64, 16  # rows of Q_i that a warpgroup has; rows of O_i that a warp stores at a time
 O_COLUMNS = 128  # the most columns of O_i that are stored at a time
+LEAST_HEADS, MOST_HEADS = 8, 64  # of a section in causal calls, whatever the L2 holds; the most for each team
 MOST = 2**31 - 2**16  # row blocks, which are counted in 32 bits
 
 
@@ -193,8 +194,6 @@ def launch(tiles: Tiles | None, q: Any, k: Any, v: Any, o: Any, lse: Any, option
 def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
     """Return what fills o and lse for arrays of these shapes, strides and dtypes, by these tiles, or the fastest if None."""
     kind = kind_of(options)
-    if tiles is None and kind in ("FULL", "CAUSAL") and not options.dropout_p:
-        return hopper_forward.prepared(device, q, k, v, wants_L, options)
     begun = options.window is not None and all_begin(options.window, q.shape[2], k.shape[2])
     tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks, begun=begun)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
@@ -261,6 +260,17 @@ def _launch(
     return Launch(kernel, blocks, threads, shared, arguments)
 
 
+def section_of(bytes_a_head: float, l2_bytes: int, heads: int, teams: int = 1) -> int:
+    """Return how many heads make a section. Within a section, the row blocks of all heads that see the most keys come first.
+
+    With more than MOST_HEADS short heads, all multiprocessors would load K and V of different heads at once, and nothing later.
+    LEAST_HEADS long heads may exceed the L2, since row blocks of one length read the same keys at about the same time. Sections
+    are about equal: in a last one with few heads, some multiprocessors would have no row block while others have a long one.
+    """
+    most = min(heads, MOST_HEADS * teams, max(LEAST_HEADS, section(bytes_a_head, l2_bytes, heads)))
+    return ceil_div(heads, ceil_div(heads, most))
+
+
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:
     """Return two arrays on the GPU: where each row block's live tiles start in their list, and the list."""
     shape = Shape(N_q, N_k, 1, 1)
@@ -322,7 +332,7 @@ def _functions(dtype: str, count: bool) -> Iterator[str]:
 KERNEL = Kernel(
     name="hopper", about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
     short="wgmma and TMA", look=("vermillion", "P", "-"),
-    rung=5, fastest_in=("forward", "backward"), model="q_outer", tensor_cores=True, dtypes=tuple(ELEMENTS),
+    rung=6, fastest_in=("forward", "backward"), model="q_outer", tensor_cores=True, dtypes=tuple(ELEMENTS),
     head_dims=(*tensor_core.HEAD_DIMS, WIDEST),
     variants=hopper_variants(FILE, _functions) + hopper_backward.VARIANTS + hopper_backward_wide.VARIANTS,
     forward=forward, backward=backward, prepare=prepare, prepare_backward=prepare_backward,

@@ -202,7 +202,7 @@ KERNEL = Kernel(
     name="hopper_decode",
     about="few queries, a long cache: a group's queries in one tile, keys split over the machine; fp16 and bf16",
     short="wgmma and TMA, decoding", look=("vermillion", "X", "-"),
-    rung=6, fastest_in=("forward",), model="split_kv", tensor_cores=True, dtypes=tuple(ELEMENTS), head_dims=tensor_core.HEAD_DIMS,
+    rung=7, fastest_in=("forward",), model="split_kv", tensor_cores=True, dtypes=tuple(ELEMENTS), head_dims=tensor_core.HEAD_DIMS,
     variants=(*hopper_variants(FILE, _functions), *hopper_variants(hopper_grouped.FILE, _grouped)),
     forward=forward, prepare=prepare, takes=("causal", "count"), aligned=True, choose_blocks=choose_blocks,
     why_not=hopper.why_not, unsuited=unsuited,

@@ -1,19 +1,22 @@
 """FlashAttention, forward, full and causal, on Hopper: launches kernels/hopper_forward.cu, the kernel to read first.
 
-`hopper` runs it where there is neither another mask nor dropout.
+`hopper` is never slower by much, and takes masks and dropout, so `flashsim.gpu.plan` chooses that one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from flashsim.gpu.compiling import import_cupy
-from flashsim.gpu.kernel import Options
-from flashsim.gpu.launching import ELEMENTS, Launch, Prepared, counter, ready, section_of, totals
-from flashsim.gpu.tensor_core import factor_and_sign
+from flashsim.gpu import hopper
+from flashsim.gpu.compiling import capability, import_cupy
+from flashsim.gpu.kernel import Kernel, Options, hopper_variants
+from flashsim.gpu.launching import Launch, Prepared, counter, ready, totals, warn
+from flashsim.gpu.tensor_core import ELEMENTS, factor_and_sign
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
 from flashsim.support.sizes import ceil_div
 
@@ -41,6 +44,27 @@ def shared_bytes(d: int) -> int:
     return tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12
 
 
+def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
+    """Return (B_r, B_c)."""
+    return BLOCKS[d]
+
+
+def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
+    """Fill o and, unless None, lse. Raises ValueError for rows of q, k or v that do not start at multiples of 16 bytes."""
+    device = import_cupy().cuda.runtime.getDevice()
+    reason = hopper.why_not(capability(device), q.shape[3])
+    if reason:
+        warn(f"hopper runs instead of hopper_forward: {reason}")
+        hopper.forward(q, k, v, o, lse, options)
+    else:
+        prepared(device, q, k, v, lse is not None, options)(q, k, v, o, lse)
+
+
+def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None if `hopper` runs instead."""
+    return None if hopper.why_not(capability(device), q.shape[3]) else prepared(device, q, k, v, wants_L, options)
+
+
 def prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
     """Return what fills o and lse for arrays of these shapes, strides and dtypes."""
     strides = q.strides, k.strides, v.strides
@@ -64,11 +88,13 @@ def _launch(
     attributes = import_cupy().cuda.Device(device).attributes
     problem = np.zeros((), PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
-    problem["T_r"] = ceil_div(N_q, B_r)
-    row_blocks = B * H * ceil_div(N_q, B_r)
-    problem["row_blocks"], problem["wants_L"] = row_blocks, wants_L
+    T_r = ceil_div(N_q, B_r)
+    row_blocks = B * H * T_r
+    if row_blocks >= hopper.MOST:
+        raise ValueError(f"q has shape {q}: {row_blocks:,} row blocks; hopper_forward takes fewer than {hopper.MOST:,}")
+    problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     bytes_a_head = 4 * N_k * d * H_kv / H
-    problem["section"] = section_of(bytes_a_head, attributes["L2CacheSize"], B * H) if causal else 1
+    problem["section"] = hopper.section_of(bytes_a_head, attributes["L2CacheSize"], B * H) if causal else 1
     problem["c"], problem["sign"] = factor_and_sign(scale)
     name, shared = function(dtype.name, d, causal), shared_bytes(d)
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
@@ -84,3 +110,19 @@ def _launch(
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
     return Launch(kernel, blocks, threads, shared, arguments)
+
+
+def _functions(dtype: str, _: bool) -> Iterator[str]:
+    """Yield what the tests compile."""
+    for d, causal in product(BLOCKS, (False, True)):
+        yield function(dtype, d, causal)
+
+
+KERNEL = Kernel(
+    name="hopper_forward",
+    about="full and causal, forward: the kernel for Hopper to read first; fp16 and bf16",
+    short="wgmma and TMA, to read", look=("vermillion", "*", "-"),
+    rung=5, fastest_in=(), model="q_outer", tensor_cores=True, dtypes=tuple(ELEMENTS), head_dims=tuple(BLOCKS),
+    variants=hopper_variants(FILE, _functions), forward=forward, prepare=prepare, takes=("causal", "count"), aligned=True,
+    choose_blocks=choose_blocks, why_not=hopper.why_not,
+)  # fmt: skip

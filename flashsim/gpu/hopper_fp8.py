@@ -195,7 +195,7 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
 FUNCTIONS = tuple(function(causal, keys) for keys in (False, True) for causal in (False, True))
 KERNEL = Kernel(
     name="hopper_fp8", about="8 bits: e4m3 operands, V transposed on the way, P̃ kept below 448; O in fp16",
-    rung=7, fastest_in=("forward",), short="wgmma and TMA, 8 bits", look=("vermillion", "p", "-"), model="q_outer",
+    rung=8, fastest_in=("forward",), short="wgmma and TMA, 8 bits", look=("vermillion", "p", "-"), model="q_outer",
     tensor_cores=True, dtypes=(NAME,), output="float16", head_dims=(128,),
     variants=tuple(
         Variant(FILE, (("COUNT", count),), ("round_to_8<float>", *FUNCTIONS[at::2]), ("sm_90a",))

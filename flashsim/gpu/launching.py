@@ -16,7 +16,6 @@ import numpy as np
 from flashsim.gpu.compiling import import_cupy, load
 from flashsim.gpu.kernel import Options, Variant
 from flashsim.masks.dropout import seed_words, threshold
-from flashsim.support.sizes import ceil_div
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 HEAD_DIMS = (32, 64, 128)
@@ -269,20 +268,6 @@ class InMemory:
 def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
     """Return how many heads' bytes fit into the L2 together: a power of two, or all."""
     return min(heads, 1 << max(0, int(L2_PART * l2_bytes / bytes_a_head).bit_length() - 1))
-
-
-LEAST_HEADS, MOST_HEADS = 8, 64  # of a section in causal calls, whatever the L2 holds; the most for each team
-
-
-def section_of(bytes_a_head: float, l2_bytes: int, heads: int, teams: int = 1) -> int:
-    """Return how many heads make a section. Within a section, the row blocks of all heads that see the most keys come first.
-
-    With more than MOST_HEADS short heads, all multiprocessors would load K and V of different heads at once, and nothing later.
-    LEAST_HEADS long heads may exceed the L2, since row blocks of one length read the same keys at about the same time. Sections
-    are about equal: in a last one with few heads, some multiprocessors would have no row block while others have a long one.
-    """
-    most = min(heads, MOST_HEADS * teams, max(LEAST_HEADS, section(bytes_a_head, l2_bytes, heads)))
-    return ceil_div(heads, ceil_div(heads, most))
 
 
 WORDS, WORDS_EACH = 65_536, 64  # allocated at a time; of each stream

@@ -1,17 +1,17 @@
 // FlashAttention, forward, on Hopper's wgmma and TMA: the kernel to read first. Full and causal; fp16 or bf16, sums in fp32.
-// Masks, dropout, packed batches and 8 bits are in kernels of their own, on the same verbs for tiles: hopper.cuh.
+// Masks, dropout, packed batches and 8 bits are in kernels of their own, on the same verbs for tiles (hopper.cuh).
 //
 //     1  Initialize the pseudo-random number generator state R and save it to HBM.                          (there is no dropout)
 //     2  Set block sizes B_r, B_c.
-//     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.         (the host does, as maps for TMA)
+//     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.               (in maps for TMA)
 //     4  for 1 ≤ i ≤ T_r do                                    (blocks of threads draw row blocks of all heads until none is left)
 //     5    Load Q_i from HBM to on-chip SRAM.
-//     6    Initialize O_i = (0), ℓ_i = (0), m_i = (−∞) on SRAM.
-//     7    for 1 ≤ j ≤ T_c, where tile (i, j) is live, do                          (from the last to the first, as that has masks)
+//     6    Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
+//     7    for 1 ≤ j ≤ T_c, where tile (i, j) is live, do                        (from the last to the first: the last have masks)
 //     8      Load K_j, V_j from HBM to on-chip SRAM.
 //     9      S_ij = Q_i K_jᵀ.                                                            (τ is in the exponent: c = τ log₂e)
 //     10     S_ij^masked = MASK(S_ij), unless tile (i, j) is full.
-//     11     m_i^new = max(m_i, rowmax(S_ij^masked)).                (seldom: an older m does as long as the sums of P̃ are small)
+//     11     m_i^new = max(m_i, rowmax(S_ij^masked)).                   (seldom: the old m does as long as the sums of P̃ are small)
 //     12     P̃_ij = exp(S_ij^masked − m_i^new).
 //     13     ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij).
 //     14     P̃_ij^dropped = dropout(P̃_ij, p_drop).                                                         (there is no dropout)
@@ -22,6 +22,10 @@
 //     19   Write O_i, L_i to HBM.
 //     20 end for
 //     21 Return O, L.
+//
+// A block of threads has a producer, one thread of which loads tiles, and 2 or 4 consumers: warpgroups with 64 rows of Q_i each.
+// While a consumer computes P̃_ij, the tensor cores compute its last P̃ V and the products of the others.
+// HBM, in elements per head: as flashsim.count("q_outer", …) says. What was tried: docs/gpu-tried.md. no spills, no stack
 #include "hopper_softmax.cuh"
 
 template <int d> constexpr int B_r = d == 64 ? 256 : 128;  // line 2
@@ -208,7 +212,7 @@ template <typename T, int d, bool causal> struct Consumer {
                 evict_Q();
             }
             write(O, L, totals);
-        }
+        }  // line 20
         if (thread_index() % 32 == 0) wait_stores();
     }
 };
