@@ -68,7 +68,6 @@ template <int d> struct Memory {
 template <int d>
 __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& K, const TensorMap& V, const Problem& p,
                                         Offset first, Offset end, Total* totals) {
-    constexpr int BYTES = B_c * d * 2;
     Tally K_reads(totals + 2), V_reads(totals + 4);
     Total policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -77,12 +76,8 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
 #pragma unroll 1
     for (Offset tile = first; tile < end; ++tile, ++kv) {
         const int h = head % p.H_kv, b = head / p.H_kv, keys = min(B_c, p.N_k - j * B_c);
-        sram.K_j.wait_free(kv);
-        sram.K_j.there(kv).arrive_and_expect(BYTES);
-        load_once(sram.K_j.tile(kv), K, j * B_c, h, b, sram.K_j.there(kv), policy);
-        sram.V_j.wait_free(kv);
-        sram.V_j.there(kv).arrive_and_expect(BYTES);
-        load_once(sram.V_j.tile(kv), V, j * B_c, h, b, sram.V_j.there(kv), policy);
+        load_once(sram.K_j, kv, K, j * B_c, h, b, policy);
+        load_once(sram.V_j, kv, V, j * B_c, h, b, policy);
         K_reads.add(keys, d), V_reads.add(keys, d);
         if (++j == p.T_c) j = 0, ++head;
     }
@@ -224,11 +219,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             const int sees = p.causal ? min(run.end, run.n - p.N_q + (row + 8 * r) / p.group + 1) : run.end;
             end[r] = sees - run.begin - j * B_c - lane % 4 * 2;
         }
-#pragma unroll
-        for (int t = 0; t < B_c / 8; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+        mask_from(S_ij, end);
     }
 
     // S_ij becomes P̃_ij, and O_i is multiplied by α if a maximum has grown. In whole tiles, maxima are seldom computed.
@@ -243,16 +234,13 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
 
     // O_i, ℓ_i, m_i of tiles begin to end − 1 of a head.
     __device__ __forceinline__ void attend(int begin, int end, int whole) {
-#pragma unroll
-        for (int t = 0; t < d / 8; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
+        fill(O_i, 0.0f);
         rows.init();
         if (paged && begin >= end) return;
         sram.K_j.wait_there(kv);
         start_scores<T, d, B_c>(S_ij, sram.Q, ROWS, sram.K_j.tile(kv));
         finish<0>(S_ij);
-        sram.K_j.free(kv).arrive_once_a_warp();
+        sram.K_j.evict(kv);
 #pragma unroll 1
         for (int j = begin; j < end - 1; ++j, ++kv) {
             weigh(j, whole);
@@ -261,9 +249,9 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             sram.K_j.wait_there(kv + 1);
             start_scores<T, d, B_c>(S_ij, sram.Q, ROWS, sram.K_j.tile(kv + 1));
             finish<1>(O_i);
-            sram.V_j.free(kv).arrive_once_a_warp();
+            sram.V_j.evict(kv);
             finish<0>(S_ij);
-            sram.K_j.free(kv + 1).arrive_once_a_warp();
+            sram.K_j.evict(kv + 1);
         }
         weigh(end - 1, whole);
         sram.V_j.wait_there(kv);
@@ -273,7 +261,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
         }
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
+        sram.V_j.evict(kv);
         ++kv;
     }
 
@@ -313,7 +301,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
         meet(TOGETHER, WARPGROUP);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float m = finite(rows.m[r]), factor = rows.exact() ? 1.0f : exp_2(fmaf(-m, p.c, rows.shift[r]));  // m c rounded
+            const float factor = rounding(rows, r, p.c);
             if (lane % 4 == 0 && row + 8 * r < p.rows) {
                 l_parts[part * p.rows + row + 8 * r] = rows.l[r] * factor, m_parts[part * p.rows + row + 8 * r] = rows.m[r];
                 l_writes.add(1, 1), m_writes.add(1, 1);
@@ -337,22 +325,6 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
         }
     }
 
-    // Bytes of a row of (O_i, ℓ_i, m_i) in shared memory, in the place of K_j and V_j, padded against bank conflicts.
-    static constexpr int SHOWN = (d + 8) * 4;
-    // Write this block's part where the cluster's other blocks can read it.
-    __device__ __forceinline__ void show(char* ring) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float m = finite(rows.m[r]), factor = rows.exact() ? 1.0f : exp_2(fmaf(-m, p.c, rows.shift[r]));  // m c rounded
-            char* const to = ring + (row + 8 * r) * SHOWN;
-            if (row + 8 * r >= p.rows) continue;
-#pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-                *reinterpret_cast<float2*>(to + t * 32 + lane % 4 * 8) =
-                    make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
-            if (lane % 4 == 0) *reinterpret_cast<float2*>(to + d * 4) = make_float2(rows.l[r] * factor, rows.m[r]);
-        }
-    }
     // Merge the parts of the cluster's blocks to one part or, if that is all of the head, to O and L. The warps take turns by
     // rows.
     __device__ __forceinline__ void gather(Word ring, int head, bool all, T* O, float* L, float* O_parts, float* l_parts,
@@ -361,29 +333,10 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
 #pragma unroll 1
         for (int r = rank() * 4 + threadIdx.x / 32; r < p.rows; r += cluster * 4) {
             Part<d> part;
-#pragma unroll
-            for (int s = 0; s < cluster; ++s) {
-                const Word from = in_block(ring + r * SHOWN, s);
-                float O_s[d / 32];
-#pragma unroll
-                for (int x = 0; x < d / 64; ++x) {
-                    const float2 two = load_from(from + (lane + 32 * x) * 8);
-                    O_s[2 * x] = two.x, O_s[2 * x + 1] = two.y;
-                }
-                const float2 l_m = load_from(from + d * 4);
-                part.add(l_m.y, l_m.x, O_s, p.c);
-            }
-            if (all) {
-                part.write(O, L, place(p, head, r), p, O_writes, L_writes);
-                continue;
-            }
+            part.template gather<cluster>(ring, r, p.c);
             const Offset at = (Offset(blockIdx.x / cluster) + head) * p.rows + r;
-#pragma unroll
-            for (int x = 0; x < d / 64; ++x)
-                __stcg(reinterpret_cast<float2*>(O_parts + at * d) + lane + 32 * x, make_float2(part.O[2 * x], part.O[2 * x + 1]));
-            O_parts_writes.add(1, d / 32);
-            if (lane == 0) l_parts[at] = part.l, m_parts[at] = part.m;
-            l_writes.add(lane == 0, 1), m_writes.add(lane == 0, 1);
+            all ? part.write(O, L, place(p, head, r), p, O_writes, L_writes)
+                : part.leave(O_parts, l_parts, m_parts, at, O_parts_writes, l_writes, m_writes);
         }
     }
 
@@ -406,7 +359,9 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             if (cluster > 1) {  // each block has just one part of one head
                 char* const ring = shared + Memory<d>::Q_BYTES;
                 meet(TOGETHER, WARPGROUP);  // the last V_j is no longer read
-                show(ring);
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                    if (row + 8 * r < p.rows) show<d>(ring + (row + 8 * r) * SHOWN<d>, O_i, rows, r, p.c);
                 meet_cluster();
                 gather(sram.Q + Memory<d>::Q_BYTES, head, gridDim.x == p.heads * cluster, O, L, O_parts, l_parts, m_parts, O_writes,
                        L_writes, O_parts_writes, l_parts_writes, m_parts_writes);

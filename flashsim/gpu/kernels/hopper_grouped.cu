@@ -106,7 +106,6 @@ __device__ inline void load_rows(Word tile, const TensorMap& Q, int column, int 
 template <int cluster, int d>
 __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
                                         const Problem& p, const Cut& cut, Total* totals) {
-    constexpr int KV_BYTES = B_c * d * 2;
     Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
     Total policy;
     const int rows = cut.rows, items = p.heads * cut.splits * cut.T_r;
@@ -117,9 +116,7 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
         const Item at = item<cluster>(p, cut, n);
         const int h = at.head % p.H_kv, b = at.head / p.H_kv;
         const auto load_K = [&](int j, Word kv) {
-            sram.K_j.wait_free(kv);
-            sram.K_j.there(kv).arrive_and_expect(KV_BYTES);
-            load_once(sram.K_j.tile(kv), K, j * B_c, h, b, sram.K_j.there(kv), policy);
+            load_once(sram.K_j, kv, K, j * B_c, h, b, policy);
             K_reads.add(min(B_c, p.N_k - j * B_c), d);
         };
         int j = at.end - 1;
@@ -134,9 +131,7 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
 #pragma unroll 1
         for (; j >= at.begin; --j, ++kv) {
             if (j > at.begin) load_K(j - 1, kv + 1);
-            sram.V_j.wait_free(kv);
-            sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
-            load_once(sram.V_j.tile(kv), V, j * B_c, h, b, sram.V_j.there(kv), policy);
+            load_once(sram.V_j, kv, V, j * B_c, h, b, policy);
             V_reads.add(min(B_c, p.N_k - j * B_c), d);
         }
     }
@@ -187,20 +182,7 @@ template <typename T, int d, int cluster> struct Consumer {
         int end[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) end[r] = seen(p, (first + 8 * r) / p.group) - j * B_c - thread_index() % 4 * 2;
-#pragma unroll
-        for (int t = 0; t < B_c / 8; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
-    }
-
-    // P̃ of the next tile takes P_ij's place. The compiler would leave out a plain copy, and write P_ij while P_ij V_j runs.
-    __device__ __forceinline__ void move(const Word (&P_next)[B_c / 16][4]) {
-        const Word zero = p.wants_L >> 1;  // 0, which the compiler cannot know
-#pragma unroll
-        for (int t = 0; t < B_c / 16; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) P_ij[t][e] = P_next[t][e] ^ zero;
+        mask_from(S_ij, end);
     }
 
     // S_ij and P̃_ij of the last tile.
@@ -210,8 +192,8 @@ template <typename T, int d, int cluster> struct Consumer {
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
         turn.pass();
         finish<0>(S_ij);
-        sram.K_j.free(kv).arrive_once_a_warp();
-        if (last) sram.Q_i.free(q).arrive_once_a_warp();
+        sram.K_j.evict(kv);
+        if (last) sram.Q_i.evict(q);
         if (masked) mask(j);
         float alpha[2];
         softmax<B_c, true>(S_ij, rows, alpha, p.c);
@@ -227,23 +209,17 @@ template <typename T, int d, int cluster> struct Consumer {
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
         finish<1>(S_ij);
-        sram.K_j.free(kv + 1).arrive_once_a_warp();
-        if (last) sram.Q_i.free(q).arrive_once_a_warp();
+        sram.K_j.evict(kv + 1);
+        if (last) sram.Q_i.evict(q);
         if (masked) mask(j);
-        float alpha[2], sum[2];
-        bool grown = false;
+        float alpha[2];
         Word P_next[B_c / 16][4];
-        if (masked || !softmax_as_before<T, B_c>(P_next, S_ij, rows, sum, p.c)) {
-            grown = !masked && mend<T, B_c>(P_next, S_ij, rows, alpha, sum, p.c);
-            if (!grown) {
-                grown = softmax<B_c, true>(S_ij, rows, alpha, p.c);
-                if (!masked) round_to_operands<T, B_c>(P_next, S_ij);
-            }
-        }
+        const bool grown = masked ? softmax<B_c, true>(S_ij, rows, alpha, p.c)
+                                  : softmax_by_sums<T, B_c, true>(P_next, S_ij, rows, alpha, p.c);
         if (!last) sram.K_j.wait_there(kv + 2);
         finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
-        masked ? round_to_operands<T, B_c>(P_ij, S_ij) : move(P_next);
+        sram.V_j.evict(kv);
+        masked ? round_to_operands<T, B_c>(P_ij, S_ij) : replace<B_c>(P_ij, P_next, p.wants_L >> 1);
         if (grown) rescale<d>(O_i, alpha);
         ++kv;
     }
@@ -255,24 +231,8 @@ template <typename T, int d, int cluster> struct Consumer {
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
         finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
+        sram.V_j.evict(kv);
         ++kv;
-    }
-
-    // Multiply a warpgroup's rows of Q_i by the sign, so that c is positive for any τ.
-    __device__ __forceinline__ void apply_sign() const {
-#pragma unroll 1
-        for (int at = thread_index(); at < d / HALF * 2048; at += WARPGROUP) {
-            const Word place = Q_w() + at / 2048 * (B_r * 128) + at % 2048 * 4;
-            store_word(place, p.sign == 0.0f ? 0 : load_word(place) ^ 0x80008000);
-        }
-        show_writes();
-        meet(TOGETHER + w, WARPGROUP);
-    }
-
-    // 2^(shift − m c): what O_i and ℓ_i of a part are multiplied by, as m c was rounded when P̃ was computed.
-    __device__ __forceinline__ float rounding(int r) const {
-        return rows.exact() ? 1.0f : exp_2(fmaf(-finite(rows.m[r]), p.c, rows.shift[r]));
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i; or O_i, ℓ_i, m_i as a part, in the place where `merge` looks for it.
@@ -300,7 +260,7 @@ template <typename T, int d, int cluster> struct Consumer {
                     Tally(totals + 9).add(1, 1);
                 }
             } else if (in) {
-                const float factor = rounding(r);
+                const float factor = rounding(rows, r, p.c);
                 const Offset to = Offset(at.part) * p.rows + of;
 #pragma unroll
                 for (int t = 0; t < d / 8; ++t)
@@ -315,52 +275,17 @@ template <typename T, int d, int cluster> struct Consumer {
         }
     }
 
-    // Bytes of a row of (O_i, ℓ_i, m_i) in shared memory, in the place of K_j and V_j, padded against bank conflicts.
-    static constexpr int SHOWN = (d + 8) * 4;
-    // Write this block's part where the cluster's other blocks can read it.
-    __device__ __forceinline__ void show(char* ring) {
-        const int lane = thread_index() % 4;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float factor = rounding(r);
-            char* const to = ring + (row() + 8 * r) * SHOWN;
-#pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-                *reinterpret_cast<float2*>(to + t * 32 + lane * 8) = make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
-            if (lane == 0) *reinterpret_cast<float2*>(to + d * 4) = make_float2(rows.l[r] * factor, rows.m[r]);
-        }
-    }
     // Merge the parts of the cluster's blocks to O and L, or to one part. The blocks' warps take turns by rows.
     __device__ __forceinline__ void gather(Word ring, const Item& at, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
                                            bool all, Total* totals) {
         Tally O_writes(totals + 7), L_writes(totals + 9), O_parts_writes(totals + 11), l_writes(totals + 13), m_writes(totals + 15);
-        const int warp = 4 * w + thread_index() / 32, lane = thread_index() % 32, end = min(cut.rows, p.rows - at.top);
+        const int warp = 4 * w + thread_index() / 32, end = min(cut.rows, p.rows - at.top);
 #pragma unroll 1
         for (int r = rank() * 4 * CONSUMERS + warp; r < end; r += cluster * 4 * CONSUMERS) {
             Part<d> part;
-#pragma unroll
-            for (int s = 0; s < cluster; ++s) {
-                const Word from = in_block(ring + r * SHOWN, s);
-                float O_s[d / 32];
-#pragma unroll
-                for (int x = 0; x < d / 64; ++x) {
-                    const float2 two = load_from(from + (lane + 32 * x) * 8);
-                    O_s[2 * x] = two.x, O_s[2 * x + 1] = two.y;
-                }
-                const float2 l_m = load_from(from + d * 4);
-                part.add(l_m.y, l_m.x, O_s, p.c);
-            }
-            if (all) {
-                part.write(O, L, place(p, at.head, at.top + r), p, O_writes, L_writes);
-                continue;
-            }
-            const Offset to = Offset(at.part) * p.rows + at.top + r;
-#pragma unroll
-            for (int x = 0; x < d / 64; ++x)
-                __stcg(reinterpret_cast<float2*>(O_parts + to * d) + lane + 32 * x, make_float2(part.O[2 * x], part.O[2 * x + 1]));
-            O_parts_writes.add(1, d / 32);
-            if (lane == 0) l_parts[to] = part.l, m_parts[to] = part.m;
-            l_writes.add(lane == 0, 1), m_writes.add(lane == 0, 1);
+            part.template gather<cluster>(ring, r, p.c);
+            all ? part.write(O, L, place(p, at.head, at.top + r), p, O_writes, L_writes)
+                : part.leave(O_parts, l_parts, m_parts, Offset(at.part) * p.rows + at.top + r, O_parts_writes, l_writes, m_writes);
         }
     }
 
@@ -372,11 +297,8 @@ template <typename T, int d, int cluster> struct Consumer {
             const Item at = sram.item(q);
             if (at.top < 0) break;
             const int whole = seen(p, (at.top + 64 * w) / p.group) / B_c;  // tiles that need no mask
-            if (p.sign != 1.0f) apply_sign();
-#pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
+            if (p.sign != 1.0f) apply_sign<B_r, d>(Q_w(), p.sign, TOGETHER + w);
+            fill(O_i, 0.0f);
             rows.init();
             int j = at.end - 1;
             if (j >= at.begin) {
@@ -387,7 +309,7 @@ template <typename T, int d, int cluster> struct Consumer {
                 for (; j >= at.begin; --j) advance<false>(j, j == at.begin);
                 end();
             } else {
-                sram.Q_i.free(q).arrive_once_a_warp();
+                sram.Q_i.evict(q);
             }
             rows.sum_l();
             const Item done = sram.item(q);  // read again, so that it did not stay in registers
@@ -396,7 +318,9 @@ template <typename T, int d, int cluster> struct Consumer {
                 continue;
             }
             meet(ALL, CONSUMERS * WARPGROUP);  // the last V_j is no longer read
-            show(shared + Memory<d>::Q_BYTES);
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+                show<d>(shared + Memory<d>::Q_BYTES + (row() + 8 * r) * SHOWN<d>, O_i, rows, r, p.c);
             meet_cluster();
             gather(sram.K_j.tiles, done, O, L, O_parts, l_parts, m_parts, cut.splits == cluster, totals);
             meet_cluster();  // a block must not end while another reads its shared memory

@@ -26,12 +26,16 @@ __device__ inline Offset place(const Problem& p, int head, int r) {
     return (Offset(head) * p.group + r % p.group) * p.N_q + r / p.group;
 }
 
-// As `load`, for data that is not read again: the L2 evicts it first.
-__device__ inline void load_once(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there, Total policy) {
+// As `Ring::load`, for data that is not read again: the L2 evicts it first.
+template <int stages, int bytes>
+__device__ inline void load_once(const Ring<stages, bytes>& ring, Word n, const TensorMap& X, int row, int head, int batch,
+                                 Total policy) {
+    ring.wait_free(n);
+    ring.there(n).arrive_and_expect(bytes);
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
-        "%2, %4, %5}], [%6], %7;" ::"r"(tile),
-        "l"(&X), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(there.at), "l"(policy)
+        "%2, %4, %5}], [%6], %7;" ::"r"(ring.tile(n)),
+        "l"(&X), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(ring.there(n).at), "l"(policy)
         : "memory");
 }
 
@@ -47,6 +51,19 @@ template <int d> struct Part {
         m = m_new, l = alpha * l + weight * l_s;
 #pragma unroll
         for (int x = 0; x < d / 32; ++x) O[x] = alpha * O[x] + weight * O_s[x];
+    }
+    // Merge the parts of row `r` that the cluster's blocks show in their shared memory at `ring`.
+    template <int cluster> __device__ void gather(Word ring, int r, float c);
+    // Store it as a part, at row `at` of all parts' rows.
+    __device__ void leave(float* O_parts, float* l_parts, float* m_parts, Offset at, Tally& O_writes, Tally& l_writes,
+                          Tally& m_writes) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int x = 0; x < d / 64; ++x)
+            __stcg(reinterpret_cast<float2*>(O_parts + at * d) + lane + 32 * x, make_float2(O[2 * x], O[2 * x + 1]));
+        O_writes.add(1, d / 32);
+        if (lane == 0) l_parts[at] = l, m_parts[at] = m;
+        l_writes.add(lane == 0, 1), m_writes.add(lane == 0, 1);
     }
     // The row of O and L at `at`.
     template <typename T>
@@ -82,4 +99,48 @@ __device__ inline float2 load_from(Word at) {
     float2 found;
     asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(found.x), "=f"(found.y) : "r"(at));
     return found;
+}
+
+// Bytes of a row of (O_i, ℓ_i, m_i) that a block shows in its shared memory, padded against bank conflicts.
+template <int d> constexpr int SHOWN = (d + 8) * 4;
+
+template <int d> template <int cluster> __device__ void Part<d>::gather(Word ring, int r, float c) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int s = 0; s < cluster; ++s) {
+        const Word from = in_block(ring + r * SHOWN<d>, s);
+        float O_s[d / 32];
+#pragma unroll
+        for (int x = 0; x < d / 64; ++x) {
+            const float2 two = load_from(from + (lane + 32 * x) * 8);
+            O_s[2 * x] = two.x, O_s[2 * x + 1] = two.y;
+        }
+        const float2 l_m = load_from(from + d * 4);
+        add(l_m.y, l_m.x, O_s, c);
+    }
+}
+
+// 2^(shift − m c): what O_i and ℓ_i of a part are multiplied by, as m c was rounded when P̃ was computed.
+__device__ __forceinline__ float rounding(const Rows& rows, int r, float c) {
+    return rows.exact() ? 1.0f : exp_2(fmaf(-finite(rows.m[r]), c, rows.shift[r]));
+}
+
+// Write a thread's part of a row where the cluster's other blocks can read it.
+template <int d>
+__device__ __forceinline__ void show(char* to, const float (&O)[d / 8][4], const Rows& rows, int r, float c) {
+    const int quad = threadIdx.x % 4;
+    const float factor = rounding(rows, r, c);
+#pragma unroll
+    for (int t = 0; t < d / 8; ++t)
+        *reinterpret_cast<float2*>(to + t * 32 + quad * 8) = make_float2(O[t][2 * r] * factor, O[t][2 * r + 1] * factor);
+    if (quad == 0) *reinterpret_cast<float2*>(to + d * 4) = make_float2(rows.l[r] * factor, rows.m[r]);
+}
+
+// −∞ in a thread's two rows from column `end` on, of its own columns.
+template <int n> __device__ __forceinline__ void mask_from(float (&S)[n][4], const int (&end)[2]) {
+#pragma unroll
+    for (int t = 0; t < n; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (8 * t + e % 2 >= end[e / 2]) S[t][e] = -INFINITY;
 }
