@@ -124,13 +124,17 @@ struct alignas(64) TensorMap {
 // Fetch a description before the first copy needs it.
 __device__ inline void prefetch(const TensorMap& X) { asm volatile("prefetch.tensormap [%0];" ::"l"(&X) : "memory"); }
 
-// Start copying a tile of a head, from row `row` on, to shared memory. Rows past the end become 0.
-__device__ inline void load(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there) {
+// Start copying a box, whose first element has these coordinates, to shared memory. What lies past the ends becomes 0.
+__device__ inline void load_box(Word tile, const TensorMap& X, int x, int y, int z, int head, int batch, Barrier there) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %2, %4, %5}], "
-        "[%6];" ::"r"(tile),
-        "l"(&X), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(there.at)
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+        "[%7];" ::"r"(tile),
+        "l"(&X), "r"(x), "r"(y), "r"(z), "r"(head), "r"(batch), "r"(there.at)
         : "memory");
+}
+// Start copying a tile of a head, from row `row` on.
+__device__ inline void load(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there) {
+    load_box(tile, X, 0, row, 0, head, batch, there);
 }
 
 template <int stages, int bytes>
@@ -503,6 +507,16 @@ template <bool transposed> __device__ inline void store_operand(Word row, const 
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(A[0]), "r"(A[1]),
                      "r"(A[2]), "r"(A[3])
                      : "memory");
+}
+
+// The row of a product of 64 rows in which this thread's C[t][0] is.
+__device__ inline int row_of_thread() { return thread_index() / 32 * 16 + thread_index() % 32 / 4; }
+
+template <int n> __device__ __forceinline__ void fill(float (&C)[n][4], float x) {
+#pragma unroll
+    for (int t = 0; t < n; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) C[t][e] = x;
 }
 
 // P, rounded to T, as left operands.

@@ -174,7 +174,7 @@ template <Kind kind, bool backwards, int d, bool dropping>
 __device__ __forceinline__ void produce(const Memory<d, dropping, has_array(kind)>& sram, const TensorMap& Q, const TensorMap& K,
                                         const TensorMap& V, const TensorMap& dO, const TensorMap& M, const Problem& p,
                                         Total* totals) {
-    constexpr int B_r = ::B_r<d>, Q_BYTES = B_r * d * 2, ROWS_BYTES = B_r * 8, KV_BYTES = B_c * d * 2;
+    constexpr int B_r = ::B_r<d>, ROWS_BYTES = B_r * 8;
     Rows moved{0}, keys{0};
     Word n = 0;
     int drawn = atomicAdd(p.drawn, 1);
@@ -196,10 +196,8 @@ __device__ __forceinline__ void produce(const Memory<d, dropping, has_array(kind
         }
         const int H_kv = here(p.H_kv);
         store_word(sram.which_j(k), at.j), store_word(sram.which_head(k), at.head);
-        sram.K_j.there(k).arrive_and_expect(KV_BYTES);
-        load(sram.K_j.tile(k), K, at.j * B_c, at.head % H_kv, at.head / H_kv, sram.K_j.there(k));
-        sram.V_j.there(k).arrive_and_expect(KV_BYTES);
-        load(sram.V_j.tile(k), V, at.j * B_c, at.head % H_kv, at.head / H_kv, sram.V_j.there(k));
+        sram.K_j.start(k, K, at.j * B_c, at.head % H_kv, at.head / H_kv);
+        sram.V_j.start(k, V, at.j * B_c, at.head % H_kv, at.head / H_kv);
         keys.rows += min(B_c, p.N_k - at.j * B_c);
 #pragma unroll 1
         for (int g = 0; g < p.group; ++g) {
@@ -211,12 +209,9 @@ __device__ __forceinline__ void produce(const Memory<d, dropping, has_array(kind
                 const int i = row_block<kind>(p, t);
                 sram.Q_i.wait_free(n);
                 if (kind == LISTED) store_word(sram.which_i(n), i), store_word(sram.whose_i(n), head);
-                sram.Q_i.there(n).arrive_and_expect(Q_BYTES + ROWS_BYTES);
-                load(sram.Q_i.tile(n), Q, i * B_r, h, b, sram.Q_i.there(n));
+                sram.Q_i.start(n, Q, i * B_r, h, b, ROWS_BYTES);
                 load(sram.L_i(n), p.rows + Offset(Word(head * p.T_r + i)) * (2 * B_r), ROWS_BYTES, sram.Q_i.there(n));
-                sram.dO_i.wait_free(n);
-                sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
-                load(sram.dO_i.tile(n), dO, i * B_r, h, b, sram.dO_i.there(n));
+                sram.dO_i.load(n, dO, i * B_r, h, b);
                 if (has_array(kind)) {
                     sram.mask.wait_free(n);
                     sram.mask.there(n).arrive_and_expect((p.mask.rows ? B_r : 1) * B_c);
@@ -497,7 +492,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
     template <int later> __device__ __forceinline__ void write_dQ(Word n) {
         sram.dQ_i(w).wait_free(n);
         finish<later>(dQ_i);
-        sram.dS_ij.free(n).arrive_once_a_warp();
+        sram.dS_ij.evict(n);
         const Word to = sram.dQ_i(w).tile(n) + thread_index() * 16;
 #pragma unroll
         for (int t = 0; t < 8; ++t) store_four(to + t * (WARPGROUP * 16), dQ_i[t]);
@@ -518,7 +513,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
         sram.dS_ij.there(n).arrive_once_a_warp();
         if (!first) start_dQ(n - 1);
         finish<first ? 0 : 1>();
-        sram.dO_i.free(n).arrive_once_a_warp();
+        sram.dO_i.evict(n);
         sram.Q_i.free(n).arrive();  // each thread has read L_i and D_i
     }
     // P_ij and dP_ij of the n-th row block; dQ_i of row block n − 2 goes to shared memory.
@@ -585,10 +580,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
             sram.V_j.wait_there(k);
             start_dP(n);
             if (k > 0) finish<2>(dK_j), finish<2>(dV_j), write_out(n);
-#pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) dK_j[t][e] = dV_j[t][e] = 0.0f;
+            fill(dK_j, 0.0f), fill(dV_j, 0.0f);
             float L[B_r / 8][2];
             load_L(n, L);
             softmax(n, L);
@@ -604,7 +596,7 @@ template <typename T, int d, Kind kind, bool dropping> struct Consumer {
                 gradients<false>(n);
                 write_dQ<0>(n - 1);
             }
-            sram.V_j.free(k).arrive_once_a_warp();
+            sram.V_j.evict(k);
             pass_turn();
             start_dQ(n);
             write_dQ<0>(n);

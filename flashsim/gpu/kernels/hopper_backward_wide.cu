@@ -100,13 +100,6 @@ __device__ __forceinline__ void gradient(float (&P)[n / 8][4], const float (&dP)
 #pragma unroll
         for (int e = 0; e < 4; ++e) P[t][e] *= dP[t][e] - D[e / 2];
 }
-template <int columns> __device__ __forceinline__ void clear(float (&C)[columns / 8][4]) {
-#pragma unroll
-    for (int t = 0; t < columns / 8; ++t)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) C[t][e] = 0.0f;
-}
-
 // --------------------------------------------------------------------------------------------------------- dK_j and dV_j
 
 // K_j | V_j | Q_i, dO_i, Q_{i+1}, dO_{i+1} | P_ij, P_{i+1,j} | dS_ij | L_i, D_i, L_{i+1}, D_{i+1} | barriers
@@ -140,7 +133,6 @@ template <typename T> struct KeyConsumer {
     float dK_j[16][4], dV_j[16][4];  // columns 128w to 128w + 127
     float S_ij[4][4], dP_ij[4][4];   // keys 32w to 32w + 31: P_ij and dS_ij, too
 
-    __device__ __forceinline__ int row() const { return thread_index() / 32 * 16 + thread_index() % 32 / 4; }
     __device__ __forceinline__ void start(Word n) {
         sram.row_block.wait_there(n);
         start_scores<T, d, 32, B_c>(S_ij, sram.Q_i(n), B_r, sram.K_j() + w * (32 * 128));
@@ -157,17 +149,17 @@ template <typename T> struct KeyConsumer {
         show_writes();
     }
     __device__ __forceinline__ void softmax(Word n, int i) {
-        const Word at = sram.L_i(n) + row() * 4;
+        const Word at = sram.L_i(n) + row_of_thread() * 4;
         const float L[2] = {load_float(at), load_float(at + 32)};
         finish<1>(S_ij);
         weights<32>(S_ij, L, p.half_c);
-        if (!p.whole(i * B_r, j * B_c)) mask<32>(S_ij, p, i * B_r + row(), j * B_c + 32 * w);
+        if (!p.whole(i * B_r, j * B_c)) mask<32>(S_ij, p, i * B_r + row_of_thread(), j * B_c + 32 * w);
         give(sram.P_ij(n));
         finish<0>(dP_ij);
     }
     // dV_j and dK_j of the n-th row block. If another one follows, its S_ij and dP_ij are started.
     template <bool last> __device__ __forceinline__ void advance(Word n, int i) {
-        const Word at = sram.D_i(n) + row() * 4;
+        const Word at = sram.D_i(n) + row_of_thread() * 4;
         const float D[2] = {load_float(at), load_float(at + 32)};
         meet(BOTH, CONSUMERS * WARPGROUP);  // P_ij is complete, and the other no longer reads the last dS_ij
         start_across<T, 64>(dV_j, sram.P_ij(n), sram.dO_i(n) + w * (2 * HALF_OF_64));
@@ -197,7 +189,7 @@ template <typename T> struct KeyConsumer {
     __device__ __forceinline__ void consume(const TensorMap& dK, const TensorMap& dV, int head) {
         const int2 live = p.row_blocks(j * B_c, (j + 1) * B_c, B_r);
         const Word tiles = (live.y - live.x) * p.group;
-        clear<128>(dK_j), clear<128>(dV_j);
+        fill(dK_j, 0.0f), fill(dV_j, 0.0f);
         if (tiles > 0) {
             int i = live.x;
             sram.there.wait(0);
@@ -293,7 +285,6 @@ template <typename T> struct QueryConsumer {
     Word dS_ij[4][4];
     float L[2], D[2];
 
-    __device__ __forceinline__ int row() const { return thread_index() / 32 * 16 + thread_index() % 32 / 4; }
     __device__ __forceinline__ void start(Word n) {
         sram.K_j.wait_there(n);
         start_scores<T, d, B_c>(S_ij, sram.Q_i() + w * HALF_OF_64, ROW_BLOCK, sram.K_j.tile(n));
@@ -302,10 +293,10 @@ template <typename T> struct QueryConsumer {
         sram.V_j.wait_there(n);
         start_scores<T, d, B_c>(dP_ij, sram.dO_i() + w * HALF_OF_64, ROW_BLOCK, sram.V_j.tile(n));
         weights<B_c>(S_ij, L, p.half_c);
-        if (!p.whole(first, j * B_c)) mask<B_c>(S_ij, p, first + row(), j * B_c);
+        if (!p.whole(first, j * B_c)) mask<B_c>(S_ij, p, first + row_of_thread(), j * B_c);
         sram.V_j.wait_there(n);  // it has come: this loop stops the compiler from moving exponentials
         finish<0>(dP_ij);
-        sram.V_j.free(n).arrive_once_a_warp();
+        sram.V_j.evict(n);
     }
     __device__ __forceinline__ void start_dQ(Word n) {
         gradient<B_c>(S_ij, dP_ij, D);
@@ -315,19 +306,19 @@ template <typename T> struct QueryConsumer {
     // Skip tiles of which these rows see nothing.
     __device__ __forceinline__ Word pass_by(Word n, Word to) const {
         for (; n < to; ++n) {
-            sram.K_j.wait_there(n), sram.K_j.free(n).arrive_once_a_warp();
-            sram.V_j.wait_there(n), sram.V_j.free(n).arrive_once_a_warp();
+            sram.K_j.wait_there(n), sram.K_j.evict(n);
+            sram.V_j.wait_there(n), sram.V_j.evict(n);
         }
         return n;
     }
     __device__ __forceinline__ void consume(const TensorMap& dQ, int2 live, int head) {
         const int2 its = first < p.N_q ? p.key_blocks(first, first + 64, B_c) : make_int2(0, 0);
-        clear<d>(dQ_i);
+        fill(dQ_i, 0.0f);
         if (live.x < live.y) sram.there.wait(0);
         if (its.x < its.y) {
             const float* rows = p.rows_at(head, first / B_r);
 #pragma unroll
-            for (int r = 0; r < 2; ++r) L[r] = __ldg(rows + row() + 8 * r), D[r] = __ldg(rows + B_r + row() + 8 * r);
+            for (int r = 0; r < 2; ++r) L[r] = __ldg(rows + row_of_thread() + 8 * r), D[r] = __ldg(rows + B_r + row_of_thread() + 8 * r);
             Word n = pass_by(0, its.x - live.x);
             start(n);
             finish<0>(S_ij);
@@ -337,12 +328,12 @@ template <typename T> struct QueryConsumer {
                 start_dQ(n);
                 start(n + 1);
                 finish<0>(S_ij), finish<0>(dQ_i);
-                sram.K_j.free(n).arrive_once_a_warp();
+                sram.K_j.evict(n);
                 softmax(n + 1, j);
             }
             start_dQ(n);
             finish<0>(dQ_i);
-            sram.K_j.free(n).arrive_once_a_warp();
+            sram.K_j.evict(n);
             pass_by(n + 1, live.y - live.x);
         } else {
             pass_by(0, live.y - live.x);
@@ -386,12 +377,8 @@ queries(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K
 #pragma unroll 1
         for (int j = live.x; j < live.y; ++j) {
             const Word n = j - live.x;
-            sram.K_j.wait_free(n);
-            sram.K_j.there(n).arrive_and_expect(TILE);
-            load(sram.K_j.tile(n), K, j * B_c, h / p.group, b, sram.K_j.there(n));
-            sram.V_j.wait_free(n);
-            sram.V_j.there(n).arrive_and_expect(TILE);
-            load(sram.V_j.tile(n), V, j * B_c, h / p.group, b, sram.V_j.there(n));
+            sram.K_j.load(n, K, j * B_c, h / p.group, b);
+            sram.V_j.load(n, V, j * B_c, h / p.group, b);
             const int keys = min(B_c, p.N_k - j * B_c);
             K_read.add(keys, d), V_read.add(keys, d);
         }

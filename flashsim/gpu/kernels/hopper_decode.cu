@@ -69,8 +69,7 @@ template <int d>
 __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& K, const TensorMap& V, const Problem& p,
                                         Offset first, Offset end, Total* totals) {
     Tally K_reads(totals + 2), V_reads(totals + 4);
-    Total policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    const Total policy = evict_first();
     int head = int(first / p.T_c), j = int(first % p.T_c);
     Word kv = 0;
 #pragma unroll 1
@@ -81,15 +80,6 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
         K_reads.add(keys, d), V_reads.add(keys, d);
         if (++j == p.T_c) j = 0, ++head;
     }
-}
-
-// As `load_once`, for a piece of a tile: rows of one page, and one half of their columns.
-__device__ inline void load_piece(Word to, const TensorMap& X, int row, int half, int head, Word page, Barrier there, Total policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
-        "%4, %5, %6}], [%7], %8;" ::"r"(to),
-        "l"(&X), "r"(0), "r"(row), "r"(half), "r"(head), "r"(page), "r"(there.at), "l"(policy)
-        : "memory");
 }
 
 // The table's words for a run's pages: 32 at a time, one per lane, while the next 32 are on their way.
@@ -116,8 +106,7 @@ __device__ __forceinline__ void produce_paged(const Memory<d>& sram, const Tenso
                                               int head, int part, Total* totals) {
     constexpr int HALVES = d / HALF;
     Tally K_reads(totals + 2), V_reads(totals + 4), table_reads(totals + 16), length_reads(totals + 18);
-    Total policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    const Total policy = evict_first();
     const int lane = threadIdx.x % 32, s = head / p.H_kv, h = head % p.H_kv;
     Word n = 0;
     if (lane == 0) n = __ldcg(p.lengths + s);
@@ -134,7 +123,7 @@ __device__ __forceinline__ void produce_paged(const Memory<d>& sram, const Tenso
     const auto start = [&](Word tile, const TensorMap& X, int row, Word page, int pieces, Barrier there) {
         if (lane == 0) there.arrive_and_expect(pieces * rows * HALVES * 128);
         __syncwarp();
-        if (piece < pieces) load_piece(tile + half * (B_c * 128) + piece * rows * 128, X, row, half, h, page, there, policy);
+        if (piece < pieces) load_once(tile + half * (B_c * 128) + piece * rows * 128, X, row, half, h, page, there, policy);
     };
     Word kv = 0;
     int seen = 0;  // pages before those in `words`

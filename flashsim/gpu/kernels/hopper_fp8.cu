@@ -200,10 +200,7 @@ template <int OFFSET> __device__ __forceinline__ bool mend(Scores& P, Rows& rows
 __device__ __forceinline__ void scores_of_a_warp(Scores& S, Word Q, Word K) {
     const int lane = threadIdx.x % 32;
     Q += lane % 16 * 128, K += lane % 8 * 128;
-#pragma unroll
-    for (int t = 0; t < KEYS / 8; ++t)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) S[t][e] = 0.0f;
+    fill(S, 0.0f);
 #pragma unroll 1
     for (int chunk = 0; chunk < d / 16; chunk += 2) {
         Word A[4], B[2];
@@ -353,15 +350,6 @@ __device__ __forceinline__ void transpose(const Memory& sram, const TensorMap& V
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
-// Start copying a box of a map whose first three axes are not those of rows in halves.
-__device__ inline void load_box(Word tile, const TensorMap& X, int x, int y, int z, int head, int batch, Barrier there) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
-        "[%7];" ::"r"(tile),
-        "l"(&X), "r"(x), "r"(y), "r"(z), "r"(head), "r"(batch), "r"(there.at)
-        : "memory");
-}
-
 // One thread starts all loads, row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <bool causal, bool keys_contiguous>
 __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
@@ -390,8 +378,7 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         if (j >= 0) load_K(j, kv);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
-        sram.Q_i.there(q).arrive_and_expect(Memory::Q_BYTES);
-        load(sram.Q_i.tile(q), Q, first, at.h, at.b, sram.Q_i.there(q));
+        sram.Q_i.start(q, Q, first, at.h, at.b);
         Tally(totals).add(min(first + B_r, p.N_q) - max(first, 0), d);
         const Word head = at.b * p.H_kv + h_kv;
         if (j > 0) load_K(j - 1, kv + 1);
@@ -494,7 +481,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         if (!upper && h > 0 && !K_came) sram.K_j.wait_there(n + 1);
         if (!first) {
             if (!maxima) finish<0>(O_i);
-            if (upper) sram.V_j.free(n - 1).arrive_once_a_warp();
+            if (upper) sram.V_j.evict(n - 1);
         }
         if (!fits) {
             grown = mend<OFFSET>(S_ij, rows, sums, alpha, p.c);
@@ -513,7 +500,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
 #pragma unroll
             for (int e = 0; e < 4; ++e) P_ij[x][e] = P_next[x][e];
         if (!first && grown) rescale<d>(O_i, alpha);
-        if (!upper) sram.K_j.free(n).arrive_once_a_warp(), ++n;
+        if (!upper) sram.K_j.evict(n), ++n;
     }
 
     // P̃_ij and O_i of halves h to 0, except P̃_i0 V_0. At most two of them need masks.
@@ -535,7 +522,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
             step<true, false, false>(2 * j + 1);
             step<false, false, false>(2 * j);
         }
-        sram.Q_i.free(q).arrive_once_a_warp();
+        sram.Q_i.evict(q);
     }
 
     // The q-th row block's last half for this warpgroup; −1 if it sees none, −2 if there is no such row block.
@@ -553,7 +540,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
     __device__ __forceinline__ void start_first(Word q, int h) {
         Word at = n;
         if (h >= 0) {
-            for (; at < n + skipped; ++at) sram.K_j.wait_there(at), sram.K_j.free(at).arrive_once_a_warp();
+            for (; at < n + skipped; ++at) sram.K_j.wait_there(at), sram.K_j.evict(at);
             sram.K_j.wait_there(at);
         }
         load_Q(q);
@@ -563,8 +550,8 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
     // Free the tiles at the start that its rows do not see; K's only if the rows see no tile at all.
     __device__ __forceinline__ void skip(bool K_too) {
         for (; skipped > 0; --skipped, ++n) {
-            if (K_too) sram.K_j.wait_there(n), sram.K_j.free(n).arrive_once_a_warp();
-            sram.V_j.wait_there(n), sram.V_j.free(n).arrive_once_a_warp();
+            if (K_too) sram.K_j.wait_there(n), sram.K_j.evict(n);
+            sram.V_j.wait_there(n), sram.V_j.evict(n);
         }
     }
 
@@ -616,10 +603,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
 #pragma unroll 1
         for (; h >= -1; ++q) {
             whole = whole_halves<causal>(p, first_query(p, sram.row_block(q).i) + 64 * w);
-#pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
+            fill(O_i, 0.0f);
             rows.init();
             skip(h < 0);
             if (h >= 0) {
@@ -628,10 +612,10 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
                 h = last_half(shared, q + 1);
                 start_first(q + 1, h);
                 finish<1>(O_i);
-                sram.V_j.free(n - 1).arrive_once_a_warp();
+                sram.V_j.evict(n - 1);
                 write(O, L, O_w);
             } else {
-                sram.Q_i.free(q).arrive_once_a_warp();
+                sram.Q_i.evict(q);
                 write(O, L, O_w);
                 h = last_half(shared, q + 1);
                 start_first(q + 1, h);

@@ -93,23 +93,13 @@ template <int d> struct Memory {
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
-// Start copying a row block's half, 64 columns of all heads of a group, from query `query` on. Queries past the end become 0.
-__device__ inline void load_rows(Word tile, const TensorMap& Q, int column, int query, int head, int batch, Barrier there) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
-        "[%7];" ::"r"(tile),
-        "l"(&Q), "r"(column), "r"(0), "r"(query), "r"(head), "r"(batch), "r"(there.at)
-        : "memory");
-}
-
 // One thread starts all loads, item after item: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <int cluster, int d>
 __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
                                         const Problem& p, const Cut& cut, Total* totals) {
     Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
-    Total policy;
+    const Total policy = evict_first();
     const int rows = cut.rows, items = p.heads * cut.splits * cut.T_r;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     Word kv = 0, q = 0;
 #pragma unroll 1
     for (int n = blockIdx.x; n < items; n += gridDim.x, ++q) {
@@ -125,8 +115,8 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
         sram.item(q) = at;
         sram.Q_i.there(q).arrive_and_expect(rows * d * 2);
 #pragma unroll
-        for (int half = 0; half < d / HALF; ++half)
-            load_rows(sram.Q_i.tile(q) + half * B_r * 128, Q, half * HALF, at.top / p.group, h, b, sram.Q_i.there(q));
+        for (int half = 0; half < d / HALF; ++half)  // 64 columns of all heads of the group
+            load_box(sram.Q_i.tile(q) + half * B_r * 128, Q, half * HALF, 0, at.top / p.group, h, b, sram.Q_i.there(q));
         Q_reads.add(min(rows, p.rows - at.top), d);
 #pragma unroll 1
         for (; j >= at.begin; --j, ++kv) {
@@ -163,7 +153,7 @@ template <typename T, int d, int cluster> struct Consumer {
     const Cut& cut;
     const int w;
     const Turn<true, CONSUMERS> turn;
-    Word q = 0, kv = 0;  // items, and tiles of K and V, so far
+    Word q = 0, n = 0;  // items, and tiles of K and V, so far
 
     Rows rows;
     float S_ij[B_c / 8][4], O_i[d / 8][4];
@@ -174,7 +164,7 @@ template <typename T, int d, int cluster> struct Consumer {
 
     __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
     // This thread's upper row in the row block.
-    __device__ __forceinline__ int row() const { return 64 * w + thread_index() / 32 * 16 + thread_index() % 32 / 4; }
+    __device__ __forceinline__ int row() const { return 64 * w + row_of_thread(); }
 
     // −∞ for keys that a row does not see.
     __device__ __forceinline__ void mask(int j) {
@@ -185,54 +175,38 @@ template <typename T, int d, int cluster> struct Consumer {
         mask_from(S_ij, end);
     }
 
-    // S_ij and P̃_ij of the last tile.
-    __device__ __forceinline__ void begin(int j, bool masked, bool last) {
-        sram.K_j.wait_there(kv);
+    // S_ij and P̃_ij of tile j, the n-th, while O_i of the tile before it is summed: as in hopper_forward.cu.
+    template <bool first> __device__ __forceinline__ void step(int j, bool masked, bool last) {
         turn.take();
-        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
+        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(n));
+        if (!first) sram.V_j.wait_there(n - 1);
+        if (!first) start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(n - 1));
         turn.pass();
-        finish<0>(S_ij);
-        sram.K_j.evict(kv);
+        finish<first ? 0 : 1>(S_ij);
+        sram.K_j.evict(n);
         if (last) sram.Q_i.evict(q);
         if (masked) mask(j);
-        float alpha[2];
-        softmax<B_c, true>(S_ij, rows, alpha, p.c);
-        if (!last) sram.K_j.wait_there(kv + 1);
-        round_to_operands<T, B_c>(P_ij, S_ij);
-    }
-
-    // S_ij and P̃_ij of tile j, while O_i of the tile after it is summed.
-    template <bool masked> __device__ __forceinline__ void advance(int j, bool last) {
-        turn.take();
-        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
-        sram.V_j.wait_there(kv);
-        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
-        turn.pass();
-        finish<1>(S_ij);
-        sram.K_j.evict(kv + 1);
-        if (last) sram.Q_i.evict(q);
-        if (masked) mask(j);
+        const bool maxima = first || masked;
         float alpha[2];
         Word P_next[B_c / 16][4];
-        const bool grown = masked ? softmax<B_c, true>(S_ij, rows, alpha, p.c)
+        const bool grown = maxima ? softmax<B_c, true>(S_ij, rows, alpha, p.c)
                                   : softmax_by_sums<T, B_c, true>(P_next, S_ij, rows, alpha, p.c);
-        if (!last) sram.K_j.wait_there(kv + 2);
-        finish<0>(O_i);
-        sram.V_j.evict(kv);
-        masked ? round_to_operands<T, B_c>(P_ij, S_ij) : replace<B_c>(P_ij, P_next, p.wants_L >> 1);
-        if (grown) rescale<d>(O_i, alpha);
-        ++kv;
+        if (!last) sram.K_j.wait_there(n + 1);
+        if (!first) finish<0>(O_i);
+        if (!first) sram.V_j.evict(n - 1);
+        maxima ? round_to_operands<T, B_c>(P_ij, S_ij) : replace<B_c>(P_ij, P_next, p.wants_L >> 1);
+        if (!first && grown) rescale<d>(O_i, alpha);
+        ++n;
     }
 
     // O_i of the first tile.
     __device__ __forceinline__ void end() {
-        sram.V_j.wait_there(kv);
+        sram.V_j.wait_there(n - 1);
         turn.take();
-        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(n - 1));
         turn.pass();
         finish<0>(O_i);
-        sram.V_j.evict(kv);
-        ++kv;
+        sram.V_j.evict(n - 1);
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i; or O_i, ℓ_i, m_i as a part, in the place where `merge` looks for it.
@@ -302,11 +276,12 @@ template <typename T, int d, int cluster> struct Consumer {
             rows.init();
             int j = at.end - 1;
             if (j >= at.begin) {
-                begin(j, j >= whole, j == at.begin);
+                sram.K_j.wait_there(n);
+                step<true>(j, j >= whole, j == at.begin);
 #pragma unroll 1
-                for (--j; j >= max(at.begin, whole); --j) advance<true>(j, j == at.begin);
+                for (--j; j >= max(at.begin, whole); --j) step<false>(j, true, j == at.begin);
 #pragma unroll 1
-                for (; j >= at.begin; --j) advance<false>(j, j == at.begin);
+                for (; j >= at.begin; --j) step<false>(j, false, j == at.begin);
                 end();
             } else {
                 sram.Q_i.evict(q);

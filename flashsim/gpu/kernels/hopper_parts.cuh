@@ -26,17 +26,25 @@ __device__ inline Offset place(const Problem& p, int head, int r) {
     return (Offset(head) * p.group + r % p.group) * p.N_q + r / p.group;
 }
 
-// As `Ring::load`, for data that is not read again: the L2 evicts it first.
+// As `load` and `Ring::load`, for data that is not read again: the L2 evicts it first.
+__device__ inline Total evict_first() {
+    Total policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ inline void load_once(Word to, const TensorMap& X, int row, int half, int head, int batch, Barrier there, Total policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
+        "%4, %5, %6}], [%7], %8;" ::"r"(to),
+        "l"(&X), "r"(0), "r"(row), "r"(half), "r"(head), "r"(batch), "r"(there.at), "l"(policy)
+        : "memory");
+}
 template <int stages, int bytes>
 __device__ inline void load_once(const Ring<stages, bytes>& ring, Word n, const TensorMap& X, int row, int head, int batch,
                                  Total policy) {
     ring.wait_free(n);
     ring.there(n).arrive_and_expect(bytes);
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
-        "%2, %4, %5}], [%6], %7;" ::"r"(ring.tile(n)),
-        "l"(&X), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(ring.there(n).at), "l"(policy)
-        : "memory");
+    load_once(ring.tile(n), X, row, 0, head, batch, ring.there(n), policy);
 }
 
 // The state of a row after some of its parts. A lane has d/32 of its columns.

@@ -211,13 +211,6 @@ template <int B_c> __device__ __forceinline__ void replace(Word (&P)[B_c / 16][4
         for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
 }
 
-template <int n> __device__ __forceinline__ void fill(float (&C)[n][4], float x) {
-#pragma unroll
-    for (int t = 0; t < n; ++t)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) C[t][e] = x;
-}
-
 // Multiply a warpgroup's 64 rows of Q by the sign, so that c is positive for any τ. `barrier` is a named one of its own.
 template <int B_r, int d> __device__ __forceinline__ void apply_sign(Word Q_w, float sign, int barrier) {
 #pragma unroll 1
