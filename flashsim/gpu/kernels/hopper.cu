@@ -246,28 +246,13 @@ struct Consumer {
         const Sequence s = sequence();
         if (t >= whole.end) {
             const int end = end_of<kind>(p, s, top) + row - left, keys = s.N_k - left;  // of the upper row
-            if (kind != FULL) {
-#pragma unroll
-                for (int x = 0; x < B_c / 8; ++x)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        if (8 * (x - e / 2) + e % 2 >= end) S_ij[x][e] = -INFINITY;
-            }
-            if (kind == FULL || (kind != ARRAY && (j + 1) * B_c > s.N_k)) {
-#pragma unroll
-                for (int x = 0; x < B_c / 8; ++x)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        if (8 * x + e % 2 >= keys) S_ij[x][e] = -INFINITY;
-            }
+            if (kind != FULL) mask_where(S_ij, [&](int column, int r) { return column - 8 * r >= end; });
+            if (kind == FULL || (kind != ARRAY && (j + 1) * B_c > s.N_k))
+                mask_where(S_ij, [&](int column, int) { return column >= keys; });
         }
         if (kind >= WINDOW && t < whole.begin) {
             const int begin = begin_of<kind>(p, s, top) + row - left;
-#pragma unroll
-            for (int x = 0; x < B_c / 8; ++x)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (8 * (x - e / 2) + e % 2 < begin) S_ij[x][e] = -INFINITY;
+            mask_where(S_ij, [&](int column, int r) { return column - 8 * r < begin; });
         }
         if (kind == ARRAY) {  // a row has its bytes in chunks of 16, swizzled as TMA writes them
             const Word of = p.mask.rows ? row : 0, place = of * B_c / 128 % (B_c / 16) << 4;

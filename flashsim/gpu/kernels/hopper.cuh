@@ -365,56 +365,40 @@ template <typename T, int n> __device__ inline void wgmma(float (&C)[n / 8][4], 
 // C = A B, or C += A B: A is 64 × 16 and B is 16 × n, both in shared memory.
 template <typename T, int n, bool add> __device__ inline void wgmma_straight(float (&C)[n / 8][4], Descriptor A, Descriptor B);
 
-#define DEFINE_WGMMA_STRAIGHT(T, type, n, count, first, second, plus, add, LIST)                                              \
-    template <> __device__ inline void wgmma_straight<T, n, plus>(float (&C)[n / 8][4], Descriptor A, Descriptor B) {   \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, %" #first    \
-                     ", %" #second ", " #add ", 1, 1, 0, 1;"                                                            \
-                     : LIST##count(C, 0)                                                                                \
-                     : "l"(A), "l"(B));                                                                                 \
-    }
-DEFINE_WGMMA_STRAIGHT(__half, "f16", 64, 32, 32, 33, false, 0, NEW_)
-DEFINE_WGMMA_STRAIGHT(__half, "f16", 64, 32, 32, 33, true, 1, ASM_)
-DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, false, 0, NEW_)
-DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, true, 1, ASM_)
-
 // C += Aᵀ B: A is 16 × 64 and B is 16 × 128, both in shared memory.
 template <typename T> __device__ inline void wgmma_across(float (&C)[16][4], Descriptor A, Descriptor B);
-#define DEFINE_WGMMA_ACROSS(T, type)                                                                                        \
-    template <> __device__ inline void wgmma_across<T>(float (&C)[16][4], Descriptor A, Descriptor B) {                     \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" LIST_64 "}, %64, %65, 1, 1, 1, 1, 1;" \
-                     : ASM_64(C, 0)                                                                                         \
-                     : "l"(A), "l"(B));                                                                                     \
-    }
-DEFINE_WGMMA_ACROSS(__half, "f16")
-DEFINE_WGMMA_ACROSS(__nv_bfloat16, "bf16")
 
+// `add` is 1 or 0; `across` says which of A and B are transposed, if A is in shared memory, or that B is.
+#define WGMMA(type, n, count, C, operands, add, across, ...)                                                              \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, " operands ", " #add \
+                 ", 1, 1, " across ";" : C : __VA_ARGS__)
 #define DEFINE_WGMMA(T, type, n, count, first, second, third, fourth, fifth)                                              \
     template <> __device__ inline void wgmma<T, n, false>(float (&C)[n / 8][4], Descriptor A, Descriptor B) {             \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, %" #first      \
-                     ", %" #second ", 0, 1, 1, 0, 0;"                                                                     \
-                     : NEW_##count(C, 0)                                                                                  \
-                     : "l"(A), "l"(B));                                                                                   \
+        WGMMA(type, n, count, NEW_##count(C, 0), "%" #first ", %" #second, 0, "0, 0", "l"(A), "l"(B));                    \
     }                                                                                                                     \
     template <> __device__ inline void wgmma<T, n, true>(float (&C)[n / 8][4], Descriptor A, Descriptor B) {              \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, %" #first      \
-                     ", %" #second ", 1, 1, 1, 0, 0;"                                                                     \
-                     : ASM_##count(C, 0)                                                                                  \
-                     : "l"(A), "l"(B));                                                                                   \
+        WGMMA(type, n, count, ASM_##count(C, 0), "%" #first ", %" #second, 1, "0, 0", "l"(A), "l"(B));                    \
     }                                                                                                                     \
     template <> __device__ inline void wgmma<T, n>(float (&C)[n / 8][4], const Word(&A)[4], Descriptor B) {               \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, {%" #first     \
-                     ", %" #second ", %" #third ", %" #fourth "}, %" #fifth ", 1, 1, 1, 1;"                               \
-                     : ASM_##count(C, 0)                                                                                  \
-                     : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B));                                               \
+        WGMMA(type, n, count, ASM_##count(C, 0), "{%" #first ", %" #second ", %" #third ", %" #fourth "}, %" #fifth, 1, "1", \
+              "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B));                                                        \
     }
-DEFINE_WGMMA(__half, "f16", 32, 16, 16, 17, 18, 19, 20)
-DEFINE_WGMMA(__half, "f16", 64, 32, 32, 33, 34, 35, 36)
-DEFINE_WGMMA(__half, "f16", 128, 64, 64, 65, 66, 67, 68)
-DEFINE_WGMMA(__half, "f16", 256, 128, 128, 129, 130, 131, 132)
-DEFINE_WGMMA(__nv_bfloat16, "bf16", 32, 16, 16, 17, 18, 19, 20)
-DEFINE_WGMMA(__nv_bfloat16, "bf16", 64, 32, 32, 33, 34, 35, 36)
-DEFINE_WGMMA(__nv_bfloat16, "bf16", 128, 64, 64, 65, 66, 67, 68)
-DEFINE_WGMMA(__nv_bfloat16, "bf16", 256, 128, 128, 129, 130, 131, 132)
+#define DEFINE_WGMMAS(T, type)                                                                                            \
+    DEFINE_WGMMA(T, type, 32, 16, 16, 17, 18, 19, 20)                                                                     \
+    DEFINE_WGMMA(T, type, 64, 32, 32, 33, 34, 35, 36)                                                                     \
+    DEFINE_WGMMA(T, type, 128, 64, 64, 65, 66, 67, 68)                                                                    \
+    DEFINE_WGMMA(T, type, 256, 128, 128, 129, 130, 131, 132)                                                              \
+    template <> __device__ inline void wgmma_straight<T, 64, false>(float (&C)[8][4], Descriptor A, Descriptor B) {       \
+        WGMMA(type, 64, 32, NEW_32(C, 0), "%32, %33", 0, "0, 1", "l"(A), "l"(B));                                         \
+    }                                                                                                                     \
+    template <> __device__ inline void wgmma_straight<T, 64, true>(float (&C)[8][4], Descriptor A, Descriptor B) {        \
+        WGMMA(type, 64, 32, ASM_32(C, 0), "%32, %33", 1, "0, 1", "l"(A), "l"(B));                                         \
+    }                                                                                                                     \
+    template <> __device__ inline void wgmma_across<T>(float (&C)[16][4], Descriptor A, Descriptor B) {                   \
+        WGMMA(type, 128, 64, ASM_64(C, 0), "%64, %65", 1, "1, 1", "l"(A), "l"(B));                                        \
+    }
+DEFINE_WGMMAS(__half, "f16")
+DEFINE_WGMMAS(__nv_bfloat16, "bf16")
 
 // Needed before the first wgmma, and after writing registers that a wgmma will use.
 __device__ inline void registers_ready() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -479,22 +463,15 @@ template <int later> __device__ inline void finish() {
     compute_started(later);
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(later) : "memory");
 }
-template <int later> __device__ inline void finish(float (&C)[4][4]) {
-    compute_started(later);
-    asm volatile("wgmma.wait_group.sync.aligned %16;" : ASM_16(C, 0) : "n"(later) : "memory");
-}
-template <int later> __device__ inline void finish(float (&C)[8][4]) {
-    compute_started(later);
-    asm volatile("wgmma.wait_group.sync.aligned %32;" : ASM_32(C, 0) : "n"(later) : "memory");
-}
-template <int later> __device__ inline void finish(float (&C)[16][4]) {
-    compute_started(later);
-    asm volatile("wgmma.wait_group.sync.aligned %64;" : ASM_64(C, 0) : "n"(later) : "memory");
-}
-template <int later> __device__ inline void finish(float (&C)[32][4]) {
-    compute_started(later);
-    asm volatile("wgmma.wait_group.sync.aligned %128;" : ASM_128(C, 0) : "n"(later) : "memory");
-}
+#define DEFINE_FINISH(n, count)                                                                             \
+    template <int later> __device__ inline void finish(float (&C)[n][4]) {                                \
+        compute_started(later);                                                                           \
+        asm volatile("wgmma.wait_group.sync.aligned %" #count ";" : ASM_##count(C, 0) : "n"(later) : "memory"); \
+    }
+DEFINE_FINISH(4, 16)
+DEFINE_FINISH(8, 32)
+DEFINE_FINISH(16, 64)
+DEFINE_FINISH(32, 128)
 
 // Write 16 × 16 elements, a left operand of this warp, to a tile with rows 128 bytes apart. Each lane gives the address of a row:
 // lanes 0 to 7 those of the top left 8 × 8, then bottom left, top right, bottom right. Transposed, it is the address of a column.

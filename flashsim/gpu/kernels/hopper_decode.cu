@@ -208,7 +208,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             const int sees = p.causal ? min(run.end, run.n - p.N_q + (row + 8 * r) / p.group + 1) : run.end;
             end[r] = sees - run.begin - j * B_c - lane % 4 * 2;
         }
-        mask_from(S_ij, end);
+        mask_where(S_ij, [&](int column, int r) { return column >= end[r]; });
     }
 
     // S_ij becomes P̃_ij, and O_i is multiplied by α if a maximum has grown. In whole tiles, maxima are seldom computed.

@@ -120,13 +120,9 @@ template <typename T, int d, bool causal> struct Consumer {
 
     // −∞ for keys that a row does not see: causally, those after its own position; those after the last key.
     __device__ __forceinline__ void mask(int j) {
-        const int thread = thread_index(), row = sram.row_block(q).i * B_r + 64 * w + thread / 32 * 16 + thread % 32 / 4;
-        const int end = (causal ? p.N_k - p.N_q + row + 1 : p.N_k) - j * B_c - thread % 4 * 2;
-#pragma unroll
-        for (int x = 0; x < B_c / 8; ++x)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (8 * (x - (causal ? e / 2 : 0)) + e % 2 >= end) S_ij[x][e] = -INFINITY;
+        const int row = sram.row_block(q).i * B_r + 64 * w + row_of_thread();
+        const int end = (causal ? p.N_k - p.N_q + row + 1 : p.N_k) - j * B_c - thread_index() % 4 * 2;
+        mask_where(S_ij, [&](int column, int r) { return column - (causal ? 8 * r : 0) >= end; });  // the lower row is 8 below
     }
 
     // S_ij and P̃_ij of the n-th tile, while the tensor cores also add the tile before it, P̃_ij V_j, to O_i.

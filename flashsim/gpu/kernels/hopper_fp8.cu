@@ -526,11 +526,11 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
     }
 
     // The q-th row block's last half for this warpgroup; −1 if it sees none, −2 if there is no such row block.
-    __device__ __forceinline__ int last_half(char* shared, Word q) {
+    __device__ __forceinline__ int last_half(Word q) {
         sram.Q_i.wait_there(q);
         const int i = sram.row_block(q).i;
         if (i < 0) return -2;
-        if (p.sign != 1.0f) apply_sign(shared + q % Memory::Q_STAGES * Memory::Q_BYTES + w * 64 * d);
+        if (p.sign != 1.0f) apply_sign<B_r, HALF>(sram.Q_i.tile(q) + w * 64 * d, p.sign, TOGETHER + w, 0x80808080);
         const int top = first_query(p, i), halves = halves_seen<causal>(p, top + 64 * w);
         skipped = tiles_seen<causal>(p, top) - (halves + 1) / 2;
         return halves - 1;
@@ -584,20 +584,9 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         }
     }
 
-    // Multiply a warpgroup's rows of Q_i by the sign, so that c is positive for any τ.
-    __device__ __forceinline__ void apply_sign(char* Q_w) const {
-#pragma unroll 1
-        for (int of = thread_index(); of < 64 * d / 4; of += WARPGROUP) {
-            Word& four = reinterpret_cast<Word*>(Q_w)[of];
-            four = p.sign == 0.0f ? 0 : four ^ 0x80808080;
-        }
-        show_writes();
-        meet(TOGETHER + w, WARPGROUP);
-    }
-
     __device__ __forceinline__ void consume(char* shared, const TensorMap& O, float* L) {
         char* const O_w = shared + Memory::O_AT + w * 64 * d * 2;
-        int h = last_half(shared, q);
+        int h = last_half(q);
         start_first(q, h);
         finish<0>(S_ij);
 #pragma unroll 1
@@ -609,7 +598,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
             if (h >= 0) {
                 sum(h);
                 start_values_8(O_i, P_ij, V_half(n - 1, false));
-                h = last_half(shared, q + 1);
+                h = last_half(q + 1);
                 start_first(q + 1, h);
                 finish<1>(O_i);
                 sram.V_j.evict(n - 1);
@@ -617,7 +606,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
             } else {
                 sram.Q_i.evict(q);
                 write(O, L, O_w);
-                h = last_half(shared, q + 1);
+                h = last_half(q + 1);
                 start_first(q + 1, h);
             }
             finish<0>(S_ij);

@@ -172,7 +172,7 @@ template <typename T, int d, int cluster> struct Consumer {
         int end[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) end[r] = seen(p, (first + 8 * r) / p.group) - j * B_c - thread_index() % 4 * 2;
-        mask_from(S_ij, end);
+        mask_where(S_ij, [&](int column, int r) { return column >= end[r]; });
     }
 
     // S_ij and P̃_ij of tile j, the n-th, while O_i of the tile before it is summed: as in hopper_forward.cu.

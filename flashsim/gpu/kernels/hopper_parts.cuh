@@ -143,12 +143,3 @@ __device__ __forceinline__ void show(char* to, const float (&O)[d / 8][4], const
         *reinterpret_cast<float2*>(to + t * 32 + quad * 8) = make_float2(O[t][2 * r] * factor, O[t][2 * r + 1] * factor);
     if (quad == 0) *reinterpret_cast<float2*>(to + d * 4) = make_float2(rows.l[r] * factor, rows.m[r]);
 }
-
-// −∞ in a thread's two rows from column `end` on, of its own columns.
-template <int n> __device__ __forceinline__ void mask_from(float (&S)[n][4], const int (&end)[2]) {
-#pragma unroll
-    for (int t = 0; t < n; ++t)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            if (8 * t + e % 2 >= end[e / 2]) S[t][e] = -INFINITY;
-}

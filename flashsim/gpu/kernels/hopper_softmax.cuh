@@ -66,6 +66,15 @@ struct Rows {
     }
 };
 
+// −∞ where `masked` says so of a column of 8t + e mod 2, counted from this thread's first, and of its upper row, 0, or lower, 1.
+template <int n, typename Masked> __device__ __forceinline__ void mask_where(float (&S)[n][4], const Masked& masked) {
+#pragma unroll
+    for (int t = 0; t < n; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (masked(8 * t + e % 2, e / 2)) S[t][e] = -INFINITY;
+}
+
 // S becomes P̃ = 2^(c (S − m) + offset), and ℓ grows. If some row's maximum has grown (if lazy, by a factor above 2^limit), all
 // rows of the warp get their new m, and ℓ is multiplied by α. Then this returns true, and O must be multiplied by α, too.
 template <int B_c, bool lazy, int limit = LAZY, int offset = 0>
@@ -212,11 +221,12 @@ template <int B_c> __device__ __forceinline__ void replace(Word (&P)[B_c / 16][4
 }
 
 // Multiply a warpgroup's 64 rows of Q by the sign, so that c is positive for any τ. `barrier` is a named one of its own.
-template <int B_r, int d> __device__ __forceinline__ void apply_sign(Word Q_w, float sign, int barrier) {
+template <int B_r, int d>
+__device__ __forceinline__ void apply_sign(Word Q_w, float sign, int barrier, Word flip = 0x80008000) {
 #pragma unroll 1
     for (int at = thread_index(); at < d / HALF * 2048; at += WARPGROUP) {
         const Word place = Q_w + at / 2048 * (B_r * 128) + at % 2048 * 4;
-        store_word(place, sign == 0.0f ? 0 : load_word(place) ^ 0x80008000);
+        store_word(place, sign == 0.0f ? 0 : load_word(place) ^ flip);
     }
     show_writes();
     meet(barrier, WARPGROUP);
