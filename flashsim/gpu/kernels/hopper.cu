@@ -289,37 +289,24 @@ struct Consumer {
             }
     }
 
-    // S_ij and P̃_ij of the last tile, the warpgroup's t-th.
-    __device__ __forceinline__ void begin(int t, bool masked, bool last) {
-        sram.wait_K(kv);
+    // S_ij and P̃_ij of the warpgroup's t-th tile, while O_i of the tile after it, if there is one, is summed.
+    template <bool first, bool begun = false> __device__ __forceinline__ void step(int t, bool masked, bool last) {
+        constexpr int ahead = first ? 0 : 1;
+        if (first) {
+            sram.wait_K(kv);
 #pragma unroll 1
-        for (; passed > 0; --passed) sram.evict_V(kv - passed);
+            for (; passed > 0; --passed) sram.evict_V(kv - passed);
+        }
         turn.take();
-        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
+        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + ahead));
+        if (!first) sram.wait_V(kv);
+        if (!first) start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
-        finish<0>(S_ij);
-        if (kind != ARRAY) sram.evict_K(kv);
+        finish<ahead>(S_ij);
+        if (kind != ARRAY) sram.evict_K(kv + ahead);
         if (last) sram.evict_Q(q);
-        if (masked) mask(t, kv);
-        float alpha[2];
-        softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
-        if (dropping) drop(t);
-        if (!last) sram.wait_K(kv + 1);
-        round_to_operands<T, B_c>(P_ij, S_ij);
-    }
-
-    // S_ij and P̃_ij of the t-th tile, while O_i of the tile after it is summed.
-    template <bool masked, bool begun = false> __device__ __forceinline__ void advance(int t, bool last) {
-        turn.take();
-        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
-        sram.wait_V(kv);
-        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
-        turn.pass();
-        finish<1>(S_ij);
-        if (kind != ARRAY) sram.evict_K(kv + 1);
-        if (last) sram.evict_Q(q);
-        if (masked) mask(t, kv + 1);
-        constexpr bool quick = sums && (!masked || begun);  // without maxima, since each row has seen a key
+        if (masked) mask(t, kv + ahead);
+        const bool quick = sums && !first && (!masked || begun);  // without maxima, since each row has seen a key
         float alpha[2], sum[2];
         bool grown = false;
         Word P_next[B_c / 16][4];
@@ -331,13 +318,13 @@ struct Consumer {
                 if (quick) round_to_operands<T, B_c>(P_next, S_ij);
             }
         }
-        if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never happens; it keeps the exponentials above the wait for O_i
-        if (!last) sram.wait_K(kv + 2);
-        finish<0>(O_i);
-        sram.evict_V(kv);
+        if (!first && !quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never; it keeps the exponentials above the wait for O_i
+        if (!last) sram.wait_K(kv + ahead + 1);
+        if (!first) finish<0>(O_i);
+        if (!first) sram.evict_V(kv);
         quick ? replace<B_c>(P_ij, P_next, p.wants_L >> 1) : round_to_operands<T, B_c>(P_ij, S_ij);
-        if (grown) rescale<d>(O_i, alpha);
-        ++kv;
+        if (!first && grown) rescale<d>(O_i, alpha);
+        kv += ahead;
     }
 
     // O_i of the first tile.
@@ -451,17 +438,17 @@ struct Consumer {
             if (its.begin < its.end) {
                 if (apart) pass_by(live.end - its.end);
                 int t = its.end - its.begin - 1;
-                begin(t, kind == ARRAY || t >= whole.end || t < whole.begin, t == 0);
+                step<true>(t, kind == ARRAY || t >= whole.end || t < whole.begin, t == 0);
                 if (varlen && (t + 1) * B_c > sequence().N_k) clear_V(sequence().N_k - t * B_c);
 #pragma unroll 1
-                for (--t; t >= (apart_from_masks ? max(0, whole.end) : 0); --t) advance<true, kind == ARRAY>(t, t == 0);
+                for (--t; t >= (apart_from_masks ? max(0, whole.end) : 0); --t) step<false, kind == ARRAY>(t, true, t == 0);
                 if (apart_from_masks) {
 #pragma unroll 1
-                    for (; t >= max(0, whole.begin); --t) advance<false>(t, t == 0);
+                    for (; t >= max(0, whole.begin); --t) step<false>(t, false, t == 0);
                 }
                 if (kind >= WINDOW) {  // tiles with the left edge; a row without m makes sums NaN
 #pragma unroll 1
-                    for (; t >= 0; --t) advance<true, d == 64>(t, t == 0);
+                    for (; t >= 0; --t) step<false, d == 64>(t, true, t == 0);
                 }
                 end();
                 if (apart) {

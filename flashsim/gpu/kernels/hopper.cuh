@@ -503,3 +503,29 @@ template <typename T, int n> __device__ inline void round_to_operands(Word (&P)[
 #pragma unroll
         for (int r = 0; r < 2; ++r) P[t / 2][t % 2 * 2 + r] = pack<T>(S[t][2 * r], S[t][2 * r + 1]);
 }
+
+// L log₂e / 2 and D of B_r rows, of which the first `end` exist. Rows past them, and rows that see no key, get L = +∞, so P = 0
+// there. O and dO are at the first row. A block has PREPARING threads.
+constexpr int PREPARING = 256;
+template <typename T, int d, int B_r>
+__device__ __forceinline__ void prepare_rows(float* rows, const T* O, const T* dO, Offset dO_row, const float* L, int end) {
+    constexpr int LANES = d / 8;  // lanes per row, 16 bytes each
+    const int lane = threadIdx.x % LANES;
+    for (int row = threadIdx.x / LANES; row < B_r; row += PREPARING / LANES) {
+        float D = 0.0f;
+        if (row < end) {
+            const uint4 x = *reinterpret_cast<const uint4*>(O + row * d + lane * 8);
+            const uint4 y = *reinterpret_cast<const uint4*>(dO + row * dO_row + lane * 8);
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                D = fmaf(to_float(reinterpret_cast<const T*>(&x)[e]), to_float(reinterpret_cast<const T*>(&y)[e]), D);
+        }
+#pragma unroll
+        for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
+        if (lane == 0) {
+            const float L_row = row < end ? L[row] : -INFINITY;
+            rows[row] = L_row == -INFINITY ? INFINITY : L_row * 0.721347520444481704f;
+            rows[B_r + row] = D;
+        }
+    }
+}

@@ -632,41 +632,22 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
 
 // ------------------------------------------------------------------------------------------------------ before and after
 
-constexpr int THREADS = 256;
-constexpr float HALF_LOG2_E = 0.721347520444481704f;
-
 // All threads write zeros of 16 bits.
 template <typename T> __device__ inline void clear(T* to, int elements) {
-    for (int x = threadIdx.x; x < elements / 8; x += THREADS) reinterpret_cast<uint4*>(to)[x] = make_uint4(0, 0, 0, 0);
+    for (int x = threadIdx.x; x < elements / 8; x += PREPARING) reinterpret_cast<uint4*>(to)[x] = make_uint4(0, 0, 0, 0);
 }
 
 // L_i log₂e / 2 and D_i of a row block, and zeros for dQ_i. If tiles are listed, also zeros for each dK_j and dV_j to which no
 // row block adds. Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
 template <typename T, int d>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(PREPARING)
 prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, T* dQ, T* dK, T* dV,
         const __grid_constant__ Problem p, Total* totals) {
-    constexpr int B_r = ::B_r<d>, LANES = d / 8;  // lanes per row, 16 bytes each
-    const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, lane = threadIdx.x % LANES, end = min(B_r, p.N_q - i * B_r);
+    constexpr int B_r = ::B_r<d>;
+    const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, end = min(B_r, p.N_q - i * B_r);
     const Offset at = p.row_block(head, i), first = Offset(head) * p.N_q + i * B_r;
-    O += first * d + lane * 8;
-    dO += head / p.H * dO_batch + head % p.H * dO_head + i * B_r * dO_row + lane * 8;
-    for (int row = threadIdx.x / LANES; row < B_r; row += THREADS / LANES) {
-        float D = 0.0f;
-        if (row < end) {
-            const uint4 x = *reinterpret_cast<const uint4*>(O + row * d), y = *reinterpret_cast<const uint4*>(dO + row * dO_row);
-#pragma unroll
-            for (int e = 0; e < 8; ++e)
-                D = fmaf(to_float(reinterpret_cast<const T*>(&x)[e]), to_float(reinterpret_cast<const T*>(&y)[e]), D);
-        }
-#pragma unroll
-        for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
-        if (lane == 0) {
-            const float L_row = row < end ? L[first + row] : -INFINITY;
-            p.rows[at * (2 * B_r) + row] = L_row == -INFINITY ? INFINITY : L_row * HALF_LOG2_E;
-            p.rows[at * (2 * B_r) + B_r + row] = D;
-        }
-    }
+    dO += head / p.H * dO_batch + head % p.H * dO_head + i * B_r * dO_row;
+    prepare_rows<T, d, B_r>(p.rows + at * (2 * B_r), O + first * d, dO, dO_row, L + first, end);
     if (i < p.unseen || (p.adders && p.adders[i] == 0))
         clear(dQ + first * d, end * d);
     else

@@ -391,38 +391,15 @@ queries(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K
 
 // ---------------------------------------------------------------------------------------------------------------- before
 
-constexpr int THREADS = 256;
-constexpr float HALF_LOG2_E = 0.721347520444481704f;
-
 // L_i log₂e / 2 and D_i of 64 rows. Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(PREPARING)
 prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, const __grid_constant__ Problem p,
         Total* totals) {
-    constexpr int LANES = d / 8;  // a warp per row, 16 bytes per lane
-    const int blocks = 2 * p.T_r, i = blockIdx.x % blocks, head = blockIdx.x / blocks, lane = threadIdx.x % LANES;
-    const int end = min(B_r, p.N_q - i * B_r);
+    const int blocks = 2 * p.T_r, i = blockIdx.x % blocks, head = blockIdx.x / blocks, end = min(B_r, p.N_q - i * B_r);
     const Offset first = Offset(head) * p.N_q + i * B_r;
-    float* const rows = p.rows + Offset(blockIdx.x) * (2 * B_r);
-    O += first * d + lane * 8;
-    dO += head / p.H * dO_batch + head % p.H * dO_head + i * B_r * dO_row + lane * 8;
-    for (int row = threadIdx.x / LANES; row < B_r; row += THREADS / LANES) {
-        float D = 0.0f;
-        if (row < end) {
-            const uint4 x = *reinterpret_cast<const uint4*>(O + row * d);
-            const uint4 y = *reinterpret_cast<const uint4*>(dO + row * dO_row);
-#pragma unroll
-            for (int e = 0; e < 8; ++e)
-                D = fmaf(to_float(reinterpret_cast<const T*>(&x)[e]), to_float(reinterpret_cast<const T*>(&y)[e]), D);
-        }
-#pragma unroll
-        for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
-        if (lane == 0) {
-            const float L_row = row < end ? L[first + row] : -INFINITY;
-            rows[row] = L_row == -INFINITY ? INFINITY : L_row * HALF_LOG2_E;
-            rows[B_r + row] = D;
-        }
-    }
+    dO += head / p.H * dO_batch + head % p.H * dO_head + i * B_r * dO_row;
+    prepare_rows<T, d, B_r>(p.rows + Offset(blockIdx.x) * (2 * B_r), O + first * d, dO, dO_row, L + first, end);
     if (threadIdx.x == 0) {
         Tally(totals).add(end, d), Tally(totals + 2).add(end, d);      // O, dO read
         Tally(totals + 4).add(end, 1), Tally(totals + 5).add(end, 1);  // L read and, times log₂e, written
