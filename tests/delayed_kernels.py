@@ -100,6 +100,14 @@ def decoding() -> Cases:
             yield f"pages, d = {d}, splits = {splits}", call
 
 
+def grouped() -> Cases:
+    """Yield more queries than decoding takes: whole heads, parts, and clusters; several items for a block of threads."""
+    for d, (B, N_k), causal in product((64, 128), ((1, 700), (2, 3000), (100, 1200)), (False, True)):
+        q, k, v = normal(B, 16, 40, d), normal(B, 4, N_k, d), normal(B, 4, N_k, d)
+        call = partial(gpu.forward, q, k, v, kernel="hopper_decode", causal=causal, return_lse=True)
+        yield f"d = {d}, {B} × {N_k}, causal = {causal}", call
+
+
 def eight_bits() -> Cases:
     """Yield 8 bits. Each block of threads has one row block: whether it needed maxima decides how the next is computed."""
     q, k, v = (gpu.to_fp8(normal(1, 24, 640, 128)) for _ in range(3))
@@ -113,6 +121,7 @@ GROUPS: dict[str, Callable[[], Cases]] = {
     **{f"backward-{d}": partial(backward, d) for d in (64, 128, 256)},
     "to-read": to_read,
     "decoding": decoding,
+    "grouped": grouped,
     "8-bits": eight_bits,
 }
 

@@ -28,20 +28,20 @@ RACES = {  # a group of kernels, its file, and what is to happen before those wh
     "K_j of dQ's pass is free before its product is done": (
         "backward-256",
         "hopper_backward_wide.cu",
-        "finish<0>(S_ij), finish<0>(dQ_i);\n                sram.K_j.free(n).arrive_once_a_warp();",
-        "sram.K_j.free(n).arrive_once_a_warp();\n                finish<0>(S_ij), finish<0>(dQ_i);",
+        "finish<0>(S_ij), finish<0>(dQ_i);\n                sram.K_j.evict(n);",
+        "sram.K_j.evict(n);\n                finish<0>(S_ij), finish<0>(dQ_i);",
     ),
     "Q_i and dO_i are free before dV_j's product is done": (
         "backward-128",
         "hopper_backward.cu",
-        "finish<first ? 0 : 1>();\n        sram.dO_i.free(n).arrive_once_a_warp();\n        sram.Q_i.free(n).arrive();",
-        "sram.dO_i.free(n).arrive_once_a_warp();\n        sram.Q_i.free(n).arrive();\n        finish<first ? 0 : 1>();",
+        "finish<first ? 0 : 1>();\n        sram.dO_i.evict(n);\n        sram.Q_i.free(n).arrive();",
+        "sram.dO_i.evict(n);\n        sram.Q_i.free(n).arrive();\n        finish<first ? 0 : 1>();",
     ),
     "V_j is free before O_i's product is done": (
         "forward-128",
         "hopper.cu",
-        "finish<0>(O_i);\n        sram.evict_V(kv);\n        quick ?",
-        "sram.evict_V(kv);\n        finish<0>(O_i);\n        quick ?",
+        "if (!first) finish<0>(O_i);\n        if (!first) sram.evict_V(kv);",
+        "if (!first) sram.evict_V(kv);\n        if (!first) finish<0>(O_i);",
     ),
     "of the kernel to read, V_j is free before O_i's product is done": (
         "to-read",
@@ -52,14 +52,20 @@ RACES = {  # a group of kernels, its file, and what is to happen before those wh
     "of a cache, V_j is free before O_i's product is done": (
         "decoding",
         "hopper_decode.cu",
-        "finish<1>(O_i);\n            sram.V_j.free(kv).arrive_once_a_warp();",
-        "sram.V_j.free(kv).arrive_once_a_warp();\n            finish<1>(O_i);",
+        "finish<1>(O_i);\n            sram.V_j.evict(kv);",
+        "sram.V_j.evict(kv);\n            finish<1>(O_i);",
+    ),
+    "of more queries, V_j is free before O_i's product is done": (
+        "grouped",
+        "hopper_grouped.cu",
+        "if (!first) finish<0>(O_i);\n        if (!first) sram.V_j.evict(n - 1);",
+        "if (!first) sram.V_j.evict(n - 1);\n        if (!first) finish<0>(O_i);",
     ),
     "of 8 bits, V_j is free before O_i's product is done": (
         "8-bits",
         "hopper_fp8.cu",
-        "if (!maxima) finish<0>(O_i);\n            if (upper) sram.V_j.free(n - 1).arrive_once_a_warp();",
-        "if (upper) sram.V_j.free(n - 1).arrive_once_a_warp();\n            if (!maxima) finish<0>(O_i);",
+        "if (!maxima) finish<0>(O_i);\n            if (upper) sram.V_j.evict(n - 1);",
+        "if (upper) sram.V_j.evict(n - 1);\n            if (!maxima) finish<0>(O_i);",
     ),
 }
 

@@ -309,7 +309,7 @@ def test_a_row_blocks_sequence_is_written_where_nobody_reads_it() -> None:
     producer = code[code.index("void produce(") : code.index("struct Consumer {")]
     free = producer.index("sram.Q_i.wait_free(q);")
     for written in ("sram.row_block(q) =", "sram.sequences[q % (sram.Q_STAGES + 1)] ="):
-        assert free < producer.index(written) < producer.index("sram.Q_i.there(q).arrive_and_expect")
+        assert free < producer.index(written) < producer.index("sram.Q_i.start(q, ")
 
 
 def test_pages_that_no_tile_is_made_of_are_refused() -> None:
