@@ -538,8 +538,10 @@ def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
     """`in_order` itself, on the CPU. Of each section, causally those that see most first; else each head's last at the end."""
     source = (KERNELS / hopper_fp8.FILE).read_text(encoding="utf-8")
     own = source[source.index("struct Problem {") : source.index("// A row block's first query.")]
+    shared = (KERNELS / "hopper_softmax.cuh").read_text(encoding="utf-8")
+    row_block = shared[shared.index("struct RowBlock {") :].partition("};\n")[0] + "};\n"
     program = tmp_path / "order.cpp"
-    program.write_text(ORDER.replace("OWN", own), encoding="utf-8")
+    program.write_text(ORDER.replace("OWN", row_block + own), encoding="utf-8")
     subprocess.run(["c++", "-std=c++17", "-o", tmp_path / "order", program], check=True)
     for heads, l2, N, causal, keys in itertools.product(
         (1, 31, 33, 80, 150, 256), (1, 64, 128), (100, 384, 1024), (False, True), (False, True)
