@@ -17,10 +17,11 @@ import pytest
 
 import flashsim
 from flashsim import theory
-from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.algorithms.blocks import Fixed
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.algorithms.blocks import Fixed, by_queries
 from flashsim.algorithms.notation import rowsum
 from flashsim.algorithms.own import ARGUMENTS, algorithm_of, chosen
+from flashsim.beyond.programs import programs
 from flashsim.cli import main
 from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError
 from flashsim.optimal.tune import tune
@@ -618,3 +619,10 @@ def test_a_tile_s_length_and_how_it_looks_are_no_numbers(tmp_path: Path) -> None
     looks = f"        assert len(Q_i) == Q_i.shape[0] and f'{{Q_i.max():.2f}}'\n{first}"
     text = TWO_SWEEPS.replace(first, looks).replace("two_sweeps", "mine")
     assert flashsim.count(module_of(text, tmp_path / "looks.py").mine, N=9, d=4, blocks=(4, 5), M=200).hbm.reads
+
+
+def test_a_program_that_is_not_attention_is_told_from_an_algorithm() -> None:
+    with pytest.raises(ValueError, match=r"'kernel_x_outer' is a MatrixProgram, not attention; .*run_program runs"):
+        flashsim.count(programs()["kernel_x_outer"], N=8, d=4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'name'"):
+        Algorithm(title="of no name", run=lambda *_: None, line_1=by_queries)  # type: ignore[call-arg, arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, PASSES
 from flashsim.algorithms.blocks import by_trial
-from flashsim.algorithms.record import OPERANDS, SERVICES, Algorithm, every_block
+from flashsim.algorithms.record import OPERANDS, SERVICES, Algorithm, Program, every_block
 from flashsim.machine.source import note_line
 from flashsim.problem.arguments import is_one_of, shown
 from flashsim.problem.options import Option
@@ -51,6 +51,11 @@ def chosen(what: Any, direction: str) -> Algorithm:
         if what.direction != direction:
             raise ValueError(f"{what.name!r} is a {what.direction} pass; expected a {direction} pass")
         return what
+    if isinstance(what, Program):
+        raise ValueError(
+            f"{what.name!r} is a {type(what).__name__}, not attention; flashsim.simulate.matrices.run_program runs a program on "
+            "matrices, and count_program counts it"
+        )
     if callable(what):
         return algorithm_of(what) if direction == "forward" else backward_of(algorithm_of(what))
     known = ", ".join(map(repr, passes))

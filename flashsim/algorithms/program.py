@@ -57,7 +57,7 @@ class MatrixProgram(Program):
     example    (random numbers, lengths, block sizes) -> operands and options to try it with; an operand left out is normal
     """
 
-    source: str
+    name: str = ""
     operands: Mapping[str, Kind] = field(hash=False)
     returns: Mapping[str, Kind] = field(hash=False)
     extras: Mapping[str, Kind] = field(default_factory=dict, hash=False)
@@ -68,7 +68,7 @@ class MatrixProgram(Program):
     by: tuple[str, ...] = ()
     plane: tuple[str, ...] = ()
     across: tuple[str, ...] = ()
-    words: tuple[str, str]
+    words: tuple[str, str] = ("rows", "columns")
     follows: tuple[str, ...] = ()
     example: Callable[[np.random.Generator, Sizes, Sizes], Example] = normal
 

@@ -93,7 +93,7 @@ class Program:
     """
 
     called: ClassVar[str] = "PROGRAM"
-    name: str = ""
+    name: str
     title: str
     source: str = ""
     run: Callable[..., Any]
@@ -169,7 +169,6 @@ class Algorithm(Program):
     """
 
     called: ClassVar[str] = "ALGORITHM"
-    name: str
     direction: Direction = "forward"
     run: Callable[..., tuple[Matrix, ...]]
     operands: tuple[str, ...] = ()

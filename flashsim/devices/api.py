@@ -88,7 +88,7 @@ class DevicesPlan(Plan):
         return Launch(
             operands=operands,
             first=[CountedShare(**vars(self.share)) if folds else self.share],
-            arguments=self._arguments,
+            make_arguments=self._arguments,
             folds=folds,
         )
 

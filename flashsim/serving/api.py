@@ -119,7 +119,7 @@ class BatchPlan(Plan):
             yield Launch(
                 operands=[self._operand(name, head) for name in self.operands],
                 first=[self.batch],
-                arguments=self._arguments,
+                make_arguments=self._arguments,
                 returns=[self.program.returns],
                 folds=True,
             )

@@ -77,7 +77,7 @@ def forward(
     policy = check_sizing(sizing, blocks, enforce)
     observers = check_observers(observers)
     on_head = check_callback("on_head", on_head)
-    own = _own(forward, algorithm, options) if options or algorithm.options else {}
+    own = _options_of(forward, algorithm, options) if options or algorithm.options else {}
     planned = partial(
         forward_plan, algorithm, own, policy, check_flag("check_finite", check_finite),
         M=M, scale=scale, causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, gqa=gqa,
@@ -160,7 +160,7 @@ def count(
         algorithm,
         before,
         problem,
-        _own(count, before, options) if options or before.options else options,
+        _options_of(count, before, options) if options or before.options else options,
         check_sizing(sizing, blocks, enforce),
     )
     outcome = simulate(plan, observers)
@@ -177,7 +177,7 @@ def _per_head(plan: AttentionPlan, on_head: OnHead) -> OnLaunch:
     return lambda number: on_head(number, launches)
 
 
-def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _options_of(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the algorithm's own options, checked."""
     return check_options(function, options, f"{algorithm.name!r} ({algorithm.title})", algorithm, FORWARD)
 

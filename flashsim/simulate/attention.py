@@ -127,7 +127,7 @@ class AttentionPlan(Plan):
         return Launch(
             operands=self._operands(head, number),
             takes=takes,
-            arguments=_Arguments(self, head, number, dB, band),
+            make_arguments=_Arguments(self, head, number, dB, band),
             returns=(self.program.returns,) if self.program.returns else RETURNS,
             folds=band is not None,
             key=key,

@@ -59,9 +59,9 @@ class MatrixPlan(Plan):
             operands.append(Operand(name, values, kind.dtype(self.dtype), index=kind.type == "index"))
         yield Launch(
             operands=operands,
-            arguments=self._arguments,
+            make_arguments=self._arguments,
             returns=[tuple(self.program.returns)],
-            folds=not self.is_user_defined or self.arithmetic,
+            folds=not self.is_user_defined,
         )
 
     def described(self) -> dict[str, Any]:
@@ -173,7 +173,10 @@ def _plan(
     if fixed is not None:
         return replace(plan, blocks=of(fixed))
     if program.line_1 is None or program.rows is None:
-        raise ValueError(f"blocks is None; expected {', '.join(program.blocks)}, as {program.name!r} has no line 1")
+        lacks = "line_1" if program.line_1 is None else "rows"
+        raise ValueError(
+            f"blocks is None; expected {', '.join(program.blocks)}, as the record of {program.name!r} has no {lacks}"
+        )
     line_1 = program.line_1
     if sizing == "paper":
         return replace(plan, blocks=of(line_1(program.rows(size, sizes), sizes)))

@@ -68,7 +68,7 @@ def _run_once(plan: Plan, launch: Launch, watch: Watch | None, observers: Sequen
     placed = place(launch, hbm)
     chip = chip_dtype(plan.dtype)
     sram = SRAM(hbm, plan.M, enforced=plan.enforced, dtype=chip, observers=observers, fold=launch.folds, watch=watch)
-    arguments = launch.arguments(hbm, sram)
+    arguments = launch.make_arguments(hbm, sram)
     if not plan.is_user_defined:
         result = plan.program.run(hbm, sram, *launch.first, *placed, *arguments)
         return hbm, sram, check_returned(plan, launch, hbm, result)
@@ -116,7 +116,7 @@ def _run_side_by_side(plan: Plan, observers: Sequence[Sequence[Observer]], on_la
 
 def run_on_device(plan: Plan, launch: Launch, device: Device, placed: Sequence[Matrix]) -> tuple[Matrix, ...]:
     """Run a launch on a device, whose operands are placed; return the matrices that its function returned."""
-    arguments = launch.arguments(device.hbm, device.sram)
+    arguments = launch.make_arguments(device.hbm, device.sram)
     result = plan.program.run(device, *launch.first, *placed, *arguments)
     return check_returned(plan, launch, device.hbm, result)
 

@@ -8,6 +8,10 @@
     PassPlan        what follows a backward pass: sums over heads  flashsim.simulate.sums
 
 A plan is data: a program, a problem with its operands, block sizes, and the memory to run in.
+
+A new kind of problem needs a class that says what is to be computed, a kind of `Program` with what its functions take, a kind of
+plan here or in its room, and a door: a function that checks what users hand in, makes the plan, calls `simulate`, and returns a
+`flashsim.simulate.results.Result`. Besides the methods of `Plan`, a plan has `blocks` and `problem`, which results show.
 """
 
 from __future__ import annotations
@@ -45,14 +49,14 @@ class Launch:
     operands   what is placed in HBM
     takes      the names of those that the function takes, in order; None: all of them
     first      what it takes before its operands
-    arguments  return what it takes behind its operands. Some of it, such as a mask, works on the launch's own memory
+    make_arguments  returns what it takes behind its operands; some of it, such as a mask, works on the launch's own memory
     returns    the names of the matrices that it returns; more than one list where it has a choice; (): not known
     folds      whether turns of a loop that are known to cost alike are counted at once
     key        which of `Outcome.sums` it adds to
     """
 
     operands: Sequence[Operand]
-    arguments: Callable[[HBM, SRAM], Sequence[Any]]
+    make_arguments: Callable[[HBM, SRAM], Sequence[Any]]
     takes: Sequence[str] | None = None
     first: Sequence[Any] = ()
     returns: Sequence[tuple[str, ...]] = ()

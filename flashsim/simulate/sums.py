@@ -67,7 +67,7 @@ class PassPlan(Plan):
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield a launch for each problem."""
         for operands in self.problems:
-            yield Launch(operands=operands, arguments=_nothing, folds=self.folds)
+            yield Launch(operands=operands, make_arguments=_nothing, folds=self.folds)
 
 
 def _nothing(hbm: HBM, sram: SRAM) -> Sequence[Any]:
