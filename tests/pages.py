@@ -42,18 +42,22 @@ def table(page: str, name: str) -> list[list[str]]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return a page's paragraphs; an item of a list is one, and a row of a table."""
-    return re.split(r"\n\s*\n|\n(?=\s*(?:[*|-]|\d+\.) )", text)
+    """Return a page's paragraphs, without blocks of code; an item of a list is one, and a row of a table."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.split(r"\n\s*\n|\n(?=\s*(?:[*|-]|\d+\.) )", prose)
 
 
 def has_numbers(parts: Iterable[str], text: str, about: str = "") -> bool:
     """Say whether one of these paragraphs has all numbers of a text, in whatever words and order.
 
-    `about` is a name that the paragraph must have too, where the numbers alone are common ones.
+    `about` is a text that the paragraph must have too. Raises AssertionError where more than one paragraph fits: if the numbers
+    of the one that is meant became wrong, another would still fit, and the test would not see it.
     """
     numbers = _numbers(text)
     assert numbers, f"no number in {text!r}"
-    return any(about in part and numbers <= _numbers(part) for part in parts)
+    fitting = [part for part in parts if about in part and numbers <= _numbers(part)]
+    assert len(fitting) <= 1, f"{text!r} fits {len(fitting)} paragraphs: say by `about` which one is meant"
+    return bool(fitting)
 
 
 def _numbers(text: str) -> Counter[str]:
