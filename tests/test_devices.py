@@ -392,3 +392,18 @@ def test_gradients_of_a_mesh_of_rows_and_columns(P: int, columns: int) -> None:
     for X in ("dQ", "dK", "dV"):
         np.testing.assert_allclose(getattr(back, X), getattr(one, X), rtol=0, atol=1e-12)
     agrees(back)
+
+
+@pytest.mark.parametrize("leading", [(), (4,), (2, 4)])
+def test_gradients_are_shaped_as_the_inputs(leading: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    of_keys = (*leading[:-1], leading[-1] // 2) if leading else ()
+    Q, dO = rng.normal(size=(2, *leading, 6, 2))
+    K, V = rng.normal(size=(2, *of_keys, 6, 2))
+    run = devices.forward("ring", Q, K, V, P=3, M=100)
+    back = devices.backward("ring", run, dO, M=200)
+    alone = flashsim.backward("flash", flashsim.forward("flash", Q, K, V, M=1000), dO)
+    for name, like in (("dQ", Q), ("dK", K), ("dV", V)):
+        got = getattr(back, name)
+        assert got.shape == like.shape
+        assert np.allclose(got, getattr(alone, name))

@@ -236,3 +236,18 @@ def test_an_honest_algorithm_is_not_accused(name: str, tmp_path: Path) -> None:
         run = flashsim.forward(mine, Q, K, V_, blocks=blocks, M=400)
         assert np.allclose(run.O, attention(Q, K, V_), rtol=1e-9), blocks
         assert flashsim.count(mine, N=N, d=D, d_v=width, dtype="float64", blocks=blocks, M=400).hbm == run.hbm
+
+
+def test_hbm_is_closed_to_an_algorithm_that_has_loaded_something_outside_of_loops_too() -> None:
+    def peeks(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        sram.load(Q.divide(blocks.B_r)[0])
+        return hbm.peek("K")
+
+    def places(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        sram.load(Q.divide(blocks.B_r)[0])
+        return hbm.place("O", np.zeros(Q.shape))
+
+    X = np.random.default_rng(0).normal(size=(8, 4))
+    for algorithm in (peeks, places):
+        with pytest.raises(MemoryModelError, match="not counted"):
+            flashsim.forward(algorithm, X, X, X, M=100, blocks=(4, 4))

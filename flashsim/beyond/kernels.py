@@ -90,7 +90,7 @@ def gradient(
     if (shape := check_array("dY", dY).shape) != run.Y.shape:
         raise ValueError(f"dY has shape {shape}; expected that of Y, {run.Y.shape}")
     return run_program(
-        programs()["kernel_gradient"], {**plan.given, "dY": dY}, M=plan.M if M is None else M, blocks=blocks, sizing=sizing,
+        programs()["kernel_gradient"], {**plan.arrays, "dY": dY}, M=plan.M if M is None else M, blocks=blocks, sizing=sizing,
         enforce=enforce, options={"k": k}, observers=observers,
     )
 

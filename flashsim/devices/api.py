@@ -35,24 +35,24 @@ class DevicesPlan(Plan):
 
     share    the problem, the rows of each device, and the blocks
     columns  of a mesh, else 1
-    given    (heads, N, width) by name; None: to count on lengths alone
+    arrays   (heads, N, width) by name; None: to count on lengths alone
     """
 
     program: DevicesProgram
     share: Share
     columns: int
-    given: Mapping[str, Array] | None = None
+    arrays: Mapping[str, Array] | None = None
 
     side_by_side = True
 
     @classmethod
     def of(
-        cls, program: DevicesProgram, share: Share, columns: int, given: Mapping[str, Array] | None = None
+        cls, program: DevicesProgram, share: Share, columns: int, arrays: Mapping[str, Array] | None = None
     ) -> DevicesPlan:
         """Return the plan."""
         return cls(
-            program=program, M=share.problem.M, dtype=share.problem.dtype, arithmetic=given is not None,
-            is_user_defined=not is_of_package(program.run), share=share, columns=columns, given=given,
+            program=program, M=share.problem.M, dtype=share.problem.dtype, arithmetic=arrays is not None,
+            is_user_defined=not is_of_package(program.run), share=share, columns=columns, arrays=arrays,
         )  # fmt: skip
 
     @property
@@ -77,7 +77,7 @@ class DevicesPlan(Plan):
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield each device's launch."""
         for rank in range(len(self.share.where)):
-            yield self.launch(own_rows(self.program, self.share, rank, self.given))
+            yield self.launch(own_rows(self.program, self.share, rank, self.arrays))
 
     def launch(self, own: Mapping[str, Any]) -> Launch:
         """Return the launch of a device with its own rows of the operands, or their shapes."""
@@ -217,15 +217,17 @@ def backward(
     gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
     problem = run.share.problem if M is None else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
     program, share, columns = asked(name, "backward", problem, run.P, run.share.where, columns, blocks)
-    inputs = {X: cast("Mapping[str, Array]", run.plan.given)[X] for X in "QKV"}
+    inputs = {X: cast("Mapping[str, Array]", run.plan.arrays)[X] for X in "QKV"}
     matrices = inputs | {"O": by_rows(run.O), "dO": by_rows(gradient)}
     plan = DevicesPlan.of(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
     outcome = simulate(plan)
     gradients: dict[str, Any] = {}
     for X, parts in zip(("dQ", "dK", "dV"), outcome.matrices.values(), strict=True):
-        like = inputs[X[1]]
-        gradient = _gathered(share, parts).reshape(like.shape).astype(like.dtype)
-        gradients[X] = gradient.reshape(*run.O.shape[:-3], *like.shape) if run.O.ndim > 2 else gradient[0]
+        gradient = _gathered(share, parts).astype(run.O.dtype)
+        leading = run.O.shape[:-2]  # of query heads
+        if leading and X != "dQ":
+            leading = (*leading[:-1], leading[-1] // share.group)
+        gradients[X] = gradient.reshape(*leading, *gradient.shape[1:])
     return _result(plan, outcome, gradients)
 
 

@@ -196,11 +196,17 @@ def check_inputs(Q: Any, K: Any, V: Any) -> Inputs:
         if a.dtype != arrays["Q"].dtype:
             raise ValueError(f"Q has dtype {arrays['Q'].dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
     of_Q, of_K, of_V = arrays["Q"].shape, arrays["K"].shape, arrays["V"].shape
-    fits = of_V[:-1] == of_K[:-1] and len(of_Q) == len(of_K) and of_Q[:-3] == of_K[:-3] and of_Q[-1] == of_K[-1]
-    if not (fits and (len(of_Q) == 2 or not of_Q[-3] % of_K[-3])):
+    shares_keys = of_V[:-1] == of_K[:-1]
+    shares_axes = len(of_Q) == len(of_K) and of_Q[:-3] == of_K[:-3]
+    shares_width = of_Q[-1] == of_K[-1]
+    if not (shares_keys and shares_axes and shares_width):
         raise ValueError(_misfit(of_Q, of_K, of_V))
+    group = 1
+    if len(of_Q) > 2:
+        group, rest = divmod(of_Q[-3], of_K[-3])
+        if rest:
+            raise ValueError(_misfit(of_Q, of_K, of_V))
     shape = Shape(of_Q[-2], of_K[-2], of_Q[-1], of_V[-1])
-    group = of_Q[-3] // of_K[-3] if len(of_Q) > 2 else 1
     return Inputs(arrays["Q"], arrays["K"], arrays["V"], shape, of_Q[:-2], group, arrays["Q"].dtype)
 
 

@@ -194,8 +194,8 @@ def run(name: str, batch: Batch, operands: Operands, blocks: Any, observers: Seq
 
 def finished(plan: BatchPlan, observers: Sequence[Observer] = ()) -> Result:
     """Run the plan of a forward pass."""
-    costs, found = launched(plan, check_observers(observers))
-    O, L = (by_sequence(plan.batch, found[name]) for name in ("O", "L"))
+    costs, matrices = launched(plan, check_observers(observers))
+    O, L = (by_sequence(plan.batch, matrices[name]) for name in ("O", "L"))
     _check_finite(plan, "O", O)
     return Result(**costs, arrays={"O": O, "lse": [lse[..., 0] for lse in L]})
 

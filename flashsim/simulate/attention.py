@@ -190,14 +190,14 @@ class AttentionPlan(Plan):
     def attended(self, head: Head) -> Bools | None:
         """Return the whole (N_q, N_k) mask of one query head, block mask included, for the reference; None: it attends to all."""
         block_mask, shape = self.options.get("block_mask"), self.problem.shape
-        chosen = None if isinstance(block_mask, str) else block_mask  # "live" leaves out what is masked
-        if isinstance(self.mask, All) and chosen is None:
+        array = None if isinstance(block_mask, str) else block_mask  # "live" leaves out what is masked
+        if isinstance(self.mask, All) and array is None:
             return None
         whole = self.mask.whole(shape, head)
-        if chosen is None:
+        if array is None:
             return whole
         B, member = self.blocks, head[-1] % self.together if head else 0
-        tiles = check_tiles(chosen, B, self.shape)
+        tiles = check_tiles(array, B, self.shape)
         spread = tiles.repeat(B.B_r, axis=0)[: self.shape.N_q].repeat(B.B_c, axis=1)[:, : shape.N_k]
         return np.asarray(whole & spread[member :: self.together])
 

@@ -42,11 +42,11 @@ SIZINGS = ("fit", "paper")
 class MatrixPlan(Plan):
     """A program on matrices of given sizes.
 
-    given    operands by name; for counting, only those that tell it where to go on ("index")
+    arrays   operands by name; for counting, only those that tell it where to go on ("index")
     """
 
     program: MatrixProgram
-    given: Mapping[str, Array]
+    arrays: Mapping[str, Array]
     sizes: Sizes
     blocks: Sizes
     options: Mapping[str, Any]
@@ -55,7 +55,7 @@ class MatrixPlan(Plan):
         """Yield the one launch."""
         operands = []
         for name, kind in self.program.operands.items():
-            values = self.given.get(name, kind.shape(self.sizes))
+            values = self.arrays.get(name, kind.shape(self.sizes))
             operands.append(Operand(name, values, kind.dtype(self.dtype), index=kind.type == "index"))
         yield Launch(
             operands=operands,
@@ -103,8 +103,8 @@ def run_program(
 
     Raises ValueError for operands that do not fit together, are not finite, or overflow; SramOverflow.
     """
-    given, sizes, dtype = check_operands(program, operands)
-    plan = _plan(program, given, sizes, dtype, M, blocks, sizing, enforce, options or {}, arithmetic=True)
+    arrays, sizes, dtype = check_operands(program, operands)
+    plan = _plan(program, arrays, sizes, dtype, M, blocks, sizing, enforce, options or {}, arithmetic=True)
     return _gathered(plan, simulate(plan, check_observers(observers)))
 
 
@@ -118,11 +118,11 @@ def count_program(
 
     Arguments and errors as there.
     """
-    lengths, stored, given = check_lengths(program.symbols, sizes), float_dtype(dtype), dict(index or {})
+    lengths, stored, arrays = check_lengths(program.symbols, sizes), float_dtype(dtype), dict(index or {})
     followed = [name for name, kind in program.operands.items() if kind.type == "index"]
-    if set(given) != set(followed):
-        raise ValueError(f"index holds {', '.join(given) or 'none'}; expected {', '.join(followed) or 'none'}")
-    plan = _plan(program, given, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
+    if set(arrays) != set(followed):
+        raise ValueError(f"index holds {', '.join(arrays) or 'none'}; expected {', '.join(followed) or 'none'}")
+    plan = _plan(program, arrays, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
     outcome = simulate(plan, check_observers(observers))
     return _result(plan, outcome, operations=outcome.total.flops)
 
@@ -153,7 +153,7 @@ def check_operands(program: MatrixProgram, operands: Mapping[str, Any]) -> tuple
 
 
 def _plan(
-    program: MatrixProgram, given: Mapping[str, Array], sizes: Sizes, dtype: np.dtype[Any], M: Any, blocks: Any, sizing: Any,
+    program: MatrixProgram, arrays: Mapping[str, Array], sizes: Sizes, dtype: np.dtype[Any], M: Any, blocks: Any, sizing: Any,
     enforce: Any, options: Mapping[str, Any], *, arithmetic: bool,
 ) -> MatrixPlan:  # fmt: skip
     if set(options) != set(program.options):
@@ -164,7 +164,7 @@ def _plan(
     enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
     plan = MatrixPlan(
         program=program, M=size, enforced=enforced, dtype=dtype, arithmetic=arithmetic,
-        is_user_defined=not is_of_package(program.run), given=given, sizes=sizes, blocks=Sizes(), options=options,
+        is_user_defined=not is_of_package(program.run), arrays=arrays, sizes=sizes, blocks=Sizes(), options=options,
     )  # fmt: skip
 
     def of(values: Sequence[int]) -> Sizes:

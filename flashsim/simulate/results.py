@@ -129,10 +129,10 @@ class Result(ByArray):
         return f"blocks {self.blocks.B_r} × {self.blocks.B_c}{chosen_by}, {self.sram}"
 
     def __repr__(self) -> str:
-        shown = []
+        arrays = []
         for name, array in self.arrays.items():
             if isinstance(array, np.ndarray) and name in self.plan.main_results():
-                shown.append(f"{name} {array.shape} {array.dtype}")
-        said = ", ".join([*shown, f"{self.hbm.accesses:,} HBM accesses", self._costs()])
+                arrays.append(f"{name} {array.shape} {array.dtype}")
+        text = ", ".join([*arrays, f"{self.hbm.accesses:,} HBM accesses", self._costs()])
         direction = ", backward" if self.plan.program.direction == "backward" else ""
-        return f"Result({self.algorithm!r}{direction}: {said})"
+        return f"Result({self.algorithm!r}{direction}: {text})"
