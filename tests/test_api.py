@@ -310,3 +310,26 @@ def test_what_dropout_divides_by_counts_toward_the_largest_sum() -> None:
     run = flashsim.forward("flash", one, 0 * one, 0 * one, M=100, dropout_p=0.75, seed=1)
     with pytest.raises(ValueError, match=r"dO is too large: dP could reach 0 and a sum 1\.6e\+38"):
         flashsim.backward("flash", run, np.float32(1e36) * one)
+
+
+def test_results_are_equal_if_they_have_counted_the_same() -> None:
+    run = flashsim.count("flash", N=8, d=4, M=200, blocks=(4, 4))
+    assert run == flashsim.count("flash", N=8, d=4, M=200, blocks=(4, 4))
+    changed = (
+        {"sram": replace(run.sram, peak=run.sram.peak + 1)},
+        {"hbm": run.hbm + run.hbm},
+        {"operations": run.flops + run.flops},
+        {"plan": flashsim.count("flash", N=8, d=4, M=200, blocks=(4, 2)).plan},
+        {"plan": flashsim.count("q_outer", N=8, d=4, M=200, blocks=(4, 4)).plan},
+    )
+    for fields in changed:
+        other: Any = replace(run, **fields)
+        assert run != other
+
+
+def test_on_head_is_called_with_how_many_heads_are_done_and_how_many_there_are() -> None:
+    X = np.ones((2, 3, 4, 2))
+    calls: list[tuple[int, int]] = []
+    run = flashsim.forward("flash", X, X, X, M=100, on_head=lambda *numbers: calls.append(numbers))
+    flashsim.backward("flash", run, X, M=100, on_head=lambda *numbers: calls.append(numbers))
+    assert calls == [(done, 6) for done in range(1, 7)] * 2

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +17,7 @@ from flashsim.cli import devices as command
 from flashsim.devices import Device, LinkError, Network
 from flashsim.devices.layouts import LAYOUTS, positions
 from flashsim.devices.programs import programs
+from flashsim.devices.record import DevicesProgram
 from flashsim.devices.theory import FORMS, balance
 from flashsim.problem.inputs import float_dtype
 
@@ -407,3 +409,35 @@ def test_gradients_are_shaped_as_the_inputs(leading: tuple[int, ...]) -> None:
         got = getattr(back, name)
         assert got.shape == like.shape
         assert np.allclose(got, getattr(alone, name))
+
+
+def test_a_run_keeps_copies_of_what_its_backward_pass_needs() -> None:
+    Q, K, V, dO = np.random.default_rng(0).normal(size=(4, 6, 2))
+    run = devices.forward("ring", Q, K, V, P=3, M=100)
+    before = devices.backward("ring", run, dO, M=200).dK
+    K[:] = 0
+    assert np.array_equal(devices.backward("ring", run, dO, M=200).dK, before)
+
+
+def test_results_are_equal_if_each_device_moved_the_same() -> None:
+    how: dict[str, Any] = {"P": 2, "N": 5, "d": 2, "M": 100, "blocks": (2, 2)}
+    result = devices.count("ring", **how)
+    first, second = result.devices
+    assert first != second  # 3 rows and 2
+    assert result == devices.count("ring", **how)
+    assert result != replace(result, devices=(second, first))
+
+
+def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
+    def every_other_row(device: Any, share: Any, Q: Any, K: Any, V: Any) -> Any:
+        O = device.hbm.empty("O", Q.shape, Q.dtype, "output")
+        L = device.hbm.empty("L", (Q.shape[0], 1), Q.dtype, "output")
+        Q = Q.divide(1)
+        for i in device.sram.loop(len(Q)):
+            if i % 2:
+                device.sram.load(Q[i])
+        return O, L
+
+    program = DevicesProgram(name="every_other_row", title="Every other row", run=every_other_row)
+    counted: Any = devices.count(program, P=2, N=14, d=3, M=100, blocks=(1, 1))  # type: ignore[arg-type]
+    assert [device.hbm.by_array["Q"].reads for device in counted.devices] == [3 * 3, 3 * 3]

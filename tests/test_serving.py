@@ -526,3 +526,13 @@ def test_keys_and_values_may_be_one_array() -> None:
     X = np.random.default_rng(0).normal(size=(2, 1, 3, 2))
     as_array, as_pair = (serving.cascade([X[0]], [suffix], prefix=suffix, M=100) for suffix in (X, tuple(X)))
     assert np.array_equal(as_array.O[0], as_pair.O[0])
+
+
+def test_log_sum_exps_are_stored_in_the_chip_s_type_backward_too() -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V, dO = ([rng.normal(size=(2, n, 2)).astype("float16") for n in (3, 2)] for _ in range(4))
+    packed = [np.concatenate(X, axis=1) for X in (Q, K, V)]
+    run = serving.varlen(packed[0], packed[1], packed[2], cu_q=[0, 3, 5], cu_k=[0, 3, 5], M=200, blocks=(2, 2))
+    back = serving.varlen_backward(run, dO, M=200, blocks=(2, 2))
+    assert back.hbm.by_array["L"].itemsize == 4
+    assert back.hbm.by_array["Q"].itemsize == 2

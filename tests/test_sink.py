@@ -258,3 +258,11 @@ def test_an_m_too_small_for_the_gradient_of_a_sink_is_refused_before_the_run(nam
     with pytest.raises(ValueError, match=f"too small for the gradient of a sink: with d_v = 7 it needs at least M = {least}"):
         flashsim.count(name, M=least - 1, **how)
     assert flashsim.count(name, M=least - 1, enforce=False, **how).sram.peak >= least
+
+
+def test_the_pass_for_the_gradient_is_counted_for_each_head() -> None:
+    X = np.random.default_rng(0).normal(size=(4, 6, 2))
+    how: dict[str, Any] = {"M": 100, "blocks": (3, 3)}
+    back = flashsim.backward("flash", flashsim.forward("flash", X, X, X, mask=Sink(0.5), **how), X, **how)
+    counted = flashsim.count("flash", N=6, d=2, heads=4, mask=Sink(0.5), dtype="float64", direction="backward", **how)
+    assert counted.hbm == back.hbm
