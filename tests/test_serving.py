@@ -18,7 +18,7 @@ from flashsim.cli import main
 from flashsim.cli import serve as command
 from flashsim.machine.memory import Event, MemoryModelError
 from flashsim.serving import schedules
-from flashsim.serving.api import BatchPlan, finished
+from flashsim.serving.api import BatchPlan, finished, launched
 from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
 from flashsim.simulate.outcome import Outcome
@@ -536,3 +536,19 @@ def test_log_sum_exps_are_stored_in_the_chip_s_type_backward_too() -> None:
     back = serving.varlen_backward(run, dO, M=200, blocks=(2, 2))
     assert back.hbm.by_array["L"].itemsize == 4
     assert back.hbm.by_array["Q"].itemsize == 2
+
+
+def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
+    def every_third_row(hbm: Any, sram: Any, batch: Any, Q: Any, K: Any, V: Any, *words: Any) -> Any:
+        O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+        L = hbm.empty("L", (Q.shape[0], 1), sram.dtype, "output")
+        Q = Q.divide(1)
+        for i in sram.loop(len(Q)):
+            if i % 3 == 0:
+                sram.load(Q[i])
+        return O, L
+
+    plan = serving.count("varlen", queries=[9, 8], keys=[9, 8], d=4, M=200, blocks=(2, 2)).plan
+    own = BatchPlan.of(replace(plan.program, run=every_third_row), plan.batch, plan.options, plan.operands)
+    costs, _ = launched(own)
+    assert costs["hbm"].by_array["Q"].reads == 6 * 4  # rows 0, 3, … 15

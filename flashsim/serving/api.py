@@ -12,6 +12,7 @@ import numpy as np
 
 from flashsim.algorithms.blocks import clipped, most_rows
 from flashsim.machine.memory import HBM, SRAM, Observer
+from flashsim.machine.source import is_of_package
 from flashsim.machine.traffic import ArrayTraffic, Occupancy, Traffic
 from flashsim.problem.arguments import (
     check_blocks,
@@ -55,8 +56,8 @@ class BatchPlan(Plan):
         """Return the plan. Words alone, which say where to go on, are not numbers to compute with."""
         arithmetic = any(isinstance(values, np.ndarray) and values.ndim == 3 for values in operands.values())
         return cls(
-            program=program, M=batch.M, dtype=batch.dtype, arithmetic=arithmetic, batch=batch, options=options,
-            operands=operands,
+            program=program, M=batch.M, dtype=batch.dtype, arithmetic=arithmetic,
+            is_user_defined=not is_of_package(program.run), batch=batch, options=options, operands=operands,
         )  # fmt: skip
 
     @property
@@ -121,7 +122,7 @@ class BatchPlan(Plan):
                 first=[self.batch],
                 make_arguments=self._arguments,
                 returns=[self.program.returns],
-                folds=True,
+                folds=not self.is_user_defined,
             )
 
     def _operand(self, name: str, head: int) -> Operand:
