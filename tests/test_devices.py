@@ -441,3 +441,14 @@ def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
     program = DevicesProgram(name="every_other_row", title="Every other row", run=every_other_row)
     counted: Any = devices.count(program, P=2, N=14, d=3, M=100, blocks=(1, 1))  # type: ignore[arg-type]
     assert [device.hbm.by_array["Q"].reads for device in counted.devices] == [3 * 3, 3 * 3]
+
+
+def test_what_is_no_result_on_devices_is_refused() -> None:
+    X = np.ones((4, 2))
+    run = flashsim.forward("flash", X, X, X, M=100)
+    with pytest.raises(ValueError, match=r"tally is Result\('flash'.*; expected what flashsim.devices' functions return"):
+        devices.exact(run)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"run is Result\('flash'.*; expected what flashsim.devices.forward returned"):
+        devices.backward("ring", run, X)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"run is Result\('flash': \d+ HBM accesses.*; expected what flashsim.forward"):
+        flashsim.backward("flash", flashsim.count("flash", N=4, d=2, M=100), X)

@@ -19,7 +19,7 @@ from flashsim.machine.device import Link, whole
 from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
 from flashsim.machine.source import is_of_package
 from flashsim.machine.traffic import Occupancy, Traffic
-from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of
+from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of, shown
 from flashsim.problem.inputs import Array, Inputs, check_dO, check_inputs, check_M, check_range, chip_dtype
 from flashsim.problem.shapes import Sizes
 from flashsim.simulate.outcome import Outcome
@@ -213,7 +213,7 @@ def backward(
     M by default the run's; columns and blocks as in `forward`. Raises ValueError as there.
     """
     if not isinstance(run, DevicesResult) or "O" not in run.arrays:
-        raise ValueError(f"run is a {type(run).__name__}; expected what flashsim.devices.forward returned")
+        raise ValueError(f"run is {shown(run)}; expected what flashsim.devices.forward returned")
     gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
     problem = run.share.problem if M is None else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
     program, share, columns = asked(name, "backward", problem, run.P, run.share.where, columns, blocks)
@@ -248,7 +248,12 @@ def count(
 
 
 def exact(tally: DevicesResult) -> list[theory.ExactDevice]:
-    """Return the same by formula, for each device: `words` and `hbm`, with which counts agree by `==`."""
+    """Return the same by formula, for each device: `words` and `hbm`, with which counts agree by `==`.
+
+    Raises ValueError for what is not a result of this room.
+    """
+    if not isinstance(tally, DevicesResult):
+        raise ValueError(f"tally is {shown(tally)}; expected what flashsim.devices' functions return")
     form = theory.FORMS[tally.algorithm, tally.plan.program.direction]
     return [form.exact(tally.share, p, tally.plan.columns) for p in range(tally.P)]
 

@@ -12,7 +12,7 @@ from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.attention.problem import Problem
 from flashsim.machine.memory import Observer, SramOverflow
-from flashsim.problem.arguments import check_callback, check_direction, check_flag, check_observers
+from flashsim.problem.arguments import check_callback, check_direction, check_flag, check_observers, shown
 from flashsim.problem.inputs import HEADS_FIRST, check_layout, turning
 from flashsim.problem.options import NoOptions, Options, check_how, check_options
 from flashsim.simulate.attention import AttentionPlan
@@ -186,7 +186,8 @@ def check_run(algorithm: Algorithm, run: Any) -> Result:
     """Return the run whose backward pass is asked for. Raises ValueError for anything else, and for another algorithm's."""
     if not isinstance(run, Result) or not isinstance(run.plan, AttentionPlan) or "O" not in run.arrays:
         wanted = f"what flashsim.forward({algorithm.forward_pass!r}, …) returned"
-        raise ValueError(f"run is a {type(run).__name__}; expected {wanted}")
+        kind = shown(run) if isinstance(run, Result) else f"a {type(run).__name__}"
+        raise ValueError(f"run is {kind}; expected {wanted}")
     if run.algorithm != algorithm.forward_pass:
         own = f"its backward pass is backward({run.algorithm!r}, …), if any"
         if run.algorithm in FORWARD.keys() - BACKWARD.keys():
