@@ -20,7 +20,8 @@ from flashsim.algorithms.record import Bug
 from flashsim.beyond import approximate, kernels, mlp
 from flashsim.beyond.parts.kernel_functions import Radial
 from flashsim.beyond.programs import programs
-from flashsim.machine.memory import Event, MemoryModelError, SramOverflow
+from flashsim.machine.memory import Event, MemoryModelError, NotOnChip, SramOverflow
+from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 from flashsim.simulate.matrices import count_program, run_program
 from flashsim.simulate.results import Result
@@ -311,3 +312,24 @@ def test_an_argument_that_there_is_not_is_named(module: Any, sizes: dict[str, in
     for name in wrong:
         with pytest.raises(TypeError, match=rf"^{asked} takes no argument '{name}'"):
             getattr(module, asked)(**sizes, **{name: (2,)})
+
+
+def test_a_program_that_keeps_what_a_turn_computed_is_told_so() -> None:
+    def keeps(hbm: Any, sram: Any, X: Any, blocks: Any) -> Any:
+        s = hbm.empty("s", (X.shape[0], 1), X.dtype, "output")
+        X_i, s_i = X.divide(blocks.B), s.divide(blocks.B)
+        kept = []
+        for i in sram.loop(len(X_i)):
+            x = sram.load(X_i[i])
+            kept.append(x * 1)
+        for i in sram.loop(len(X_i)):
+            sram.store(s_i[i], sram.on_chip(kept[i].sum(axis=1, keepdims=True)))
+        return s
+
+    kinds: dict[str, Any] = {"operands": {"X": Kind("N", "d")}, "returns": {"s": Kind("N", "1")}, "blocks": {"B": "N"}}
+    program = MatrixProgram(title="Row sums", run=keeps, **kinds)
+    X = np.random.default_rng(0).normal(size=(40, 4))
+    with pytest.raises(MemoryModelError, match=r"'keeps' \(Row sums\) returned s with NaN in it"):
+        run_program(program, {"X": X}, M=100, blocks=(5,))
+    with pytest.raises(NotOnChip, match="a turn that has ended"):
+        count_program(program, {"N": 40, "d": 4}, M=100, blocks=(5,))

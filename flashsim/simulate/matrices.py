@@ -15,7 +15,7 @@ import numpy as np
 
 from flashsim.algorithms.blocks import most_rows
 from flashsim.algorithms.program import MatrixProgram
-from flashsim.machine.memory import HBM, SRAM, Observer, SramOverflow
+from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow
 from flashsim.machine.source import PACKAGE, file_of, is_of_package
 from flashsim.machine.traffic import Occupancy
 from flashsim.problem.arguments import (
@@ -214,11 +214,19 @@ def _fits_by_trial(plan: MatrixPlan, blocks: Sizes, M: int) -> bool:
 
 
 def _gathered(plan: MatrixPlan, outcome: Outcome) -> Result:
-    """Return the finished run. Raises ValueError where finite operands overflowed a result's type."""
+    """Return the finished run.
+
+    Raises ValueError where finite operands overflowed a result's type, MemoryModelError for NaN of a program of the user's own.
+    """
     program, results = plan.program, {}
     numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
     for name, kind in program.returns.items():
         result = np.array(outcome.matrices[name][0])
+        if plan.is_user_defined and np.isnan(result).any():
+            raise MemoryModelError(
+                f"{program.name!r} ({program.title}) returned {name} with NaN in it: rows of it were never stored, or it was "
+                "made of what an ended turn computed and did not put on chip, or its numbers are too large"
+            )
         if not np.isfinite(result).all():
             overflow = f"{name} overflows {result.dtype}, which ends at {largest(result.dtype):.3g}"
             raise ValueError(f"{overflow}. Scale {' and '.join(numbers)} down, or use a wider dtype")
